@@ -1,0 +1,53 @@
+# Every target sets up what it needs: on a machine with Python 3.11 only, `make demo` and `make test` work.
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test check format bench faults clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup   make .venv with everything pinned in constraints.txt"
+	@echo "make demo    train English -> German number words, translate unseen ones, draw the attention"
+	@echo "make test    run the tests"
+	@echo "make check   format, lint, types, import layers (seconds)"
+	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
+	@echo "make faults  kill -9 a training run at 20 random instants (minutes)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
+
+demo: setup
+	$(VENV)/bin/allyouneed demo --out runs/demo
+
+test: setup
+	$(PY) -m pytest -n 2
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(PY) benchmarks/train_speed.py
+	$(PY) benchmarks/decode_speed.py
+
+faults: setup
+	$(PY) tests/faults/kill.py --kills 20
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,126 @@
+"""THE block: mixer, optional cross mixer, feed-forward, each with a residual. It never looks inside a mixer.
+
+    post (the paper):  x = Norm(x + Dropout(Sublayer(x)))
+    pre:               x = x + Dropout(Sublayer(Norm(x)))
+    none:              x = x + Dropout(Sublayer(x))
+
+Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed.config import Config
+from allyouneed.dropout import Dropout
+from allyouneed.mixers import Memory, Mixer, State
+
+NormPlace = Literal["post", "pre", "none"]
+Activation = Literal["relu", "gelu", "swiglu"]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class BlockConfig(Config):
+    """What every block of a model has in common."""
+
+    norm: NormPlace = "post"
+    normalisation: Literal["layer", "rms"] = "layer"
+    feedforward: Activation = "relu"
+    hidden: PositiveInt = 2048
+    dropout: Fraction = 0.1
+
+    def build_norm(self, width: int) -> nn.Module:
+        """LayerNorm (gamma, beta) or RMSNorm (gamma)."""
+        return nn.LayerNorm(width) if self.normalisation == "layer" else nn.RMSNorm(width, eps=1e-6)
+
+    def feedforward_flops(self, width: int) -> int:
+        """FLOPs of the feed-forward layer for one position."""
+        return 2 * (3 if self.feedforward == "swiglu" else 2) * width * self.hidden
+
+
+class FeedForward(nn.Module):
+    """W2 f(W1 x + b1) + b2 with f = ReLU (equation 2) or GELU; SwiGLU: W2 (SiLU(W1 x) * W3 x) (Shazeer 2020)."""
+
+    def __init__(self, width: int, hidden: int, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+        gates = 2 if activation == "swiglu" else 1
+        self.inner = nn.Linear(width, gates * hidden)
+        self.outer = nn.Linear(hidden, width)
+        for part in self.inner.weight.split(hidden):
+            nn.init.xavier_uniform_(part)
+        nn.init.xavier_uniform_(self.outer.weight)
+        nn.init.zeros_(self.inner.bias)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Each position on its own."""
+        x_BTF = self.inner(x_BTD)
+        if self.activation == "swiglu":
+            gate_BTF, value_BTF = x_BTF.chunk(2, dim=-1)
+            return self.outer(F.silu(gate_BTF) * value_BTF)
+        return self.outer(F.relu(x_BTF) if self.activation == "relu" else F.gelu(x_BTF))
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """What the past leaves behind in one block."""
+
+    mixer: State
+    cross: State | None = None
+
+
+class Block(nn.Module):
+    def __init__(self, config: BlockConfig, width: int, mixer: Mixer, cross: Mixer | None = None) -> None:
+        super().__init__()
+        self.norm_place = config.norm
+        self.mixer, self.cross = mixer, cross
+        self.feedforward = FeedForward(width, config.hidden, config.feedforward)
+        self.dropout = Dropout(config.dropout)
+        normed = config.norm != "none"
+        self.mixer_norm = config.build_norm(width) if normed else None
+        self.cross_norm = config.build_norm(width) if normed and cross is not None else None
+        self.feedforward_norm = config.build_norm(width) if normed else None
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        memory: Memory | None = None,
+        state: BlockState | None = None,
+    ) -> tuple[Tensor, BlockState]:
+        """The block's output for the new positions, and the state that the next ones need."""
+        mixed: State = None
+        crossed: State = None
+
+        def mix(y_BTD: Tensor) -> Tensor:
+            nonlocal mixed
+            y_BTD, mixed = self.mixer(y_BTD, valid_BT=valid_BT, state=state.mixer if state else None)
+            return y_BTD
+
+        def read_memory(y_BTD: Tensor) -> Tensor:
+            nonlocal crossed
+            assert self.cross is not None
+            y_BTD, crossed = self.cross(y_BTD, memory=memory, state=state.cross if state else None)
+            return y_BTD
+
+        x_BTD = self._residual(x_BTD, self.mixer_norm, mix)
+        if self.cross is not None:
+            x_BTD = self._residual(x_BTD, self.cross_norm, read_memory)
+        x_BTD = self._residual(x_BTD, self.feedforward_norm, self.feedforward)
+        return x_BTD, BlockState(mixed, crossed)
+
+    def _residual(
+        self, x_BTD: Tensor, norm: nn.Module | None, sublayer: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        if norm is None:
+            return self.dropout.add(x_BTD, sublayer(x_BTD))
+        if self.norm_place == "pre":
+            return self.dropout.add(x_BTD, sublayer(norm(x_BTD)))
+        y_BTD: Tensor = norm(self.dropout.add(x_BTD, sublayer(x_BTD)))
+        return y_BTD

@@ -1,0 +1,31 @@
+"""How positions talk: one mechanism a file, and this table.
+
+A new mechanism is a file beside these, a line here, and a line in `tests/contracts/test_mixers.py`.
+"""
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny
+
+from allyouneed.config import choice
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.mixers.state import select_rows
+
+MIXERS: dict[str, type[MixerConfig]] = {
+    "softmax": SoftmaxConfig,
+}
+
+AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]
+
+__all__ = [
+    "MIXERS",
+    "AnyMixer",
+    "Cost",
+    "Memory",
+    "Mixer",
+    "MixerConfig",
+    "Role",
+    "State",
+    "select_rows",
+]

@@ -1,0 +1,135 @@
+"""The contract of a mixer: a layer that moves information between positions.
+
+    y, state = mixer(x_BTD, valid_BT=..., state=..., memory=...)
+
+One method serves whole sequences, segments and single steps: with a state, `x` holds only the new positions.
+`tests/contracts/` holds every clause of the contract as a property test over the whole table `MIXERS`:
+
+1. shape kept; equal to its naive oracle, forward and gradient, in float64;
+2. causal: the future changes nothing, and any chunking through `state` equals the whole;
+3. padding (wherever it stands) and the other rows of a batch change nothing; a fully padded row gives no NaN;
+4. `config.cost` states FLOPs, bytes of state, sequential steps and path length; the FLOPs are those counted;
+5. it learns to copy;
+6. what it cannot do it declares in `roles`, and asking for it is a clear error.
+
+Shape letters, everywhere: B batch, T new (target) positions, S positions read (source), D width, H heads, K head width,
+F hidden width, V vocabulary, W window, M memory slots, R rank or relative distances, N items of any kind.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from allyouneed.config import Config
+from allyouneed.errors import ConfigError
+from allyouneed.positions import PositionConfig, ScorePosition
+
+Role = Literal["causal", "bidirectional", "cross"]
+State = Any  # a dataclass of tensors, batch first; `state.select_rows` works on any of them
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a cross mixer reads: vectors and which of them are real (None: all)."""
+
+    x_BSD: Tensor
+    valid_BS: Tensor | None = None
+
+    def select(self, rows_B: Tensor) -> "Memory":
+        """The memories of some rows of the batch."""
+        valid_BS = None if self.valid_BS is None else self.valid_BS.index_select(0, rows_B)
+        return Memory(self.x_BSD.index_select(0, rows_B), valid_BS)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sequence of a given length costs one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
+
+    flops: int  # of a forward pass; a multiplication and an addition are two
+    state_bytes: int  # kept after the last position so that a next one can be computed, in float32
+    sequential: int  # operations that must wait for each other
+    path: int  # layers until the first position has reached the last
+
+
+class MixerConfig(Config, ABC):
+    """The settings of one mechanism. Frozen, validated, and it knows its cost."""
+
+    summary: ClassVar[str]  # one line for `allyouneed list`
+    paper: ClassVar[str]
+    roles: ClassVar[frozenset[Role]]
+    takes_positions: ClassVar[bool] = False  # whether relative positions can act inside its score
+
+    type: str
+
+    @abstractmethod
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Mixer":
+        """The mixer with random weights, for vectors of `width`."""
+
+    @abstractmethod
+    def cost(
+        self, length: int, width: int, *, role: Role = "causal", memory: int | None = None
+    ) -> Cost:
+        """The cost of one sequence of `length` (a cross mixer reads `memory` slots; None: as many as the length)."""
+
+    @property
+    def position_heads(self) -> int:
+        """How many heads a relative position serves."""
+        return int(getattr(self, "heads", 1))
+
+    def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
+        """The part of a position scheme that acts inside this mixer's score."""
+        heads = self.position_heads
+        if width % heads:
+            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {heads}")
+        return position.build_score(heads, width // heads, causal=role == "causal")
+
+    def require(self, role: Role, position: ScorePosition | None) -> None:
+        """Refuses a role or a relative position that this mechanism does not have."""
+        if role not in self.roles:
+            raise ConfigError(f"mixer {self.type!r} cannot be {role}; it can be {', '.join(sorted(self.roles))}")
+        if position is not None and not self.takes_positions:
+            raise ConfigError(
+                f"mixer {self.type!r} has no score that relative positions could act in; "
+                "use positions none, sinusoidal or learned"
+            )
+
+
+class Mixer(nn.Module, ABC):
+    """Every mechanism is a final subclass of this one."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: State | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, State]:
+        """Mixed vectors for the new positions, and the state that the next positions need."""
+
+    __call__: Callable[..., tuple[Tensor, State]]
+
+
+MapSink = Callable[[nn.Module, Tensor], None]
+_sink: ContextVar[MapSink | None] = ContextVar("attention map sink", default=None)
+
+
+@contextmanager
+def send_maps_to(sink: MapSink) -> Iterator[None]:
+    """While this is open, each mixer hands `sink(mixer, weights_BHTS)` who read whom."""
+    token = _sink.set(sink)
+    try:
+        yield
+    finally:
+        _sink.reset(token)
+
+
+def map_sink() -> MapSink | None:
+    """Where a mixer sends its weights; None (the usual case) means that nobody looks."""
+    return _sink.get()

@@ -1,0 +1,219 @@
+"""Multi-head scaled dot-product attention: every position is a query, a key and a value.
+
+    MultiHead(X, Y) = Concat(head_1 .. head_H) W^O
+    head_h = softmax(X W^Q_h (Y W^K_h)^T / sqrt(K)) Y W^V_h        Y = X, or the memory of an encoder
+
+Cost: O(T S D) time, O(T D) state (the keys and values seen), 1 sequential step, path 1.
+Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
+Differs: projections carry biases (as in the authors' code); W^Q, W^K, W^V are one matrix; no dropout on the weights,
+which the paper's section 5.4 does not name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from allyouneed.errors import ConfigError
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
+from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+
+class SoftmaxConfig(MixerConfig):
+    summary = "multi-head scaled dot-product attention: every position reads every (earlier) one"
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    roles = frozenset({"causal", "bidirectional", "cross"})
+    takes_positions = True
+
+    type: Literal["softmax"] = "softmax"
+    heads: PositiveInt = 8
+    bias: bool = True  # of the four projections
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Softmax":
+        self.require(role, position)
+        return Softmax(self, width, role, position)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        read = length if memory is None or role != "cross" else memory
+        projections = 2 * (2 * length + 2 * read) * width * width
+        attention = 2 * 2 * length * read * width
+        state = 0 if role == "bidirectional" else 2 * read * width * 4
+        return Cost(flops=projections + attention, state_bytes=state, sequential=1, path=1)
+
+
+@dataclass(frozen=True)
+class SoftmaxState:
+    """Keys and values of the past, and which of them are real (None: all)."""
+
+    k: Growable
+    v: Growable
+    valid_BS: Tensor | None
+
+
+@dataclass(frozen=True)
+class CrossState:
+    """Keys and values of a memory. Several rows in a row may share one memory: the beams of one sentence."""
+
+    k_NHSK: Tensor
+    v_NHSK: Tensor
+    valid_NS: Tensor | None
+    sharing: int = 1  # rows of the batch for each memory
+
+    def select(self, rows_B: Tensor) -> "CrossState":
+        """The memories of some rows; rows that keep sharing cost nothing."""
+        memory_B = rows_B // self.sharing
+        N = self.k_NHSK.shape[0]
+        rows = memory_B.numel()
+        if rows % N == 0 and torch.equal(memory_B, _repeat(N, rows // N, rows_B)):
+            return CrossState(self.k_NHSK, self.v_NHSK, self.valid_NS, rows // N)
+        first_N, sharing = memory_B, 1
+        if self.sharing > 1 and rows % self.sharing == 0:
+            grouped = memory_B.view(-1, self.sharing)
+            if bool((grouped == grouped[:, :1]).all()):  # whole groups stay or leave
+                first_N, sharing = grouped[:, 0], self.sharing
+        valid_NS = None if self.valid_NS is None else self.valid_NS.index_select(0, first_N)
+        k_NHSK, v_NHSK = self.k_NHSK.index_select(0, first_N), self.v_NHSK.index_select(0, first_N)
+        return CrossState(k_NHSK, v_NHSK, valid_NS, sharing)
+
+
+def _repeat(memories: int, times: int, like: Tensor) -> Tensor:
+    return torch.arange(memories, device=like.device).repeat_interleave(times)
+
+
+@final
+class Softmax(Mixer):
+    def __init__(self, config: SoftmaxConfig, width: int, role: Role, position: ScorePosition | None) -> None:
+        super().__init__()
+        if width % config.heads:
+            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {config.heads}")
+        self.heads, self.role, self.position = config.heads, role, position
+        if role == "cross":
+            self.query = nn.Linear(width, width, bias=config.bias)
+            self.key_value = nn.Linear(width, 2 * width, bias=config.bias)
+        else:
+            self.query_key_value = nn.Linear(width, 3 * width, bias=config.bias)
+        self.output = nn.Linear(width, width, bias=config.bias)
+        self._initialise(width)
+
+    def _initialise(self, width: int) -> None:
+        """Glorot for each of W^Q, W^K, W^V, W^O on its own, though the first three are stored together."""
+        for name, parameter in self.named_parameters(recurse=True):
+            if name.startswith("position"):
+                continue
+            if parameter.ndim == 1:
+                nn.init.zeros_(parameter)
+            else:
+                for part in parameter.split(width):
+                    nn.init.xavier_uniform_(part)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: SoftmaxState | CrossState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, SoftmaxState | CrossState]:
+        if self.role == "cross":
+            assert state is None or isinstance(state, CrossState)
+            return self._read_memory(x_BTD, state, memory)
+        assert state is None or isinstance(state, SoftmaxState)
+        if self.role == "bidirectional" and state is not None:
+            raise ConfigError("a bidirectional mixer sees the future, so it cannot go on from a state")
+        return self._read_self(x_BTD, valid_BT, state)
+
+    def _read_self(
+        self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
+    ) -> tuple[Tensor, SoftmaxState]:
+        B, T, D = x_BTD.shape
+        packed = self.query_key_value(x_BTD).view(B, T, 3, self.heads, D // self.heads)
+        q_BHTK, k_BHTK, v_BHTK = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        past = state.k.length if state is not None else 0
+        valid_BS = _extend_valid(state.valid_BS if state else None, valid_BT, B, past, T)
+
+        bias = None
+        if self.position is not None:
+            key_position = count_positions(valid_BS, past + T, x_BTD.device)
+            query_position = key_position[..., past:]
+            q_BHTK = self.position.rotate(q_BHTK, query_position)
+            k_BHTK = self.position.rotate(k_BHTK, query_position)
+            bias = self.position.bias(q_BHTK, query_position, key_position)
+
+        k = state.k.append(k_BHTK) if state is not None else Growable(k_BHTK)
+        v = state.v.append(v_BHTK) if state is not None else Growable(v_BHTK)
+        causal = self.role == "causal"
+        # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
+        triangle = causal and past == 0 and valid_BS is None
+        visible = None if triangle else self._visible(valid_BS, T, past, x_BTD)
+        y_BHTK = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
+        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, D)), SoftmaxState(k, v, valid_BS)
+
+    def _visible(self, valid_BS: Tensor | None, T: int, past: int, like: Tensor) -> Tensor | None:
+        """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
+        visible = None if valid_BS is None else valid_BS[:, None, None, :]
+        if self.role == "causal" and T > 1:
+            past_TS = torch.ones(T, past + T, dtype=torch.bool, device=like.device).tril(past)
+            visible = past_TS if visible is None else visible & past_TS
+        return visible
+
+    def _read_memory(
+        self, x_BTD: Tensor, state: CrossState | None, memory: Memory | None
+    ) -> tuple[Tensor, CrossState]:
+        B, T, D = x_BTD.shape
+        if state is None:
+            if memory is None:
+                raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+            N, S, _ = memory.x_BSD.shape
+            packed = self.key_value(memory.x_BSD).view(N, S, 2, self.heads, D // self.heads)
+            k_NHSK, v_NHSK = packed.permute(2, 0, 3, 1, 4).unbind(0)
+            state = CrossState(k_NHSK, v_NHSK, memory.valid_BS)
+        N = state.k_NHSK.shape[0]
+        # Rows that share a memory become more queries of one row: the memory is read once for all of them.
+        q_NHTK = self.query(x_BTD).view(N, (B // N) * T, self.heads, D // self.heads).transpose(1, 2)
+        visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
+        y_NHTK = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSK, None, visible, False)
+        return self.output(y_NHTK.transpose(1, 2).reshape(B, T, D)), state
+
+    def _look_up(
+        self,
+        q_BHTK: Tensor,
+        k_BHSK: Tensor,
+        v_BHSK: Tensor,
+        bias: Tensor | None,
+        visible: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        sink = map_sink()
+        if sink is None:
+            return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias, visible=visible, causal=causal)
+        if causal:
+            T = q_BHTK.shape[2]
+            visible = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).tril()
+        alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias, visible)
+        sink(self, alpha_BHTS)
+        return lookup(alpha_BHTS, v_BHSK)
+
+
+def _extend_valid(
+    old_BS: Tensor | None, new_BT: Tensor | None, B: int, past: int, T: int
+) -> Tensor | None:
+    if old_BS is None and new_BT is None:
+        return None
+    like = old_BS if old_BS is not None else new_BT
+    assert like is not None
+    if old_BS is None:
+        old_BS = like.new_ones(B, past)
+    if new_BT is None:
+        new_BT = like.new_ones(B, T)
+    return torch.cat([old_BS, new_BT], dim=1)
+
+
+def count_positions(valid_BS: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """The position of each slot: how many real ones stand before it. (S), or (B, S) where rows differ."""
+    if valid_BS is None:
+        return torch.arange(length, device=device)
+    return (valid_BS.cumsum(dim=1) - 1).clamp(min=0)

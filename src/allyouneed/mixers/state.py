@@ -1,0 +1,85 @@
+"""What the past leaves behind: helpers for states of any shape.
+
+A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested in
+dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model.
+"""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree = TypeVar("Tree")
+
+SLACK = 16  # positions a growing buffer has to spare, at least
+
+
+def select_rows(state: Tree, rows_B: Tensor) -> Tree:
+    """The same state for some rows of the batch, in the given order; rows may repeat."""
+    return _select(state, rows_B)
+
+
+def _select(node: Any, rows_B: Tensor) -> Any:
+    if isinstance(node, Tensor):
+        return node.index_select(0, rows_B)
+    if hasattr(node, "select"):
+        return node.select(rows_B)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        fields = {f.name: _select(getattr(node, f.name), rows_B) for f in dataclasses.fields(node)}
+        return dataclasses.replace(node, **fields)
+    if isinstance(node, list | tuple):
+        return type(node)(_select(item, rows_B) for item in node)
+    return node  # None and plain numbers are the same for every row
+
+
+class Growable:
+    """A tensor (B, H, S, K) that grows along S at amortised constant cost, and behaves like a value.
+
+    Several states may share one buffer: the newest writes behind its end in place; an older one that is continued a
+    second time finds the place taken and copies. Under autograd nothing is written in place.
+    """
+
+    __slots__ = ("_buffer", "_end", "length")
+
+    def __init__(self, tensor_BHSK: Tensor) -> None:
+        self._buffer = tensor_BHSK
+        self.length = tensor_BHSK.shape[2]
+        self._end = [self.length]  # how far the buffer is written; shared by all who share the buffer
+
+    @property
+    def tensor(self) -> Tensor:
+        """What has been appended so far."""
+        return self._buffer.narrow(2, 0, self.length)
+
+    def append(self, new_BHTK: Tensor) -> "Growable":
+        """This tensor with new positions at its end."""
+        if torch.is_grad_enabled() and (new_BHTK.requires_grad or self._buffer.requires_grad):
+            return Growable(torch.cat([self.tensor, new_BHTK], dim=2))
+        grown = self.length + new_BHTK.shape[2]
+        base = self
+        if self._end[0] != self.length or grown > self._buffer.shape[2]:
+            base = self._copy(grown + max(SLACK, grown // 2))
+        base._buffer.narrow(2, self.length, new_BHTK.shape[2]).copy_(new_BHTK)
+        return base._sharing(grown)
+
+    def select(self, rows_B: Tensor) -> "Growable":
+        """The rows of a batch; the buffer keeps its slack, so that the next append need not copy again."""
+        chosen = Growable(self._buffer.index_select(0, rows_B))
+        chosen.length = self.length
+        chosen._end = [self.length]
+        return chosen
+
+    def _copy(self, capacity: int) -> "Growable":
+        B, H, _, K = self._buffer.shape
+        copy = Growable(self._buffer.new_empty(B, H, capacity, K))
+        copy._buffer.narrow(2, 0, self.length).copy_(self.tensor)
+        copy.length = self.length
+        copy._end = [self.length]
+        return copy
+
+    def _sharing(self, length: int) -> "Growable":
+        longer = Growable.__new__(Growable)
+        longer._buffer, longer._end, longer.length = self._buffer, self._end, length
+        self._end[0] = length
+        return longer

@@ -1,0 +1,21 @@
+"""How blocks are stacked: one architecture a file, and this table."""
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny
+
+from allyouneed.config import choice
+from allyouneed.models.base import Kind, Model, ModelConfig, Sizes
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder import EncoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+
+MODELS: dict[str, type[ModelConfig]] = {
+    "encoder-decoder": EncoderDecoderConfig,
+    "decoder": DecoderConfig,
+    "encoder": EncoderConfig,
+}
+
+AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]
+
+__all__ = ["MODELS", "AnyModel", "Kind", "Model", "ModelConfig", "Sizes"]

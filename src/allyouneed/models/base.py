@@ -1,0 +1,100 @@
+"""The contract of a model: blocks (or something of its own) between token ids and logits.
+
+    memory = model.encode(source_BS, valid_BS)       # models with a source
+    state = model.start(memory)                      # or model.start(None)
+    logits_BTV, state = model.step(tokens_BT, state)
+
+`step` takes any number of new tokens: one while decoding, all of them while training or scoring. Decoding, scoring, serving and
+attention maps use this contract alone. `hidden` is `step` without the last projection, so that a loss can project only the positions
+that count, in cache-sized pieces. An encoder has no `step`; its `classify` answers for the whole source.
+
+A model never knows which ids are padding or end of sentence: validity comes with the ids.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.config import Config
+from allyouneed.errors import ConfigError
+from allyouneed.mixers import Memory, State
+
+Kind = Literal["encoder-decoder", "decoder", "encoder"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model must know of its task: how many ids come in and go out."""
+
+    source: int  # ids of the source (encoder-decoder, encoder); unused by a decoder
+    target: int  # ids of the target, or classes
+    shared: bool = False  # whether source and target ids mean the same tokens
+
+
+class ModelConfig(Config, ABC):
+    """The settings of one architecture."""
+
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    kind: ClassVar[Kind]
+
+    type: str
+
+    @abstractmethod
+    def build(self, sizes: Sizes) -> "Model":
+        """The model with random weights (drawn from torch's global generator)."""
+
+
+class Head(nn.Module):
+    """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper)."""
+
+    def __init__(self, weight_VD: nn.Parameter, bias: bool = False) -> None:
+        super().__init__()
+        self.weight_VD = weight_VD
+        self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return nn.functional.linear(x_BTD, self.weight_VD, self.bias_V)
+
+
+class Model(nn.Module, ABC):
+    """Every architecture is a final subclass of this one."""
+
+    kind: Kind
+    head: Head
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+        """The source, ready to be read."""
+        raise ConfigError(f"a {self.kind} model has no source to encode")
+
+    def start(self, memory: Memory | None = None) -> State:
+        """The state before the first token."""
+        raise ConfigError(f"a {self.kind} model does not generate")
+
+    def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        """The vectors (B, T, D) that `head` turns into logits, and the state after the tokens."""
+        raise ConfigError(f"a {self.kind} model does not generate")
+
+    def step(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        """Logits (B, T, V) for what follows each token, and the state after the tokens."""
+        x_BTD, state = self.hidden(tokens_BT, state, valid_BT)
+        return self.head(x_BTD), state
+
+    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+        """Logits (B, V) over classes for whole sources."""
+        raise ConfigError(f"a {self.kind} model does not classify")
+
+    @abstractmethod
+    def flops(self, source: int, target: int) -> int:
+        """FLOPs of a forward pass over one sequence of so many source and target tokens."""
+
+    def parameter_count(self) -> int:
+        """Trained numbers; a tied matrix counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Models are used through encode, start, step and classify."""
+        raise NotImplementedError("call encode/start/step or classify")

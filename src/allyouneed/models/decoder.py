@@ -1,0 +1,54 @@
+"""Decoder-only Transformer: a language model. The source, if any, is simply the beginning of the text.
+
+    P(y_t | y_<t) = softmax(Decoder(y_<t) E^T)
+
+Paper: Liu et al. 2018, arXiv:1801.10198 (the decoder alone); Radford et al. 2018 (GPT).
+"""
+
+from typing import Literal, final
+
+from torch import Tensor
+
+from allyouneed.models.base import Head, Model, ModelConfig, Sizes
+from allyouneed.models.encoder_decoder import Layers
+from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
+from allyouneed.mixers import Memory
+
+
+class DecoderConfig(StackConfig, ModelConfig):
+    summary = "decoder-only Transformer: a language model"
+    paper = "Liu et al. 2018, arXiv:1801.10198; Radford et al. 2018"
+    kind = "decoder"
+
+    type: Literal["decoder"] = "decoder"
+    layers: Layers = 6
+    tied: bool = True  # embedding = output projection
+
+    def build(self, sizes: Sizes) -> "Decoder":
+        return Decoder(self, sizes)
+
+
+@final
+class Decoder(Model):
+    kind = "decoder"
+
+    def __init__(self, config: DecoderConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        table_VD = new_embedding(sizes.target, config.width)
+        self.target = Embedding(table_VD, config.positions, config.dropout)
+        self.decoder = Stack(config, config.layers, "causal")
+        self.head = Head(table_VD if config.tied else new_embedding(sizes.target, config.width))
+
+    def start(self, memory: Memory | None = None) -> StackState:
+        return self.decoder.start()
+
+    def hidden(
+        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
+        x_BTD, state = self.decoder(x_BTD, state, valid_BT)
+        return x_BTD, state
+
+    def flops(self, source: int, target: int) -> int:
+        return self.decoder.flops(target) + 2 * target * self.config.width * self.sizes.target

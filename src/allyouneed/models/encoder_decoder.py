@@ -1,0 +1,76 @@
+"""The Transformer: an encoder reads the source, a decoder writes the target and reads the encoder at every layer.
+
+    memory = Encoder(source);   P(y_t | y_<t, source) = softmax(Decoder(y_<t, memory) E^T)
+
+Cost: that of its mixers; encoding is one step, decoding one step a token.
+Paper: Vaswani et al. 2017, arXiv:1706.03762, figure 1. `recipes/transformer-base.toml` and `-big.toml` are its table 3.
+Differs: nothing with the default values.
+"""
+
+from typing import Annotated, Literal, final
+
+from pydantic import Field
+from torch import Tensor
+
+from allyouneed.mixers import AnyMixer, Memory, MixerConfig
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models.base import Head, Model, ModelConfig, Sizes
+from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
+
+Layers = Annotated[int, Field(ge=0)]
+
+
+class EncoderDecoderConfig(StackConfig, ModelConfig):
+    summary = "the Transformer of 2017: encoder, decoder, cross-attention"
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    kind = "encoder-decoder"
+
+    type: Literal["encoder-decoder"] = "encoder-decoder"
+    encoder_layers: Layers = 6
+    decoder_layers: Layers = 6
+    cross: AnyMixer | None = None  # default: softmax with the heads of the mixer
+    tied: bool = True  # target embedding = output projection (= source embedding, if the vocabulary is shared)
+
+    def cross_mixer(self) -> MixerConfig:
+        """The mixer that reads the memory."""
+        return self.cross or SoftmaxConfig(heads=self.mixer_of(0).position_heads)
+
+    def build(self, sizes: Sizes) -> "EncoderDecoder":
+        return EncoderDecoder(self, sizes)
+
+
+@final
+class EncoderDecoder(Model):
+    kind = "encoder-decoder"
+
+    def __init__(self, config: EncoderDecoderConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        target_VD = new_embedding(sizes.target, config.width)
+        one_table = sizes.shared and config.tied
+        source_VD = target_VD if one_table else new_embedding(sizes.source, config.width)
+        output_VD = target_VD if config.tied else new_embedding(sizes.target, config.width)
+        self.source = Embedding(source_VD, config.positions, config.dropout)
+        self.encoder = Stack(config, config.encoder_layers, "bidirectional")
+        self.target = Embedding(target_VD, config.positions, config.dropout)
+        self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())
+        self.head = Head(output_VD)
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+        x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS))
+        x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), valid_BS)
+        return Memory(x_BSD, valid_BS)
+
+    def start(self, memory: Memory | None = None) -> StackState:
+        return self.decoder.start(memory)
+
+    def hidden(
+        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
+        x_BTD, state = self.decoder(x_BTD, state, valid_BT)
+        return x_BTD, state
+
+    def flops(self, source: int, target: int) -> int:
+        head = 2 * target * self.config.width * self.sizes.target
+        return self.encoder.flops(source) + self.decoder.flops(target, source) + head

@@ -1,0 +1,134 @@
+"""What the Transformers share: embeddings with positions, and a stack of blocks with one state."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import PositiveInt, field_validator
+from torch import Tensor, nn
+
+from allyouneed.block import Block, BlockConfig, BlockState
+from allyouneed.dropout import Dropout
+from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
+from allyouneed.mixers.softmax import SoftmaxConfig, count_positions
+from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
+
+
+class StackConfig(BlockConfig):
+    """The fields that every Transformer has: its width, its blocks, how positions talk and how they are numbered."""
+
+    width: PositiveInt = 512
+    mixer: AnyMixer | list[AnyMixer] = SoftmaxConfig()
+    positions: AnyPosition = SinusoidalConfig()
+
+    @field_validator("mixer", mode="after")
+    @classmethod
+    def _not_empty(cls, value: MixerConfig | list[MixerConfig]) -> MixerConfig | list[MixerConfig]:
+        if value == []:
+            raise ValueError("an empty list; name at least one mixer")
+        return value
+
+    def mixer_of(self, layer: int) -> MixerConfig:
+        """The mixer of a layer: a list is repeated from the bottom up."""
+        return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
+
+
+class Embedding(nn.Module):
+    """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4)."""
+
+    def __init__(self, weight_VD: nn.Parameter, positions: PositionConfig, dropout: float) -> None:
+        super().__init__()
+        self.weight_VD = weight_VD
+        # Section 3.4: the tied embedding is scaled by sqrt(D) on the way in, not on the way out.
+        self.scale = math.sqrt(weight_VD.shape[1])
+        self.position = positions.build_added(weight_VD.shape[1])
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens_BT: Tensor, position: Tensor) -> Tensor:
+        x_BTD = nn.functional.embedding(tokens_BT, self.weight_VD) * self.scale
+        if self.position is not None:
+            x_BTD = x_BTD + self.position(position)
+        out_BTD: Tensor = self.dropout(x_BTD)
+        return out_BTD
+
+
+def new_embedding(size: int, width: int) -> nn.Parameter:
+    """A random table: with the factor sqrt(D) of section 3.4 its rows enter with unit variance."""
+    return nn.Parameter(torch.randn(size, width) * width**-0.5)
+
+
+@dataclass(frozen=True)
+class StackState:
+    """What the past leaves behind in a stack."""
+
+    blocks: tuple[BlockState | None, ...]
+    memory: Memory | None  # until every cross mixer has made its own of it
+    seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
+
+
+class Stack(nn.Module):
+    """Blocks on top of each other, each with its mixer in the given role; pre-norm stacks end in one more norm."""
+
+    def __init__(
+        self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None
+    ) -> None:
+        super().__init__()
+        shared: dict[str, ScorePosition | None] = {}
+        blocks = []
+        for layer in range(layers):
+            mixer = config.mixer_of(layer)
+            position = self._position(config, mixer, role, shared)
+            crossing = cross.build(config.width, role="cross") if cross is not None else None
+            built = mixer.build(config.width, role=role, position=position)
+            blocks.append(Block(config, config.width, built, crossing))
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = config.build_norm(config.width) if config.norm == "pre" else nn.Identity()
+        self._config, self._role, self._cross = config, role, cross
+
+    @staticmethod
+    def _position(
+        config: StackConfig, mixer: MixerConfig, role: Role, shared: dict[str, ScorePosition | None]
+    ) -> ScorePosition | None:
+        if not config.positions.shared:
+            return mixer.build_position(config.positions, config.width, role)
+        return shared.setdefault(mixer.type, mixer.build_position(config.positions, config.width, role))
+
+    def start(self, memory: Memory | None = None) -> StackState:
+        """The state before the first position."""
+        return StackState((None,) * len(self.blocks), memory)
+
+    def forward(
+        self, x_BTD: Tensor, state: StackState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        """All blocks in turn."""
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            x_BTD, left = block(x_BTD, valid_BT=valid_BT, memory=state.memory, state=before)
+            after.append(left)
+        seen = state.seen + (x_BTD.shape[1] if valid_BT is None else valid_BT.sum(dim=1))
+        return self.norm(x_BTD), StackState(tuple(after), None, seen)
+
+    def flops(self, length: int, memory: int = 0) -> int:
+        """FLOPs of a forward pass over one sequence."""
+        total = 0
+        for layer in range(len(self.blocks)):
+            mixer, width = self._config.mixer_of(layer), self._config.width
+            total += mixer.cost(length, width, role=self._role).flops
+            total += self._config.positions.flops(length, length, *_heads(mixer, width))
+            total += length * self._config.feedforward_flops(width)
+            if self._cross is not None:
+                total += self._cross.cost(length, width, role="cross", memory=memory).flops
+        return total
+
+
+def _heads(mixer: MixerConfig, width: int) -> Sequence[int]:
+    heads = mixer.position_heads
+    return heads, width // heads
+
+
+def next_positions(seen: int | Tensor, tokens_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """The positions of new tokens: (T), or (B, T) where rows differ."""
+    if isinstance(seen, Tensor):
+        seen = seen.unsqueeze(1)
+    return count_positions(valid_BT, tokens_BT.shape[1], tokens_BT.device) + seen

@@ -1,0 +1,285 @@
+"""How a position knows where it is. Attention alone is blind to order: permute the inputs, and the outputs permute.
+
+Two kinds:
+
+- **added** to the embeddings, once: sinusoidal, learned (`AddedPosition`);
+- **inside the score** of every self-attention, where it sees pairs: Shaw, T5, ALiBi, rotary (`ScorePosition`).
+
+A position is the number of real (not padded) tokens before it, so padding on either side changes nothing. Positions
+arrive as `position_T` (the same for all rows) or `position_BT`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import SerializeAsAny
+from torch import Tensor, nn
+
+from allyouneed.config import Config, choice
+from allyouneed.errors import DataError
+
+
+class AddedPosition(nn.Module, ABC):
+    """A vector for each position, added to the embedding."""
+
+    @abstractmethod
+    def forward(self, position: Tensor) -> Tensor:
+        """(T) -> (T, D), (B, T) -> (B, T, D)."""
+
+
+class ScorePosition(nn.Module):
+    """Acts where a query meets a key. The defaults do nothing, so a scheme overrides what it is about."""
+
+    def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
+        """Queries or keys, turned by their positions."""
+        return x_BHTK
+
+    def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
+        """What is added to the scaled scores, broadcastable to (B, H, T, S); None: nothing."""
+        return None
+
+
+class PositionConfig(Config, ABC):
+    """The settings of one scheme."""
+
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    shared: ClassVar[bool] = False  # whether one module serves all layers
+
+    type: str
+
+    def build_added(self, width: int) -> AddedPosition | None:
+        """The part that is added to embeddings, if the scheme has one."""
+        return None
+
+    def build_score(self, heads: int, head_width: int, causal: bool) -> ScorePosition | None:
+        """The part that acts inside the score, if the scheme has one."""
+        return None
+
+    def flops(self, queries: int, keys: int, heads: int, head_width: int) -> int:
+        """What the scheme adds to a forward pass of attention, in FLOPs that a counter sees (matrix products)."""
+        return 0
+
+
+class NoPositionConfig(PositionConfig):
+    """No positions: an encoder becomes a function of a set; a causal decoder can still count what it sees."""
+
+    summary = "no positions"
+    paper = "Haviv et al. 2022, arXiv:2203.16634"
+    type: Literal["none"] = "none"
+
+
+class SinusoidalConfig(PositionConfig):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)),  PE(pos, 2i+1) = cos(pos / 10000^(2i/D))   (section 3.5)."""
+
+    summary = "sines and cosines of geometric wavelengths, added to embeddings"
+    paper = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    type: Literal["sinusoidal"] = "sinusoidal"
+
+    def build_added(self, width: int) -> "Sinusoidal":
+        return Sinusoidal(width)
+
+
+class Sinusoidal(AddedPosition):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        exponent_R = torch.arange(0, width, 2, dtype=torch.float64) / width
+        self.register_buffer("frequency_R", 10000.0**-exponent_R, persistent=False)
+        self.register_buffer("table_ND", torch.empty(0, width), persistent=False)
+        self.width = width
+
+    def forward(self, position: Tensor) -> Tensor:
+        longest = int(position.max()) + 1 if position.numel() else 0
+        if longest > self.table_ND.shape[0]:
+            self.table_ND = self._waves(torch.arange(max(64, 2 * longest), device=position.device))
+        return self.table_ND[position]
+
+    def _waves(self, position: Tensor) -> Tensor:
+        frequency_R: Tensor = self.frequency_R
+        # In float64: at position 10,000 a float32 angle is already off by a thousandth.
+        angle = position.unsqueeze(-1).to(torch.float64) * frequency_R.to(torch.float64)
+        waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., : self.width]
+        return waves.to(torch.get_default_dtype())
+
+
+class LearnedConfig(PositionConfig):
+    """PE(pos) = row `pos` of a trained table. It knows no position beyond its table."""
+
+    summary = "a trained vector for each position up to max_length, added to embeddings"
+    paper = "Gehring et al. 2017, arXiv:1705.03122; Vaswani et al. 2017, table 3 row E"
+    type: Literal["learned"] = "learned"
+    max_length: int = 512
+
+    def build_added(self, width: int) -> "Learned":
+        return Learned(width, self.max_length)
+
+
+class Learned(AddedPosition):
+    def __init__(self, width: int, max_length: int) -> None:
+        super().__init__()
+        self.table_ND = nn.Parameter(torch.empty(max_length, width))
+        nn.init.normal_(self.table_ND, std=width**-0.5)
+
+    def forward(self, position: Tensor) -> Tensor:
+        longest = int(position.max()) + 1 if position.numel() else 0
+        if longest > self.table_ND.shape[0]:
+            raise DataError(
+                f"a sequence of {longest} tokens, but learned positions end at {self.table_ND.shape[0]}; "
+                "shorten it, or train with a larger model.positions.max_length"
+            )
+        return self.table_ND[position]
+
+
+class ShawConfig(PositionConfig):
+    """softmax((Q K^T + R) / sqrt(K)),  R_ts = q_t . a_clip(s - t)   with distances clipped to [-clip, clip].
+
+    Differs: only the keys' term of equation 4; the paper's own ablation (table 3) finds the values' term needless.
+    """
+
+    summary = "a trained vector for each clipped distance, met by the query inside the score"
+    paper = "Shaw et al. 2018, arXiv:1803.02155"
+    type: Literal["shaw"] = "shaw"
+    clip: int = 16
+
+    def build_score(self, heads: int, head_width: int, causal: bool) -> "Shaw":
+        return Shaw(head_width, self.clip)
+
+    def flops(self, queries: int, keys: int, heads: int, head_width: int) -> int:
+        return 2 * heads * queries * (2 * self.clip + 1) * head_width
+
+
+class Shaw(ScorePosition):
+    def __init__(self, head_width: int, clip: int) -> None:
+        super().__init__()
+        self.clip = clip
+        self.distance_RK = nn.Parameter(torch.empty(2 * clip + 1, head_width))
+        nn.init.xavier_uniform_(self.distance_RK)
+
+    def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        # q . a is computed once for each of the 2 clip + 1 distances, then dealt out to the pairs.
+        score_BHTR = (q_BHTK @ self.distance_RK.T) / math.sqrt(q_BHTK.shape[-1])
+        distance = _distance(query_position, key_position).clamp(-self.clip, self.clip) + self.clip
+        return score_BHTR.gather(-1, distance.expand(*score_BHTR.shape[:-1], -1))
+
+
+class T5Config(PositionConfig):
+    """A trained scalar for each head and bucket of distance: exact when near, logarithmic when far, shared by all layers.
+
+    Differs: scores stay divided by sqrt(K); T5 folds that into its initialisation.
+    """
+
+    summary = "a trained bias for each head and logarithmic bucket of distance, shared by all layers"
+    paper = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
+    shared = True
+    type: Literal["t5"] = "t5"
+    buckets: int = 32
+    max_distance: int = 128
+
+    def build_score(self, heads: int, head_width: int, causal: bool) -> "T5Bias":
+        return T5Bias(heads, self.buckets, self.max_distance, causal)
+
+
+class T5Bias(ScorePosition):
+    def __init__(self, heads: int, buckets: int, max_distance: int, causal: bool) -> None:
+        super().__init__()
+        self.buckets, self.max_distance, self.causal = buckets, max_distance, causal
+        self.bias_RH = nn.Parameter(torch.zeros(buckets, heads))
+
+    def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        bucket = self.bucket(_distance(query_position, key_position))
+        return self.bias_RH[bucket.squeeze(-3)].movedim(-1, -3)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of key position minus query position."""
+        buckets, base = self.buckets, torch.zeros_like(distance)
+        if self.causal:
+            back = (-distance).clamp(min=0)
+        else:  # half of the buckets look forward
+            buckets //= 2
+            base, back = (distance > 0).long() * buckets, distance.abs()
+        exact = buckets // 2
+        scale = (buckets - exact) / math.log(self.max_distance / exact)
+        far = exact + (torch.log(back.clamp(min=1).float() / exact) * scale).long()
+        return base + torch.where(back < exact, back, far.clamp(max=buckets - 1))
+
+
+class AlibiConfig(PositionConfig):
+    """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained, and longer inputs than seen still work.
+
+    Differs: H that is no power of two uses the same geometric rule, not the paper's interleaving; bidirectional layers use |t - s|.
+    """
+
+    summary = "a fixed penalty on distance, steeper for some heads"
+    paper = "Press et al. 2022, arXiv:2108.12409"
+    type: Literal["alibi"] = "alibi"
+
+    def build_score(self, heads: int, head_width: int, causal: bool) -> "Alibi":
+        return Alibi(heads)
+
+
+class Alibi(ScorePosition):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        slope_H = 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+        self.register_buffer("slope_H", slope_H, persistent=False)
+
+    def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
+        slope_H: Tensor = self.slope_H
+        distance = _distance(query_position, key_position).abs().to(q_BHTK.dtype)
+        return -slope_H.to(q_BHTK.dtype)[:, None, None] * distance
+
+
+class RotaryConfig(PositionConfig):
+    """Queries and keys are turned by an angle proportional to their position, so that q_t . k_s depends on t - s only.
+
+        (x_i, x_{i + K/2})  turned by  t / base^(2i/K)
+
+    Differs: pairs are (i, i + K/2), as in GPT-NeoX and Llama, instead of (2i, 2i + 1): a fixed permutation of features.
+    """
+
+    summary = "queries and keys turned by an angle proportional to their position"
+    paper = "Su et al. 2021, arXiv:2104.09864"
+    type: Literal["rotary"] = "rotary"
+    base: float = 10000.0
+
+    def build_score(self, heads: int, head_width: int, causal: bool) -> "Rotary":
+        return Rotary(head_width, self.base)
+
+
+class Rotary(ScorePosition):
+    def __init__(self, head_width: int, base: float) -> None:
+        super().__init__()
+        if head_width % 2:
+            raise ValueError(f"rotary positions turn pairs of features: head width {head_width} is odd")
+        frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+        self.register_buffer("frequency_R", frequency_R, persistent=False)
+
+    def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
+        frequency_R: Tensor = self.frequency_R
+        angle = position.unsqueeze(-1).to(torch.float64) * frequency_R
+        if angle.ndim == 3:  # rows with positions of their own: (B, T, R) -> (B, 1, T, R)
+            angle = angle.unsqueeze(1)
+        cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)
+        left, right = x_BHTK.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:
+    """Key minus query position with room for heads: (1, T, S), or (B, 1, T, S) where rows differ."""
+    distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
+    return distance.unsqueeze(-3)
+
+
+POSITIONS: dict[str, type[PositionConfig]] = {
+    "none": NoPositionConfig,
+    "sinusoidal": SinusoidalConfig,
+    "learned": LearnedConfig,
+    "shaw": ShawConfig,
+    "t5": T5Config,
+    "alibi": AlibiConfig,
+    "rotary": RotaryConfig,
+}
+
+AnyPosition = Annotated[SerializeAsAny[PositionConfig], choice(POSITIONS)]
