@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
-from allyouneed.models.base import Kind, Model, ModelConfig, Sizes
+from allyouneed.models.base import Kind, Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
@@ -18,4 +18,4 @@ MODELS: dict[str, type[ModelConfig]] = {
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]
 
-__all__ = ["MODELS", "AnyModel", "Kind", "Model", "ModelConfig", "Sizes"]
+__all__ = ["MODELS", "AnyModel", "Kind", "Model", "ModelConfig"]

@@ -12,7 +12,6 @@ A model never knows which ids are padding or end of sentence: validity comes wit
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,17 +20,9 @@ from torch import Tensor, nn
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, State
+from allyouneed.sizes import Sizes
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a model must know of its task: how many ids come in and go out."""
-
-    source: int  # ids of the source (encoder-decoder, encoder); unused by a decoder
-    target: int  # ids of the target, or classes
-    shared: bool = False  # whether source and target ids mean the same tokens
 
 
 class ModelConfig(Config, ABC):
@@ -73,6 +64,12 @@ class Model(nn.Module, ABC):
     def start(self, memory: Memory | None = None) -> State:
         """The state before the first token."""
         raise ConfigError(f"a {self.kind} model does not generate")
+
+    def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> State:
+        """The state in which a target for this source begins. A decoder reads the source as the beginning of its text."""
+        if self.kind == "decoder":
+            return self.hidden(source_BS, self.start(), valid_BS)[1]
+        return self.start(self.encode(source_BS, valid_BS))
 
     def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
         """The vectors (B, T, D) that `head` turns into logits, and the state after the tokens."""

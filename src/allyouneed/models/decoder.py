@@ -9,10 +9,11 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from allyouneed.models.base import Head, Model, ModelConfig, Sizes
+from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
 from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
 from allyouneed.mixers import Memory
+from allyouneed.sizes import Sizes
 
 
 class DecoderConfig(StackConfig, ModelConfig):

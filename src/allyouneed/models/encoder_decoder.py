@@ -14,8 +14,9 @@ from torch import Tensor
 
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
-from allyouneed.models.base import Head, Model, ModelConfig, Sizes
+from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
+from allyouneed.sizes import Sizes
 
 Layers = Annotated[int, Field(ge=0)]
 

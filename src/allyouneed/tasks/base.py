@@ -2,23 +2,25 @@
 
 Lifecycle:
 
-    data = config.prepare(folder)        # reads, checks and tokenises the data once, streaming; keeps ids memory-mapped in `folder`
+    data = config.prepare(folder, seed)    # reads, checks and tokenises once, streaming; keeps ids memory-mapped in `folder`
     model = model_config.build(data.sizes)
-    batch = data.batch(seed, index)      # any batch, at any time: addressed, not iterated
-    loss = data.loss(model, batch, smoothing)
-    scores = data.evaluate(predict, split)
+    batch = data.batch(seed, index)        # any batch, at any time: addressed, not iterated
+    loss = batch_loss(model, batch, smoothing)                    # tasks/loss.py
+    scores = data.measure(hypotheses, references)                 # of decoded text; losses are measured by train/evaluate.py
 
 Batches are addressed by (seed, index), so a resumed run never replays or skips. Padding stands on the right.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
 from allyouneed.config import Config
+from allyouneed.sizes import Sizes
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the first ids of every vocabulary
 Split = Literal["valid", "test"]
@@ -43,7 +45,71 @@ class Batch:
         return self.class_B.shape[0]
 
 
-class Learner(Protocol):
-    """What a loss needs of a model (models.base.Model satisfies it)."""
+@dataclass(frozen=True)
+class Loss:
+    """The summed loss of a batch and how many predictions it sums over."""
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> object: ...
+    total: Tensor  # nats, smoothed if training asks for it; differentiable
+    count: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number with everything that is needed to get the same number again."""
+
+    name: str  # "bleu", "chrf", "exact", "accuracy", "perplexity", "bits_per_char", "loss"
+    value: float
+    signature: str  # e.g. sacreBLEU's nrefs:1|case:mixed|...; or what was counted: "n:1000|greedy"
+    higher_is_better: bool = True
+
+
+class Learner(Protocol):
+    """What a loss needs of a model; every `models.Model` has it."""
+
+    head: Any
+
+    def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Any: ...
+    def start(self, memory: Any = None) -> Any: ...
+    def hidden(self, tokens_BT: Tensor, state: Any, valid_BT: Tensor | None = None) -> tuple[Tensor, Any]: ...
+    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor: ...
+
+
+class TaskConfig(Config, ABC):
+    """The settings of one task."""
+
+    summary: ClassVar[str]
+    paper: ClassVar[str] = ""
+    kinds: ClassVar[frozenset[str]]  # the kinds of model that can learn it
+
+    type: str
+
+    @abstractmethod
+    def prepare(self, folder: Path, seed: int) -> "TaskData":
+        """Reads, checks and tokenises the data; keeps what it made in `folder`, and reuses it if the sources are unchanged."""
+
+
+class TaskData(ABC):
+    """A prepared task."""
+
+    sizes: Sizes
+    notes: list[str]  # what was skipped and why, one line each, for the log and the model card
+
+    @abstractmethod
+    def save_tokenizers(self, folder: Path) -> None:
+        """Writes what `folder.load_folder` needs to read and write text: tokenizer.json (and tokenizer.target.json)."""
+
+    @abstractmethod
+    def batch(self, seed: int, index: int) -> Batch:
+        """Training batch number `index`: always the same for the same seed."""
+
+    @abstractmethod
+    def held_out(self, split: Split) -> Iterator[Batch]:
+        """Every item of a held-out split once, in batches."""
+
+    @abstractmethod
+    def examples(self, split: Split) -> list[tuple[str, str]]:
+        """(source, reference) texts of a held-out split, for metrics that need decoded text; empty: there are none."""
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        """Scores of decoded text; the first one chooses the best checkpoint."""
+        return []
