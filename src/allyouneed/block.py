@@ -115,9 +115,7 @@ class Block(nn.Module):
         x_BTD = self._residual(x_BTD, self.feedforward_norm, self.feedforward)
         return x_BTD, BlockState(mixed, crossed)
 
-    def _residual(
-        self, x_BTD: Tensor, norm: nn.Module | None, sublayer: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _residual(self, x_BTD: Tensor, norm: nn.Module | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if norm is None:
             return self.dropout.add(x_BTD, sublayer(x_BTD))
         if self.norm_place == "pre":

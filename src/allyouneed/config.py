@@ -110,8 +110,11 @@ def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        same_kind = isinstance(old, dict) and isinstance(value, Mapping)
-        if same_kind and value.get("type", old.get("type")) == old.get("type"):
+        if (
+            isinstance(old, dict)
+            and isinstance(value, Mapping)
+            and value.get("type", old.get("type")) == old.get("type")
+        ):
             merged[key] = merge(old, value)
         else:
             merged[key] = value

@@ -83,6 +83,9 @@ class SinusoidalConfig(PositionConfig):
 
 
 class Sinusoidal(AddedPosition):
+    frequency_R: Tensor
+    table_ND: Tensor
+
     def __init__(self, width: int) -> None:
         super().__init__()
         exponent_R = torch.arange(0, width, 2, dtype=torch.float64) / width
@@ -97,9 +100,8 @@ class Sinusoidal(AddedPosition):
         return self.table_ND[position]
 
     def _waves(self, position: Tensor) -> Tensor:
-        frequency_R: Tensor = self.frequency_R
         # In float64: at position 10,000 a float32 angle is already off by a thousandth.
-        angle = position.unsqueeze(-1).to(torch.float64) * frequency_R.to(torch.float64)
+        angle = position.unsqueeze(-1).to(torch.float64) * self.frequency_R.to(torch.float64)
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., : self.width]
         return waves.to(torch.get_default_dtype())
 
@@ -220,15 +222,16 @@ class AlibiConfig(PositionConfig):
 
 
 class Alibi(ScorePosition):
+    slope_H: Tensor
+
     def __init__(self, heads: int) -> None:
         super().__init__()
         slope_H = 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
         self.register_buffer("slope_H", slope_H, persistent=False)
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        slope_H: Tensor = self.slope_H
         distance = _distance(query_position, key_position).abs().to(q_BHTK.dtype)
-        return -slope_H.to(q_BHTK.dtype)[:, None, None] * distance
+        return -self.slope_H.to(q_BHTK.dtype)[:, None, None] * distance
 
 
 class RotaryConfig(PositionConfig):
@@ -249,6 +252,8 @@ class RotaryConfig(PositionConfig):
 
 
 class Rotary(ScorePosition):
+    frequency_R: Tensor
+
     def __init__(self, head_width: int, base: float) -> None:
         super().__init__()
         if head_width % 2:
@@ -257,8 +262,7 @@ class Rotary(ScorePosition):
         self.register_buffer("frequency_R", frequency_R, persistent=False)
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
-        frequency_R: Tensor = self.frequency_R
-        angle = position.unsqueeze(-1).to(torch.float64) * frequency_R
+        angle = position.unsqueeze(-1).to(torch.float64) * self.frequency_R.to(torch.float64)
         if angle.ndim == 3:  # rows with positions of their own: (B, T, R) -> (B, 1, T, R)
             angle = angle.unsqueeze(1)
         cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)

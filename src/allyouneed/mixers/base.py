@@ -71,9 +71,7 @@ class MixerConfig(Config, ABC):
         """The mixer with random weights, for vectors of `width`."""
 
     @abstractmethod
-    def cost(
-        self, length: int, width: int, *, role: Role = "causal", memory: int | None = None
-    ) -> Cost:
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         """The cost of one sequence of `length` (a cross mixer reads `memory` slots; None: as many as the length)."""
 
     @property
@@ -81,12 +79,13 @@ class MixerConfig(Config, ABC):
         """How many heads a relative position serves."""
         return int(getattr(self, "heads", 1))
 
+    def position_width(self, width: int) -> int:
+        """How wide the queries and keys of one head are."""
+        return width // self.position_heads
+
     def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
         """The part of a position scheme that acts inside this mixer's score."""
-        heads = self.position_heads
-        if width % heads:
-            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {heads}")
-        return position.build_score(heads, width // heads, causal=role == "causal")
+        return position.build_score(self.position_heads, self.position_width(width), causal=role == "causal")
 
     def require(self, role: Role, position: ScorePosition | None) -> None:
         """Refuses a role or a relative position that this mechanism does not have."""

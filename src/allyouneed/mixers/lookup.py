@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def lookup(alpha_BHTS: Tensor, v_BHSK: Tensor) -> Tensor:
+def lookup(alpha_BHTS: Tensor, v_BHSR: Tensor) -> Tensor:
     """alpha^T V: with one-hot rows this retrieves slots exactly, with soft rows it blends them."""
-    return alpha_BHTS @ v_BHSK
+    return alpha_BHTS @ v_BHSR
 
 
 def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
@@ -31,9 +31,7 @@ def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
     return F.one_hot(best_BHT, k_BHSK.shape[-2]).to(q_BHTK.dtype)
 
 
-def soft_alpha(
-    q_BHTK: Tensor, k_BHSK: Tensor, bias: Tensor | None = None, visible: Tensor | None = None
-) -> Tensor:
+def soft_alpha(q_BHTK: Tensor, k_BHSK: Tensor, bias: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K) + bias) over the visible slots; rows that see nothing are all zero."""
     score_BHTS = q_BHTK @ k_BHSK.mT / math.sqrt(q_BHTK.shape[-1])
     if bias is not None:
@@ -48,7 +46,7 @@ def soft_alpha(
 def soft_lookup(
     q_BHTK: Tensor,
     k_BHSK: Tensor,
-    v_BHSK: Tensor,
+    v_BHSR: Tensor,
     *,
     bias: Tensor | None = None,
     visible: Tensor | None = None,
@@ -67,4 +65,4 @@ def soft_lookup(
             future_TS = torch.ones(T, S, dtype=torch.bool, device=mask.device).triu(S - T + 1)
             mask = mask.masked_fill(future_TS, float("-inf"))
         causal = False
-    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, is_causal=causal)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSR, attn_mask=mask, is_causal=causal)

@@ -17,7 +17,7 @@ Visible = Callable[[int, int], bool]
 def attend_by_loops(score: Score, visible: Visible, v_SK: Tensor, queries: int) -> Tensor:
     """Each query t: weigh every visible s by exp(score(t, s)), normalise, and add up the values.
 
-        out_t = sum_s alpha_ts v_s,    alpha_ts = exp(score_ts) / sum_s' exp(score_ts')
+    out_t = sum_s alpha_ts v_s,    alpha_ts = exp(score_ts) / sum_s' exp(score_ts')
     """
     rows = []
     for t in range(queries):
@@ -60,7 +60,7 @@ def multi_head_by_loops(
 ) -> Tensor:
     """The recipe of multi-head attention for one sequence, head by head (weights act from the right, without biases).
 
-        MultiHead(X, Y) = Concat(head_1 .. head_H) W^O,   head_h = Attention(X W^Q_h, Y W^K_h, Y W^V_h)
+    MultiHead(X, Y) = Concat(head_1 .. head_H) W^O,   head_h = Attention(X W^Q_h, Y W^K_h, Y W^V_h)
     """
     head_width = query_DD.shape[1] // heads
     outputs = []

@@ -31,7 +31,18 @@ class SoftmaxConfig(MixerConfig):
 
     type: Literal["softmax"] = "softmax"
     heads: PositiveInt = 8
+    key_width: PositiveInt | None = None  # of one head (the paper's d_k); default: width / heads
+    value_width: PositiveInt | None = None  # of one head (the paper's d_v); default: width / heads
     bias: bool = True  # of the four projections
+
+    def head_widths(self, width: int) -> tuple[int, int]:
+        """d_k and d_v."""
+        if width % self.heads and None in (self.key_width, self.value_width):
+            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {self.heads}")
+        return self.key_width or width // self.heads, self.value_width or width // self.heads
+
+    def position_width(self, width: int) -> int:
+        return self.head_widths(width)[0]
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Softmax":
         self.require(role, position)
@@ -39,9 +50,11 @@ class SoftmaxConfig(MixerConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         read = length if memory is None or role != "cross" else memory
-        projections = 2 * (2 * length + 2 * read) * width * width
-        attention = 2 * 2 * length * read * width
-        state = 0 if role == "bidirectional" else 2 * read * width * 4
+        key_width, value_width = self.head_widths(width)
+        both = self.heads * (key_width + value_width)
+        projections = 2 * (length + read) * width * both
+        attention = 2 * length * read * both
+        state = 0 if role == "bidirectional" else read * both * 4
         return Cost(flops=projections + attention, state_bytes=state, sequential=1, path=1)
 
 
@@ -59,7 +72,7 @@ class CrossState:
     """Keys and values of a memory. Several rows in a row may share one memory: the beams of one sentence."""
 
     k_NHSK: Tensor
-    v_NHSK: Tensor
+    v_NHSR: Tensor
     valid_NS: Tensor | None
     sharing: int = 1  # rows of the batch for each memory
 
@@ -69,15 +82,15 @@ class CrossState:
         N = self.k_NHSK.shape[0]
         rows = memory_B.numel()
         if rows % N == 0 and torch.equal(memory_B, _repeat(N, rows // N, rows_B)):
-            return CrossState(self.k_NHSK, self.v_NHSK, self.valid_NS, rows // N)
+            return CrossState(self.k_NHSK, self.v_NHSR, self.valid_NS, rows // N)
         first_N, sharing = memory_B, 1
         if self.sharing > 1 and rows % self.sharing == 0:
             grouped = memory_B.view(-1, self.sharing)
             if bool((grouped == grouped[:, :1]).all()):  # whole groups stay or leave
                 first_N, sharing = grouped[:, 0], self.sharing
         valid_NS = None if self.valid_NS is None else self.valid_NS.index_select(0, first_N)
-        k_NHSK, v_NHSK = self.k_NHSK.index_select(0, first_N), self.v_NHSK.index_select(0, first_N)
-        return CrossState(k_NHSK, v_NHSK, valid_NS, sharing)
+        k_NHSK, v_NHSR = self.k_NHSK.index_select(0, first_N), self.v_NHSR.index_select(0, first_N)
+        return CrossState(k_NHSK, v_NHSR, valid_NS, sharing)
 
 
 def _repeat(memories: int, times: int, like: Tensor) -> Tensor:
@@ -88,27 +101,32 @@ def _repeat(memories: int, times: int, like: Tensor) -> Tensor:
 class Softmax(Mixer):
     def __init__(self, config: SoftmaxConfig, width: int, role: Role, position: ScorePosition | None) -> None:
         super().__init__()
-        if width % config.heads:
-            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {config.heads}")
         self.heads, self.role, self.position = config.heads, role, position
+        key_width, value_width = config.head_widths(width)
+        self.keys, self.values = config.heads * key_width, config.heads * value_width
         if role == "cross":
-            self.query = nn.Linear(width, width, bias=config.bias)
-            self.key_value = nn.Linear(width, 2 * width, bias=config.bias)
+            self.query = nn.Linear(width, self.keys, bias=config.bias)
+            self.key_value = nn.Linear(width, self.keys + self.values, bias=config.bias)
         else:
-            self.query_key_value = nn.Linear(width, 3 * width, bias=config.bias)
-        self.output = nn.Linear(width, width, bias=config.bias)
-        self._initialise(width)
+            self.query_key_value = nn.Linear(width, 2 * self.keys + self.values, bias=config.bias)
+        self.output = nn.Linear(self.values, width, bias=config.bias)
+        self._initialise()
 
-    def _initialise(self, width: int) -> None:
-        """Glorot for each of W^Q, W^K, W^V, W^O on its own, though the first three are stored together."""
-        for name, parameter in self.named_parameters(recurse=True):
-            if name.startswith("position"):
-                continue
-            if parameter.ndim == 1:
-                nn.init.zeros_(parameter)
-            else:
-                for part in parameter.split(width):
-                    nn.init.xavier_uniform_(part)
+    def _initialise(self) -> None:
+        """Glorot for each of W^Q, W^K, W^V, W^O on its own, though some are stored together."""
+        if self.role == "cross":
+            matrices = [self.query.weight, *self.key_value.weight.split([self.keys, self.values])]
+        else:
+            matrices = list(self.query_key_value.weight.split([self.keys, self.keys, self.values]))
+        for matrix in (*matrices, self.output.weight):
+            nn.init.xavier_uniform_(matrix)
+        for layer in self.children():
+            if isinstance(layer, nn.Linear) and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def _split_heads(self, x_BTN: Tensor) -> Tensor:
+        B, T, N = x_BTN.shape
+        return x_BTN.view(B, T, self.heads, N // self.heads).transpose(1, 2)
 
     def forward(
         self,
@@ -129,9 +147,9 @@ class Softmax(Mixer):
     def _read_self(
         self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState]:
-        B, T, D = x_BTD.shape
-        packed = self.query_key_value(x_BTD).view(B, T, 3, self.heads, D // self.heads)
-        q_BHTK, k_BHTK, v_BHTK = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        B, T, _ = x_BTD.shape
+        q_BTN, k_BTN, v_BTM = self.query_key_value(x_BTD).split([self.keys, self.keys, self.values], dim=-1)
+        q_BHTK, k_BHTK, v_BHTR = self._split_heads(q_BTN), self._split_heads(k_BTN), self._split_heads(v_BTM)
         past = state.k.length if state is not None else 0
         valid_BS = _extend_valid(state.valid_BS if state else None, valid_BT, B, past, T)
 
@@ -144,13 +162,13 @@ class Softmax(Mixer):
             bias = self.position.bias(q_BHTK, query_position, key_position)
 
         k = state.k.append(k_BHTK) if state is not None else Growable(k_BHTK)
-        v = state.v.append(v_BHTK) if state is not None else Growable(v_BHTK)
+        v = state.v.append(v_BHTR) if state is not None else Growable(v_BHTR)
         causal = self.role == "causal"
         # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
         triangle = causal and past == 0 and valid_BS is None
         visible = None if triangle else self._visible(valid_BS, T, past, x_BTD)
-        y_BHTK = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
-        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, D)), SoftmaxState(k, v, valid_BS)
+        y_BHTR = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
+        return self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values)), SoftmaxState(k, v, valid_BS)
 
     def _visible(self, valid_BS: Tensor | None, T: int, past: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
@@ -160,47 +178,42 @@ class Softmax(Mixer):
             visible = past_TS if visible is None else visible & past_TS
         return visible
 
-    def _read_memory(
-        self, x_BTD: Tensor, state: CrossState | None, memory: Memory | None
-    ) -> tuple[Tensor, CrossState]:
-        B, T, D = x_BTD.shape
+    def _read_memory(self, x_BTD: Tensor, state: CrossState | None, memory: Memory | None) -> tuple[Tensor, CrossState]:
+        B, T, _ = x_BTD.shape
         if state is None:
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-            N, S, _ = memory.x_BSD.shape
-            packed = self.key_value(memory.x_BSD).view(N, S, 2, self.heads, D // self.heads)
-            k_NHSK, v_NHSK = packed.permute(2, 0, 3, 1, 4).unbind(0)
-            state = CrossState(k_NHSK, v_NHSK, memory.valid_BS)
+            keys_values = self.key_value(memory.x_BSD).split([self.keys, self.values], dim=-1)
+            k_NHSK, v_NHSR = (self._split_heads(part) for part in keys_values)
+            state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
-        q_NHTK = self.query(x_BTD).view(N, (B // N) * T, self.heads, D // self.heads).transpose(1, 2)
+        q_NHTK = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))
         visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
-        y_NHTK = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSK, None, visible, False)
-        return self.output(y_NHTK.transpose(1, 2).reshape(B, T, D)), state
+        y_NHTR = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSR, None, visible, False)
+        return self.output(y_NHTR.transpose(1, 2).reshape(B, T, self.values)), state
 
     def _look_up(
         self,
         q_BHTK: Tensor,
         k_BHSK: Tensor,
-        v_BHSK: Tensor,
+        v_BHSR: Tensor,
         bias: Tensor | None,
         visible: Tensor | None,
         causal: bool,
     ) -> Tensor:
         sink = map_sink()
         if sink is None:
-            return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias, visible=visible, causal=causal)
+            return soft_lookup(q_BHTK, k_BHSK, v_BHSR, bias=bias, visible=visible, causal=causal)
         if causal:
             T = q_BHTK.shape[2]
             visible = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).tril()
         alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias, visible)
         sink(self, alpha_BHTS)
-        return lookup(alpha_BHTS, v_BHSK)
+        return lookup(alpha_BHTS, v_BHSR)
 
 
-def _extend_valid(
-    old_BS: Tensor | None, new_BT: Tensor | None, B: int, past: int, T: int
-) -> Tensor | None:
+def _extend_valid(old_BS: Tensor | None, new_BT: Tensor | None, B: int, past: int, T: int) -> Tensor | None:
     if old_BS is None and new_BT is None:
         return None
     like = old_BS if old_BS is not None else new_BT

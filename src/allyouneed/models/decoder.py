@@ -9,10 +9,10 @@ from typing import Literal, final
 
 from torch import Tensor
 
+from allyouneed.mixers import Memory
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
 from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
-from allyouneed.mixers import Memory
 from allyouneed.sizes import Sizes
 
 
@@ -44,9 +44,7 @@ class Decoder(Model):
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start()
 
-    def hidden(
-        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
-    ) -> tuple[Tensor, StackState]:
+    def hidden(self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
         x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
         x_BTD, state = self.decoder(x_BTD, state, valid_BT)
         return x_BTD, state

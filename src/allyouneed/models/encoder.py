@@ -10,10 +10,10 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from allyouneed.mixers import Memory
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
 from allyouneed.models.stack import Embedding, Stack, StackConfig, new_embedding, next_positions
-from allyouneed.mixers import Memory
 from allyouneed.sizes import Sizes
 
 

@@ -65,9 +65,7 @@ class EncoderDecoder(Model):
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start(memory)
 
-    def hidden(
-        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
-    ) -> tuple[Tensor, StackState]:
+    def hidden(self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
         x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
         x_BTD, state = self.decoder(x_BTD, state, valid_BT)
         return x_BTD, state

@@ -1,7 +1,6 @@
 """What the Transformers share: embeddings with positions, and a stack of blocks with one state."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,9 +69,7 @@ class StackState:
 class Stack(nn.Module):
     """Blocks on top of each other, each with its mixer in the given role; pre-norm stacks end in one more norm."""
 
-    def __init__(
-        self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None
-    ) -> None:
+    def __init__(self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None) -> None:
         super().__init__()
         shared: dict[str, ScorePosition | None] = {}
         blocks = []
@@ -98,9 +95,7 @@ class Stack(nn.Module):
         """The state before the first position."""
         return StackState((None,) * len(self.blocks), memory)
 
-    def forward(
-        self, x_BTD: Tensor, state: StackState, valid_BT: Tensor | None = None
-    ) -> tuple[Tensor, StackState]:
+    def forward(self, x_BTD: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
         """All blocks in turn."""
         after = []
         for block, before in zip(self.blocks, state.blocks, strict=True):
@@ -115,16 +110,12 @@ class Stack(nn.Module):
         for layer in range(len(self.blocks)):
             mixer, width = self._config.mixer_of(layer), self._config.width
             total += mixer.cost(length, width, role=self._role).flops
-            total += self._config.positions.flops(length, length, *_heads(mixer, width))
+            heads, head_width = mixer.position_heads, mixer.position_width(width)
+            total += self._config.positions.flops(length, length, heads, head_width)
             total += length * self._config.feedforward_flops(width)
             if self._cross is not None:
                 total += self._cross.cost(length, width, role="cross", memory=memory).flops
         return total
-
-
-def _heads(mixer: MixerConfig, width: int) -> Sequence[int]:
-    heads = mixer.position_heads
-    return heads, width // heads
 
 
 def next_positions(seen: int | Tensor, tokens_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
