@@ -1,0 +1,97 @@
+"""What several tests need: shared data, the shape checker, and comparisons of outputs and gradients."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = str(ROOT / "src" / "allyouneed") + os.sep
+SUFFIX = re.compile(r"^[a-z]\w*?_([A-Z0-9]*[A-Z][A-Z0-9]*)$")
+
+
+def shared_data(*parts: str) -> Path:
+    """A file or folder of the shared data (ALLYOUNEED_DATA, or ../shared/data); the test is skipped without it."""
+    folder = Path(os.environ.get("ALLYOUNEED_DATA", ROOT.parent / "shared" / "data"))
+    path = folder.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no {path}; set ALLYOUNEED_DATA to the folder that holds {'/'.join(parts) or 'the data'}")
+    return path
+
+
+class ShapeChecker:
+    """A profile function (`sys.setprofile`) that holds names like `x_BTD` to what they say.
+
+    Whenever a function of the package returns, each of its local tensors with a suffix must have one axis for each letter;
+    one letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Lies are collected, not raised:
+    an exception in a profile function would switch the checker off and could be swallowed by the code under test.
+    """
+
+    def __init__(self, package: str = PACKAGE) -> None:
+        self.package = package
+        self.lies: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and (names := _suffixed(frame.f_code, self.package)):
+            self._check(frame, names)
+
+    def _check(self, frame: FrameType, names: Sequence[tuple[str, str]]) -> None:
+        sizes: dict[str, int] = {}
+        values = frame.f_locals
+        for name, letters in names:
+            value = values.get(name)
+            if not isinstance(value, Tensor):
+                continue
+            where = f"{frame.f_code.co_qualname}: {name} is {tuple(value.shape)}"
+            if value.ndim != len(letters):
+                self.lies.append(f"{where}, not of {len(letters)} axes")
+                continue
+            for letter, size in zip(letters, value.shape, strict=True):
+                expected = int(letter) if letter.isdigit() else sizes.get(letter, 1)
+                if 1 not in (size, expected) and size != expected:
+                    self.lies.append(f"{where}, but {letter} = {expected}")
+                elif not letter.isdigit():
+                    sizes[letter] = max(size, expected) if 0 not in (size, expected) else 0
+
+
+@cache
+def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
+    """The local names of a function that carry a shape; nothing outside the package."""
+    if not code.co_filename.startswith(package):
+        return ()
+    names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    return tuple((name, match[1]) for name in dict.fromkeys(names) if (match := SUFFIX.match(name)))
+
+
+def tensors_of(node: Any) -> Iterator[Tensor]:
+    """Every tensor in a state: nested dataclasses, lists, tuples, and buffers that grow (what they hold, not their slack)."""
+    if isinstance(node, Tensor):
+        yield node
+    elif hasattr(node, "tensor"):
+        yield node.tensor
+    elif hasattr(node, "__dataclass_fields__"):
+        for name in node.__dataclass_fields__:
+            yield from tensors_of(getattr(node, name))
+    elif isinstance(node, list | tuple):
+        for item in node:
+            yield from tensors_of(item)
+
+
+def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: Iterable[Tensor], **tolerance: float) -> None:
+    """Two outputs are equal, and so are the gradients of a random weighting of them with respect to each input."""
+    torch.testing.assert_close(ours, theirs, **tolerance)
+    noise = torch.randn_like(theirs)
+    inputs = list(inputs)
+    first = torch.autograd.grad(ours, inputs, noise, allow_unused=True, retain_graph=True)
+    second = torch.autograd.grad(theirs, inputs, noise, allow_unused=True, retain_graph=True)
+    for one, two in zip(first, second, strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            torch.testing.assert_close(one, two, **tolerance)
