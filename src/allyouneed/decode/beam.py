@@ -1,0 +1,224 @@
+"""Beam search: the `beam` best beginnings are continued side by side.
+
+    live_0 = {BOS};   candidates_t = the 2 beam best of  live_(t-1) x vocabulary  by log P
+    finished += candidates_t that end in EOS and are among the beam best;   live_t = the beam best of the others
+
+Finished hypotheses are ranked by log P / lp (see penalty.py). Each row can end in one way only, so of 2 beam candidates
+at least `beam` go on. Defaults are the paper's: beam 4, alpha 0.6, at most source length + 50 tokens, "but terminate
+early when possible".
+
+Stopping is exact: a sentence ends when no live beginning can overtake its n best finished hypotheses. A beginning with
+log P = s can only lose log P, and the largest divisor it can reach is that of the longest permitted length L, so no
+ending of it scores above s / lp(L). What is cut at L is unfinished and ranks behind everything finished.
+
+A beam of one is greedy search: its first finished hypothesis is its answer.
+
+Cost: one `step` of (sentences x beam) rows for each token, and the rows of the state are reordered each time.
+Paper: Vaswani et al. 2017, arXiv:1706.03762, section 6.1; Wu et al. 2016, arXiv:1609.08144, section 7.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.config import Config
+from allyouneed.decode.base import (
+    FIRST_WORD,
+    Hypothesis,
+    as_float32,
+    device_of,
+    pack,
+    pad_right,
+    predicting,
+)
+from allyouneed.decode.greedy import greedy_batch
+from allyouneed.decode.penalty import length_penalty
+from allyouneed.mixers import State, select_rows
+from allyouneed.models import Model
+from allyouneed.tasks.base import BOS, EOS, PAD
+
+BEYOND_SOURCE = 50  # section 6.1: "maximum output length during inference to input length + 50"
+NEVER = float("-inf")
+
+
+class SearchConfig(Config):
+    """How to search for the best target."""
+
+    beam: PositiveInt = 4
+    length_penalty: Annotated[float, Field(ge=0)] = 0.6  # alpha; 0 ranks by log P alone
+    n_best: PositiveInt = 1
+    max_length: NonNegativeInt | None = None  # tokens at most, EOS included; None: source length + 50
+    batch_tokens: PositiveInt = 4096  # source tokens at once, each counted for every beam
+
+    @model_validator(mode="after")
+    def _enough_beams(self) -> "SearchConfig":
+        if self.n_best > self.beam:
+            raise ValueError(f"n_best {self.n_best} is more than a beam of {self.beam} keeps; at most the beam")
+        return self
+
+    def limit(self, source: Sequence[int]) -> int:
+        """The longest permitted target of a source."""
+        return len(source) + BEYOND_SOURCE if self.max_length is None else self.max_length
+
+
+def search(
+    model: Model,
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[Hypothesis]]:
+    """The n best targets of each source, best first. `progress` hears after each batch how many more are done."""
+    results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # the answer where nothing may be said
+    with predicting(model):
+        if config.max_length == 0:
+            return results
+        for batch in pack([len(source) for source in sources], config.beam, config.batch_tokens):
+            chosen = [sources[item] for item in batch]
+            limits = [config.limit(source) for source in chosen]
+            if config.beam == 1:
+                found = greedy_batch(model, chosen, limits, config.length_penalty)
+            else:
+                found = _Beams(model, chosen, limits, config).run()
+            for item, hypotheses in zip(batch, found, strict=True):
+                results[item] = hypotheses
+            if progress is not None:
+                progress(len(batch))
+    return results
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The best continuations of N sentences, best first."""
+
+    logprob_NC: Tensor
+    row_NC: Tensor  # the row (of B) that is continued
+    token_NC: Tensor
+
+    def take(self, place_NC: Tensor | slice) -> "Candidates":
+        """Some of them: the first so many, or a choice for each sentence."""
+        parts = (self.logprob_NC, self.row_NC, self.token_NC)
+        if isinstance(place_NC, slice):
+            return Candidates(*(part_NC[:, place_NC] for part_NC in parts))
+        return Candidates(*(part_NC.gather(1, place_NC) for part_NC in parts))
+
+    def of(self, sentence_N: Tensor) -> "Candidates":
+        """Those of some sentences."""
+        return Candidates(self.logprob_NC[sentence_N], self.row_NC[sentence_N], self.token_NC[sentence_N])
+
+
+def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Candidates:
+    """The `count` best continuations of each sentence's K rows; where there are fewer, impossible ones fill up."""
+    N, K = logprob_NK.shape
+    # The best of a union are among the best of its parts: the vocabulary is read once for its sum, once for its maxima,
+    # and normalised log-probabilities exist for a few tokens only.
+    per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
+    logit_BR, word_BR = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
+    shift_B = logprob_NK.flatten() - logits_BV.logsumexp(dim=1)
+    logprob_NR = (logit_BR + shift_B[:, None]).view(N, K * per_row)
+    logprob_NC, place_NC = logprob_NR.topk(min(count, K * per_row), dim=1)
+    token_NC = word_BR.view(N, K * per_row).gather(1, place_NC) + FIRST_WORD
+    first_N1 = torch.arange(0, N * K, K, device=logits_BV.device)[:, None]
+    row_NC = place_NC // per_row + first_N1
+    missing = count - logprob_NC.shape[1]
+    if missing:
+        logprob_NC = F.pad(logprob_NC, (0, missing), value=NEVER)
+        token_NC = F.pad(token_NC, (0, missing), value=PAD)
+        row_NC = torch.cat([row_NC, first_N1.expand(N, missing)], dim=1)
+    return Candidates(logprob_NC, row_NC, token_NC)
+
+
+class _Beams:
+    """A batch of sentences (N), each with `beam` live beginnings; the rows (B) of the state are N groups of as many."""
+
+    def __init__(
+        self, model: Model, sources: Sequence[Sequence[int]], limits: Sequence[int], config: SearchConfig
+    ) -> None:
+        self.model, self.config, self.device = model, config, device_of(model)
+        self.found: list[list[Hypothesis]] = [[] for _ in sources]
+        self.item = list(range(len(sources)))  # the sentences still in the batch
+        self.limit_N = torch.tensor(limits, device=self.device)
+        penalties = [length_penalty(limit, config.length_penalty) for limit in limits]
+        self.last_penalty_N = torch.tensor(penalties, device=self.device)
+        self.to_beat_N = torch.full((len(limits),), NEVER, device=self.device)  # the n-th best finished score
+        self.logprob_NK = torch.zeros(len(limits), 1, device=self.device)
+        self.ids_BT = torch.full((len(limits), 1), BOS, device=self.device)
+        self.state: State = model.condition(*pad_right(sources, self.device))
+
+    def run(self) -> list[list[Hypothesis]]:
+        """The n best of every sentence, best first."""
+        beam = self.config.beam
+        while self.item:
+            logits_BTV, self.state = self.model.step(self.ids_BT[:, -1:], self.state)
+            best = best_continuations(as_float32(logits_BTV[:, -1]), self.logprob_NK, 2 * beam)
+            ends_NC = best.token_NC == EOS
+            if bool(ends_NC.any()):
+                self._finish(best, ends_NC[:, :beam])
+                best = best.take(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
+            else:
+                best = best.take(slice(beam))
+            self._go_on(best, self._leave(best))
+        return self.found
+
+    def _finish(self, best: Candidates, ends_NK: Tensor) -> None:
+        """Keeps the n best hypotheses that end here."""
+        length = self.ids_BT.shape[1]  # BOS does not count, EOS does
+        penalty = length_penalty(length, self.config.length_penalty)
+        for sentence, place in ends_NK.nonzero().tolist():
+            logprob = float(best.logprob_NC[sentence, place])
+            if logprob == NEVER:
+                continue
+            ids = self.ids_BT[best.row_NC[sentence, place], 1:].tolist()
+            found = self.found[self.item[sentence]]
+            found.append(Hypothesis(ids, logprob, logprob / penalty, finished=True))
+            found.sort(key=lambda hypothesis: -hypothesis.score)
+            del found[self.config.n_best :]
+            if len(found) == self.config.n_best:
+                self.to_beat_N[sentence] = found[-1].score
+
+    def _leave(self, live: Candidates) -> Tensor | None:
+        """The sentences that stay (None: all). The others cannot improve any more, or are at their limit."""
+        length = self.ids_BT.shape[1]
+        hopeless_N = self.to_beat_N >= live.logprob_NC[:, 0] / self.last_penalty_N
+        done_N = hopeless_N | (self.limit_N <= length)
+        if not bool(done_N.any()):
+            return None
+        penalty = length_penalty(length, self.config.length_penalty)
+        for sentence in done_N.nonzero()[:, 0].tolist():
+            found = self.found[self.item[sentence]]
+            beginnings = zip(
+                *(part[sentence].tolist() for part in (live.logprob_NC, live.row_NC, live.token_NC)), strict=True
+            )
+            for logprob, row, token in beginnings:
+                if len(found) < self.config.n_best and logprob > NEVER:
+                    ids = [*self.ids_BT[row, 1:].tolist(), token]
+                    found.append(Hypothesis(ids, logprob, logprob / penalty, finished=False))
+        stay_N = (~done_N).nonzero()[:, 0]
+        self.item = [self.item[sentence] for sentence in stay_N.tolist()]
+        self.limit_N, self.to_beat_N = self.limit_N[stay_N], self.to_beat_N[stay_N]
+        self.last_penalty_N = self.last_penalty_N[stay_N]
+        return stay_N
+
+    def _go_on(self, live: Candidates, stay_N: Tensor | None) -> None:
+        """The chosen beginnings become the rows of the state."""
+        if not self.item:
+            return
+        beams_before, beam = self.logprob_NK.shape[1], self.config.beam
+        if stay_N is not None:
+            live = live.of(stay_N)
+        row_B = live.row_NC.flatten()
+        if beams_before == beam:
+            self.state = select_rows(self.state, row_B)
+        else:
+            # After BOS each sentence's one row becomes a group. Dropping sentences in the same selection would hide
+            # from a state that the rows of a group share what they read.
+            if stay_N is not None:
+                self.state = select_rows(self.state, stay_N)
+            group_B = torch.arange(len(self.item), device=self.device).repeat_interleave(beam)
+            self.state = select_rows(self.state, group_B)
+        self.ids_BT = torch.cat([self.ids_BT[row_B], live.token_NC.reshape(-1, 1)], dim=1)
+        self.logprob_NK = live.logprob_NC

@@ -1,0 +1,92 @@
+"""How probable is a given target?
+
+    log P(y | x) = sum_t log P(y_t | y_<t, x)
+
+EOS counts as the last token of every target, so they are the probabilities of whole texts.
+Memory is bounded: sequences go through the state in segments, and logits exist for a piece of the positions at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.decode.base import as_float32, begin, device_of, pack, pad_right, predicting
+from allyouneed.mixers import State
+from allyouneed.models import Model
+from allyouneed.tasks.base import BOS, EOS
+
+Pair = tuple[Sequence[int] | None, Sequence[int]]  # source (None: the model needs none) and target
+
+SEGMENT = 1024  # positions of a sequence at once
+LOGITS = 1 << 22  # numbers at once: 16 MiB in float32
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The log-probability of a target, in nats."""
+
+    logprob: float
+    tokens: int
+    token_logprobs: list[float]
+
+
+def score(model: Model, pairs: Sequence[Pair], *, ended: bool = True, batch_tokens: int = 4096) -> list[Scored]:
+    """log P of each target given its source. Targets come without BOS; EOS at their end may be given or not.
+
+    With `ended=False` a target is scored as the beginning of a text, exactly as it is given.
+    """
+    targets = [_with_end(target) if ended else list(target) for _, target in pairs]
+    lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
+    results = [Scored(0.0, 0, [])] * len(pairs)
+    with predicting(model):
+        for with_source in (True, False):
+            chosen = [item for item, (source, _) in enumerate(pairs) if (source is not None) is with_source]
+            for batch in pack([lengths[item] for item in chosen], 1, batch_tokens):
+                items = [chosen[place] for place in batch]
+                sources = [pairs[item][0] for item in items]
+                for item, row in zip(items, _score_batch(model, sources, [targets[i] for i in items]), strict=True):
+                    results[item] = Scored(sum(row), len(row), row)
+    return results
+
+
+def _with_end(target: Sequence[int]) -> list[int]:
+    return list(target) if len(target) and target[-1] == EOS else [*target, EOS]
+
+
+def _score_batch(
+    model: Model, sources: Sequence[Sequence[int] | None], targets: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    device = device_of(model)
+    state = begin(model, sources, device)
+    output_BT, valid_BT = pad_right(targets, device)
+    input_BT = F.pad(output_BT[:, :-1], (1, 0), value=BOS)
+    pieces = []
+    for start in range(0, output_BT.shape[1], SEGMENT):
+        columns = slice(start, start + SEGMENT)
+        valid = None if valid_BT is None else valid_BT[:, columns]
+        logprob_BT, state = _score_segment(model, state, input_BT[:, columns], output_BT[:, columns], valid)
+        pieces.append(logprob_BT)
+    rows: list[list[float]] = torch.cat(pieces, dim=1).tolist()
+    return [row[: len(target)] for row, target in zip(rows, targets, strict=True)]
+
+
+def _score_segment(
+    model: Model, state: State, input_BT: Tensor, output_BT: Tensor, valid_BT: Tensor | None
+) -> tuple[Tensor, State]:
+    x_BTD, state = model.hidden(input_BT, state, valid_BT)
+    x_ND, output_N = x_BTD.flatten(0, 1), output_BT.flatten()
+    piece = max(1, LOGITS // model.head.weight_VD.shape[0])
+    parts = [
+        token_logprobs(model.head(x_ND[place : place + piece]), output_N[place : place + piece])
+        for place in range(0, x_ND.shape[0], piece)
+    ]
+    return torch.cat(parts).view(output_BT.shape), state
+
+
+def token_logprobs(logits_NV: Tensor, token_N: Tensor) -> Tensor:
+    """log softmax(logits) at one token for each row."""
+    logits_NV = as_float32(logits_NV)
+    return logits_NV.gather(1, token_N[:, None])[:, 0] - logits_NV.logsumexp(dim=1)
