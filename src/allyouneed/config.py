@@ -9,19 +9,23 @@ and the type is looked up in a closed, readable dict (`MIXERS`, `TASKS`, ...): a
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from allyouneed.errors import ConfigError, unknown_name
 
 LARGEST_RECIPE = 1 << 20  # bytes; a recipe is a page of text
 DEEPEST_EXTENDS = 8
+WRONG_SHAPE = "wrong_shape"
 
 Tree = dict[str, Any]
+Place = tuple[str | int, ...]
 C = TypeVar("C", bound="Config")
 
 
@@ -29,6 +33,15 @@ class Config(BaseModel):
     """The base of every config: immutable, typed, and it refuses what it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: Any) -> Any:
+        """Here, not in `parse`: only the class itself knows its names when a `type` has chosen it."""
+        unknown = [str(name) for name in value if name not in cls.model_fields] if isinstance(value, Mapping) else []
+        if unknown:
+            raise ValueError("; ".join(unknown_name(name, cls.model_fields) for name in unknown))
+        return value
 
 
 def choice(table: Mapping[str, type[Config]]) -> BeforeValidator:
@@ -38,10 +51,12 @@ def choice(table: Mapping[str, type[Config]]) -> BeforeValidator:
     """
 
     def read(value: Any) -> Any:
+        if isinstance(value, Config):
+            return value
         if isinstance(value, str):
             value = {"type": value}
         if not isinstance(value, Mapping):
-            return value
+            raise PydanticCustomError(WRONG_SHAPE, "should be a name or a table with a type")
         name = value.get("type")
         if not isinstance(name, str):
             raise ValueError(f"needs a type; known: {', '.join(sorted(table))}")
@@ -57,16 +72,31 @@ def parse(cls: type[C], tree: Mapping[str, Any], where: str = "") -> C:
     try:
         return cls.model_validate(dict(tree))
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(cls, item, where) for item in error.errors())) from None
+        problems = [(_place(tree, item), item) for item in error.errors()]
+        lines = [_explain(place, item, where) for place, item in problems if not _other_form(place, item, problems)]
+        raise ConfigError("; ".join(dict.fromkeys(lines))) from None
 
 
-def _explain(cls: type[Config], item: Any, where: str) -> str:
-    location = ".".join(str(part) for part in item["loc"])
-    place = ": ".join(part for part in (where, location) if part)
-    prefix = f"{place}: " if place else ""
-    if item["type"] == "extra_forbidden":
-        known = _fields_at(cls, item["loc"][:-1])
-        return prefix + unknown_name(str(item["loc"][-1]), known)
+def _place(tree: Any, item: Any) -> Place:
+    """Where an error is: what leads through the tree, without the names pydantic gives to members of a union."""
+    place: Place = ()
+    for part in item["loc"]:
+        if (isinstance(tree, Mapping) and part in tree) or (isinstance(tree, list) and isinstance(part, int)):
+            tree = tree[part]
+            place += (part,)
+    return (*place, item["loc"][-1]) if item["type"] == "missing" else place
+
+
+def _other_form(place: Place, item: Any, problems: Sequence[tuple[Place, Any]]) -> bool:
+    """Whether this only says that a value lacks another form that it might have had (one mixer, or a list of them)."""
+    if item["type"] == "list_type":
+        return any(other[: len(place)] == place for other, problem in problems if problem["type"] != "list_type")
+    return item["type"] == WRONG_SHAPE and any(other[: len(place)] == place != other for other, _ in problems)
+
+
+def _explain(place: Place, item: Any, where: str) -> str:
+    parts = (where, ".".join(str(part) for part in place))
+    prefix = "".join(f"{part}: " for part in parts if part)
     if item["type"] == "missing":
         return f"{prefix}is missing"
     message = item["msg"].removeprefix("Value error, ")
@@ -76,26 +106,19 @@ def _explain(cls: type[Config], item: Any, where: str) -> str:
     return f"{prefix}{message}; found {found!r}"
 
 
-def _fields_at(cls: Any, path: Sequence[Any]) -> list[str]:
-    for part in path:
-        field = getattr(cls, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        cls = field.annotation
-    return list(getattr(cls, "model_fields", {}))
-
-
 def read_recipe(path: Path, depth: int = 0) -> Tree:
     """The plain values of a TOML file. `extends = "other.toml"` starts from another file beside it."""
     if depth > DEEPEST_EXTENDS:
         raise ConfigError(f"{path}: extends goes deeper than {DEEPEST_EXTENDS} files; is there a circle?")
     try:
-        if path.stat().st_size > LARGEST_RECIPE:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; a recipe has at most {LARGEST_RECIPE:,}")
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(LARGEST_RECIPE + 1)
+        if len(data) > LARGEST_RECIPE:
+            raise ConfigError(f"{path}: a recipe has at most {LARGEST_RECIPE:,} bytes")
+        tree = tomllib.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `allyouneed list recipes` shows the built-in ones") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as TOML: {error}") from None
     base = tree.pop("extends", None)
     if base is None:
@@ -110,14 +133,12 @@ def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        if (
-            isinstance(old, dict)
-            and isinstance(value, Mapping)
-            and value.get("type", old.get("type")) == old.get("type")
-        ):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        if isinstance(old, str) and isinstance(value, Mapping):
+            old = {"type": old}  # a bare name ("softmax") grows into a table when one of its fields is set
+        merged[key] = value
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            kind = old.get("type")
+            merged[key] = merge(old, value) if value.get("type", kind) == kind else value
     return merged
 
 
@@ -125,49 +146,46 @@ def override(tree: Tree, pairs: Sequence[str]) -> Tree:
     """`["model.layers=3"]` laid over the tree. Values are read as TOML; what is not TOML is text."""
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not equals or not all(key.split(".")):
-            raise ConfigError(f"--set {pair}: should look like model.layers=3")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        above: Tree = {}
-        node = above
         *parents, last = key.split(".")
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = value
-        # A bare name ("softmax") grows into a table when one of its fields is set.
-        tree = merge(_open_names(tree, parents), above)
+        if not equals or not all([*parents, last]):
+            raise ConfigError(f"--set {pair}: should look like model.layers=3")
+        above: Tree = {last: _value(text)}
+        for part in reversed(parents):
+            above = {part: above}
+        tree = merge(tree, above)
     return tree
 
 
-def _open_names(tree: Tree, parents: Sequence[str]) -> Tree:
-    if not parents or parents[0] not in tree:
-        return tree
-    head, *rest = parents
-    child = {"type": tree[head]} if isinstance(tree[head], str) else tree[head]
-    return {**tree, head: _open_names(child, rest) if isinstance(child, dict) else child}
+def _value(text: str) -> Any:
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return tree["value"] if len(tree) == 1 else text
 
 
 def to_toml(config: Config) -> str:
     """The config as TOML, every value written out: two runs are compared with `diff`."""
-    return "\n".join(_toml_lines(config.model_dump(exclude_none=True), ())).strip() + "\n"
+    return "\n".join(_toml_lines(config.model_dump(mode="json", exclude_none=True), ())).strip() + "\n"
 
 
 def _toml_lines(tree: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = [f"{key} = {_toml_value(value)}" for key, value in tree.items() if not isinstance(value, Mapping)]
-    lines = ["", f"[{'.'.join(path)}]", *plain] if path else plain
-    for key, value in tree.items():
+    plain = [f"{_key(name)} = {_toml_value(value)}" for name, value in tree.items() if not isinstance(value, Mapping)]
+    lines = ["", f"[{'.'.join(map(_key, path))}]", *plain] if path else plain
+    for name, value in tree.items():
         if isinstance(value, Mapping):
-            lines += _toml_lines(value, (*path, key))
+            lines += _toml_lines(value, (*path, name))
     return lines
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_value(name)
 
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
+        return "{ " + ", ".join(f"{_key(name)} = {_toml_value(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

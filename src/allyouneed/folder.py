@@ -1,0 +1,185 @@
+"""The model folder: all that is needed to use a trained model, and nothing that can run code.
+
+    config.json          the architecture and its sizes, and the task it was trained for
+    model.safetensors    parameters (a tied matrix once) and persistent buffers
+    tokenizer.json       and tokenizer.target.json, codec.json: text <-> ids
+    README.md            the model card: data, budget, scores with their signatures, recipe
+    manifest.json        sha256 and size of each
+
+A folder is data from anywhere: every byte is compared with the manifest, the architecture is looked up in the closed
+table `MODELS`, and names, shapes and types of all tensors must be exactly those of that architecture.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from allyouneed import __version__
+from allyouneed.config import Config, Tree, parse
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.models import AnyModel, Model
+from allyouneed.sizes import Sizes
+from allyouneed.storage import MANIFEST, Sealed, new_folder, open_folder, write_tensors
+from allyouneed.tasks.codec import Codec
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+FORMAT: Final = 1
+
+Ids = Annotated[int, Field(ge=0, le=1 << 28)]
+
+
+class FolderSizes(Config):
+    """`Sizes` as written in config.json."""
+
+    source: Ids
+    target: Ids
+    shared: bool
+
+
+class FolderConfig(Config):
+    """config.json."""
+
+    format: Literal[1]
+    allyouneed: str
+    model: AnyModel
+    sizes: FolderSizes
+    task: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model that is ready for use."""
+
+    path: Path
+    model: Model  # in evaluation mode
+    codec: Codec
+    task: Tree  # the settings of the task it was trained for, as plain values
+    card: str
+    version: str  # of the allyouneed that wrote it
+
+
+def save_folder(path: str | Path, model: Model, codec: Codec, task_config: Config, card: str) -> Path:
+    """Writes a model folder; one that was there is replaced when the new one is whole."""
+    built: Any = model  # every architecture keeps what it was built from
+    config = FolderConfig(
+        format=FORMAT,
+        allyouneed=__version__,
+        model=built.config,
+        sizes=FolderSizes(**asdict(built.sizes)),
+        task=task_config.model_dump(mode="json"),
+    )
+    with new_folder(Path(path)) as folder:
+        text = json.dumps(config.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        write_tensors(folder / WEIGHTS, model_tensors(model))
+        codec.save(folder)
+        (folder / CARD).write_text(card, encoding="utf-8")
+    return Path(path)
+
+
+def load_folder(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
+    """A ready model from a model folder, or from the run folder that holds one."""
+    sealed = open_folder(_model_folder(Path(path)))
+    for name in (CONFIG, WEIGHTS):
+        if name not in sealed.files:
+            raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
+    config = _read_config(sealed)
+    for name in sealed.files.keys() - {WEIGHTS}:
+        sealed.read(name)  # the codec opens its files by itself: compare them with the manifest here
+    model = _read_model(sealed, config)
+    codec = Codec.load(sealed.path)
+    _require_room(codec, config, sealed.path)
+    card = sealed.read_text(CARD) if CARD in sealed.files else ""
+    return Bundle(sealed.path, model.to(device).eval(), codec, config.task, card, config.allyouneed)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a model has learnt, by name: parameters (a tied one under its first name) and persistent buffers."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {**{name: parameter.data for name, parameter in model.named_parameters()}, **buffers}
+
+
+def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Copies tensors into a model; names, shapes and types must be exactly the model's own."""
+    own = model_tensors(model)
+    _require_same(own, tensors, where)
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+def _model_folder(path: Path) -> Path:
+    """The folder itself, or `model` inside a run folder."""
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return path
+    if (path / "model").is_dir():
+        return path / "model"
+    if (path / "checkpoints").is_dir():
+        raise FolderError(f"{path}: a run that has not written its model folder yet; let its training end")
+    raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
+
+
+def _read_config(sealed: Sealed) -> FolderConfig:
+    where, tree = sealed.path / CONFIG, sealed.read_json(CONFIG)
+    if not isinstance(tree, dict) or "format" not in tree:
+        raise FolderError(f"{where}: is not the config of a model")
+    if tree["format"] != FORMAT:
+        raise FolderError(
+            f"{where}: format {tree['format']!r}; allyouneed {__version__} reads format {FORMAT}: is the folder newer?"
+        )
+    try:
+        return parse(FolderConfig, tree, str(where))
+    except (ConfigError, RecursionError) as error:
+        raise FolderError(str(error)) from None
+
+
+def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
+    where, sizes = sealed.path / WEIGHTS, Sizes(**config.sizes.model_dump())
+    try:
+        # First without memory: sizes that the tensors do not bear out cost nothing.
+        with torch.device("meta"):
+            expected = model_tensors(config.model.build(sizes))
+        tensors = sealed.read_tensors(WEIGHTS)
+        _require_same(expected, tensors, where)
+        with torch.random.fork_rng(devices=[]):  # loading a model draws nothing from the caller's generator
+            model = config.model.build(sizes)
+    except (ConfigError, ValueError) as error:
+        raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
+    fill_model(model, tensors, where)
+    return model
+
+
+def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
+    """Every id that the codec can say must have a row in the model's tables."""
+    sizes = config.sizes
+    room = sizes.target if config.model.kind == "decoder" else sizes.source  # a decoder reads a source as target text
+    needs = [("source", codec.source.size if codec.source else 0, room)]
+    if codec.classes is not None:
+        needs.append(("classes", len(codec.classes), sizes.target))
+    elif codec.target is not None:
+        needs.append(("target", codec.target.size, sizes.target))
+    for what, ids, rows in needs:
+        if ids > rows:
+            raise FolderError(f"{where}: {what}: {ids} ids, but the model has room for {rows}")
+
+
+def _require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
+    for name in [*expected, *sorted(found.keys() - expected.keys())]:
+        if name not in found:
+            raise FolderError(f"{where}: tensor {name} is missing")
+        if name not in expected:
+            raise FolderError(f"{where}: tensor {name} is not part of this model")
+        for what in ("shape", "dtype"):
+            right, is_now = getattr(expected[name], what), getattr(found[name], what)
+            if right != is_now:
+                raise FolderError(f"{where}: tensor {name} has {what} {_say(is_now)}, the model needs {_say(right)}")
+
+
+def _say(value: Any) -> str:
+    return " x ".join(map(str, value)) or "()" if isinstance(value, torch.Size) else str(value)
