@@ -59,10 +59,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Each position on its own."""
-        x_BTF = self.inner(x_BTD)
         if self.activation == "swiglu":
-            gate_BTF, value_BTF = x_BTF.chunk(2, dim=-1)
+            gate_BTF, value_BTF = self.inner(x_BTD).chunk(2, dim=-1)
             return self.outer(F.silu(gate_BTF) * value_BTF)
+        x_BTF = self.inner(x_BTD)
         return self.outer(F.relu(x_BTF) if self.activation == "relu" else F.gelu(x_BTF))
 
 

@@ -25,7 +25,7 @@ def attend_by_loops(score: Score, visible: Visible, v_SK: Tensor, queries: int) 
         if not seen:  # nothing to look at: nothing is read
             rows.append(torch.zeros_like(v_SK[0]))
             continue
-        largest = max(float(score(t, s)) for s in seen)  # exp of large numbers overflows; the shift cancels
+        largest = max(score(t, s).item() for s in seen)  # exp of large numbers overflows; the shift cancels
         weights = [torch.exp(score(t, s) - largest) for s in seen]
         total = torch.stack(weights).sum()
         row = torch.zeros_like(v_SK[0])

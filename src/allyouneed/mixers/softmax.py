@@ -135,18 +135,18 @@ class Softmax(Mixer):
         valid_BT: Tensor | None = None,
         state: SoftmaxState | CrossState | None = None,
         memory: Memory | None = None,
-    ) -> tuple[Tensor, SoftmaxState | CrossState]:
+    ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
         if self.role == "cross":
             assert state is None or isinstance(state, CrossState)
             return self._read_memory(x_BTD, state, memory)
-        assert state is None or isinstance(state, SoftmaxState)
         if self.role == "bidirectional" and state is not None:
             raise ConfigError("a bidirectional mixer sees the future, so it cannot go on from a state")
+        assert state is None or isinstance(state, SoftmaxState)
         return self._read_self(x_BTD, valid_BT, state)
 
     def _read_self(
         self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
-    ) -> tuple[Tensor, SoftmaxState]:
+    ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
         q_BTN, k_BTN, v_BTM = self.query_key_value(x_BTD).split([self.keys, self.keys, self.values], dim=-1)
         q_BHTK, k_BHTK, v_BHTR = self._split_heads(q_BTN), self._split_heads(k_BTN), self._split_heads(v_BTM)
@@ -168,7 +168,8 @@ class Softmax(Mixer):
         triangle = causal and past == 0 and valid_BS is None
         visible = None if triangle else self._visible(valid_BS, T, past, x_BTD)
         y_BHTR = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
-        return self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values)), SoftmaxState(k, v, valid_BS)
+        y_BTD = self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values))
+        return y_BTD, SoftmaxState(k, v, valid_BS) if causal else None
 
     def _visible(self, valid_BS: Tensor | None, T: int, past: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
@@ -188,10 +189,10 @@ class Softmax(Mixer):
             state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
-        q_NHTK = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))
+        q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))
         visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
-        y_NHTR = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSR, None, visible, False)
-        return self.output(y_NHTR.transpose(1, 2).reshape(B, T, self.values)), state
+        y = self._look_up(q, state.k_NHSK, state.v_NHSR, None, visible, False)
+        return self.output(y.transpose(1, 2).reshape(B, T, self.values)), state
 
     def _look_up(
         self,
