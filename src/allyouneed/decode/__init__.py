@@ -2,6 +2,8 @@
 
 from allyouneed.decode.base import Hypothesis
 from allyouneed.decode.beam import SearchConfig, search
+from allyouneed.decode.sample import SampleConfig, sample
 from allyouneed.decode.score import Scored, score
+from allyouneed.decode.stream import stream
 
-__all__ = ["Hypothesis", "Scored", "SearchConfig", "score", "search"]
+__all__ = ["Hypothesis", "SampleConfig", "Scored", "SearchConfig", "sample", "score", "search", "stream"]

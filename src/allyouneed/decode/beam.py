@@ -117,11 +117,11 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     # The best of a union are among the best of its parts: the vocabulary is read once for its sum, once for its maxima,
     # and normalised log-probabilities exist for a few tokens only.
     per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
-    logit_BR, word_BR = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
+    logit_BM, word_BM = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
     shift_B = logprob_NK.flatten() - logits_BV.logsumexp(dim=1)
-    logprob_NR = (logit_BR + shift_B[:, None]).view(N, K * per_row)
+    logprob_NR = (logit_BM + shift_B[:, None]).view(N, K * per_row)
     logprob_NC, place_NC = logprob_NR.topk(min(count, K * per_row), dim=1)
-    token_NC = word_BR.view(N, K * per_row).gather(1, place_NC) + FIRST_WORD
+    token_NC = word_BM.view(N, K * per_row).gather(1, place_NC) + FIRST_WORD
     first_N1 = torch.arange(0, N * K, K, device=logits_BV.device)[:, None]
     row_NC = place_NC // per_row + first_N1
     missing = count - logprob_NC.shape[1]
@@ -197,27 +197,27 @@ class _Beams:
                 if len(found) < self.config.n_best and logprob > NEVER:
                     ids = [*self.ids_BT[row, 1:].tolist(), token]
                     found.append(Hypothesis(ids, logprob, logprob / penalty, finished=False))
-        stay_N = (~done_N).nonzero()[:, 0]
-        self.item = [self.item[sentence] for sentence in stay_N.tolist()]
-        self.limit_N, self.to_beat_N = self.limit_N[stay_N], self.to_beat_N[stay_N]
-        self.last_penalty_N = self.last_penalty_N[stay_N]
-        return stay_N
+        stay = (~done_N).nonzero()[:, 0]
+        self.item = [self.item[sentence] for sentence in stay.tolist()]
+        self.limit_N, self.to_beat_N = self.limit_N[stay], self.to_beat_N[stay]
+        self.last_penalty_N = self.last_penalty_N[stay]
+        return stay
 
-    def _go_on(self, live: Candidates, stay_N: Tensor | None) -> None:
+    def _go_on(self, live: Candidates, stay: Tensor | None) -> None:
         """The chosen beginnings become the rows of the state."""
         if not self.item:
             return
         beams_before, beam = self.logprob_NK.shape[1], self.config.beam
-        if stay_N is not None:
-            live = live.of(stay_N)
+        if stay is not None:
+            live = live.of(stay)
         row_B = live.row_NC.flatten()
         if beams_before == beam:
             self.state = select_rows(self.state, row_B)
         else:
             # After BOS each sentence's one row becomes a group. Dropping sentences in the same selection would hide
             # from a state that the rows of a group share what they read.
-            if stay_N is not None:
-                self.state = select_rows(self.state, stay_N)
+            if stay is not None:
+                self.state = select_rows(self.state, stay)
             group_B = torch.arange(len(self.item), device=self.device).repeat_interleave(beam)
             self.state = select_rows(self.state, group_B)
         self.ids_BT = torch.cat([self.ids_BT[row_B], live.token_NC.reshape(-1, 1)], dim=1)

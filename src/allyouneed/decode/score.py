@@ -67,8 +67,8 @@ def _score_batch(
     for start in range(0, output_BT.shape[1], SEGMENT):
         columns = slice(start, start + SEGMENT)
         valid = None if valid_BT is None else valid_BT[:, columns]
-        logprob_BT, state = _score_segment(model, state, input_BT[:, columns], output_BT[:, columns], valid)
-        pieces.append(logprob_BT)
+        piece, state = _score_segment(model, state, input_BT[:, columns], output_BT[:, columns], valid)
+        pieces.append(piece)
     rows: list[list[float]] = torch.cat(pieces, dim=1).tolist()
     return [row[: len(target)] for row, target in zip(rows, targets, strict=True)]
 

@@ -1,0 +1,150 @@
+"""Sampling: each token is drawn from the model's distribution, made sharper or cut to its likely part.
+
+    P'(v) ~ P(v)^(1/temperature),   then kept are:
+    top_k   the k most probable tokens
+    top_p   the fewest most probable ones that together reach p     (nucleus; Holtzman et al. 2020, arXiv:1904.09751)
+    min_p   those at least min_p times as probable as the best      (Nguyen et al. 2024, arXiv:2407.01082)
+
+each applied to what the one before left. A token is drawn by inverting the cumulative distribution at a uniform number:
+every sample has a stream of such numbers of its own, so what it says depends on the seed, not on its neighbours.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from torch import Tensor
+
+from allyouneed.config import Config
+from allyouneed.decode.base import (
+    FIRST_WORD,
+    Hypothesis,
+    begin,
+    device_of,
+    pack,
+    pad_left,
+    predicting,
+)
+from allyouneed.decode.walk import best_token, walk
+from allyouneed.errors import DataError
+from allyouneed.mixers import select_rows
+from allyouneed.models import Model
+from allyouneed.tasks.base import BOS
+
+SHARPEST = 1e-3  # below it float32 scores overflow; 0 says what is meant
+
+
+class SampleConfig(Config):
+    """How to draw targets."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: always the most probable token
+    top_k: PositiveInt | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: NonNegativeInt = 0
+    max_length: NonNegativeInt = 256  # new tokens at most, EOS included
+    n: PositiveInt = 1  # samples for each prompt
+    batch_tokens: PositiveInt = 4096  # source or prompt tokens at once, each counted for every sample
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_tiny(cls, value: float) -> float:
+        if 0 < value < SHARPEST:
+            raise ValueError(f"{value} is too close to 0; use 0 (the most probable token) or at least {SHARPEST}")
+        return value
+
+
+def sample(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    config: SampleConfig,
+    sources: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """n continuations of each prompt (the target's first ids after BOS; may be empty), in the order they were drawn.
+
+    Ids and log-probability are those of what was said after the prompt; the log-probability is the model's own, whatever
+    temperature and cuts were.
+    """
+    if sources is not None and len(sources) != len(prompts):
+        raise DataError(f"{len(prompts)} prompts but {len(sources)} sources; each prompt needs one")
+    results = [[Hypothesis([], 0.0, 0.0, finished=False)] * config.n for _ in prompts]
+    with predicting(model):
+        if config.max_length == 0:
+            return results
+        pairs = list(zip(prompts, sources if sources is not None else [None] * len(prompts), strict=True))
+        lengths = [1 + max(len(prompt), len(source or ())) for prompt, source in pairs]
+        for batch in pack(lengths, config.n, config.batch_tokens):
+            draw = Draws(config, [(item, number) for item in batch for number in range(config.n)])
+            found = _sample_batch(model, [pairs[item] for item in batch], config, draw)
+            for place, item in enumerate(batch):
+                results[item] = found[place * config.n : (place + 1) * config.n]
+    return results
+
+
+class Draws:
+    """A stream of uniform numbers for each row, which depends on (seed, prompt number, sample number) alone."""
+
+    AHEAD = 64  # numbers drawn at once
+
+    def __init__(self, config: SampleConfig, rows: Sequence[tuple[int, int]]) -> None:
+        self._generators = [np.random.default_rng((config.seed, *row)) for row in rows]
+        self._ahead_BT = np.empty((len(rows), 0))
+
+    def next(self, row_B: Tensor) -> Tensor:
+        """The next number, in [0, 1), of some of the N rows; the others skip theirs."""
+        if not self._ahead_BT.shape[1]:
+            self._ahead_BT = np.stack([generator.random(self.AHEAD) for generator in self._generators])
+        uniform_N = torch.from_numpy(self._ahead_BT[:, 0].copy()).to(row_B.device)
+        self._ahead_BT = self._ahead_BT[:, 1:]
+        return uniform_N[row_B]
+
+
+def _sample_batch(
+    model: Model,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]],
+    config: SampleConfig,
+    draws: Draws,
+) -> list[Hypothesis]:
+    device = device_of(model)
+    state = begin(model, [source for _, source in pairs], device)
+    token_BT, valid_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
+    # The prompt is read once, and only its last position is projected; then its row becomes one for each sample.
+    x_BTD, state = model.hidden(token_BT, state, valid_BT)
+    group_N = torch.arange(len(pairs), device=device).repeat_interleave(config.n)
+    logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
+    if config.n > 1:
+        state = select_rows(state, group_N)
+    limits = [config.max_length] * len(group_N)
+    return walk(model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, row_B, config, draws))
+
+
+def draw_token(logits_BV: Tensor, row_B: Tensor, config: SampleConfig, draws: Draws) -> tuple[Tensor, Tensor]:
+    """A token (B, 1) for each row, and its log-probability (B) in the model's own distribution."""
+    if config.temperature == 0:
+        return best_token(logits_BV)
+    weight_BV, word_BV = kept(logits_BV[:, FIRST_WORD:], config)
+    reached_BV = weight_BV.to(torch.float64).cumsum(dim=1)
+    # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.
+    wanted_B1 = draws.next(row_B)[:, None] * reached_BV[:, -1:] * (1 - 2.0**-40)
+    place_B1 = torch.searchsorted(reached_BV, wanted_B1, right=True)
+    token_B1 = (place_B1 if word_BV is None else word_BV.gather(1, place_B1)) + FIRST_WORD
+    return token_B1, logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
+
+
+def kept(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None]:
+    """Probabilities after temperature, zero for what is cut off, and of which words (None: all in order)."""
+    word_BV = None
+    if config.top_k is not None or config.top_p < 1:
+        size = logits_BV.shape[1]
+        logits_BV, word_BV = logits_BV.topk(min(config.top_k or size, size), dim=1)
+    best_B1 = logits_BV.amax(dim=1, keepdim=True)
+    weight_BV = ((logits_BV - best_B1) / config.temperature).softmax(dim=1)
+    if config.top_p < 1:
+        before_BV = weight_BV.cumsum(dim=1) - weight_BV
+        weight_BV = weight_BV.masked_fill(before_BV >= config.top_p, 0)
+    if config.min_p > 0:
+        best_B1 = weight_BV.amax(dim=1, keepdim=True)
+        weight_BV = weight_BV.masked_fill(weight_BV < config.min_p * best_B1, 0)
+    return weight_BV, word_BV

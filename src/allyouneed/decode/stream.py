@@ -1,0 +1,31 @@
+"""Streaming: the tokens of one sample, each as soon as it is known. They are those of `sample` with the same seed."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from allyouneed.decode.base import as_float32, begin, device_of, predicting
+from allyouneed.decode.sample import Draws, SampleConfig, draw_token
+from allyouneed.models import Model
+from allyouneed.tasks.base import BOS, EOS
+
+
+def stream(
+    model: Model, prompt: Sequence[int], config: SampleConfig, source: Sequence[int] | None = None
+) -> Iterator[int]:
+    """The ids that follow the prompt (the target's first ids after BOS), without EOS."""
+    device = device_of(model)
+    draws, row_B = Draws(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
+    token_BT = torch.tensor([[BOS, *prompt]], device=device)
+    state = None
+    for _ in range(config.max_length):
+        # Modes are left before each token is handed out: what the caller does between tokens is not ours to change.
+        with predicting(model):
+            state = begin(model, [source], device) if state is None else state
+            x_BTD, state = model.hidden(token_BT, state)
+            logits_BV = as_float32(model.head(x_BTD[:, -1]))
+            token_BT, _ = draw_token(logits_BV, row_B, config, draws)
+            token = int(token_BT)
+        if token == EOS:
+            return
+        yield token
