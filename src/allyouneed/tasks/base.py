@@ -1,12 +1,12 @@
-"""The contract of a task: what is learnt. A task turns data into batches, owns its loss and its metrics, and knows no model.
+"""The contract of a task: what is learnt. It turns data into batches, owns its loss and metrics, and knows no model.
 
 Lifecycle:
 
-    data = config.prepare(folder, seed)    # reads, checks and tokenises once, streaming; keeps ids memory-mapped in `folder`
+    data = config.prepare(folder, seed)    # reads, checks and tokenises once; keeps ids memory-mapped there
     model = model_config.build(data.sizes)
     batch = data.batch(seed, index)        # any batch, at any time: addressed, not iterated
-    loss = batch_loss(model, batch, smoothing)                    # tasks/loss.py
-    scores = data.measure(hypotheses, references)                 # of decoded text; losses are measured by train/evaluate.py
+    loss = batch_loss(model, batch, smoothing)       # tasks/loss.py
+    scores = data.measure(hypotheses, references)    # of decoded text; losses are measured by train/evaluate.py
 
 Batches are addressed by (seed, index), so a resumed run never replays or skips. Padding stands on the right.
 """
@@ -15,12 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.sizes import Sizes
+
+if TYPE_CHECKING:
+    from allyouneed.tasks.codec import Codec
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the first ids of every vocabulary
 Split = Literal["valid", "test"]
@@ -63,6 +66,15 @@ class Score:
     higher_is_better: bool = True
 
 
+@dataclass(frozen=True)
+class Units:
+    """The same text, counted three ways: bits per character = nats per token x tokens / characters / ln 2."""
+
+    tokens: int
+    characters: int
+    bytes: int
+
+
 class Learner(Protocol):
     """What a loss needs of a model; every `models.Model` has it."""
 
@@ -85,7 +97,7 @@ class TaskConfig(Config, ABC):
 
     @abstractmethod
     def prepare(self, folder: Path, seed: int) -> "TaskData":
-        """Reads, checks and tokenises the data; keeps what it made in `folder`, and reuses it if the sources are unchanged."""
+        """Reads, checks and tokenises the data; keeps it in `folder`, and reuses it if the sources are unchanged."""
 
 
 class TaskData(ABC):
@@ -93,10 +105,8 @@ class TaskData(ABC):
 
     sizes: Sizes
     notes: list[str]  # what was skipped and why, one line each, for the log and the model card
-
-    @abstractmethod
-    def save_tokenizers(self, folder: Path) -> None:
-        """Writes what `folder.load_folder` needs to read and write text: tokenizer.json (and tokenizer.target.json)."""
+    codec: "Codec"  # text <-> ids; `codec.save(folder)` writes all that a finished model needs of its task
+    epoch: int | None = None  # batches an epoch; None: windows or generated items, there are no epochs
 
     @abstractmethod
     def batch(self, seed: int, index: int) -> Batch:
@@ -113,3 +123,7 @@ class TaskData(ABC):
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         """Scores of decoded text; the first one chooses the best checkpoint."""
         return []
+
+    def units(self, split: Split) -> "Units | None":
+        """What the predictions of `held_out` stand for, if a loss per character or byte means something."""
+        return None

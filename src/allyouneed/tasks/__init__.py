@@ -1,0 +1,41 @@
+"""What is learnt: one task a file, and this table."""
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny
+
+from allyouneed.config import choice
+from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.language import LanguageConfig
+from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
+from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig
+from allyouneed.tasks.translation import TranslationConfig
+
+TASKS: dict[str, type[TaskConfig]] = {
+    "translation": TranslationConfig,
+    "numbers": NumbersConfig,
+    "dates": DatesConfig,
+    "language": LanguageConfig,
+}
+
+AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "PAD",
+    "TASKS",
+    "UNK",
+    "AnyTask",
+    "Batch",
+    "Codec",
+    "Loss",
+    "Score",
+    "Split",
+    "TaskConfig",
+    "TaskData",
+    "Tokenizer",
+    "TokenizerConfig",
+    "Units",
+]

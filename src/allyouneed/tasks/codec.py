@@ -1,0 +1,87 @@
+"""Text <-> ids for a finished model: what a model folder keeps of its task, so that it needs no training data.
+
+Files: `tokenizer.json`; `tokenizer.target.json` if the target has a vocabulary of its own; `codec.json` with the rest.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allyouneed.errors import FolderError
+from allyouneed.tasks.base import BOS, EOS
+from allyouneed.tasks.tokenizer import LARGEST_FILE, Tokenizer
+
+FILES = ("tokenizer.json", "tokenizer.target.json", "codec.json")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """The tokenisers of a task. No source: a language model. Classes instead of a target: a classifier."""
+
+    source: Tokenizer | None = None
+    target: Tokenizer | None = None
+    classes: tuple[str, ...] | None = None
+
+    def encode_source(self, text: str) -> list[int]:
+        """What the encoder reads: the text and EOS; for a classifier BOS and the text, so that BOS can be pooled."""
+        return self.encode_sources([text])[0]
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """What the encoder reads, for many texts."""
+        assert self.source is not None, "a language model has no source"
+        if self.classes is not None:
+            return [[BOS, *ids] for ids in self.source.encode_batch(texts)]
+        return [[*ids, EOS] for ids in self.source.encode_batch(texts)]
+
+    def encode_prompt(self, text: str = "") -> list[int]:
+        """What the decoder is given first: BOS and the beginning of the target."""
+        assert self.target is not None, "a classifier has no target"
+        return [BOS, *self.target.encode(text)]
+
+    def encode_target(self, text: str) -> list[int]:
+        """What the decoder should say for a whole target: the text and EOS."""
+        assert self.target is not None, "a classifier has no target"
+        return [*self.target.encode(text), EOS]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        """The text of what the decoder said, up to the first EOS."""
+        assert self.target is not None, "a classifier has no target"
+        ids = list(ids)
+        return self.target.decode(ids[: ids.index(EOS)] if EOS in ids else ids)
+
+    def save(self, folder: Path) -> None:
+        """Writes the files of this codec into a folder (of `storage.new_folder`)."""
+        shared = self.source is self.target
+        first = self.source or self.target
+        assert first is not None
+        (folder / FILES[0]).write_text(first.to_json(), encoding="utf-8")
+        if self.source is not None and self.target is not None and not shared:
+            (folder / FILES[1]).write_text(self.target.to_json(), encoding="utf-8")
+        tree = {"source": self.source is not None, "target": self.target is not None, "classes": self.classes}
+        (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> "Codec":
+        """The codec of a folder; FolderError if the files are not what `save` writes."""
+        path = folder / FILES[2]
+        try:
+            with path.open("rb") as file:
+                tree = json.loads(file.read(LARGEST_FILE).decode("utf-8"))
+            has_source, has_target, classes = tree["source"], tree["target"], tree["classes"]
+            names = None if classes is None else tuple(classes)
+            if not all(isinstance(flag, bool) for flag in (has_source, has_target)):
+                raise TypeError("source and target should be true or false")
+            if not all(isinstance(name, str) for name in names or ()):
+                raise TypeError("classes should be names")
+            if not has_source and (not has_target or names is not None):
+                raise ValueError("has neither a source nor a target")
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise FolderError(f"{path}: not readable: {error}") from None
+        first = Tokenizer.load(folder / FILES[0])
+        if not has_target:
+            return Codec(source=first, classes=names)
+        if not has_source:
+            return Codec(target=first)
+        second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
+        return Codec(source=first, target=second, classes=names)

@@ -1,0 +1,190 @@
+"""Language modelling: predict each token from those before it.
+
+    input = x_i ... x_{i+T-1};   output = x_{i+1} ... x_{i+T}          one BOS stands before each document
+
+Training takes windows at random. Evaluation predicts every token of the held-out text once, each window being
+given up to `overlap` earlier tokens to read, so that the loss does not depend much on where windows begin.
+
+Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field, model_validator
+
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.base import BOS, PAD, Batch, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.batching import Array, generator
+from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.tasks.text import blocks, resolve
+from allyouneed.tasks.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
+
+
+class LanguageConfig(TaskConfig):
+    summary = "language modelling from plain text: characters, bytes or BPE"
+    paper = "Graves 2013, arXiv:1308.0850"
+    kinds = frozenset({"decoder"})
+
+    type: Literal["language"] = "language"
+    train: Files  # text files; each is a document
+    valid: Files | None = None
+    test: Files | None = None
+    split: tuple[float, ...] | None = None  # shares of one file's characters: [0.9, 0.1] train and valid, or three
+    tokenizer: TokenizerConfig = TokenizerConfig(kind="characters")
+    context: Annotated[int, Field(ge=1)] = 256
+    batch: Annotated[int, Field(ge=1)] = 32  # sequences
+    overlap: Annotated[int, Field(ge=0)] | None = None  # default: half the context
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "LanguageConfig":
+        if (self.split is None) == (self.valid is None):
+            raise ValueError("needs either valid files or split = [0.9, 0.1]")
+        if self.split is not None:
+            if len(self.train) != 1 or self.test is not None:
+                raise ValueError("split cuts one file into parts: give one train file and no other")
+            if len(self.split) not in (2, 3) or min(self.split) <= 0 or abs(sum(self.split) - 1) > 1e-9:
+                raise ValueError(f"split={list(self.split)}: should be two or three shares that sum up to 1")
+        if self.tokenizer.dropout:
+            raise ValueError("tokenizer.dropout is for translation: a stream of text is tokenised once")
+        if self.overlap is not None and self.overlap >= self.context:
+            raise ValueError(f"overlap={self.overlap}: should be less than context={self.context}")
+        return self
+
+    def prepare(self, folder: Path, seed: int) -> "LanguageData":
+        files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
+        hashes = source_hashes(name for part in (self.train, self.valid, self.test) for name in part or ())
+        key = {"task": self.type, "files": files, "sha256": hashes, "tokenizer": self.tokenizer.model_dump()}
+        return LanguageData(self, prepared(folder, key, lambda temporary: _build(self, temporary)))
+
+
+def _build(task: LanguageConfig, folder: Path) -> None:
+    parts = _parts(task)
+    tokenizer = train(_short(parts["train"]()), task.tokenizer, sentences=False)
+    Codec(target=tokenizer).save(folder)
+    units = {}
+    for name, read in parts.items():
+        tokens = characters = size = 0
+        with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
+            for text in read():
+                ids = [BOS] if text is None else tokenizer.encode(text)
+                stream.extend([ids])
+                if text is not None:
+                    tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
+        if not tokens:
+            raise DataError(f"{' and '.join(task.train)}: the {name} text is empty")
+        units[name] = (tokens, characters, size)
+    (folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
+
+
+def _parts(task: LanguageConfig) -> dict[str, Any]:
+    """For each split a function that gives its text in pieces; None stands before each document."""
+    if task.split is None:
+        given = {"train": task.train, "valid": task.valid, "test": task.test}
+        return {name: lambda files=files: _documents(files) for name, files in given.items() if files}
+    path = resolve(task.train[0])
+    total = sum(len(text) for text in blocks(path))
+    cuts = [int(total * share) for share in np.cumsum([0.0, *task.split[:-1]])] + [total]
+    return {
+        name: lambda start=start, end=end: _between(path, start, end)
+        for name, start, end in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False)
+    }
+
+
+def _documents(files: tuple[str, ...]) -> Iterator[str | None]:
+    for name in files:
+        yield None
+        yield from blocks(resolve(name))
+
+
+def _between(path: Path, start: int, end: int) -> Iterator[str | None]:
+    yield None
+    seen = 0
+    for text in blocks(path):
+        piece = text[max(0, start - seen) : max(0, end - seen)]
+        seen += len(text)
+        if piece:
+            yield piece
+
+
+def _short(texts: Iterator[str | None]) -> Iterator[str]:
+    for text in texts:
+        for start in range(0, len(text or ""), LONGEST_TRAINED):
+            yield (text or "")[start : start + LONGEST_TRAINED]
+
+
+@final
+class LanguageData(TaskData):
+    """Prepared running text."""
+
+    def __init__(self, task: LanguageConfig, folder: Path) -> None:
+        self._task, self._folder = task, folder
+        self.codec = Codec.load(folder)
+        assert self.codec.target is not None
+        size = self.codec.target.size
+        self.sizes = Sizes(source=size, target=size, shared=True)
+        self._units = json.loads((folder / "units.json").read_text(encoding="utf-8"))
+        self.notes = [f"{split}: {tokens:,} tokens" for split, (tokens, _, _) in self._units.items()]
+        self._train = self._stream("train")
+        if len(self._train) <= task.context:
+            raise DataError(
+                f"{' and '.join(task.train)}: {len(self._train):,} tokens to learn from; "
+                f"context={task.context} needs more than that"
+            )
+
+    def batch(self, seed: int, index: int) -> Batch:
+        length, count = self._task.context, self._task.batch
+        places = len(self._train) - length
+        starts = np.floor(generator(seed, index).random(count) * places).astype(np.int64)
+        windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+        tokens_BT = torch.from_numpy(windows)
+        return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]))
+
+    def held_out(self, split: Split) -> Iterator[Batch]:
+        stream, length = self._stream(split), self._task.context
+        overlap = length // 2 if self._task.overlap is None else self._task.overlap
+        # Window k predicts tokens first[k] .. first[k + 1]; the first window has nothing before it.
+        first = np.concatenate([[1], np.arange(1 + length, len(stream), length - overlap)])
+        for begin in range(0, len(first), self._task.batch):
+            yield self._windows(stream, first[begin : begin + self._task.batch], length, overlap)
+
+    def _windows(self, stream: Array, first: Array, length: int, overlap: int) -> Batch:
+        rows = []
+        for start in first.tolist():
+            read = start if start == 1 else start - overlap  # the first token whose prediction is in the window
+            rows.append((stream[read - 1 : read + length], start - read))
+        input_BT = torch.from_numpy(padded([row[:-1] for row, _ in rows], pad=PAD))
+        output_BT = _no_start(torch.from_numpy(padded([row[1:] for row, _ in rows], pad=PAD)))
+        for line, (_, known) in zip(output_BT, rows, strict=True):
+            line[:known] = PAD
+        return Batch(input_BT=input_BT, output_BT=output_BT)
+
+    def examples(self, split: Split) -> list[tuple[str, str]]:
+        return []
+
+    def units(self, split: Split) -> Units:
+        self._stream(split)
+        return Units(*self._units[split])
+
+    def _stream(self, split: Literal["train", "valid", "test"]) -> Array:
+        if split not in self._units:
+            raise ConfigError(f"task: {split}: is not given; name the {split} files or a third share in split")
+        return Ragged(self._folder, split, dtype_for(self.sizes.target)).values
+
+
+def _no_start(output_BT: torch.Tensor) -> torch.Tensor:
+    """Where a document begins there is nothing to predict: PAD does not count."""
+    return output_BT.masked_fill(output_BT == BOS, PAD)

@@ -1,0 +1,36 @@
+"""Scores of decoded text, each with the signature that is needed to get the same number again."""
+
+from collections.abc import Sequence
+
+from allyouneed.tasks.base import Score
+
+
+def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[Score]:
+    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of detokenised, mixed-case text, by sacreBLEU (Post 2018)."""
+    # Here, because importing it takes a quarter of a second.
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    scores = []
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        value = float(metric.corpus_score(list(hypotheses), [list(references)]).score)
+        scores.append(Score(name, value, str(metric.get_signature())))
+    return scores
+
+
+def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """The share of hypotheses that are the reference, apart from blanks at the ends."""
+    equal = sum(ours.strip() == theirs.strip() for ours, theirs in zip(hypotheses, references, strict=True))
+    return Score("exact", equal / max(1, len(references)), f"n:{len(references)}|match:whole text")
+
+
+def accuracy(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """The share of right classes, with the count of each class: right of all."""
+    names = sorted(set(references))
+    right = {name: [0, 0] for name in names}
+    for ours, theirs in zip(hypotheses, references, strict=True):
+        right[theirs][0] += ours == theirs
+        right[theirs][1] += 1
+    counts = ",".join(f"{name}={hits}/{count}" for name, (hits, count) in right.items())
+    total = sum(hits for hits, _ in right.values())
+    return Score("accuracy", total / max(1, len(references)), f"n:{len(references)}|right:{counts}")

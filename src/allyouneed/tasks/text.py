@@ -1,0 +1,220 @@
+"""Reading text: streamed, in constant memory, and refused with the file, the line and the byte if it is not text.
+
+A line is what LF ends. Nothing else ends one: U+2028, U+0085, VT, FF and a lone CR stay inside their line
+(`str.splitlines` cuts there and misaligns parallel files). The last LF is optional, a BOM at the start of a
+file and a CR before an LF are dropped.
+"""
+
+import codecs
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO
+
+from allyouneed.errors import DataError
+
+LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without ever being held
+BLOCK = 1 << 20  # bytes read at a time
+DATA_VARIABLE = "ALLYOUNEED_DATA"
+DATA_DEFAULT = "../shared/data"
+
+_OTHER_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+Pair = tuple[str, str]
+
+
+def resolve(name: str) -> Path:
+    """The path a recipe means: relative to the current folder, or to $ALLYOUNEED_DATA if it begins with `$DATA/`."""
+    if not name.startswith("$DATA/"):
+        return Path(name)
+    folder = Path(os.environ.get(DATA_VARIABLE, DATA_DEFAULT))
+    if not folder.is_dir():
+        raise DataError(
+            f"{name}: $DATA is {folder}, and there is no such folder; set {DATA_VARIABLE} to the folder with the data"
+        )
+    return folder / name.removeprefix("$DATA/")
+
+
+def open_text(path: Path) -> BinaryIO:
+    """The file, opened for reading bytes, or one line that says why not."""
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, without their ends."""
+    for number, raw in enumerate(_raw_lines(path), 1):
+        yield _decode(raw.removesuffix(b"\r"), path, number)
+
+
+def blocks(path: Path) -> Iterator[str]:
+    """The whole text of a UTF-8 file in pieces of at most about 1 MiB, each cut after an LF wherever there is one.
+
+    CR LF becomes LF. Unlike `lines` this accepts lines of any length: running text need not have any.
+    """
+    rest, number, given, ended = b"", 1, 0, False
+    for block in _blocks(path):
+        rest += block
+        # An unfinished line is held back until its end is read, unless it is as long as a block.
+        cut = rest.rfind(b"\n") + 1 or (_whole_characters(rest) if len(rest) >= BLOCK else 0)
+        if cut:
+            yield _decode(rest[:cut], path, number, given).replace("\r\n", "\n")
+            ends = rest.count(b"\n", 0, cut)
+            number, ended, given = number + ends, ended or ends > 0, 0 if ends else given + cut
+            rest = rest[cut:]
+    if rest:
+        _refuse_lone_carriage_returns(path, rest, ended)
+        yield _decode(rest, path, number, given).replace("\r\n", "\n")
+
+
+def _whole_characters(raw: bytes) -> int:
+    """How many bytes of `raw` end with a character's last byte (and not with a CR whose LF may follow)."""
+    end = len(raw)
+    while end > len(raw) - 4 and raw[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    if raw[end - 1] >= 0xC0 or raw[end - 1] == 0x0D:
+        return end - 1
+    return len(raw)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open_text(path) as file:
+        block = file.read(BLOCK)
+        for mark, encoding in _OTHER_ENCODINGS.items():
+            if block.startswith(mark):
+                raise DataError(f"{path}: line 1: is {encoding}; convert it: iconv -f {encoding} -t UTF-8")
+        block = block.removeprefix(codecs.BOM_UTF8)
+        while block:
+            yield block
+            block = file.read(BLOCK)
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    parts: list[bytes] = []  # the line that has begun, in pieces: joining them once keeps this linear
+    held, number = 0, 1
+    for block in _blocks(path):
+        *whole, tail = block.split(b"\n")
+        for piece in whole:
+            _refuse_long(path, number, held + len(piece))
+            yield b"".join([*parts, piece])
+            number, held = number + 1, 0
+            parts.clear()
+        parts.append(tail)
+        held += len(tail)
+        if held > LONGEST_LINE:
+            _refuse_lone_carriage_returns(path, b"".join(parts), number > 1)
+        _refuse_long(path, number, held)
+    last = b"".join(parts)
+    if last:
+        _refuse_lone_carriage_returns(path, last, number > 1)
+        yield last
+
+
+def _refuse_long(path: Path, number: int, length: int) -> None:
+    if length > LONGEST_LINE:
+        raise DataError(f"{path}: line {number}: longer than {LONGEST_LINE:,} bytes; a line should hold one text")
+
+
+def _refuse_lone_carriage_returns(path: Path, last: bytes, ended: bool) -> None:
+    """A file without LF, but with CR, has the line ends of an old Macintosh: it would be one line."""
+    if not ended and b"\r" in last.removesuffix(b"\r"):
+        raise DataError(
+            f"{path}: line 1: the lines end in CR; lines should end in LF: tr '\\r' '\\n' converts the file"
+        )
+
+
+def _decode(raw: bytes, path: Path, number: int, given: int = 0) -> str:
+    """Text from whole lines, the first of which is line `number`, `given` bytes of it being decoded already."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad = error.start
+        what = (
+            f"0x{raw[bad]:02X} is not UTF-8 ({error.reason}); convert the file: iconv -f LATIN1 -t UTF-8, for example"
+        )
+    else:
+        if "\0" not in text:
+            return text
+        bad, what = raw.index(0), "is NUL; this is not a text file, or it is UTF-16"
+    before = raw.rfind(b"\n", 0, bad) + 1
+    line, byte = number + raw.count(b"\n", 0, bad), bad - before + 1 + (0 if before else given)
+    raise DataError(f"{path}: line {line}: byte {byte} {what}")
+
+
+@dataclass
+class Skips:
+    """What was left out of a corpus, and why: counted, never silent."""
+
+    where: str
+    read: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def skip(self, reason: str) -> None:
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    @property
+    def kept(self) -> int:
+        return self.read - sum(self.reasons.values())
+
+    def notes(self) -> list[str]:
+        """One line a reason."""
+        return [f"{self.where}: {count:,} of {self.read:,} skipped: {why}" for why, count in self.reasons.items()]
+
+
+def parallel(source: Path, target: Path) -> Iterator[Pair]:
+    """The pairs of two files with as many lines each."""
+    ours, theirs = 0, 0
+    for left, right in zip_longest(lines(source), lines(target)):
+        ours, theirs = ours + (left is not None), theirs + (right is not None)
+        if left is not None and right is not None:
+            yield left, right
+    if ours != theirs:
+        first = min(ours, theirs) + 1
+        raise DataError(
+            f"{source} has {ours:,} lines, {target} has {theirs:,}: they should have the same number, "
+            f"each line the translation of the other (line {first:,} has no partner)"
+        )
+
+
+def columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The rows of a file whose columns are parted by TABs. A row without any character is given as empty columns."""
+    for number, line in enumerate(lines(path), 1):
+        row = tuple(line.split("\t")) if line else ("",) * len(names)
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}: line {number}: {len(row)} column{'s' * (len(row) != 1)}; "
+                f"should be {len(names)}, parted by TABs: {', '.join(names)}"
+            )
+        yield row
+
+
+def pairs(files: Sequence[str]) -> Iterator[Pair]:
+    """The pairs of [source file, target file] or of one TSV file."""
+    paths = [resolve(name) for name in files]
+    if len(paths) == 2:
+        yield from parallel(*paths)
+        return
+    yield from ((row[0], row[1]) for row in columns(paths[0], ("source", "target")))
+
+
+def filled(rows: Iterator[Pair], skips: Skips) -> Iterator[Pair]:
+    """The pairs with something on both sides; the others are counted."""
+    for source, target in rows:
+        skips.read += 1
+        missing = [side for side, text in (("source", source), ("target", target)) if not text.strip()]
+        if missing:
+            skips.skip(f"empty {' and '.join(missing)}")
+        else:
+            yield source, target

@@ -1,0 +1,253 @@
+"""Text <-> ids. Five kinds, all saved as a `tokenizer.json` that Hugging Face's `tokenizers` reads:
+
+    bpe         merges of bytes (Sennrich et al. 2016, arXiv:1508.07909), never an unknown token, exact round trip
+    unigram     pieces of bytes with probabilities (Kudo 2018, arXiv:1804.10959), never unknown, exact round trip
+    characters  code points seen in training; others are unknown
+    bytes       256 ids, never unknown, exact round trip
+    words       what blanks and hyphens part; others are unknown; a round trip makes every run of blanks one blank
+
+Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names hold raw blanks: pieces write blanks as another character,
+words hold a blank only in front and characters are single, so no text ever equals such a name, and nothing is
+matched against them. Text is never a control symbol.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+from allyouneed.config import Config
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.tasks.base import UNK
+
+SPECIALS = ("< pad >", "< bos >", "< eos >", "< unk >")
+LARGEST_FILE = 64 << 20
+# The trainers' time grows faster than the length of a word; what lies beyond this is rubbish or repetition.
+LONGEST_TRAINED = 10_000
+Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
+BYTES = 256
+
+# The library warns when a process that used its threads is forked. We say when threads are wanted.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class TokenizerConfig(Config):
+    """How text becomes ids."""
+
+    kind: Kind = "bpe"
+    size: Annotated[int, Field(ge=5, le=1 << 20)] = 8000  # ids at most, the four special ones included
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # bpe only: merges left out of training text, at random
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TokenizerConfig":
+        least = len(SPECIALS) + BYTES
+        if self.kind in ("bpe", "unigram") and self.size < least:
+            raise ValueError(
+                f"size={self.size}: a {self.kind} tokeniser needs at least {least} (256 bytes, 4 special ids)"
+            )
+        if self.dropout and self.kind != "bpe":
+            raise ValueError(f"dropout={self.dropout}: only a bpe tokeniser has merges to leave out, not {self.kind}")
+        return self
+
+
+class Tokenizer:
+    """A trained tokeniser of any kind."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
+        self.size = len(self.vocabulary)
+        self.kind = _kind_of(library)
+        self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
+        names = [name for name in self.vocabulary if name not in SPECIALS]
+        self._longest = 0 if self.kind == "words" else max((len(name) for name in names), default=1)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; no special ids are added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts."""
+        if self._characters is not None:
+            return [self._encode_characters(text) for text in texts]
+        with _threads():
+            return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special ids are left out."""
+        kept = [int(i) for i in ids if i > UNK]
+        text: str = self._library.decode(kept, skip_special_tokens=False)
+        return text
+
+    def surely_longer(self, text: str, length: int) -> bool:
+        """Whether a text must have more than `length` ids: tells hopeless texts without encoding them."""
+        return len(text) > self._longest * length > 0
+
+    def _encode_characters(self, text: str) -> list[int]:
+        # The library takes a microsecond a character, a table look-up a few nanoseconds. The ids are the same.
+        assert self._characters is not None
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        known = codes < len(self._characters)
+        ids: list[int] = np.where(known, self._characters[np.where(known, codes, 0)], UNK).tolist()
+        return ids
+
+    def words(self, text: str) -> list[str]:
+        """What the text is cut into before pieces are looked up."""
+        normal = self._library.normalizer.normalize_str(text) if self._library.normalizer else text
+        return [piece for piece, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        text: str = self._library.to_str(pretty=True)
+        return text
+
+    @staticmethod
+    def from_json(text: str, where: str) -> "Tokenizer":
+        """A tokeniser from the content of a tokenizer.json, which may come from anybody."""
+        if len(text) > LARGEST_FILE:
+            raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; no tokeniser is that large")
+        try:
+            library = Library.from_str(text)
+            tokenizer = Tokenizer(library)
+        except (Exception, RecursionError) as error:  # the library raises bare Exception
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FolderError(f"{where}: not a tokeniser: {reason}") from None
+        ids = sorted(tokenizer.vocabulary.values())
+        specials = [tokenizer.vocabulary.get(name) for name in SPECIALS]
+        if specials != [0, 1, 2, 3] or ids != list(range(len(ids))) or library.get_added_tokens_decoder():
+            raise FolderError(f"{where}: not a tokeniser of allyouneed: its ids 0 to 3 should be {', '.join(SPECIALS)}")
+        return tokenizer
+
+    @staticmethod
+    def load(path: Path) -> "Tokenizer":
+        """A tokeniser from a tokenizer.json."""
+        try:
+            if path.stat().st_size > LARGEST_FILE:
+                raise FolderError(f"{path}: {path.stat().st_size:,} bytes; a tokeniser has at most {LARGEST_FILE:,}")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FolderError(f"{path}: not readable as a tokeniser: {error}") from None
+        return Tokenizer.from_json(text, str(path))
+
+
+def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:
+    """A tokeniser for these texts. `sentences`: each text stands for itself, so its first word is like any other word.
+
+    A running text (`sentences=False`) comes in pieces, which must not each begin with a blank.
+    """
+    if config.kind == "bytes":
+        return Tokenizer(_pieces(models.BPE(vocab=_numbered(sorted(pre_tokenizers.ByteLevel.alphabet())), merges=[])))
+    if config.kind == "characters":
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(text)
+        return _closed(_most_common(counts, config.size), "characters")
+    if config.kind == "words":
+        counts, split = Counter(), _closed([], "words").words
+        for text in texts:
+            counts.update(split(text))
+        return _closed(_most_common(counts, config.size), "words")
+    return _train_pieces((text[:LONGEST_TRAINED] for text in texts), config, sentences)
+
+
+def of_symbols(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Tokenizer:
+    """A tokeniser for a closed set of characters or words, known without training."""
+    marks = {" " + symbol for symbol in symbols} if kind == "words" else set(symbols)
+    return _closed(sorted(marks), kind)
+
+
+def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool) -> Tokenizer:
+    options: dict[str, Any] = {
+        "vocab_size": config.size,
+        "special_tokens": list(SPECIALS),
+        "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "show_progress": False,
+    }
+    trainer: Any
+    if config.kind == "bpe":
+        library, trainer = _pieces(models.BPE()), trainers.BpeTrainer(**options)
+    else:
+        unigram = trainers.UnigramTrainer(unk_token=SPECIALS[UNK], **options)
+        library, trainer = _pieces(models.Unigram()), unigram
+    if sentences:
+        library.normalizer = normalizers.Prepend(" ")
+        library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    try:
+        with _threads():
+            library.train_from_iterator(texts, trainer)
+    except Exception as error:
+        if type(error) is not Exception:  # ours, from reading; the library raises bare Exception
+            raise
+        raise ConfigError(f"tokenizer: training failed: {error}; a smaller size or more text may help") from None
+    # Training registers the special tokens to be matched in text; forgetting them keeps text text.
+    tree = json.loads(library.to_str())
+    tree["added_tokens"] = []
+    return Tokenizer(Library.from_str(json.dumps(tree, ensure_ascii=False)))
+
+
+def _pieces(model: Any) -> Library:
+    library = Library(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _closed(symbols: Sequence[str], kind: Literal["characters", "words"]) -> Tokenizer:
+    library = Library(models.WordLevel(vocab=_numbered(symbols), unk_token=SPECIALS[UNK]))
+    if kind == "characters":
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+    else:
+        # The blank before a word belongs to it: "forty-one" is " forty", "-", "one"; joined they are the text again.
+        blanks = normalizers.Replace(Regex(r"\s+"), " ")
+        library.normalizer = normalizers.Sequence([blanks, normalizers.Strip(), normalizers.Prepend(" ")])
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^ -]+| ?-"), "removed", invert=True)
+        library.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return Tokenizer(library)
+
+
+def _numbered(symbols: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate([*SPECIALS, *symbols])}
+
+
+def _most_common(counts: "Counter[str]", size: int) -> list[str]:
+    by_count = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    return sorted(by_count[: size - len(SPECIALS)])
+
+
+def _kind_of(library: Library) -> Kind:
+    model = library.model
+    if isinstance(model, models.Unigram):
+        return "unigram"
+    if isinstance(model, models.WordLevel):
+        return "characters" if library.normalizer is None else "words"
+    if isinstance(model, models.BPE):
+        return "bytes" if library.get_vocab_size() == len(SPECIALS) + BYTES else "bpe"
+    raise ValueError(f"{type(model).__name__} is not one of BPE, Unigram, WordLevel")
+
+
+def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Ids by code point."""
+    known = {ord(name): number for name, number in vocabulary.items() if len(name) == 1}
+    table = np.full(max(known, default=0) + 1, UNK, dtype=np.int64)
+    table[list(known)] = list(known.values())
+    return table
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """The library may use threads inside this block, and only there: a fork elsewhere is safe and silent."""
+    before = os.environ["TOKENIZERS_PARALLELISM"]
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        os.environ["TOKENIZERS_PARALLELISM"] = before
