@@ -1,4 +1,4 @@
-"""For all tests: one thread, a seed for each test, reproducible property tests, and names of tensors that cannot lie."""
+"""For all tests: one thread, a seed for each test, reproducible property tests, and tensor names that cannot lie."""
 
 import sys
 import zlib
@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+
 from helpers import ShapeChecker
 
 hypothesis.settings.register_profile(

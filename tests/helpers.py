@@ -29,9 +29,10 @@ def shared_data(*parts: str) -> Path:
 class ShapeChecker:
     """A profile function (`sys.setprofile`) that holds names like `x_BTD` to what they say.
 
-    Whenever a function of the package returns, each of its local tensors with a suffix must have one axis for each letter;
-    one letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Lies are collected, not raised:
-    an exception in a profile function would switch the checker off and could be swallowed by the code under test.
+    Whenever a function of the package returns, each of its local tensors with a suffix must have one axis for each
+    letter; one letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Lies are
+    collected, not raised: an exception in a profile function would switch the checker off, and the code under test
+    could swallow it.
     """
 
     def __init__(self, package: str = PACKAGE) -> None:
@@ -71,7 +72,7 @@ def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
 
 
 def tensors_of(node: Any) -> Iterator[Tensor]:
-    """Every tensor in a state: nested dataclasses, lists, tuples, and buffers that grow (what they hold, not their slack)."""
+    """Every tensor in a state, nested as it may be; of a buffer that grows what it holds, not its slack."""
     if isinstance(node, Tensor):
         yield node
     elif hasattr(node, "tensor"):
@@ -84,9 +85,9 @@ def tensors_of(node: Any) -> Iterator[Tensor]:
             yield from tensors_of(item)
 
 
-def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: Iterable[Tensor], **tolerance: float) -> None:
+def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: Iterable[Tensor]) -> None:
     """Two outputs are equal, and so are the gradients of a random weighting of them with respect to each input."""
-    torch.testing.assert_close(ours, theirs, **tolerance)
+    torch.testing.assert_close(ours, theirs)
     noise = torch.randn_like(theirs)
     inputs = list(inputs)
     first = torch.autograd.grad(ours, inputs, noise, allow_unused=True, retain_graph=True)
@@ -94,4 +95,4 @@ def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: Iterable[Tensor]
     for one, two in zip(first, second, strict=True):
         assert (one is None) == (two is None)
         if one is not None:
-            torch.testing.assert_close(one, two, **tolerance)
+            torch.testing.assert_close(one, two)

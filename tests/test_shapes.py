@@ -7,8 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from helpers import ShapeChecker
 from torch import Tensor
+
+from helpers import ShapeChecker
 
 SOURCE = """
 def honest(x_BTD, bias_1D, n_BTD=None):

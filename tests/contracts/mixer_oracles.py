@@ -1,0 +1,166 @@
+"""What mixers should compute, as loops over plain numbers, written from the equations of their papers.
+
+An oracle answers for one sequence: `oracle(mixer, x_TD, reading)` gives what the mixer with these weights should give.
+Of the fast code it uses nothing but the weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.mixers import Mixer, MixerConfig, Role
+from allyouneed.mixers.naive import attend_by_loops
+from allyouneed.mixers.softmax import Softmax
+from allyouneed.positions import Rotary, Shaw, T5Bias
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Who is read in one sequence, and how."""
+
+    role: Role
+    position: str  # the scheme inside the score, or "none"
+    valid: Sequence[bool]  # of the slots that are read
+    memory_SD: Tensor | None = None  # what a cross mixer reads; None: the sequence itself
+
+    def visible(self, t: int, s: int) -> bool:
+        """A padded slot is never read; a causal mixer reads nothing that comes later."""
+        return self.valid[s] and (self.role != "causal" or s <= t)
+
+    def place(self, s: int) -> int:
+        """The position of a slot: how many real ones stand before it."""
+        return sum(self.valid[:s])
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A naive reference, and how near the mechanism comes to it.
+
+    An approximation names its bound as the tolerance, and a finer setting that must come nearer than its small one.
+    """
+
+    run: Callable[[Mixer, Tensor, Reading], Tensor]
+    tolerance: float = 1e-10
+    finer: MixerConfig | None = None
+
+
+def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Concat_h(softmax(score_h) V_h) W^O + b, head by head and pair by pair."""
+    assert isinstance(mixer, Softmax)
+    memory_SD = x_TD if reading.memory_SD is None else reading.memory_SD
+    queries, keys, values = _projections(mixer)
+    outputs = []
+    for head in range(mixer.heads):
+        q_TK, k_SK, v_SR = (
+            _project(y, layer, head, mixer.heads)
+            for y, layer in ((x_TD, queries), (memory_SD, keys), (memory_SD, values))
+        )
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+            here, there = reading.place(t), reading.place(s)
+            return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], here, there)
+
+        outputs.append(attend_by_loops(score, reading.visible, v_SR, x_TD.shape[0]))
+    return mixer.output(torch.cat(outputs, dim=-1))
+
+
+Projection = tuple[Tensor, Tensor | None]
+
+
+def _projections(mixer: Softmax) -> tuple[Projection, Projection, Projection]:
+    """Weight and bias of W^Q, W^K and W^V, however they are stored."""
+    stored = [mixer.query, mixer.key_value] if mixer.role == "cross" else [mixer.query_key_value]
+    weight_ND = torch.cat([layer.weight for layer in stored])
+    rows = [mixer.keys, mixer.keys, mixer.values]
+    weights = weight_ND.split(rows)
+    biases: Sequence[Tensor | None] = [None] * 3
+    if stored[0].bias is not None:
+        biases = torch.cat([layer.bias for layer in stored]).split(rows)
+    query, key, value = zip(weights, biases, strict=True)
+    return query, key, value
+
+
+def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor:
+    """The rows of one head: head h owns the h-th part of a projection's outputs."""
+    weight, bias = projection
+    size = weight.shape[0] // heads
+    part = slice(head * size, (head + 1) * size)
+    return nn.functional.linear(y, weight[part], None if bias is None else bias[part])
+
+
+def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:
+    total = a_K.new_zeros(())
+    for i in range(a_K.shape[0]):
+        total = total + a_K[i] * b_K[i]
+    return total
+
+
+def plain_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+    """q . k / sqrt(K)   (Vaswani et al. 2017, equation 1)."""
+    return _dot(q_K, k_K) / math.sqrt(q_K.shape[0])
+
+
+def shaw_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+    """q . (k + a_clip(there - here)) / sqrt(K)   (Shaw et al. 2018, equations 4 and 5)."""
+    assert isinstance(mixer.position, Shaw)
+    clip = mixer.position.clip
+    distance = max(-clip, min(clip, there - here))
+    return _dot(q_K, k_K + mixer.position.distance_RK[distance + clip]) / math.sqrt(q_K.shape[0])
+
+
+def t5_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+    """q . k / sqrt(K) + b[bucket(there - here), head]   (Raffel et al. 2020, section 2.1)."""
+    position = mixer.position
+    assert isinstance(position, T5Bias)
+    bucket = t5_bucket(there - here, position.buckets, position.max_distance, mixer.role == "causal")
+    return plain_score(mixer, head, q_K, k_K, here, there) + position.bias_RH[bucket, head]
+
+
+def t5_bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> int:
+    """Half of the buckets are single distances, half logarithmic up to max_distance; if not causal, for each side."""
+    base = 0
+    if causal:
+        apart = max(0, -distance)
+    else:
+        buckets //= 2
+        base = buckets if distance > 0 else 0
+        apart = abs(distance)
+    exact = buckets // 2
+    if apart < exact:
+        return base + apart
+    fraction = math.log(apart / exact) / math.log(max_distance / exact)
+    return base + min(buckets - 1, exact + math.floor(fraction * (buckets - exact) + 1e-9))
+
+
+def alibi_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+    """q . k / sqrt(K) - m |here - there|,  m = 2^(-8 h / H), h from 1   (Press et al. 2022, section 3)."""
+    slope = 2.0 ** (-8.0 * (head + 1) / mixer.heads)
+    return plain_score(mixer, head, q_K, k_K, here, there) - slope * abs(here - there)
+
+
+def rotary_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+    """Re(sum_i q_i conj(k_i) exp(i (here - there) / base^(2i/K))) / sqrt(K), features as complex numbers.
+
+    The paper's equation 16 in the complex form of its section 3.2.1; q_i = q[i] + 1j q[i + K/2].
+    """
+    assert isinstance(mixer.position, Rotary)
+    K = q_K.shape[0]
+    total = q_K.new_zeros(())
+    for i in range(K // 2):
+        angle = (here - there) * 10000.0 ** (-2 * i / K)
+        real = q_K[i] * k_K[i] + q_K[i + K // 2] * k_K[i + K // 2]
+        imaginary = q_K[i + K // 2] * k_K[i] - q_K[i] * k_K[i + K // 2]
+        total = total + real * math.cos(angle) - imaginary * math.sin(angle)
+    return total / math.sqrt(K)
+
+
+SCORES: dict[str, Callable[[Softmax, int, Tensor, Tensor, int, int], Tensor]] = {
+    "none": plain_score,
+    "shaw": shaw_score,
+    "t5": t5_score,
+    "alibi": alibi_score,
+    "rotary": rotary_score,
+}

@@ -1,0 +1,513 @@
+"""The contract of a mixer (`allyouneed/mixers/base.py`), clause by clause, over the whole table MIXERS.
+
+A new mechanism adds a line to SMALL and a line to ORACLES; everything here then applies to it in every role that it
+declares and with every position scheme that it accepts.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mixer_oracles import Oracle, Reading, softmax_oracle
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from allyouneed.block import Block, BlockConfig
+from allyouneed.errors import ConfigError
+from allyouneed.mixers import MIXERS, Cost, Memory, Mixer, MixerConfig, Role, State, select_rows
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.positions import POSITIONS, PositionConfig, SinusoidalConfig
+from helpers import tensors_of
+
+WIDTH = 12
+
+# The first setting also has to learn; the others are variations of the same mechanism.
+SMALL: dict[str, list[MixerConfig]] = {
+    "softmax": [
+        SoftmaxConfig(heads=3),
+        SoftmaxConfig(heads=1, bias=False),
+        SoftmaxConfig(heads=5, key_width=2, value_width=3),
+    ],
+}
+ORACLES: dict[str, Oracle] = {
+    "softmax": Oracle(softmax_oracle),
+}
+# Settings in which a short sequence meets every branch: clipped distances, logarithmic buckets.
+SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
+
+LEARNING_RATE = 8e-3  # at which copying is learnt in 150 steps from any seed; half of it is not enough
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mixer in one role with one position scheme."""
+
+    name: str
+    config: MixerConfig
+    role: Role
+    position: str
+
+    def position_config(self) -> PositionConfig:
+        return POSITIONS[self.position].model_validate(SMALL_POSITIONS.get(self.position, {}))
+
+    def build(self, dtype: torch.dtype = torch.float64) -> Mixer:
+        """The mixer with random numbers in every parameter: biases and tables that begin at zero could hide errors."""
+        position = self.config.build_position(self.position_config(), WIDTH, self.role)
+        mixer = self.config.build(WIDTH, role=self.role, position=position).to(dtype)
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                parameter.normal_(std=0.4)
+        return mixer
+
+    def __str__(self) -> str:
+        variant = SMALL[self.name].index(self.config)
+        return f"{self.name}{variant}-{self.role}-{self.position}"
+
+
+SCORED = [name for name, cls in POSITIONS.items() if cls().build_score(2, 2, causal=True) is not None]
+
+
+def _schemes(config: MixerConfig, role: Role) -> list[str]:
+    """The position schemes under which a mixer is tried: all of them for its first setting, two for its variations."""
+    if not config.takes_positions or role == "cross":
+        return ["none"]
+    return ["none", *(SCORED if config == SMALL[config.type][0] else ["shaw", "rotary"])]
+
+
+CASES = [
+    Case(name, config, role, position)
+    for name, configs in SMALL.items()
+    for config in configs
+    for role in ROLES
+    if role in config.roles
+    for position in _schemes(config, role)
+]
+
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+causal_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role == "causal"], ids=str)
+self_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role != "cross"], ids=str)
+cross_cases = pytest.mark.parametrize("case", [c for c in CASES if c.role == "cross"], ids=str)
+seeds = st.integers(0, 2**31)
+few = settings(max_examples=10)
+
+
+def run(mixer: Mixer, x_BTD: Tensor, read: "Read") -> tuple[Tensor, State]:
+    """The mixer on whole sequences: a self mixer reads `x`, a cross mixer the memory; validity is of what is read."""
+    if read.memory_BSD is None:
+        return mixer(x_BTD, valid_BT=read.valid)
+    return mixer(x_BTD, memory=Memory(read.memory_BSD, read.valid))
+
+
+@dataclass(frozen=True)
+class Read:
+    memory_BSD: Tensor | None = None
+    valid: Tensor | None = None
+
+
+def inputs(case: Case, B: int = 2, T: int = 7, S: int = 5) -> tuple[Tensor, Tensor | None]:
+    """Random queries, and a memory if the role needs one; float64, with gradients."""
+    x_BTD = torch.randn(B, T, WIDTH, dtype=torch.float64, requires_grad=True)
+    if case.role != "cross":
+        return x_BTD, None
+    return x_BTD, torch.randn(B, S, WIDTH, dtype=torch.float64, requires_grad=True)
+
+
+def test_every_mixer_is_under_contract() -> None:
+    assert set(MIXERS) == set(SMALL) == set(ORACLES)
+    for name, configs in SMALL.items():
+        assert configs
+        assert all(type(config) is MIXERS[name] for config in configs)
+
+
+# Clause 1: shape kept; equal to its naive oracle, forward and gradient, in float64.
+
+
+@every_case
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_equals_its_oracle(case: Case, padded: bool) -> None:
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case)
+    read_length = x_BTD.shape[1] if memory_BSD is None else memory_BSD.shape[1]
+    valid_BS = torch.ones(2, read_length, dtype=torch.bool)
+    if padded:
+        valid_BS[0, 0] = valid_BS[1, 2:4] = False
+    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, valid_BS if padded else None))
+    assert y_BTD.shape == x_BTD.shape
+
+    rows = []
+    for b in range(2):
+        memory_SD = None if memory_BSD is None else memory_BSD[b]
+        reading = Reading(case.role, case.position, valid_BS[b].tolist(), memory_SD)
+        rows.append(ORACLES[case.name].run(mixer, x_BTD[b], reading))
+    # What a padded position itself gives is of no interest to anybody.
+    counts = valid_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
+    sources = [x for x in (x_BTD, memory_BSD, *mixer.parameters()) if x is not None]
+    _assert_close_with_gradients(y_BTD[counts], torch.stack(rows)[counts], sources, ORACLES[case.name].tolerance)
+
+
+def _assert_close_with_gradients(ours: Tensor, theirs: Tensor, sources: list[Tensor], tolerance: float) -> None:
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    close(ours, theirs)
+    noise = torch.randn_like(theirs)
+    close(torch.autograd.grad(ours, sources, noise), torch.autograd.grad(theirs, sources, noise))
+
+
+@pytest.mark.parametrize("name", [name for name, oracle in ORACLES.items() if oracle.finer is not None])
+def test_a_finer_approximation_comes_nearer(name: str) -> None:
+    oracle = ORACLES[name]
+    assert oracle.finer is not None
+    errors = []
+    for config in (SMALL[name][0], oracle.finer):
+        case = Case(name, config, "bidirectional" if "bidirectional" in config.roles else "causal", "none")
+        error = 0.0
+        for _ in range(5):
+            mixer, x_BTD = case.build(), inputs(case, B=1)[0]
+            y_TD = oracle.run(mixer, x_BTD[0], Reading(case.role, "none", [True] * 7))
+            error += float((mixer(x_BTD)[0][0] - y_TD).detach().norm())
+        errors.append(error)
+    assert errors[1] < errors[0]
+
+
+# Clause 2: causal: the future changes nothing, and any chunking through `state` equals the whole.
+
+
+@causal_cases
+@few
+@given(seed=seeds, length=st.integers(2, 9), data=st.data())
+def test_the_future_changes_nothing(case: Case, seed: int, length: int, data: st.DataObject) -> None:
+    torch.manual_seed(seed)
+    cut = data.draw(st.integers(1, length - 1), label="first changed position")
+    mixer = case.build()
+    x_BTD = torch.randn(2, length, WIDTH, dtype=torch.float64)
+    other_BTD = torch.cat([x_BTD[:, :cut], torch.randn_like(x_BTD[:, cut:])], dim=1)
+    with torch.no_grad():
+        y_BTD, z_BTD = mixer(x_BTD)[0], mixer(other_BTD)[0]
+    torch.testing.assert_close(y_BTD[:, :cut], z_BTD[:, :cut], rtol=1e-12, atol=1e-12)
+    assert not torch.equal(y_BTD[:, cut:], z_BTD[:, cut:])
+
+
+@causal_cases
+@few
+@given(
+    seed=seeds,
+    chunks=st.lists(st.integers(1, 4), min_size=1, max_size=5) | st.just([1] * 6) | st.just([1] * 40),
+    padded=st.booleans(),
+    gradients=st.booleans(),
+)
+def test_any_chunking_equals_the_whole(case: Case, seed: int, chunks: list[int], padded: bool, gradients: bool) -> None:
+    torch.manual_seed(seed)
+    mixer, length = case.build(), sum(chunks)
+    x_BTD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=gradients)
+    valid_BT = torch.rand(2, length) < 0.7 if padded else None
+    with torch.set_grad_enabled(gradients):
+        whole_BTD, _ = mixer(x_BTD, valid_BT=valid_BT)
+        pieces, state = [], None
+        starts = [sum(chunks[:i]) for i in range(len(chunks))]
+        for start, size in zip(starts, chunks, strict=True):
+            now = slice(start, start + size)
+            piece_BTD, state = mixer(
+                x_BTD[:, now], valid_BT=None if valid_BT is None else valid_BT[:, now], state=state
+            )
+            pieces.append(piece_BTD)
+    chunked_BTD = torch.cat(pieces, dim=1)
+    counts = torch.ones(2, length, dtype=torch.bool) if valid_BT is None else valid_BT
+    torch.testing.assert_close(chunked_BTD[counts], whole_BTD[counts], rtol=1e-10, atol=1e-10)
+    if gradients and counts.any():
+        sources = [x_BTD, *mixer.parameters()]
+        _assert_close_with_gradients(chunked_BTD[counts], whole_BTD[counts], sources, 1e-9)
+
+
+@causal_cases
+@pytest.mark.parametrize("gradients", [False, True], ids=["without gradients", "with gradients"])
+def test_states_are_values(case: Case, gradients: bool) -> None:
+    """Going on from an old state any number of times, in any order, gives the same answers."""
+    mixer = case.build()
+    x_BTD = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    with torch.set_grad_enabled(gradients):
+        whole_BTD, _ = mixer(x_BTD)
+        states = [None]
+        for t in range(9):
+            states.append(mixer(x_BTD[:, t : t + 1], state=states[-1])[1])
+            mixer(torch.randn(2, 3, WIDTH, dtype=torch.float64), state=states[-1])  # another future
+        for t in [5, 0, 8, 3, 5]:
+            rest_BTD, _ = mixer(x_BTD[:, t:], state=states[t])
+            torch.testing.assert_close(rest_BTD, whole_BTD[:, t:], rtol=1e-10, atol=1e-10)
+
+
+# Clause 3: padding (wherever it stands) and the other rows of a batch change nothing; a padded row gives no NaN.
+
+
+def scatter(x_BTD: Tensor, valid_BS: Tensor) -> Tensor:
+    """Large garbage with the vectors of `x` at the real slots."""
+    wide_BSD = torch.randn(*valid_BS.shape, WIDTH, dtype=torch.float64) * 100
+    wide_BSD[valid_BS] = x_BTD.flatten(0, 1)
+    return wide_BSD
+
+
+def masks(rows: int, real: int, extra: int) -> Tensor:
+    """In each row `real` real slots and `extra` padded ones, in random places."""
+    return torch.stack([torch.randperm(real + extra) < real for _ in range(rows)])
+
+
+@self_cases
+@few
+@given(seed=seeds, real=st.integers(1, 6), extra=st.integers(1, 4))
+def test_padding_anywhere_changes_nothing(case: Case, seed: int, real: int, extra: int) -> None:
+    torch.manual_seed(seed)
+    mixer, x_BTD, valid_BS = case.build(), torch.randn(3, real, WIDTH, dtype=torch.float64), masks(3, real, extra)
+    with torch.no_grad():
+        bare_BTD, _ = mixer(x_BTD)
+        padded_BSD, _ = mixer(scatter(x_BTD, valid_BS), valid_BT=valid_BS)
+    torch.testing.assert_close(padded_BSD[valid_BS], bare_BTD.flatten(0, 1), rtol=1e-10, atol=1e-10)
+
+
+@cross_cases
+@few
+@given(seed=seeds, real=st.integers(1, 6), extra=st.integers(1, 4))
+def test_padding_of_a_memory_changes_nothing(case: Case, seed: int, real: int, extra: int) -> None:
+    torch.manual_seed(seed)
+    mixer, x_BTD, valid_BS = case.build(), torch.randn(3, 4, WIDTH, dtype=torch.float64), masks(3, real, extra)
+    memory_BSD = torch.randn(3, real, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        bare_BTD, _ = mixer(x_BTD, memory=Memory(memory_BSD))
+        padded_BTD, _ = mixer(x_BTD, memory=Memory(scatter(memory_BSD, valid_BS), valid_BS))
+    torch.testing.assert_close(padded_BTD, bare_BTD, rtol=1e-10, atol=1e-10)
+
+
+@every_case
+def test_other_rows_change_nothing(case: Case) -> None:
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, B=3)
+    valid = masks(3, 3, 4 if memory_BSD is None else 2)
+    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, valid))
+    for b in range(3):
+        row = slice(b, b + 1)
+        alone_BTD, _ = run(mixer, x_BTD[row], Read(None if memory_BSD is None else memory_BSD[row], valid[row]))
+        torch.testing.assert_close(alone_BTD, y_BTD[row], rtol=1e-10, atol=1e-10)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_fully_padded_row_gives_no_nan(case: Case, dtype: torch.dtype) -> None:
+    mixer = case.build(dtype)
+    x_BTD = torch.randn(3, 7, WIDTH, dtype=dtype, requires_grad=True)
+    memory_BSD = torch.randn(3, 5, WIDTH, dtype=dtype, requires_grad=True) if case.role == "cross" else None
+    valid = torch.tensor([True, False, True])[:, None].expand(3, 7 if memory_BSD is None else 5)
+    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, valid))
+    assert y_BTD.isfinite().all()
+    sources = [x for x in (x_BTD, memory_BSD, *mixer.parameters()) if x is not None]
+    # Only the real rows count for a loss; still, their gradients pass through the same kernels.
+    for gradient in torch.autograd.grad(y_BTD[[0, 2]].square().sum(), sources, retain_graph=True):
+        assert gradient.isfinite().all()
+    for gradient in torch.autograd.grad(y_BTD.square().sum(), sources):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.role != "bidirectional"], ids=str)
+@few
+@given(
+    seed=seeds,
+    selections=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=3)
+    | st.just([[0, 0, 1, 1, 2, 2], [1, 0, 2, 3, 5, 5], [0, 1, 4, 5]]),
+    padded=st.booleans(),
+)
+def test_selected_rows_go_on_as_if_they_were_alone(
+    case: Case, seed: int, selections: list[list[int]], padded: bool
+) -> None:
+    """As beam search does it: rows are repeated, permuted and dropped, step after step."""
+    torch.manual_seed(seed)
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, B=3, T=3)
+    valid = masks(3, 2, 1 if memory_BSD is None else 3) if padded else None
+    with torch.no_grad():
+        _, state = run(mixer, x_BTD, Read(memory_BSD, valid))
+        text_BTD, origin_B = x_BTD, torch.arange(3)
+        for selection in selections:
+            rows_B = torch.tensor(selection) % len(origin_B)
+            origin_B, text_BTD, state = origin_B[rows_B], text_BTD[rows_B], select_rows(state, rows_B)
+            new_BTD = torch.randn(len(rows_B), 2, WIDTH, dtype=torch.float64)
+            y_BTD, state = mixer(new_BTD, state=state)
+            text_BTD = torch.cat([text_BTD, new_BTD], dim=1)
+        whole_valid = None if valid is None else valid[origin_B]
+        if memory_BSD is not None:
+            read = Read(memory_BSD[origin_B], whole_valid)
+        else:
+            new = text_BTD.shape[1] - 3
+            ones = torch.ones(len(origin_B), new, dtype=torch.bool)
+            read = Read(None, None if whole_valid is None else torch.cat([whole_valid, ones], dim=1))
+        whole_BTD, _ = run(mixer, text_BTD, read)
+    torch.testing.assert_close(y_BTD, whole_BTD[:, -2:], rtol=1e-10, atol=1e-10)
+
+
+# Clause 4: `config.cost` states FLOPs, bytes of state, sequential steps and path length.
+
+
+def _cost(case: Case, length: int, memory: int | None = None) -> Cost:
+    return case.config.cost(length, WIDTH, role=case.role, memory=memory)
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 11])
+def test_declared_flops_are_those_counted(case: Case, length: int) -> None:
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, B=1, T=length, S=5)
+    # Fused kernels are invisible to the counter, so it watches the plain one.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        run(mixer, x_BTD, Read(memory_BSD))
+    heads, head_width = case.config.position_heads, case.config.position_width(WIDTH)
+    position = case.position_config().flops(length, length, heads, head_width)
+    assert _cost(case, length, memory=5).flops + position == counter.get_total_flops()
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 11])
+def test_declared_state_is_the_state_kept(case: Case, length: int) -> None:
+    mixer = case.build(torch.float32)
+    x_BTD, memory_BSD = inputs(case, B=1, T=length, S=5)
+    _, state = run(mixer, x_BTD.float(), Read(None if memory_BSD is None else memory_BSD.float()))
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(state))
+    assert kept == _cost(case, length, memory=5).state_bytes
+
+
+@self_cases
+@pytest.mark.parametrize("length", [2, 9])
+def test_declared_path_is_how_far_influence_travels(case: Case, length: int) -> None:
+    """The first position reaches the last after `path` layers, and not before."""
+    for layers in range(_cost(case, length).path + 1):
+        x_BTD, _ = inputs(case, B=1, T=length)
+        y_BTD = x_BTD
+        for _ in range(layers):
+            y_BTD = y_BTD + case.build()(y_BTD)[0]
+        (gradient_BTD,) = torch.autograd.grad(y_BTD[0, -1].sum(), x_BTD)
+        assert bool((gradient_BTD[0, 0] != 0).any()) == (layers == _cost(case, length).path)
+
+
+@cross_cases
+def test_a_cross_mixer_reaches_every_slot_in_one_layer(case: Case) -> None:
+    x_BTD, memory_BSD = inputs(case, B=1)
+    assert memory_BSD is not None
+    y_BTD, _ = run(case.build(), x_BTD, Read(memory_BSD))
+    (gradient_BSD,) = torch.autograd.grad(y_BTD[0, -1].sum(), memory_BSD)
+    assert _cost(case, 7, memory=5).path == 1
+    assert (gradient_BSD != 0).any(dim=-1).all()
+
+
+# Clause 5: it learns to copy.
+
+
+class Copier(nn.Module):
+    """Two blocks around a mixer. Causal: text and separator, then the text again. Otherwise: the text in reverse."""
+
+    def __init__(self, config: MixerConfig, role: Role, symbols: int, width: int) -> None:
+        super().__init__()
+        self.role = role
+        settings = BlockConfig(norm="pre", hidden=2 * width, dropout=0.0)
+        self.embedding = nn.Embedding(symbols + 1, width)
+        self.place = SinusoidalConfig().build_added(width)
+        # A block has a mixer of its own and may have one that reads a memory; here the one under test is the only one.
+        self.blocks = nn.ModuleList(Block(settings, width, config.build(width, role=role)) for _ in range(2))
+        self.head = nn.Linear(width, symbols + 1)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1]))
+        for block in self.blocks:
+            x_BTD, _ = block(x_BTD)
+        logits_BTV: Tensor = self.head(x_BTD)
+        return logits_BTV
+
+
+class Reader(Copier):
+    """The cross mixer alone: positions without content ask a memory that holds the text."""
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        place_TD = self.place(torch.arange(tokens_BT.shape[1]))
+        memory = Memory(self.embedding(tokens_BT) + place_TD)
+        x_BTD = place_TD.expand_as(memory.x_BSD)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x_BTD = x_BTD + block.mixer(x_BTD, memory=memory)[0]
+            x_BTD = x_BTD + block.feedforward(x_BTD)
+        logits_BTV: Tensor = self.head(x_BTD)
+        return logits_BTV
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize(
+    ("name", "role"), [(name, role) for name in SMALL for role in ROLES if role in SMALL[name][0].roles]
+)
+def test_it_learns_to_copy(name: str, role: Role) -> None:
+    symbols, length, steps = 8, 6, 150
+    model = (Reader if role == "cross" else Copier)(SMALL[name][0], role, symbols, width=48)
+    optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    correct = 0.0
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = LEARNING_RATE * min(1, (step + 1) / 20) * (1 - step / steps)
+        text_BT = torch.randint(symbols, (48, length))
+        inputs_BT, wanted_BT = text_BT, text_BT.flip(1)
+        if role == "causal":
+            inputs_BT = torch.cat([text_BT, torch.full((48, 1), symbols), text_BT[:, :-1]], dim=1)
+            wanted_BT = text_BT
+        logits_BTV = model(inputs_BT)[:, -length:]
+        loss = nn.functional.cross_entropy(logits_BTV.flatten(0, 1), wanted_BT.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        correct = float((logits_BTV.argmax(dim=-1) == wanted_BT).float().mean())
+    assert correct > 0.95
+
+
+# Clause 6: what it cannot do it declares, and asking for it is a clear error.
+
+
+class DeafConfig(MixerConfig):
+    """A mechanism that can do very little, and says so."""
+
+    summary = "passes everything on"
+    paper = "none"
+    roles: ClassVar[frozenset[Role]] = frozenset({"causal"})
+    type: str = "deaf"
+
+    def build(self, width: int, *, role: Role = "causal", position: Any = None) -> Mixer:
+        self.require(role, position)
+        raise NotImplementedError
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        return Cost(0, 0, 1, 1)
+
+
+EVERY_CONFIG = [DeafConfig(), *(config for configs in SMALL.values() for config in configs)]
+
+
+@pytest.mark.parametrize("config", EVERY_CONFIG, ids=repr)
+def test_an_undeclared_role_is_a_clear_error(config: MixerConfig) -> None:
+    for role in set(ROLES) - config.roles:
+        with pytest.raises(ConfigError, match=f"mixer '{config.type}' cannot be {role}; it can be "):
+            config.build(WIDTH, role=role)
+
+
+@pytest.mark.parametrize("config", EVERY_CONFIG, ids=repr)
+def test_a_position_that_cannot_act_is_a_clear_error(config: MixerConfig) -> None:
+    if not config.takes_positions:
+        position = config.build_position(POSITIONS["alibi"](), WIDTH, "causal")
+        with pytest.raises(ConfigError, match="no score that relative positions could act in; use positions none"):
+            config.build(WIDTH, position=position)
+
+
+@every_case
+def test_a_missing_memory_or_an_impossible_state_is_a_clear_error(case: Case) -> None:
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case)
+    if memory_BSD is not None:
+        with pytest.raises(ConfigError, match="needs a memory"):
+            mixer(x_BTD)
+    if case.role == "bidirectional":
+        with pytest.raises(ConfigError, match="cannot go on from a state"):
+            mixer(x_BTD, state=object())
