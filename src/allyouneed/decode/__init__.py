@@ -5,5 +5,17 @@ from allyouneed.decode.beam import SearchConfig, search
 from allyouneed.decode.sample import SampleConfig, sample
 from allyouneed.decode.score import Scored, score
 from allyouneed.decode.stream import stream
+from allyouneed.decode.translate import Answer, translate
 
-__all__ = ["Hypothesis", "SampleConfig", "Scored", "SearchConfig", "sample", "score", "search", "stream"]
+__all__ = [
+    "Answer",
+    "Hypothesis",
+    "SampleConfig",
+    "Scored",
+    "SearchConfig",
+    "sample",
+    "score",
+    "search",
+    "stream",
+    "translate",
+]

@@ -32,9 +32,16 @@ class Hypothesis:
 
 @contextmanager
 def predicting(model: Model) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards every module is in the mode it was in."""
+    """`evaluating`, for models that generate."""
     if model.kind == "encoder":
         raise ConfigError("an encoder answers for a whole source and generates nothing; decoding needs a decoder")
+    with evaluating(model):
+        yield
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards every module is in the mode it was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -61,6 +61,11 @@ class SearchConfig(Config):
             raise ValueError(f"n_best {self.n_best} is more than a beam of {self.beam} keeps; at most the beam")
         return self
 
+    @property
+    def signature(self) -> str:
+        """What a score of decoded text must say of the search."""
+        return "greedy" if self.beam == 1 else f"beam:{self.beam}|lp:{self.length_penalty:g}"
+
     def limit(self, source: Sequence[int]) -> int:
         """The longest permitted target of a source."""
         return len(source) + BEYOND_SOURCE if self.max_length is None else self.max_length
@@ -99,12 +104,17 @@ class Candidates:
     row_NC: Tensor  # the row (of B) that is continued
     token_NC: Tensor
 
-    def take(self, place_NC: Tensor | slice) -> "Candidates":
-        """Some of them: the first so many, or a choice for each sentence."""
-        parts = (self.logprob_NC, self.row_NC, self.token_NC)
-        if isinstance(place_NC, slice):
-            return Candidates(*(part_NC[:, place_NC] for part_NC in parts))
-        return Candidates(*(part_NC.gather(1, place_NC) for part_NC in parts))
+    def first(self, count: int) -> "Candidates":
+        """The best so many of each sentence."""
+        return Candidates(self.logprob_NC[:, :count], self.row_NC[:, :count], self.token_NC[:, :count])
+
+    def choose(self, place_NK: Tensor) -> "Candidates":
+        """Some of each sentence."""
+        return Candidates(
+            self.logprob_NC.gather(1, place_NK),
+            self.row_NC.gather(1, place_NK),
+            self.token_NC.gather(1, place_NK),
+        )
 
     def of(self, sentence_N: Tensor) -> "Candidates":
         """Those of some sentences."""
@@ -119,11 +129,11 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
     logit_BM, word_BM = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
     shift_B = logprob_NK.flatten() - logits_BV.logsumexp(dim=1)
-    logprob_NR = (logit_BM + shift_B[:, None]).view(N, K * per_row)
-    logprob_NC, place_NC = logprob_NR.topk(min(count, K * per_row), dim=1)
-    token_NC = word_BM.view(N, K * per_row).gather(1, place_NC) + FIRST_WORD
+    logprob_NM = (logit_BM + shift_B[:, None]).view(N, K * per_row)
+    logprob_NC, place = logprob_NM.topk(min(count, K * per_row), dim=1)
+    token_NC = word_BM.view(N, K * per_row).gather(1, place) + FIRST_WORD
     first_N1 = torch.arange(0, N * K, K, device=logits_BV.device)[:, None]
-    row_NC = place_NC // per_row + first_N1
+    row_NC = place // per_row + first_N1
     missing = count - logprob_NC.shape[1]
     if missing:
         logprob_NC = F.pad(logprob_NC, (0, missing), value=NEVER)
@@ -158,9 +168,9 @@ class _Beams:
             ends_NC = best.token_NC == EOS
             if bool(ends_NC.any()):
                 self._finish(best, ends_NC[:, :beam])
-                best = best.take(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
+                best = best.choose(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
             else:
-                best = best.take(slice(beam))
+                best = best.first(beam)
             self._go_on(best, self._leave(best))
         return self.found
 

@@ -1,0 +1,64 @@
+"""How much a run may spend: steps, tokens, minutes or FLOPs. Schedules are functions of the fraction spent."""
+
+import time
+from dataclasses import dataclass, field
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from allyouneed.config import Config
+
+
+class BudgetConfig(Config):
+    """Exactly one of these. Steps, tokens and FLOPs can be repeated to the bit; minutes depend on the machine."""
+
+    steps: PositiveInt | None = None
+    tokens: PositiveInt | None = None  # predictions that count: target tokens, or classified texts
+    minutes: PositiveFloat | None = None  # of wall clock, with everything that a run does
+    flops: PositiveFloat | None = None  # forward and backward, as the model states them
+
+    @model_validator(mode="after")
+    def _one(self) -> "BudgetConfig":
+        given = [name for name in ("steps", "tokens", "minutes", "flops") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "none" if not given else " and ".join(given)
+            raise ValueError(f"give exactly one of steps, tokens, minutes, flops; found {found}")
+        return self
+
+
+@dataclass
+class Spent:
+    """What a run has spent so far, over all its processes' lives."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    _since: float = field(default_factory=time.monotonic)
+
+    def add_step(self, tokens: int, flops: float) -> None:
+        """One optimiser step was made."""
+        self.steps += 1
+        self.tokens += tokens
+        self.flops += flops
+        self.tick()
+
+    def tick(self) -> None:
+        """Time went by."""
+        now = time.monotonic()  # never jumps, whatever happens to the clock on the wall
+        self.seconds += now - self._since
+        self._since = now
+
+    def fraction(self, budget: BudgetConfig) -> float:
+        """Between 0 and 1 (or a little more: the last step may overrun)."""
+        if budget.steps is not None:
+            return self.steps / budget.steps
+        if budget.tokens is not None:
+            return self.tokens / budget.tokens
+        if budget.minutes is not None:
+            return self.seconds / (60 * budget.minutes)
+        assert budget.flops is not None
+        return self.flops / budget.flops
+
+    def as_dict(self) -> dict[str, float]:
+        """For checkpoints and logs."""
+        return {"steps": self.steps, "tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}

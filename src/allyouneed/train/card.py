@@ -1,0 +1,33 @@
+"""The model card: what a stranger must know of a model folder."""
+
+from allyouneed import __version__
+from allyouneed.config import to_toml
+from allyouneed.models import Model
+from allyouneed.tasks import Score
+from allyouneed.train.budget import Spent
+from allyouneed.train.recipe import Recipe
+
+
+def model_card(recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str]) -> str:
+    """README.md of a model folder."""
+    lines = [
+        f"# {recipe.task.type}: {recipe.model.type}",
+        "",
+        recipe.about,
+        "",
+        f"{model.parameter_count():,} parameters, trained from scratch with allyouneed {__version__}.",
+        "",
+        "## Budget",
+        "",
+        f"{spent.steps:,} steps, {spent.tokens:,} predicted tokens, {spent.seconds / 60:.1f} minutes, "
+        f"{spent.flops:.3g} FLOPs. The weights are those of step {step:,}.",
+        "",
+        "## Scores",
+        "",
+        *(f"- {score.name} = {score.value:.4f} `{score.signature}`" for score in scores),
+        "",
+    ]
+    if notes:
+        lines += ["## Data", "", *(f"- {note}" for note in notes), ""]
+    lines += ["## Recipe", "", "```toml", to_toml(recipe).rstrip(), "```", ""]
+    return "\n".join(lines)

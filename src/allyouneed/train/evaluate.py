@@ -1,0 +1,67 @@
+"""Scores of a model on a held-out split, each with the signature that lets others get the same number."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from allyouneed import __version__
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.decode.base import device_of, evaluating
+from allyouneed.models import Model
+from allyouneed.tasks import Score, TaskData
+from allyouneed.tasks.base import Batch, Split
+from allyouneed.tasks.loss import batch_loss
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch where the model is."""
+    if device.type == "cpu":
+        return batch
+    return Batch(**{name: None if value is None else value.to(device) for name, value in vars(batch).items()})
+
+
+def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:
+    """Nats per prediction, and what follows from them."""
+    total, count = 0.0, 0
+    with evaluating(model):
+        for batch in data.held_out(split):
+            loss = batch_loss(model, to_device(batch, device_of(model)))
+            total += float(loss.total)
+            count += loss.count
+    signature = f"split:{split}|n:{count}|allyouneed:{__version__}"
+    nats = total / max(count, 1)
+    scores = [Score("loss", nats, f"nats|{signature}", higher_is_better=False)]
+    units = data.units(split)
+    if model.kind != "encoder":
+        scores.append(Score("perplexity", math.exp(min(nats, 700.0)), f"token|{signature}", higher_is_better=False))
+    if units is not None:
+        bits = total / math.log(2)
+        scores.append(Score("bits_per_char", bits / units.characters, f"char|{signature}", higher_is_better=False))
+    return scores
+
+
+def evaluate(
+    model: Model,
+    data: TaskData,
+    split: Split,
+    search: SearchConfig | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Score]:
+    """All scores of a split: first those of decoded text or classes (unless search is None), then those of the loss."""
+    scores = []
+    examples = data.examples(split) if search is not None else []
+    if examples and search is not None:
+        answers = translate(model, data.codec, [source for source, _ in examples], search, progress)
+        decoded = data.measure([best[0].text for best in answers], [reference for _, reference in examples])
+        how = "" if model.kind == "encoder" else f"|{search.signature}"
+        scores = [
+            Score(score.name, score.value, f"{score.signature}|split:{split}{how}", score.higher_is_better)
+            for score in decoded
+        ]
+    return scores + held_out_loss(model, data, split)
+
+
+def find_score(scores: list[Score], name: str) -> Score | None:
+    """The score of that name."""
+    return next((score for score in scores if score.name == name), None)

@@ -1,0 +1,362 @@
+"""The training loop, to be read in one sitting.
+
+    run = Run(recipe, folder)          # prepares the data, builds the model, resumes from the newest good checkpoint
+    while run.has_budget():
+        run.step()                     # micro-batches side by side, gradients added, clipped, guarded; one update
+        run.look_up_if_due()           # log, evaluate, keep the best, save
+    run.finish()                       # the best weights become a model folder
+
+Everything random is addressed by (seed, step): the batches, the dropped elements, the initial weights. So nothing but tensors and a few numbers has
+to be kept, and a run killed at any instant and started again with the same command ends in the same bits (budgets in minutes aside).
+
+A later issue distributes micro-batches over processes: `_micro_batches` is where a rank takes its share, and `Workers.run` is where
+gradients meet.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from allyouneed import __version__
+from allyouneed.config import to_toml
+from allyouneed.decode import SearchConfig
+from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
+from allyouneed.folder import fill_model, model_tensors, save_folder
+from allyouneed.models import Model
+from allyouneed.storage import lock, write_atomic
+from allyouneed.tasks import Score
+from allyouneed.tasks.loss import batch_loss
+from allyouneed.train.average import Average
+from allyouneed.train.budget import Spent
+from allyouneed.train.card import model_card
+from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.evaluate import evaluate, find_score, to_device
+from allyouneed.train.log import Log
+from allyouneed.train.recipe import Recipe
+from allyouneed.train.workers import Workers, keep_freed_memory, usable_cores
+
+MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
+
+
+class Interrupted(UserError):
+    """The run was asked to stop, and saved itself."""
+
+    status = 130
+
+
+class Watcher(Protocol):
+    """Whoever watches a run: a progress bar, a test, nobody."""
+
+    def note(self, line: str) -> None: ...
+    def progress(self, fraction: float, record: dict[str, Any]) -> None: ...
+
+
+class Silent:
+    """Watches nothing."""
+
+    def note(self, line: str) -> None: ...
+    def progress(self, fraction: float, record: dict[str, Any]) -> None: ...
+
+
+def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: str = "cpu") -> Path:
+    """Trains, or goes on training, in a run folder; returns the finished model folder."""
+    watcher = watcher or Silent()
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        _require_same_recipe(recipe, folder)
+        if _is_finished(folder):
+            watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
+            return folder / "model"
+        run = Run(recipe, folder, watcher, torch.device(device))
+        with _stop_signals(run.stop):
+            while run.has_budget():
+                run.step()
+                run.look_up_if_due()
+            return run.finish()
+
+
+class Run:
+    """A run in progress."""
+
+    def __init__(self, recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device) -> None:
+        self.spent = Spent()
+        self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
+        self.config = recipe.train
+        self.data = recipe.task.prepare(folder / "data", recipe.seed)
+        for note in self.data.notes:
+            watcher.note(note)
+        torch.manual_seed(recipe.seed)
+        self.model: Model = recipe.model.build(self.data.sizes).to(device)
+        self.optimizers = self.config.optimizer.build(self.model)
+        self.average = Average(self.config.average, self.model)
+        self.checkpoints = Checkpoints(folder, report=watcher.note)
+        self.log = Log(folder / "log.jsonl")
+        self.evaluations = 0
+        self.evaluated_at = -1
+        self.since_best = 0
+        self.best: float | None = None
+        self.usual_norm = 0.0  # a running mean, for the spike guard
+        self.skips = 0
+        self._asked_to_stop = False
+        self._losses: list[float] = []
+        self._resume()
+        self.workers = self._hire()
+        self._saved_at = time.monotonic()
+        self._logged_at, self._logged_tokens = time.monotonic(), self.spent.tokens
+
+    def _hire(self) -> Workers:
+        """Threads for micro-batches: on a CPU as many as there are cores, each with its share of them."""
+        if self.device.type != "cpu":
+            return Workers(self.model, 1, torch.get_num_threads())
+        keep_freed_memory()
+        cores = usable_cores()
+        count = min(self.config.workers or cores, self.config.accumulate)
+        workers = Workers(self.model, count, max(1, cores // count))
+        self.log.append(
+            {
+                "kind": "start",
+                "step": self.spent.steps,
+                "allyouneed": __version__,
+                "torch": torch.__version__,
+                "parameters": self.model.parameter_count(),
+                "workers": count,
+                "threads": max(1, cores // count),
+            }
+        )
+        return workers
+
+    def has_budget(self) -> bool:
+        """Whether there is something left to spend, and nobody asked to stop."""
+        if self._asked_to_stop:
+            self.save()
+            self.log.close()
+            raise Interrupted(f"stopped and saved at step {self.spent.steps:,}; the same command goes on from there")
+        if self.config.patience and self.since_best >= self.config.patience:
+            return False
+        return self.spent.fraction(self.config.budget) < 1
+
+    def step(self) -> None:
+        """One update of the weights."""
+        step = self.spent.steps
+        batches = self._micro_batches(step)
+        tokens = sum(batch.tokens for batch in batches)
+        self.workers.train(True)
+
+        def job(number: int) -> Callable[[nn.Module], float]:
+            def forward_backward(replica: nn.Module) -> float:
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+                    loss = batch_loss(replica, batches[number], self.config.label_smoothing)  # type: ignore[arg-type]
+                (loss.total / tokens).backward()  # type: ignore[no-untyped-call]
+                return float(loss.total.detach())
+
+            return forward_backward
+
+        jobs = [(_mix(self.recipe.seed, step, number), job(number)) for number in range(len(batches))]
+        loss = sum(self.workers.run(jobs)) / tokens
+        # A budget in minutes cannot foresee what this step will take, so it goes by what was spent before it.
+        ahead = Spent(
+            steps=step + 1, tokens=self.spent.tokens + tokens, seconds=self.spent.seconds, flops=self.spent.flops
+        )
+        factor = self.config.schedule.factor(ahead.fraction(self.config.budget))
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+        if self._is_sound(norm):
+            self.optimizers.step(factor)
+            self.average.update(step + 1)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.spent.add_step(tokens, sum(self._flops(batch) for batch in batches))
+        self._record(loss, norm, factor)
+
+    def _micro_batches(self, step: int) -> list[Any]:
+        first = step * self.config.accumulate
+        batches = [self.data.batch(self.recipe.seed, first + number) for number in range(self.config.accumulate)]
+        return [to_device(batch, self.device) for batch in batches]
+
+    def _flops(self, batch: Any) -> float:
+        """Forward and backward: a backward pass costs two forward passes."""
+        source = 0 if batch.source_BS is None else batch.source_BS.shape[1]
+        target = 0 if batch.input_BT is None else batch.input_BT.shape[1]
+        rows = (batch.source_BS if batch.input_BT is None else batch.input_BT).shape[0]
+        return 3.0 * rows * self.model.flops(source, target)
+
+    def _is_sound(self, norm: float) -> bool:
+        """The guard: a gradient that is no number, or far above its running mean, is not applied."""
+        spiked = self.config.spike and self.spent.steps > 100 and norm > self.config.spike * self.usual_norm
+        if math.isfinite(norm) and not spiked:
+            self.skips = 0
+            self.usual_norm += (norm - self.usual_norm) * max(0.02, 1 / (1 + self.spent.steps))
+            return True
+        self.skips += 1
+        self.log.append({"kind": "skip", "step": self.spent.steps, "norm": repr(norm)})
+        if self.skips >= MOST_SKIPS:
+            raise TrainingError(
+                f"step {self.spent.steps:,}: the gradient was useless {MOST_SKIPS} times in a row (norm {norm}); "
+                "lower train.optimizer.lr or lengthen train.schedule.warmup, and start a new run"
+            )
+        return False
+
+    def _record(self, loss: float, norm: float, factor: float) -> None:
+        self._losses.append(loss)
+        if self.spent.steps % self.config.log_every:
+            return
+        now = time.monotonic()
+        record = {
+            "kind": "step",
+            "step": self.spent.steps,
+            "loss": sum(self._losses) / len(self._losses),
+            "lr_factor": factor,
+            "norm": norm,
+            "tokens": self.spent.tokens,
+            "seconds": round(self.spent.seconds, 3),
+            "flops": self.spent.flops,
+            "tokens_per_second": round((self.spent.tokens - self._logged_tokens) / max(now - self._logged_at, 1e-9), 1),
+        }
+        self._losses, self._logged_at, self._logged_tokens = [], now, self.spent.tokens
+        self.log.append(record)
+        self.watcher.progress(self.spent.fraction(self.config.budget), record)
+
+    def look_up_if_due(self) -> None:
+        """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
+        due = int(self.spent.fraction(self.config.budget) / self.config.evaluate_every + 1e-9)
+        if due > self.evaluations:
+            self.evaluations = due
+            self.evaluate()
+        elif time.monotonic() - self._saved_at > 60 * self.config.save_minutes:
+            self.save()
+
+    def evaluate(self) -> None:
+        """Scores the (averaged) weights on the validation split and saves a checkpoint, marked if it is the best yet."""
+        self.evaluated_at = self.spent.steps
+        greedy = SearchConfig(beam=1, batch_tokens=self.recipe.decode.batch_tokens)
+        with self.average.swapped_in():
+            scores = evaluate(self.model, self.data, "valid", None if self.config.metric == "loss" else greedy)
+        chosen = find_score(scores, self.config.metric)
+        if chosen is None:
+            known = ", ".join(score.name for score in scores)
+            raise ConfigError(f"train.metric: the task has no score {self.config.metric!r}; it has {known}")
+        value = chosen.value if chosen.higher_is_better else -chosen.value
+        is_best = self.best is None or value > self.best
+        self.best = value if is_best or self.best is None else self.best
+        self.since_best = 0 if is_best else self.since_best + 1
+        self.spent.tick()
+        record = {"kind": "evaluation", "step": self.spent.steps, "tokens": self.spent.tokens, "best": is_best}
+        record |= {"seconds": round(self.spent.seconds, 3), "flops": self.spent.flops}
+        record |= {score.name: score.value for score in scores}
+        self.log.append(record)
+        self.watcher.progress(self.spent.fraction(self.config.budget), record)
+        self.save(best=is_best)
+
+    def save(self, best: bool = False) -> None:
+        """A checkpoint of now."""
+        self.spent.tick()
+        state = {
+            "spent": self.spent.as_dict(),
+            "evaluations": self.evaluations,
+            "evaluated_at": self.evaluated_at,
+            "since_best": self.since_best,
+            "best": self.best,
+            "usual_norm": self.usual_norm,
+            "skips": self.skips,
+            "losses": self._losses,
+        }
+        tensors = {"model": model_tensors(self.model), "optimizer": self.optimizers.tensors()}
+        if self.average.copies:
+            tensors["average"] = self.average.tensors()
+        self.checkpoints.save(self.spent.steps, tensors, state, best)
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        path = self.checkpoints.latest()
+        if path is None:
+            self.log.rewind(-1)
+            return
+        checkpoint = self.checkpoints.load(path)
+        fill_model(self.model, checkpoint.tensors["model"], path)
+        self.optimizers.load_tensors(checkpoint.tensors["optimizer"])
+        self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        state = checkpoint.state
+        self.spent = Spent(**state["spent"])
+        self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
+        self.since_best, self.best = state["since_best"], state["best"]
+        self.usual_norm, self.skips, self._losses = state["usual_norm"], state["skips"], state["losses"]
+        self.log.rewind(self.spent.steps)
+        self.watcher.note(f"going on from step {self.spent.steps:,}")
+
+    def finish(self) -> Path:
+        """The best weights, scored with the recipe's own search, as a model folder."""
+        if self.evaluated_at != self.spent.steps:
+            self.evaluate()
+        path = self.checkpoints.best()
+        if path is None:
+            raise FolderError(f"{self.folder}: no checkpoint to finish from")
+        checkpoint = self.checkpoints.load(path)
+        fill_model(self.model, checkpoint.tensors["model"], path)
+        self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        with self.average.swapped_in():
+            scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
+            self._write_model(checkpoint.step, scores)
+        self.log.append({"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()})
+        self.log.close()
+        self.workers.close()
+        return self.folder / "model"
+
+    def _write_model(self, step: int, scores: list[Score]) -> None:
+        card = model_card(self.recipe, self.model, self.spent, step, scores, self.data.notes)
+        save_folder(self.folder / "model", self.model, self.data.codec, self.recipe.task, card)
+        for score in scores:
+            self.watcher.note(f"{score.name} = {score.value:.4g}  {score.signature}")
+
+    def stop(self) -> None:
+        """Asks the run to save and stop after the step it is in."""
+        self._asked_to_stop = True
+
+
+def _mix(seed: int, step: int, number: int) -> int:
+    """One seed from three numbers, such that neighbours have nothing in common (splitmix64)."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + number * 0x94D049BB133111EB) & (2**64 - 1)
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (mixed ^ (mixed >> 31)) >> 1
+
+
+def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
+    path = folder / "recipe.toml"
+    text = to_toml(recipe)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"{path}: this run was started with another recipe; choose another --out, or remove {folder}")
+    if not path.exists():
+        write_atomic(path, text.encode())
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "model" / "manifest.json").exists()
+
+
+class _stop_signals:
+    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._handle)
+        except ValueError:  # not in the main thread: whoever runs us there stops us in their own way
+            self._old = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._stop()
+        signal.signal(number, self._old[number])
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,91 @@
+"""Adam as in the paper, AdamW, and Muon for the matrices with AdamW for the rest; and their state as named tensors."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+from torch import Tensor, nn
+
+from allyouneed.config import Config
+from allyouneed.errors import FolderError
+from allyouneed.train.muon import Muon
+
+
+class OptimizerConfig(Config):
+    """Defaults are those of the paper (section 5.3)."""
+
+    type: Literal["adam", "adamw", "muon"] = "adam"
+    lr: PositiveFloat = 7e-4  # the peak of the schedule; with muon: of everything but the blocks' matrices
+    matrix_lr: PositiveFloat = 0.02  # muon only: the peak for the blocks' matrices
+    momentum: float = Field(default=0.95, ge=0, lt=1)  # muon only
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.98, ge=0, lt=1)
+    epsilon: PositiveFloat = 1e-9
+    weight_decay: NonNegativeFloat = 0.0  # adamw and muon, on matrices
+
+    def build(self, model: nn.Module) -> "Optimizers":
+        return Optimizers(self, model)
+
+
+class Optimizers:
+    """All parameters of a model, each with the rule that suits it; one learning-rate factor for all."""
+
+    def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
+        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        blocks = {
+            parameter
+            for name, parameter in model.named_parameters()
+            if config.type == "muon" and parameter.ndim == 2 and ".blocks." in f".{name}" and "position" not in name
+        }
+        rest = [parameter for parameter in self.names if parameter not in blocks]
+        decay = config.weight_decay if config.type != "adam" else 0.0
+        groups = [
+            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": decay},
+            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        betas = (config.beta1, config.beta2)
+        # Fused is about three times faster than the default on a CPU.
+        self.all: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                [group for group in groups if group["params"]],
+                lr=config.lr,
+                betas=betas,
+                eps=config.epsilon,
+                fused=True,
+            )
+        ]
+        if blocks:
+            matrices = [parameter for parameter in self.names if parameter in blocks]
+            self.all.append(
+                Muon(matrices, lr=config.matrix_lr, momentum=config.momentum, weight_decay=config.weight_decay)
+            )
+        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
+
+    def step(self, factor: float) -> None:
+        """One update at `factor` times the peak learning rates."""
+        for optimizer, peaks in zip(self.all, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+            optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state as named tensors: `decoder.blocks.0.mixer.output.weight/exp_avg`."""
+        return {
+            f"{self.names[parameter]}/{key}": value
+            for optimizer in self.all
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """The state as it was when `tensors` was taken."""
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        owners = {p: o for o in self.all for group in o.param_groups for p in group["params"]}
+        for optimizer in self.all:
+            optimizer.state.clear()
+        for key, value in tensors.items():
+            name, _, field = key.rpartition("/")
+            if name not in parameters:
+                raise FolderError(f"optimiser state for {name!r}, which this model does not have")
+            parameter = parameters[name]
+            owners[parameter].state[parameter][field] = value.to(parameter.device) if field != "step" else value

@@ -1,0 +1,92 @@
+"""A recipe: everything a run depends on. Task + model + training + decoding, as a TOML file."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from allyouneed.config import Config, Tree, merge, override, parse, read_recipe
+from allyouneed.decode import SearchConfig
+from allyouneed.errors import ConfigError, unknown_name
+from allyouneed.models import AnyModel
+from allyouneed.tasks import AnyTask
+from allyouneed.train.average import AverageConfig
+from allyouneed.train.budget import BudgetConfig
+from allyouneed.train.optimizer import OptimizerConfig
+from allyouneed.train.schedule import ScheduleConfig
+
+Smoothing = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainConfig(Config):
+    """How a model is trained. The defaults are those of the paper, but for the budget."""
+
+    budget: BudgetConfig = BudgetConfig(steps=100_000)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    average: AverageConfig = AverageConfig()
+    label_smoothing: Smoothing = 0.1
+    accumulate: PositiveInt = 1  # batches of the task for one step; on a CPU they run side by side
+    workers: NonNegativeInt = 0  # batches at a time; 0: as many as there are cores, at most `accumulate`
+    clip: NonNegativeFloat = 1.0  # the largest norm of the gradient; 0: any
+    spike: NonNegativeFloat = 20.0  # a gradient so many times above its running mean is skipped; 0: none is
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for accelerators
+    evaluate_every: Annotated[float, Field(gt=0, le=1)] = 0.1  # of the budget
+    metric: str = "loss"  # what chooses the best checkpoint: loss, or a score of the task (decoded greedily)
+    patience: NonNegativeInt = 0  # evaluations without a new best before the run ends early; 0: never
+    save_minutes: PositiveFloat = 5.0  # between checkpoints; each evaluation saves one too
+    log_every: PositiveInt = 10  # steps
+
+
+class Recipe(Config):
+    """The whole run."""
+
+    about: str = ""  # a sentence for people
+    seed: NonNegativeInt = 1
+    task: AnyTask
+    model: AnyModel
+    train: TrainConfig = TrainConfig()
+    decode: SearchConfig = SearchConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Recipe":
+        if self.model.kind not in self.task.kinds:
+            raise ValueError(
+                f"task {self.task.type!r} needs a model of kind {' or '.join(sorted(self.task.kinds))}; "
+                f"{self.model.type!r} is {self.model.kind}"
+            )
+        return self
+
+
+def recipe_folder() -> Path:
+    """Where the built-in recipes are: in the source tree, or inside the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    tree = package.parents[1] / "recipes"
+    return tree if tree.is_dir() else package / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """A file, or the name of a built-in recipe."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    known = {file.stem: file for file in recipe_folder().glob("*.toml")}
+    if name not in known:
+        raise ConfigError(f"recipe: {unknown_name(name, known)}; or give the path of a .toml file")
+    return known[name]
+
+
+def load_recipe(name: str | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
+    """A recipe from a file or a built-in name, with `base` and then the dotted `sets` laid over it."""
+    tree: Tree = {}
+    if name is not None:
+        path = find_recipe(name)
+        tree = read_recipe(path)
+        parse(Recipe, tree, str(path))  # a mistake in the file is named as such, before anything is laid over it
+    tree = override(merge(tree, base or {}), sets or [])
+    budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
+    if isinstance(budget, dict) and len(budget) > 1:  # the newest word counts: --minutes over a file's steps
+        newest = list(budget)[-1]
+        tree = merge(tree, {"train": {**tree["train"], "budget": {newest: budget[newest]}}})
+        tree["train"]["budget"] = {newest: budget[newest]}
+    return parse(Recipe, tree, "" if sets or base else (name or ""))
