@@ -5,7 +5,16 @@ from typing import Annotated
 from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
+from allyouneed.tasks.algorithms import (
+    AdditionConfig,
+    AssociativeRecallConfig,
+    CopyConfig,
+    ListOpsConfig,
+    ReverseConfig,
+    SortConfig,
+)
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
@@ -17,6 +26,13 @@ TASKS: dict[str, type[TaskConfig]] = {
     "numbers": NumbersConfig,
     "dates": DatesConfig,
     "language": LanguageConfig,
+    "classification": ClassificationConfig,
+    "copy": CopyConfig,
+    "reverse": ReverseConfig,
+    "sort": SortConfig,
+    "addition": AdditionConfig,
+    "associative-recall": AssociativeRecallConfig,
+    "listops": ListOpsConfig,
 }
 
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]

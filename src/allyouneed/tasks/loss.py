@@ -74,7 +74,7 @@ def linear_cross_entropy(
             for x, target in zip(x_ND.split(512), target_N.split(512), strict=True)
         ]
         return torch.stack(pieces).sum() if pieces else x_ND.sum()
-    return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing)  # type: ignore[no-untyped-call]
+    return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing)
 
 
 def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:

@@ -209,12 +209,12 @@ def pairs(files: Sequence[str]) -> Iterator[Pair]:
     yield from ((row[0], row[1]) for row in columns(paths[0], ("source", "target")))
 
 
-def filled(rows: Iterator[Pair], skips: Skips) -> Iterator[Pair]:
+def filled(rows: Iterator[Pair], skips: Skips, names: Pair = ("source", "target")) -> Iterator[Pair]:
     """The pairs with something on both sides; the others are counted."""
-    for source, target in rows:
+    for pair in rows:
         skips.read += 1
-        missing = [side for side, text in (("source", source), ("target", target)) if not text.strip()]
+        missing = [name for name, text in zip(names, pair, strict=True) if not text.strip()]
         if missing:
             skips.skip(f"empty {' and '.join(missing)}")
         else:
-            yield source, target
+            yield pair

@@ -63,7 +63,7 @@ class Average:
             yield
             return
         trained = self._copy()
-        self._write({name: sum(copy[name] for copy in self.copies) / len(self.copies) for name in self.parameters})
+        self._write({name: torch.stack([copy[name] for copy in self.copies]).mean(0) for name in self.parameters})
         try:
             yield
         finally:

@@ -153,7 +153,7 @@ class Run:
             def forward_backward(replica: nn.Module) -> float:
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
                     loss = batch_loss(replica, batches[number], self.config.label_smoothing)  # type: ignore[arg-type]
-                (loss.total / tokens).backward()  # type: ignore[no-untyped-call]
+                (loss.total / tokens).backward()
                 return float(loss.total.detach())
 
             return forward_backward

@@ -36,7 +36,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}

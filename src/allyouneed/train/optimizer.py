@@ -31,7 +31,7 @@ class Optimizers:
     """All parameters of a model, each with the rule that suits it; one learning-rate factor for all."""
 
     def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         blocks = {
             parameter
             for name, parameter in model.named_parameters()

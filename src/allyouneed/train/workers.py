@@ -32,7 +32,7 @@ def usable_cores() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep large freed buffers: giving them back after each step costs a CPU run 10 to 25 % in page faults."""
+    """Tells glibc to keep large freed buffers: giving them back after each step costs 10 to 25 % in page faults."""
     try:
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -73,7 +73,7 @@ class Workers:
         return values
 
     def run(self, jobs: Sequence[tuple[int, Job]]) -> list[float]:
-        """Each (seed, job) once; a job runs forward and backward on the replica it is given. Returns the jobs' values."""
+        """Each (seed, job) once, in order; a job runs forward and backward on the replica it is given."""
         count = len(self.replicas)
         shares = [list(jobs[number::count]) for number in range(count)]
         for number, tasks in enumerate(self._tasks, start=1):

@@ -1,0 +1,191 @@
+"""Classification: one label for a whole text, from TSV files.
+
+    source = BOS text;    class = the number of the label among those found in training, sorted by name
+
+Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the part of its [CLS]).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+import torch
+from pydantic import Field, model_validator
+
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.base import BOS, PAD, Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import Array, Batches
+from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.tasks.scores import accuracy
+from allyouneed.tasks.text import Pair, Skips, columns, filled, resolve
+from allyouneed.tasks.tokenizer import TokenizerConfig, train
+
+MOST_CLASSES = 100_000
+CHUNK = 2048  # texts tokenised at a time
+SIDES = ("text", "label")
+
+
+class ClassificationConfig(TaskConfig):
+    summary = "one label for a whole text, from TSV files"
+    paper = "Devlin et al. 2019, arXiv:1810.04805"
+    kinds = frozenset({"encoder"})
+
+    type: Literal["classification"] = "classification"
+    train: str  # TSV files
+    valid: str
+    test: str | None = None
+    columns: tuple[Literal["label", "text"], Literal["label", "text"]] = ("label", "text")
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    batch_tokens: Annotated[int, Field(ge=1)] = 8192  # padded tokens of a batch, at most
+    max_length: Annotated[int, Field(ge=2)] = 512  # tokens of a text with its BOS; longer texts are skipped
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ClassificationConfig":
+        if len(set(self.columns)) != 2:
+            raise ValueError(f"columns={list(self.columns)}: should be label and text, in the order of the file")
+        if self.max_length > self.batch_tokens:
+            raise ValueError(
+                f"max_length={self.max_length} is more than batch_tokens={self.batch_tokens}: one text must fit a batch"
+            )
+        if self.tokenizer.dropout:
+            raise ValueError("tokenizer.dropout is for translation")
+        return self
+
+    def files(self) -> dict[str, str]:
+        """The file of each split that is given."""
+        given = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {split: name for split, name in given.items() if name is not None}
+
+    def rows(self, name: str) -> Iterator[Pair]:
+        """(text, label) for each line."""
+        text, label = (self.columns.index(column) for column in SIDES)
+        return ((row[text], row[label].strip()) for row in columns(resolve(name), self.columns))
+
+    def prepare(self, folder: Path, seed: int) -> "ClassificationData":
+        settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
+        key = {"task": self.type, "files": self.files(), "sha256": source_hashes(self.files().values()), **settings}
+        return ClassificationData(self, prepared(folder, key, lambda temporary: _build(self, temporary)))
+
+
+def _build(task: ClassificationConfig, folder: Path) -> None:
+    classes = _classes(task)
+    texts = (text for text, _ in filled(task.rows(task.train), Skips("train"), SIDES))
+    codec = Codec(source=train(texts, task.tokenizer), classes=classes)
+    codec.save(folder)
+    notes: list[str] = []
+    for split, name in task.files().items():
+        notes += _write_split(task, codec, folder, split, name)
+    (folder / "notes.json").write_text(json.dumps(notes, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def _classes(task: ClassificationConfig) -> tuple[str, ...]:
+    names: set[str] = set()
+    skips = Skips("train")
+    for _, label in filled(task.rows(task.train), skips, SIDES):
+        names.add(label)
+        if len(names) > MOST_CLASSES:
+            raise DataError(f"{task.train}: more than {MOST_CLASSES:,} different labels; are the columns swapped?")
+    if len(names) < 2:
+        raise DataError(
+            f"{task.train}: {len(names)} label{'s' * (len(names) != 1)} in {skips.read:,} lines; "
+            "there should be two or more to choose from"
+        )
+    return tuple(sorted(names))
+
+
+def _write_split(task: ClassificationConfig, codec: Codec, folder: Path, split: str, name: str) -> list[str]:
+    assert codec.source is not None
+    assert codec.classes is not None
+    numbers = {label: number for number, label in enumerate(codec.classes)}
+    skips, limit = Skips(split), task.max_length - 1
+    kept = _numbered(filled(task.rows(name), skips, SIDES), numbers, name, skips)
+    with (
+        RaggedWriter(folder, f"{split}.source", dtype_for(codec.source.size)) as ids,
+        RaggedWriter(folder, f"{split}.class", "<u4") as classes,
+        RaggedWriter(folder, f"{split}.text", "u1") as texts,
+    ):
+        while chunk := list(islice(kept, CHUNK)):
+            sane = [item for item in chunk if not codec.source.surely_longer(item[0], limit)]
+            encoded = codec.source.encode_batch([text for text, _ in sane])
+            fitting = [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
+            for _ in range(len(chunk) - len(fitting)):
+                skips.skip(f"longer than max_length={task.max_length} tokens")
+            ids.extend(row for row, _, _ in fitting)
+            classes.extend([number] for _, _, number in fitting)
+            if split != "train":
+                texts.extend(text.encode("utf-8") for _, text, _ in fitting)
+    if not skips.kept:
+        raise DataError(f"{name}: none of {skips.read:,} lines can be used; should hold at least one label with a text")
+    return [f"{split}: {skips.kept:,} texts", *skips.notes()]
+
+
+def _numbered(rows: Iterator[Pair], numbers: dict[str, int], name: str, skips: Skips) -> Iterator[tuple[str, int]]:
+    for text, label in rows:
+        if label not in numbers:
+            known = ", ".join(list(numbers)[:10]) + (", ..." if len(numbers) > 10 else "")
+            # `skips.read` counts the lines read so far: it is the number of this one.
+            raise DataError(f"{name}: line {skips.read}: label {label!r} does not occur in training; known: {known}")
+        yield text, numbers[label]
+
+
+@final
+class ClassificationData(TaskData):
+    """Prepared texts with their classes."""
+
+    def __init__(self, task: ClassificationConfig, folder: Path) -> None:
+        self._task, self._folder = task, folder
+        self.codec = Codec.load(folder)
+        assert self.codec.source is not None
+        assert self.codec.classes is not None
+        self.sizes = Sizes(source=self.codec.source.size, target=len(self.codec.classes))
+        self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
+        self._train = self._split("train")
+        self.epoch = len(self._train.batches)
+
+    def batch(self, seed: int, index: int) -> Batch:
+        return self._train.batch(self._train.batches.members(seed, index))
+
+    def held_out(self, split: Split) -> Iterator[Batch]:
+        data = self._split(split)
+        for members in data.batches.in_order():
+            yield data.batch(members)
+
+    def examples(self, split: Split) -> list[tuple[str, str]]:
+        classes, texts = self._split(split).classes, Ragged(self._folder, f"{split}.text", "u1")
+        assert self.codec.classes is not None
+        return [(texts.text(i), self.codec.classes[int(classes.values[i])]) for i in range(len(texts))]
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [accuracy(hypotheses, references)]
+
+    def _split(self, split: Literal["train", "valid", "test"]) -> "_ClassSplit":
+        if split not in self._task.files():
+            raise ConfigError(f"task: {split}: is not given; name the {split} file in the recipe")
+        return _ClassSplit(self._folder, split, self.sizes, self._task.batch_tokens)
+
+
+class _ClassSplit:
+    def __init__(self, folder: Path, split: str, sizes: Sizes, budget: int) -> None:
+        self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
+        self.classes = Ragged(folder, f"{split}.class", "<u4")
+        lengths = self.source.lengths() + 1
+        self.batches = Batches(lengths, lengths, budget)
+
+    def batch(self, members: Array) -> Batch:
+        rows = [self.source[i] for i in members.tolist()]
+        return class_batch(padded(rows, before=(BOS,)), self.classes.values[members])
+
+
+def class_batch(source: Array, classes: Sequence[int] | Array) -> Batch:
+    """A batch of padded sources and their classes."""
+    source_BS = torch.from_numpy(source)
+    valid_BS = source_BS != PAD
+    return Batch(
+        source_BS=source_BS,
+        source_valid_BS=None if bool(valid_BS.all()) else valid_BS,
+        class_B=torch.tensor([int(number) for number in classes]),
+    )
