@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from pydantic import Field, model_validator
