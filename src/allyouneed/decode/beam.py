@@ -127,11 +127,11 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     # The best of a union are among the best of its parts: the vocabulary is read once for its sum, once for its maxima,
     # and normalised log-probabilities exist for a few tokens only.
     per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
-    logit_BM, word_BM = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
+    logit_BR, word_BR = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
     shift_B = logprob_NK.flatten() - logits_BV.logsumexp(dim=1)
-    logprob_NM = (logit_BM + shift_B[:, None]).view(N, K * per_row)
+    logprob_NM = (logit_BR + shift_B[:, None]).view(N, K * per_row)
     logprob_NC, place = logprob_NM.topk(min(count, K * per_row), dim=1)
-    token_NC = word_BM.view(N, K * per_row).gather(1, place) + FIRST_WORD
+    token_NC = word_BR.view(N, K * per_row).gather(1, place) + FIRST_WORD
     first_N1 = torch.arange(0, N * K, K, device=logits_BV.device)[:, None]
     row_NC = place // per_row + first_N1
     missing = count - logprob_NC.shape[1]

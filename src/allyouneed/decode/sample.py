@@ -64,7 +64,7 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """n continuations of each prompt (the target's first ids after BOS; may be empty), in the order they were drawn.
 
-    Ids and log-probability are those of what was said after the prompt; the log-probability is the model's own, whatever
+    Ids and log-probability are of what was said after the prompt; the log-probability is the model's own, whatever
     temperature and cuts were.
     """
     if sources is not None and len(sources) != len(prompts):
