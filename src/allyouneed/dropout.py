@@ -4,12 +4,12 @@
 
 On a CPU, one random byte decides for one element, so p is rounded to 1/256 and the scale fits the rounded p exactly.
 Measured on 4096 x 128 float32, one thread: F.dropout 5.6 ms; this 0.9 ms (0.3 bits, 0.2 mask, 0.2 each way).
-Two lessons are kept in the code: comparing bytes straight *into a float tensor* is vectorised, while a boolean mask costs three
-to five times as much in each later product; and `random_()` without bounds leaves the top bit of an int64 at zero, which would
-drop every eighth element twice as often.
+Two lessons are kept in the code: comparing bytes straight *into a float tensor* is vectorised, while a boolean mask
+costs three to five times as much in each later product; and `random_()` without bounds leaves the top bit of an int64 at
+zero, which would drop every eighth element twice as often.
 
-Each thread draws from a generator of its own, seeded by the training loop from (seed, step, micro-batch): a resumed run drops what the
-undisturbed one would have dropped.
+Each thread draws from a generator of its own, seeded by the training loop from (seed, step, micro-batch): a resumed run
+drops what the undisturbed one would have dropped.
 Paper: Srivastava et al. 2014, JMLR 15; Vaswani et al. 2017, section 5.4 (where it is applied).
 """
 
@@ -36,7 +36,7 @@ def dropout_mask(like: Tensor, p: float) -> Tensor:
         return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p)
     generator = getattr(_local, "generator", None)
     words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    dropped = round(p * 256)
+    dropped = min(round(p * 256), 255)  # a p next to 1 must not divide by zero
     mask = torch.empty(like.shape, dtype=like.dtype)
     torch.ge(words.view(torch.uint8)[: like.numel()].view(like.shape), dropped, out=mask)
     return mask.mul_(256 / (256 - dropped))

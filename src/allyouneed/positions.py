@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import SerializeAsAny
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from allyouneed.config import Config, choice
-from allyouneed.errors import DataError
+from allyouneed.errors import ConfigError, DataError
 
 
 class AddedPosition(nn.Module, ABC):
@@ -83,13 +83,10 @@ class SinusoidalConfig(PositionConfig):
 
 
 class Sinusoidal(AddedPosition):
-    frequency_R: Tensor
     table_ND: Tensor
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        exponent_R = torch.arange(0, width, 2, dtype=torch.float64) / width
-        self.register_buffer("frequency_R", 10000.0**-exponent_R, persistent=False)
         self.register_buffer("table_ND", torch.empty(0, width), persistent=False)
         self.width = width
 
@@ -99,11 +96,12 @@ class Sinusoidal(AddedPosition):
             self.table_ND = self._waves(torch.arange(max(64, 2 * longest), device=position.device))
         return self.table_ND[position]
 
-    def _waves(self, position: Tensor) -> Tensor:
+    def _waves(self, position_N: Tensor) -> Tensor:
         # In float64: at position 10,000 a float32 angle is already off by a thousandth.
-        angle = position.unsqueeze(-1).to(torch.float64) * self.frequency_R.to(torch.float64)
-        waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., : self.width]
-        return waves.to(torch.get_default_dtype())
+        exponent_R = torch.arange(0, self.width, 2, dtype=torch.float64, device=position_N.device) / self.width
+        angle_NR = position_N[:, None].to(torch.float64) * 10000.0**-exponent_R
+        waves_NR2 = torch.stack([angle_NR.sin(), angle_NR.cos()], dim=-1)
+        return waves_NR2.flatten(1)[:, : self.width].to(self.table_ND.dtype)
 
 
 class LearnedConfig(PositionConfig):
@@ -112,7 +110,7 @@ class LearnedConfig(PositionConfig):
     summary = "a trained vector for each position up to max_length, added to embeddings"
     paper = "Gehring et al. 2017, arXiv:1705.03122; Vaswani et al. 2017, table 3 row E"
     type: Literal["learned"] = "learned"
-    max_length: int = 512
+    max_length: PositiveInt = 512
 
     def build_added(self, width: int) -> "Learned":
         return Learned(width, self.max_length)
@@ -143,7 +141,7 @@ class ShawConfig(PositionConfig):
     summary = "a trained vector for each clipped distance, met by the query inside the score"
     paper = "Shaw et al. 2018, arXiv:1803.02155"
     type: Literal["shaw"] = "shaw"
-    clip: int = 16
+    clip: NonNegativeInt = 16
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "Shaw":
         return Shaw(head_width, self.clip)
@@ -167,7 +165,7 @@ class Shaw(ScorePosition):
 
 
 class T5Config(PositionConfig):
-    """A trained scalar for each head and bucket of distance: exact when near, logarithmic when far, shared by all layers.
+    """A trained scalar for each head and bucket of distance: exact if near, logarithmic if far; all layers share it.
 
     Differs: scores stay divided by sqrt(K); T5 folds that into its initialisation.
     """
@@ -176,8 +174,16 @@ class T5Config(PositionConfig):
     paper = "Raffel et al. 2020, arXiv:1910.10683, section 2.1"
     shared = True
     type: Literal["t5"] = "t5"
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    max_distance: Annotated[PositiveInt, Field(validate_default=True)] = 128
+
+    @field_validator("max_distance", mode="after")
+    @classmethod
+    def _beyond_the_exact(cls, value: int, info: ValidationInfo) -> int:
+        exact = info.data.get("buckets", 0) // 2
+        if value <= exact:
+            raise ValueError(f"{value}, but {exact} distances have a bucket of their own; it should be larger")
+        return value
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "T5Bias":
         return T5Bias(heads, self.buckets, self.max_distance, causal)
@@ -208,9 +214,10 @@ class T5Bias(ScorePosition):
 
 
 class AlibiConfig(PositionConfig):
-    """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained, and longer inputs than seen still work.
+    """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained; longer inputs than seen still work.
 
-    Differs: H that is no power of two uses the same geometric rule, not the paper's interleaving; bidirectional layers use |t - s|.
+    Differs: H that is no power of two uses the same geometric rule, not the paper's interleaving; bidirectional layers
+    use |t - s|.
     """
 
     summary = "a fixed penalty on distance, steeper for some heads"
@@ -245,7 +252,7 @@ class RotaryConfig(PositionConfig):
     summary = "queries and keys turned by an angle proportional to their position"
     paper = "Su et al. 2021, arXiv:2104.09864"
     type: Literal["rotary"] = "rotary"
-    base: float = 10000.0
+    base: PositiveFloat = 10000.0
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "Rotary":
         return Rotary(head_width, self.base)
@@ -257,7 +264,7 @@ class Rotary(ScorePosition):
     def __init__(self, head_width: int, base: float) -> None:
         super().__init__()
         if head_width % 2:
-            raise ValueError(f"rotary positions turn pairs of features: head width {head_width} is odd")
+            raise ConfigError(f"rotary positions turn pairs of features: head width {head_width} is odd")
         frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
         self.register_buffer("frequency_R", frequency_R, persistent=False)
 

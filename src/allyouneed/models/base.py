@@ -4,9 +4,10 @@
     state = model.start(memory)                      # or model.start(None)
     logits_BTV, state = model.step(tokens_BT, state)
 
-`step` takes any number of new tokens: one while decoding, all of them while training or scoring. Decoding, scoring, serving and
-attention maps use this contract alone. `hidden` is `step` without the last projection, so that a loss can project only the positions
-that count, in cache-sized pieces. An encoder has no `step`; its `classify` answers for the whole source.
+`step` takes any number of new tokens: one while decoding, all of them while training or scoring. Decoding, scoring,
+serving and attention maps use this contract alone. `hidden` is `step` without the last projection, so that a loss can
+project only the positions that count, in cache-sized pieces. An encoder has no `step`; its `classify` answers for the
+whole source.
 
 A model never knows which ids are padding or end of sentence: validity comes with the ids.
 """
@@ -47,8 +48,9 @@ class Head(nn.Module):
         self.weight_VD = weight_VD
         self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return nn.functional.linear(x_BTD, self.weight_VD, self.bias_V)
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
+        return nn.functional.linear(x, self.weight_VD, self.bias_V)
 
 
 class Model(nn.Module, ABC):
@@ -66,7 +68,7 @@ class Model(nn.Module, ABC):
         raise ConfigError(f"a {self.kind} model does not generate")
 
     def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> State:
-        """The state in which a target for this source begins. A decoder reads the source as the beginning of its text."""
+        """The state in which a target for this source begins; a decoder reads the source as the beginning of its text."""
         if self.kind == "decoder":
             return self.hidden(source_BS, self.start(), valid_BS)[1]
         return self.start(self.encode(source_BS, valid_BS))

@@ -71,7 +71,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None) -> None:
         super().__init__()
-        shared: dict[str, ScorePosition | None] = {}
+        shared: dict[int, ScorePosition | None] = {}
         blocks = []
         for layer in range(layers):
             mixer = config.mixer_of(layer)
@@ -85,11 +85,11 @@ class Stack(nn.Module):
 
     @staticmethod
     def _position(
-        config: StackConfig, mixer: MixerConfig, role: Role, shared: dict[str, ScorePosition | None]
+        config: StackConfig, mixer: MixerConfig, role: Role, shared: dict[int, ScorePosition | None]
     ) -> ScorePosition | None:
-        if not config.positions.shared:
-            return mixer.build_position(config.positions, config.width, role)
-        return shared.setdefault(mixer.type, mixer.build_position(config.positions, config.width, role))
+        position = mixer.build_position(config.positions, config.width, role)
+        # A trained number for each head can be shared only by layers with as many heads.
+        return shared.setdefault(mixer.position_heads, position) if config.positions.shared else position
 
     def start(self, memory: Memory | None = None) -> StackState:
         """The state before the first position."""
