@@ -21,7 +21,7 @@ from allyouneed.block import Block, BlockConfig
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import MIXERS, Cost, Memory, Mixer, MixerConfig, Role, State, select_rows
 from allyouneed.mixers.softmax import SoftmaxConfig
-from allyouneed.positions import POSITIONS, PositionConfig, SinusoidalConfig
+from allyouneed.positions import POSITIONS, AlibiConfig, PositionConfig, SinusoidalConfig
 from helpers import tensors_of
 
 WIDTH = 12
@@ -70,7 +70,7 @@ class Case:
         return f"{self.name}{variant}-{self.role}-{self.position}"
 
 
-SCORED = [name for name, cls in POSITIONS.items() if cls().build_score(2, 2, causal=True) is not None]
+SCORED = [name for name, cls in POSITIONS.items() if cls.model_validate({}).build_score(2, 2, True) is not None]
 
 
 def _schemes(config: MixerConfig, role: Role) -> list[str]:
@@ -129,11 +129,12 @@ def test_every_mixer_is_under_contract() -> None:
 # Clause 1: shape kept; equal to its naive oracle, forward and gradient, in float64.
 
 
+@pytest.mark.no_shapes  # the loops return too often; the clauses below run the same code under the check
 @every_case
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_equals_its_oracle(case: Case, padded: bool) -> None:
     mixer = case.build()
-    x_BTD, memory_BSD = inputs(case)
+    x_BTD, memory_BSD = inputs(case, T=5, S=4)
     read_length = x_BTD.shape[1] if memory_BSD is None else memory_BSD.shape[1]
     valid_BS = torch.ones(2, read_length, dtype=torch.bool)
     if padded:
@@ -197,7 +198,7 @@ def test_the_future_changes_nothing(case: Case, seed: int, length: int, data: st
 @few
 @given(
     seed=seeds,
-    chunks=st.lists(st.integers(1, 4), min_size=1, max_size=5) | st.just([1] * 6) | st.just([1] * 40),
+    chunks=st.lists(st.integers(1, 4), min_size=1, max_size=5) | st.just([1] * 20),
     padded=st.booleans(),
     gradients=st.booleans(),
 )
@@ -458,7 +459,7 @@ def test_it_learns_to_copy(name: str, role: Role) -> None:
         logits_BTV = model(inputs_BT)[:, -length:]
         loss = nn.functional.cross_entropy(logits_BTV.flatten(0, 1), wanted_BT.flatten())
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         correct = float((logits_BTV.argmax(dim=-1) == wanted_BT).float().mean())
     assert correct > 0.95
@@ -496,7 +497,7 @@ def test_an_undeclared_role_is_a_clear_error(config: MixerConfig) -> None:
 @pytest.mark.parametrize("config", EVERY_CONFIG, ids=repr)
 def test_a_position_that_cannot_act_is_a_clear_error(config: MixerConfig) -> None:
     if not config.takes_positions:
-        position = config.build_position(POSITIONS["alibi"](), WIDTH, "causal")
+        position = config.build_position(AlibiConfig(), WIDTH, "causal")
         with pytest.raises(ConfigError, match="no score that relative positions could act in; use positions none"):
             config.build(WIDTH, position=position)
 

@@ -1,0 +1,88 @@
+"""What the past leaves behind: values that share buffers without disturbing each other."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from allyouneed.mixers.state import SLACK, Growable, select_rows
+
+
+def piece(size: int, requires_grad: bool = False) -> Tensor:
+    return torch.randn(2, 3, size, 4, requires_grad=requires_grad)
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    moves=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.booleans()), max_size=25),
+    gradients=st.booleans(),
+)
+def test_growing_is_concatenating(seed: int, moves: list[tuple[int, int, bool]], gradients: bool) -> None:
+    """Any tree of appends and selections: each version ever made keeps what it held."""
+    torch.manual_seed(seed)
+    first = piece(3, gradients)
+    versions = [(Growable(first), first)]
+    for parent, size, select in moves:
+        growable, plain = versions[parent % len(versions)]
+        if select:
+            rows_B = torch.randint(2, (2,))
+            versions.append((growable.select(rows_B), plain[rows_B]))
+        else:
+            new = piece(size, gradients)
+            versions.append((growable.append(new), torch.cat([plain, new], dim=2)))
+    for growable, plain in versions:
+        assert growable.length == plain.shape[2]
+        assert torch.equal(growable.tensor, plain)
+
+
+def test_growing_copies_seldom() -> None:
+    """Amortised constant cost: 1,000 appends move the buffer a logarithmic number of times, not 1,000."""
+    growable, places = Growable(piece(1)), set()
+    for _ in range(1000):
+        growable = growable.append(piece(1))
+        places.add(growable._buffer.data_ptr())
+    assert growable.length == 1001
+    assert len(places) < 16
+    assert growable._buffer.shape[2] < 2 * 1001 + SLACK
+
+
+def test_gradients_flow_through_appends() -> None:
+    parts = [piece(size, requires_grad=True) for size in (2, 1, 3)]
+    grown = Growable(parts[0])
+    for part in parts[1:]:
+        grown = grown.append(part)
+    noise = torch.randn_like(grown.tensor)
+    gradients = torch.autograd.grad(grown.tensor, parts, noise)
+    assert torch.equal(torch.cat(gradients, dim=2), noise)
+
+
+def test_selecting_keeps_the_slack() -> None:
+    grown = Growable(piece(1)).append(piece(1))
+    chosen = grown.select(torch.tensor([1, 0, 0]))
+    longer = chosen.append(torch.randn(3, 3, 1, 4))
+    assert longer._buffer.data_ptr() == chosen._buffer.data_ptr()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    x_BD: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Branch:
+    leaves: tuple[Leaf, ...]
+    grown: Growable
+    nothing: None = None
+
+
+def test_rows_of_any_nested_state_can_be_selected() -> None:
+    state = [Branch((Leaf(torch.arange(6.0).view(2, 3), 7), Leaf(torch.ones(2, 1), 8)), Growable(piece(2)))]
+    rows_B = torch.tensor([1, 1, 0])
+    (chosen,) = select_rows(state, rows_B)
+    assert torch.equal(chosen.leaves[0].x_BD, state[0].leaves[0].x_BD[rows_B])
+    assert [leaf.count for leaf in chosen.leaves] == [7, 8]
+    assert torch.equal(chosen.grown.tensor, state[0].grown.tensor[rows_B])
+    assert chosen.nothing is None
