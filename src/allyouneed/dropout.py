@@ -5,8 +5,8 @@
 On a CPU, one random byte decides for one element, so p is rounded to 1/256 and the scale fits the rounded p exactly.
 Measured on 4096 x 128 float32, one thread: F.dropout 5.6 ms; this 0.9 ms (0.3 bits, 0.2 mask, 0.2 each way).
 Two lessons are kept in the code: comparing bytes straight *into a float tensor* is vectorised, while a boolean mask
-costs three to five times as much in each later product; and `random_()` without bounds leaves the top bit of an int64 at
-zero, which would drop every eighth element twice as often.
+costs three to five times as much in each later product; and `random_()` without bounds leaves the top bit of an int64
+at zero, which would drop every eighth element twice as often.
 
 Each thread draws from a generator of its own, seeded by the training loop from (seed, step, micro-batch): a resumed run
 drops what the undisturbed one would have dropped.

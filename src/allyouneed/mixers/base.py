@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sequence of a given length costs one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
+    """What one sequence costs one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
 
     flops: int  # of a forward pass; a multiplication and an addition are two
     state_bytes: int  # kept after the last position so that a next one can be computed, in float32

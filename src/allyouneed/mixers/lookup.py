@@ -5,8 +5,8 @@ A hash table finds the one slot whose key matches the query. As algebra, with a 
     hard:  out = alpha^T V,   alpha_s = 1 if key_s is the best match, else 0
     soft:  out = alpha^T V,   alpha_s = softmax_s(q . k_s / sqrt(K))
 
-The hard one has no gradient for "which slot?"; the soft one has, so that *where to look* can be learnt. As the scores grow
-(temperature to zero), soft becomes hard. `soft_lookup` is what the multi-head mixer runs.
+The hard one has no gradient for "which slot?"; the soft one has, so that *where to look* can be learnt. As the scores
+grow (temperature to zero), soft becomes hard. `soft_lookup` is what the multi-head mixer runs.
 
 Cost: O(T S K) time; O(T + S) memory with the fused kernel, O(T S) when somebody looks at alpha.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.

@@ -1,7 +1,7 @@
 """What the past leaves behind: helpers for states of any shape.
 
-A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested in
-dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model.
+A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested
+in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model.
 """
 
 import dataclasses

@@ -68,7 +68,7 @@ class Model(nn.Module, ABC):
         raise ConfigError(f"a {self.kind} model does not generate")
 
     def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> State:
-        """The state in which a target for this source begins; a decoder reads the source as the beginning of its text."""
+        """The state in which a target for this source begins; to a decoder the source is the beginning of its text."""
         if self.kind == "decoder":
             return self.hidden(source_BS, self.start(), valid_BS)[1]
         return self.start(self.encode(source_BS, valid_BS))
