@@ -1,0 +1,201 @@
+"""Decoding against Hugging Face `generate`, with the same weights and the same outputs.
+
+    python benchmarks/decode_speed.py [--repeats 5] [--threads 1]
+
+A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary, post-norm, ReLU) is copied into
+MarianMTModel. Before anything is timed, both must say the same:
+
+- fixed length: EOS has a bias that never lets it win, so both take every step (what is timed);
+- natural ends: EOS competes, without length penalty, where both searches are defined alike.
+
+Then both are timed in turn, so that a busy machine slows both. CPU time of the process counts; wall time is shown.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from allyouneed.decode import SearchConfig, search
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models.base import Head
+from allyouneed.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.base import BOS, EOS, PAD
+
+VOCABULARY, WIDTH, HIDDEN, HEADS, LAYERS = 8000, 256, 1024, 4, 3
+LONGEST = 24
+NEVER = -1e4
+
+
+def our_model() -> EncoderDecoder:
+    config = EncoderDecoderConfig(
+        width=WIDTH, hidden=HIDDEN, mixer=SoftmaxConfig(heads=HEADS), encoder_layers=LAYERS, decoder_layers=LAYERS
+    )
+    model = config.build(Sizes(VOCABULARY, VOCABULARY, shared=True))
+    model.head = Head(model.head.weight_VD, bias=True)
+    return model.eval()
+
+
+def same_in_marian(ours: EncoderDecoder) -> MarianMTModel:
+    """The same weights in the peer's names. Its position table is replaced by ours (sines and cosines in another order)."""
+    theirs = MarianMTModel(
+        MarianConfig(
+            vocab_size=VOCABULARY,
+            d_model=WIDTH,
+            encoder_layers=LAYERS,
+            decoder_layers=LAYERS,
+            encoder_attention_heads=HEADS,
+            decoder_attention_heads=HEADS,
+            encoder_ffn_dim=HIDDEN,
+            decoder_ffn_dim=HIDDEN,
+            max_position_embeddings=256,
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+            scale_embedding=True,
+            static_position_embeddings=True,
+            activation_function="relu",
+            share_encoder_decoder_embeddings=True,
+            tie_word_embeddings=True,
+            attn_implementation="sdpa",
+        )
+    ).eval()
+    table_ND = ours.target.position(torch.arange(256))
+    weights = {"model.shared.weight": ours.target.weight_VD}
+    for side, stack in (("encoder", ours.encoder), ("decoder", ours.decoder)):
+        weights[f"model.{side}.embed_tokens.weight"] = ours.target.weight_VD
+        weights[f"model.{side}.embed_positions.weight"] = table_ND
+        for layer, block in enumerate(stack.blocks):
+            for name, value in block.state_dict().items():
+                weights |= _renamed(f"model.{side}.layers.{layer}.", name, value)
+    weights["lm_head.weight"] = ours.target.weight_VD
+    weights["final_logits_bias"] = ours.head.bias_V[None]
+    theirs.load_state_dict(weights, strict=True)
+    return theirs
+
+
+def _renamed(prefix: str, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    module, part = name.rsplit(".", 1)
+    if module == "mixer.query_key_value":
+        projections = zip("qkv", value.chunk(3), strict=True)
+        return {f"{prefix}self_attn.{letter}_proj.{part}": piece for letter, piece in projections}
+    if module == "cross.key_value":
+        projections = zip("kv", value.chunk(2), strict=True)
+        return {f"{prefix}encoder_attn.{letter}_proj.{part}": piece for letter, piece in projections}
+    names = {
+        "mixer.output": "self_attn.out_proj",
+        "cross.query": "encoder_attn.q_proj",
+        "cross.output": "encoder_attn.out_proj",
+        "feedforward.inner": "fc1",
+        "feedforward.outer": "fc2",
+        "mixer_norm": "self_attn_layer_norm",
+        "cross_norm": "encoder_attn_layer_norm",
+        "feedforward_norm": "final_layer_norm",
+    }
+    return {f"{prefix}{names[module]}.{part}": value}
+
+
+def decode_ours(model: EncoderDecoder, sources: list[list[int]], beam: int) -> list[list[int]]:
+    config = SearchConfig(beam=beam, length_penalty=0, max_length=LONGEST, batch_tokens=10**6)
+    return [found[0].ids for found in search(model, sources, config)]
+
+
+def decode_theirs(model: MarianMTModel, sources: list[list[int]], beam: int) -> list[list[int]]:
+    longest = max(len(source) for source in sources)
+    ids_BS = torch.tensor([source + [PAD] * (longest - len(source)) for source in sources])
+    settings = GenerationConfig(
+        num_beams=beam,
+        max_new_tokens=LONGEST,
+        length_penalty=0.0,
+        early_stopping=False if beam == 1 else "never",
+        do_sample=False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+    )
+    with torch.inference_mode():
+        out = model.generate(ids_BS, attention_mask=(ids_BS != PAD).long(), generation_config=settings)
+    rows = [row[1:] for row in out.tolist()]
+    return [row[: row.index(EOS)] if EOS in row else [token for token in row if token != PAD] for row in rows]
+
+
+def some_sources(count: int, seed: int = 0) -> list[list[int]]:
+    numbers = random.Random(seed)
+    return [[numbers.randrange(4, VOCABULARY) for _ in range(numbers.randrange(8, 24))] + [EOS] for _ in range(count)]
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """CPU and wall seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def check_same(ours: EncoderDecoder, theirs: MarianMTModel, beam: int, batch: int, what: str) -> None:
+    sources = some_sources(batch)
+    for number, (one, two) in enumerate(
+        zip(decode_ours(ours, sources, beam), decode_theirs(theirs, sources, beam), strict=True)
+    ):
+        if one != two:
+            raise SystemExit(f"{what}, beam {beam}, batch {batch}, sentence {number}:\nours   {one}\ntheirs {two}")
+
+
+def set_end_bias(ours: EncoderDecoder, theirs: MarianMTModel, value: float) -> None:
+    with torch.no_grad():
+        for bias_V in (ours.head.bias_V, theirs.final_logits_bias[0]):
+            bias_V[[PAD, BOS]] = NEVER  # the peer would say them
+            bias_V[EOS] = value
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--threads", type=int, default=1)
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    ours = our_model()
+    theirs = same_in_marian(ours)
+    cases = [(1, 1), (1, 32), (5, 1), (5, 32)]
+    for bias in (0.0, 6.0, 12.0):
+        set_end_bias(ours, theirs, bias)
+        for beam, batch in cases:
+            check_same(ours, theirs, beam, batch, f"natural ends, bias {bias}")
+    set_end_bias(ours, theirs, NEVER)
+    for beam, batch in cases:
+        check_same(ours, theirs, beam, batch, "fixed length")
+        sources, sentences = some_sources(batch), 16 if batch == 1 else batch
+        again = max(1, sentences // batch)
+        runs = [
+            (
+                timed(lambda: [decode_ours(ours, sources, beam) for _ in range(again)]),
+                timed(lambda: [decode_theirs(theirs, sources, beam) for _ in range(again)]),
+            )
+            for _ in range(options.repeats)
+        ]
+        report(f"beam {beam} batch {batch:2}", sentences * LONGEST, runs)
+
+
+def report(case: str, tokens: int, runs: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
+    ratios = sorted(theirs[0] / ours[0] for ours, theirs in runs)
+    walls = sorted(theirs[1] / ours[1] for ours, theirs in runs)
+    our_speed, their_speed = (tokens / statistics.median(run[side][0] for run in runs) for side in (0, 1))
+    print(
+        f"{case}: ours {our_speed:7,.0f}  generate {their_speed:7,.0f} tokens per CPU-second; "
+        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}), "
+        f"wall {statistics.median(walls):.2f} ({walls[0]:.2f}-{walls[-1]:.2f}), n={len(runs)}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
