@@ -29,12 +29,14 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     type: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers = 6
     decoder_layers: Layers = 6
-    cross: AnyMixer | None = None  # default: softmax with the heads of the mixer
+    cross: AnyMixer | None = None  # default: the mixer if it is softmax, else softmax with as many heads
     tied: bool = True  # target embedding = output projection (= source embedding, if the vocabulary is shared)
 
     def cross_mixer(self) -> MixerConfig:
         """The mixer that reads the memory."""
-        return self.cross or SoftmaxConfig(heads=self.mixer_of(0).position_heads)
+        mixer = self.mixer_of(0)
+        like_mixer = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
+        return self.cross or like_mixer
 
     def build(self, sizes: Sizes) -> "EncoderDecoder":
         return EncoderDecoder(self, sizes)
@@ -49,9 +51,9 @@ class EncoderDecoder(Model):
         self.config, self.sizes = config, sizes
         target_VD = new_embedding(sizes.target, config.width)
         one_table = sizes.shared and config.tied
-        source_VD = target_VD if one_table else new_embedding(sizes.source, config.width)
+        source_ND = target_VD if one_table else new_embedding(sizes.source, config.width)
         output_VD = target_VD if config.tied else new_embedding(sizes.target, config.width)
-        self.source = Embedding(source_VD, config.positions, config.dropout)
+        self.source = Embedding(source_ND, config.positions, config.dropout)
         self.encoder = Stack(config, config.encoder_layers, "bidirectional")
         self.target = Embedding(target_VD, config.positions, config.dropout)
         self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())
