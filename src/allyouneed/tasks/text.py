@@ -56,7 +56,7 @@ def open_text(path: Path) -> BinaryIO:
 def lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, without their ends."""
     for number, raw in enumerate(_raw_lines(path), 1):
-        yield _decode(raw.removesuffix(b"\r"), path, number)
+        yield decode_text(raw.removesuffix(b"\r"), path, number)
 
 
 def blocks(path: Path) -> Iterator[str]:
@@ -70,13 +70,13 @@ def blocks(path: Path) -> Iterator[str]:
         # An unfinished line is held back until its end is read, unless it is as long as a block.
         cut = rest.rfind(b"\n") + 1 or (_whole_characters(rest) if len(rest) >= BLOCK else 0)
         if cut:
-            yield _decode(rest[:cut], path, number, given).replace("\r\n", "\n")
+            yield decode_text(rest[:cut], path, number, given).replace("\r\n", "\n")
             ends = rest.count(b"\n", 0, cut)
             number, ended, given = number + ends, ended or ends > 0, 0 if ends else given + cut
             rest = rest[cut:]
     if rest:
         _refuse_lone_carriage_returns(path, rest, ended)
-        yield _decode(rest, path, number, given).replace("\r\n", "\n")
+        yield decode_text(rest, path, number, given).replace("\r\n", "\n")
 
 
 def _whole_characters(raw: bytes) -> int:
@@ -91,14 +91,18 @@ def _whole_characters(raw: bytes) -> int:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     with open_text(path) as file:
-        block = file.read(BLOCK)
-        for mark, encoding in _OTHER_ENCODINGS.items():
-            if block.startswith(mark):
-                raise DataError(f"{path}: line 1: is {encoding}; convert it: iconv -f {encoding} -t UTF-8")
-        block = block.removeprefix(codecs.BOM_UTF8)
+        block = without_mark(file.read(BLOCK), path)
         while block:
             yield block
             block = file.read(BLOCK)
+
+
+def without_mark(block: bytes, path: Path) -> bytes:
+    """The first bytes of a text without their BOM; that of another encoding is refused."""
+    for mark, encoding in _OTHER_ENCODINGS.items():
+        if block.startswith(mark):
+            raise DataError(f"{path}: line 1: is {encoding}; convert it: iconv -f {encoding} -t UTF-8")
+    return block.removeprefix(codecs.BOM_UTF8)
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
@@ -135,7 +139,7 @@ def _refuse_lone_carriage_returns(path: Path, last: bytes, ended: bool) -> None:
         )
 
 
-def _decode(raw: bytes, path: Path, number: int, given: int = 0) -> str:
+def decode_text(raw: bytes, path: Path, number: int, given: int = 0) -> str:
     """Text from whole lines, the first of which is line `number`, `given` bytes of it being decoded already."""
     try:
         text = raw.decode("utf-8")

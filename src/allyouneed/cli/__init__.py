@@ -1,0 +1,92 @@
+"""The command line: one file a command. Each parses, calls the library and prints.
+
+Nothing here imports torch before a command runs, so that `allyouneed --help` answers at once.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from allyouneed import __version__
+from allyouneed.cli import demo, evaluate, generate, listing, score, train, translate
+from allyouneed.cli.terminal import printable
+from allyouneed.errors import UserError
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train.command,
+    "evaluate": evaluate.command,
+    "translate": translate.command,
+    "generate": generate.command,
+    "score": score.command,
+    "list": listing.command,
+    "demo": demo.command,
+}
+LONG_RUNS = ("train", "demo")
+# What typer raises for a wrong option. Its own name has moved between modules from version to version.
+UsageError: Any = typer.BadParameter.__base__
+
+# Plain help texts: the coloured ones cost more time than all the rest of `--help`.
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"allyouneed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Is attention all you need? Train Transformers on your own data, and use them."""
+
+
+def main() -> None:
+    """The program `allyouneed`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command. What a user can cause ends in one line on standard error; bugs of ours keep their traceback."""
+    if not arguments or arguments[0] not in LONG_RUNS:
+        # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        app(arguments or ["--help"], prog_name="allyouneed", standalone_mode=False)
+        sys.stdout.flush()
+    except UserError as error:
+        return _complain(str(error), error.status)
+    except UsageError as error:
+        return _complain(f"{error.format_message()} (allyouneed {' '.join(arguments[:1])} --help)", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except OSError as error:
+        _forget_output()
+        where = f"{error.filename}: " if error.filename is not None else "standard output: "
+        return _complain(f"{where}{error.strerror or error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        return _complain("not enough memory; make the model, the batches or the texts smaller", 1)
+    return 0
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    return status
+
+
+def _forget_output() -> None:
+    """What could not be written is not tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

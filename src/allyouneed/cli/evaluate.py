@@ -1,0 +1,37 @@
+"""`allyouneed evaluate`: scores with signatures, on held-out data or on given files."""
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    split: Annotated[
+        Literal["valid", "test"] | None,
+        typer.Option(help="Of the model's own task.", show_default="test if there is one"),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Source texts, one a line (with --reference).")] = None,
+    reference: Annotated[str | None, typer.Option(help="What should come out, one a line.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="TSV file like the task's own; for a language model a text file.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side.", show_default="the recipe's")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Alpha.", show_default="the recipe's")] = None,
+) -> None:
+    """Measure a model: BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per character."""
+    from allyouneed.cli.terminal import note, printable
+    from allyouneed.errors import ConfigError
+    from allyouneed.folder import load_folder
+    from allyouneed.lab.held_out import evaluate_files, evaluate_held_out, search_config
+
+    if (source is None) != (reference is None):
+        raise ConfigError("--source and --reference belong together; give both, or --data")
+    if (data is not None) + (source is not None) + (split is not None) > 1:
+        raise ConfigError("give one of --split, --data, or --source and --reference")
+    bundle = load_folder(model)
+    search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
+    files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
+    scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search)
+    for score in scores:
+        print(f"{score.name} = {score.value:.4f}  {printable(score.signature)}")

@@ -1,0 +1,71 @@
+"""`allyouneed generate`: what a model says next, token by token."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from allyouneed.tasks import Codec
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.", show_default="standard input")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: always the most probable token.", show_default="1")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the k most probable tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the most probable tokens that reach p together.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Only tokens p times as probable as the best.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default="0")] = None,
+    max_length: Annotated[int | None, typer.Option(help="New tokens at most.", show_default="256")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="How many samples.", show_default="1")] = None,
+) -> None:
+    """Continue a text (or, with a model that has a source, sample an answer to it). Only what is new is printed."""
+    from allyouneed.cli.stdin import NAME, read_all
+    from allyouneed.config import parse
+    from allyouneed.decode import SampleConfig, sample, stream
+    from allyouneed.folder import load_folder
+    from allyouneed.lab.held_out import require_generator, require_short
+
+    asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    asked |= {"seed": seed, "max_length": max_length, "n": n}
+    config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
+    bundle = load_folder(model)
+    require_generator(bundle)
+    where = "--prompt" if prompt is not None else str(NAME)
+    text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
+    codec = bundle.codec
+    require_short(codec.source or codec.target, [text], where)
+    begin = [] if codec.source is not None else codec.encode_prompt(text)[1:]
+    source = codec.encode_source(text) if codec.source is not None else None
+    if config.n == 1:
+        for piece in _pieces(codec, begin, stream(bundle.model, begin, config, source)):
+            _say(piece)
+        _say("\n")
+        return
+    samples = sample(bundle.model, [begin], config, None if source is None else [source])[0]
+    for number, one in enumerate(samples, start=1):
+        _say(f"--- {number}\n{''.join(_pieces(codec, begin, iter(one.ids)))}\n")
+
+
+def _pieces(codec: "Codec", begin: Sequence[int], ids: Iterator[int]) -> Iterator[str]:
+    """The text of new ids, as soon as it is certain: a character may need several tokens."""
+    said = list(begin)
+    known = codec.decode_target(said)
+    for token in ids:
+        said.append(token)
+        text = codec.decode_target(said)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[len(known) :]
+            known = text
+    yield codec.decode_target(said)[len(known) :]
+
+
+def _say(piece: str) -> None:
+    from allyouneed.cli.terminal import shown
+
+    sys.stdout.write(shown(piece))
+    sys.stdout.flush()

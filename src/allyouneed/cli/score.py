@@ -1,0 +1,24 @@
+"""`allyouneed score`: how probable are given texts?"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def command(model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")]) -> None:
+    """Log probability (nats) and number of tokens of each line of standard input, parted by a TAB.
+
+    A line is source TAB target (or text TAB class); for a language model it is a text.
+    """
+    from allyouneed.cli.stdin import NAME, line_batches
+    from allyouneed.folder import load_folder
+    from allyouneed.lab.held_out import score_lines
+
+    bundle = load_folder(model)
+    number = 0
+    for lines in line_batches():
+        for scored in score_lines(bundle, lines, str(NAME), number):
+            print("" if scored is None else f"{scored.logprob:.6f}\t{scored.tokens}")
+        sys.stdout.flush()
+        number += len(lines)

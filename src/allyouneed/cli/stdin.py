@@ -1,0 +1,67 @@
+"""Standard input as lines, under the rules of `tasks.text`, in batches that never make a pipe wait.
+
+What can be read without waiting is one batch: a file comes in large pieces, a slow writer is answered line by line.
+"""
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from allyouneed.errors import DataError
+
+NAME = Path("standard input")
+MOST_LINES = 1024
+MARKS = b"\xef\xff\xfe\x00"  # how a byte order mark can begin; it may come in pieces
+
+
+def line_batches(most: int = MOST_LINES) -> Iterator[list[str]]:
+    """Lines as they come. If one is refused, those before it are given first."""
+    batch: list[str] = []
+    try:
+        for line, more in _lines(sys.stdin.fileno()):
+            batch.append(line)
+            if len(batch) == most or not more:
+                yield batch
+                batch = []
+    except DataError:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+def read_all() -> str:
+    """The whole input as one text, without the last line end."""
+    return "\n".join(line for batch in line_batches() for line in batch)
+
+
+def _lines(file: int) -> Iterator[tuple[str, bool]]:
+    """Each line, and whether more can be had without waiting."""
+    from allyouneed.tasks.text import BLOCK, LONGEST_LINE, decode_text, without_mark
+
+    rest, number, first = b"", 0, True
+    while block := os.read(file, BLOCK):
+        if first:
+            while block[0] in MARKS and len(block) < 4 and (more := os.read(file, BLOCK)):
+                block += more
+            block, first = without_mark(block, NAME), False
+        *whole, rest = (rest + block).split(b"\n") if b"\n" in block else [rest + block]
+        for place, raw in enumerate(whole, start=1):
+            number += 1
+            _refuse_long(raw, number, LONGEST_LINE)
+            yield decode_text(raw.removesuffix(b"\r"), NAME, number), place < len(whole) or _ready(file)
+        _refuse_long(rest, number + 1, LONGEST_LINE)
+    if rest:
+        yield decode_text(rest.removesuffix(b"\r"), NAME, number + 1), False
+
+
+def _refuse_long(raw: bytes, number: int, longest: int) -> None:
+    if len(raw) > longest:
+        raise DataError(f"{NAME}: line {number}: longer than {longest:,} bytes; a line should hold one text")
+
+
+def _ready(file: int) -> bool:
+    return bool(select.select([file], [], [], 0)[0])

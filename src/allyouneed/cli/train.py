@@ -1,0 +1,90 @@
+"""`allyouneed train`: a recipe, or a task and a model, becomes a model folder. The same command line goes on."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from allyouneed.errors import ConfigError
+
+
+def command(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A .toml file, or the name of a built-in recipe (allyouneed list recipes).")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Instead of a recipe: a task (allyouneed list tasks).")] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a recipe: a model (allyouneed list models).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget: minutes of wall clock.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget: updates of the weights.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget: floating point operations.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting of the recipe: --set model.layers=3. May be repeated."),
+    ] = None,
+    resume: Annotated[
+        Literal["auto", "never", "must"], typer.Option(help="Whether to go on with a run that is in the folder.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
+) -> None:
+    """Train a model. Killed or stopped, the same command line goes on where it was."""
+    from allyouneed.cli.watch import watching
+    from allyouneed.train import load_recipe
+    from allyouneed.train import train as run
+
+    budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
+    base = _base(recipe, task, model, {name: value for name, value in budget.items() if value is not None}, seed)
+    whole = load_recipe(recipe, base, sets)
+    folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
+    _check_resume(folder, resume)
+    _check_device(device)
+    with watching(whole.train.metric) as watcher:
+        finished = run(whole, folder, watcher, device)
+    print_scores(finished)
+    print(f"model: {finished}")
+
+
+def print_scores(folder: Path) -> None:
+    """The scores of a finished model with their signatures, as its card states them."""
+    from allyouneed.folder import load_folder
+
+    card = load_folder(folder).card
+    for line in card.partition("\n## Scores\n")[2].partition("\n## ")[0].splitlines():
+        if line.startswith("- "):
+            print(line.removeprefix("- ").replace("`", " ").rstrip())
+
+
+def _base(
+    recipe: str | None, task: str | None, model: str | None, budget: dict[str, float], seed: int | None
+) -> dict[str, Any]:
+    """What the options lay over the recipe."""
+    if recipe is None and (task is None or model is None):
+        raise ConfigError("nothing to train: give a recipe, or --task and --model; `allyouneed list` shows them")
+    if len(budget) > 1:
+        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in budget)}")
+    base: dict[str, Any] = {}
+    base |= {"task": {"type": task}} if task is not None else {}
+    base |= {"model": {"type": model}} if model is not None else {}
+    base |= {"train": {"budget": budget}} if budget else {}
+    base |= {"seed": seed} if seed is not None else {}
+    return base
+
+
+def _check_resume(folder: Path, resume: str) -> None:
+    begun = (folder / "recipe.toml").exists()
+    if resume == "never" and begun:
+        raise ConfigError(f"{folder}: holds a run already; choose another --out, or go on with it: --resume auto")
+    if resume == "must" and not begun:
+        raise ConfigError(f"{folder}: holds no run to go on with; is --out right?")
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on the kind of device
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {name}: not usable here: {reason}; cpu always is") from None

@@ -1,0 +1,43 @@
+"""`allyouneed translate`: lines in, as many lines out."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    beam: Annotated[
+        int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.", show_default="the recipe's")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Alpha; 0 ranks by probability.", show_default="the recipe's")
+    ] = None,
+    n_best: Annotated[int | None, typer.Option(help="Answers for each line, each after its line's number.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of an answer.", show_default="source + 50")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
+) -> None:
+    """Translate standard input line by line; a classifier names the class of each line."""
+    from allyouneed.cli.stdin import NAME, line_batches
+    from allyouneed.cli.terminal import one_line
+    from allyouneed.decode import translate
+    from allyouneed.folder import load_folder
+    from allyouneed.lab.held_out import require_short, require_source, search_config
+
+    bundle = load_folder(model)
+    require_source(bundle, "translate")
+    asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
+    search = search_config(bundle, asked)
+    number = 0
+    for texts in line_batches():
+        filled = [text for text in texts if text.strip()]
+        require_short(bundle.codec.source, texts, str(NAME), number)
+        answers = iter(translate(bundle.model, bundle.codec, filled, search))
+        for text in texts:
+            number += 1
+            for answer in next(answers) if text.strip() else [None]:
+                columns = [str(number)] if search.n_best > 1 else []
+                columns += [f"{answer.score if answer else 0.0:.4f}"] if scores else []
+                print(*columns, one_line(answer.text) if answer else "", sep="\t")
+        sys.stdout.flush()

@@ -1,0 +1,114 @@
+"""Watching a run: a progress bar on a terminal, plain lines everywhere else. Both on standard error."""
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from allyouneed.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SECONDS_A_LINE = 10.0
+# The run notes its final scores, too; commands print them at the end, from the model card.
+_SCORE = re.compile(r"\w+ = \S+  ")
+
+
+@contextmanager
+def watching(metric: str) -> "Iterator[Lines | Bar]":
+    """A watcher for `train`."""
+    if not sys.stderr.isatty():
+        yield Lines(metric)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = [
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60) as progress:
+        yield Bar(progress, metric)
+
+
+class Watcher:
+    """What the bar and the lines show: the last loss, the last value of the metric, the speed."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.last: dict[str, float] = {}
+
+    def note(self, line: str) -> None:
+        """Something worth a line."""
+        if not _SCORE.match(line):
+            self.say(printable(line))
+
+    def say(self, line: str) -> None:
+        with suppress(OSError):  # nobody reads any more; the run goes on
+            print(line, file=sys.stderr, flush=True)
+
+    def summary(self, record: dict[str, Any]) -> str:
+        """The state of the run in a few words."""
+        evaluated = record["kind"] == "evaluation"
+        if not evaluated:
+            self.last |= {"loss": record["loss"], "tokens/s": record["tokens_per_second"]}
+        elif self.metric in record:
+            self.last[f"held-out {self.metric}"] = record[self.metric]
+        return f"step {record['step']:,}" + "".join(f"  {name} {_short(value)}" for name, value in self.last.items())
+
+
+class Lines(Watcher):
+    """A line now and then."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__(metric)
+        self._began, self._first, self._said = time.monotonic(), 0.0, 0.0
+
+    def progress(self, fraction: float, record: dict[str, Any]) -> None:
+        """A step was logged, or an evaluation made."""
+        now, summary = time.monotonic(), self.summary(record)
+        self._first = self._first or fraction
+        if record["kind"] == "evaluation" or now - self._said > SECONDS_A_LINE:
+            self._said = now
+            self.say(f"{min(fraction, 1):4.0%}  {summary}  left {self._left(fraction, now)}")
+
+    def _left(self, fraction: float, now: float) -> str:
+        done = fraction - self._first  # since the first line: loading and preparing say nothing of the speed
+        if done <= 0:
+            return "?"
+        seconds = int((now - self._began) * max(0.0, 1 - fraction) / done)
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+class Bar(Watcher):
+    """A bar that moves."""
+
+    def __init__(self, progress: "Progress", metric: str) -> None:
+        super().__init__(metric)
+        self._progress = progress
+        self._task = progress.add_task("preparing", total=1.0)
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, fraction: float, record: dict[str, Any]) -> None:
+        """A step was logged, or an evaluation made."""
+        self._progress.update(self._task, completed=min(fraction, 1.0), description=self.summary(record))
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

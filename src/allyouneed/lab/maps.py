@@ -1,0 +1,106 @@
+"""Who read whom: the attention weights of every layer and head, in one shape.
+
+    with record_maps(model) as maps:
+        model.step(tokens_BT, model.condition(source_BS))
+    maps[-1].name, maps[-1].weights_BHTS        # "decoder.blocks.5.cross", one row for each reading position
+
+Every mixer hands its weights to whoever asks (`mixers.base.send_maps_to`), so new mechanisms appear here by themselves.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.decode.base import device_of, predicting
+from allyouneed.errors import ConfigError
+from allyouneed.folder import Bundle
+from allyouneed.mixers.base import send_maps_to
+from allyouneed.models import Model
+from allyouneed.tasks import EOS, UNK, Tokenizer
+
+
+@dataclass(frozen=True)
+class Map:
+    """The weights of one mixer in one call."""
+
+    name: str  # where the mixer is in its model: "decoder.blocks.1.cross"
+    weights_BHTS: Tensor  # for each row and head: how much position T read of position S
+
+
+@contextmanager
+def record_maps(model: Model) -> Iterator[list[Map]]:
+    """While this is open, what the model's mixers read is appended to the list, in the order in which it happens."""
+    names = {module: name for name, module in model.named_modules()}
+    maps: list[Map] = []
+
+    def keep(mixer: torch.nn.Module, weights_BHTS: Tensor) -> None:
+        if mixer in names:
+            maps.append(Map(names[mixer], weights_BHTS.detach().cpu()))
+
+    with send_maps_to(keep):
+        yield maps
+
+
+@dataclass(frozen=True)
+class TranslationMaps:
+    """One translation, token by token, and what was read for it."""
+
+    source: list[str]  # the pieces of the source, its end included
+    target: list[str]  # the pieces of the target, its end included: what was being written when a row was read
+    maps: list[Map]  # of every mixer; B is 1
+
+    def of(self, ending: str) -> list[Map]:
+        """Those of some mixers: "cross"."""
+        return [one for one in self.maps if one.name.endswith(ending)]
+
+
+def translation_maps(bundle: Bundle, text: str, target: str | None = None) -> TranslationMaps:
+    """The maps of a translation: of the given target, or of the model's own greedy one."""
+    codec = bundle.codec
+    if codec.source is None or codec.target is None or bundle.model.kind != "encoder-decoder":
+        raise ConfigError(f"{bundle.path}: only an encoder-decoder translates, with cross-attention to look at")
+    if target is None:
+        target = translate(bundle.model, codec, [text], SearchConfig(beam=1))[0][0].text
+    source_ids, target_ids, device = codec.encode_source(text), codec.encode_target(target), device_of(bundle.model)
+    with predicting(bundle.model), record_maps(bundle.model) as maps:
+        state = bundle.model.condition(torch.tensor([source_ids], device=device))
+        # Row t is what was read in order to write token t, so the input is one token behind.
+        input_BT = torch.tensor([[*codec.encode_prompt(), *target_ids[:-1]]], device=device)
+        bundle.model.hidden(input_BT, state)
+    return TranslationMaps(_pieces(codec.source, source_ids), _pieces(codec.target, target_ids), maps)
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    names = {EOS: "end", UNK: "?"}
+    return [names.get(token) or tokenizer.decode([token]) for token in ids]
+
+
+def clearest(maps: Sequence[Map]) -> tuple[str, Tensor]:
+    """The head that tells most about where it looks: its name, and its weights (T, S).
+
+    That is the one with the highest mutual information between who reads and what is read,
+
+        I = H(mean_t alpha_t) - mean_t H(alpha_t)
+
+    so a head that always stares at one place loses as much as one that looks everywhere.
+    """
+    heads = [
+        (f"{one.name}, head {head + 1}", one.weights_BHTS[0, head])
+        for one in maps
+        for head in range(one.weights_BHTS.shape[1])
+    ]
+    return max(heads, key=lambda head: mutual_information(head[1]))
+
+
+def mutual_information(weights_TS: Tensor) -> float:
+    """How much (in nats) knowing the reader tells about what is read."""
+    weights_TS = weights_TS.double()
+    return float(_entropy(weights_TS.mean(dim=0)) - _entropy(weights_TS).mean())
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    return -torch.xlogy(weights, weights).sum(dim=-1)

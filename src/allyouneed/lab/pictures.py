@@ -1,0 +1,90 @@
+"""Pictures. Colours that everybody can tell apart: one hue from light to dark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from allyouneed.storage import writing
+
+INK, FAINT, ACCENT = "#1b2a41", "#8d99ae", "#c44900"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring columns that belong together: a word above its letters."""
+
+    name: str
+    columns: int
+    marked: bool = False
+
+
+def draw_attention(
+    path: Path,
+    weights_TS: Tensor,
+    source: Sequence[str],
+    target: Sequence[str],
+    *,
+    title: str,
+    note: str = "",
+    groups: Sequence[Group] = (),
+    marked: Sequence[int] = (),
+) -> Path:
+    """Who read whom as a PNG: a row for each source token, a column for each target token; dark means much.
+
+    `groups` name runs of columns; `marked` source rows and marked groups are drawn in another colour.
+    """
+    # The object-oriented way, without pyplot: no display, no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    T, S = weights_TS.shape
+    figure = Figure(figsize=(2.6 + 0.3 * T, 2.4 + 0.34 * S), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    image = axes.imshow(weights_TS.T.float().numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(T), target, fontsize=11, color=INK)
+    axes.set_yticks(range(S), source, fontsize=11, color=INK)
+    axes.tick_params(length=0)
+    for row in marked:
+        axes.get_yticklabels()[row].set(color=ACCENT, fontweight="bold")
+    axes.set_xticks([place - 0.5 for place in range(1, T)], minor=True)
+    axes.set_yticks([place - 0.5 for place in range(1, S)], minor=True)
+    axes.grid(which="minor", color="#e6e9ef", linewidth=0.6)
+    axes.tick_params(which="minor", length=0)
+    axes.spines[:].set_color(FAINT)
+    _draw_groups(axes, groups, S)
+    axes.set_title(title, fontsize=13, color=INK, loc="left", pad=10)
+    axes.set_xlabel(note, fontsize=10, color=INK, loc="left", labelpad=34 if groups else 8)
+    bar = figure.colorbar(image, ax=axes, fraction=0.025, pad=0.015)
+    bar.outline.set_edgecolor(FAINT)
+    bar.set_label("attention weight", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8, length=2, colors=INK)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, facecolor="white")
+    return path
+
+
+def _draw_groups(axes: "object", groups: Sequence[Group], rows: int) -> None:
+    """Brackets with the names of groups below the letters, and lines between the groups."""
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    below = axes.get_xaxis_transform()  # x in columns, y as a share of the height
+    unit = 1 / (0.34 * rows)  # an inch, in that share
+    start = 0
+    for group in groups:
+        end, colour = start + group.columns, ACCENT if group.marked else INK
+        y = -0.3 * unit
+        axes.plot([start - 0.32, end - 0.68], [y, y], transform=below, clip_on=False, color=colour, linewidth=1.6)
+        weight = "bold" if group.marked else "normal"
+        middle = (start + end - 1) / 2
+        axes.text(
+            middle, y - 0.05 * unit, group.name, transform=below, ha="center", va="top", fontsize=11, color=colour,
+            fontweight=weight,
+        )  # fmt: skip
+        if end < sum(one.columns for one in groups):
+            axes.axvline(end - 0.5, color=FAINT, linewidth=1.2)
+        start = end
