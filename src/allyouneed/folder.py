@@ -11,7 +11,8 @@ table `MODELS`, and names, shapes and types of all tensors must be exactly those
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Final, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from allyouneed import __version__
 from allyouneed.config import Config, Tree, parse
@@ -30,6 +32,7 @@ from allyouneed.tasks.codec import Codec
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT: Final = 1
+_FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
 Ids = Annotated[int, Field(ge=0, le=1 << 28)]
 
@@ -140,19 +143,35 @@ def _read_config(sealed: Sealed) -> FolderConfig:
 
 
 def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
-    where, sizes = sealed.path / WEIGHTS, Sizes(**config.sizes.model_dump())
+    tensors = sealed.read_tensors(WEIGHTS)
     try:
-        # First without memory: sizes that the tensors do not bear out cost nothing.
-        with torch.device("meta"):
-            expected = model_tensors(config.model.build(sizes))
-        tensors = sealed.read_tensors(WEIGHTS)
-        _require_same(expected, tensors, where)
-        with torch.random.fork_rng(devices=[]):  # loading a model draws nothing from the caller's generator
-            model = config.model.build(sizes)
+        # Loading a model draws nothing from the caller's generator.
+        with torch.random.fork_rng(devices=[]), _Room(tensors):
+            model = config.model.build(Sizes(**config.sizes.model_dump()))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
-    fill_model(model, tensors, where)
+    fill_model(model, tensors, sealed.path / WEIGHTS)
     return model
+
+
+class _Room(TorchFunctionMode):
+    """Stops the building of a model that is far larger than its weights: a small config can ask for terabytes."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        # A model may hold masks and tables beside its weights, and a draw may need a second tensor.
+        self.tensors = 4 * len(weights) + 256
+        self.numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FACTORIES and args:
+            self.tensors -= 1
+            self.numbers -= math.prod(
+                args[0] if isinstance(args[0], Sequence) else (n for n in args if isinstance(n, int))
+            )
+            if self.tensors < 0 or self.numbers < 0:
+                raise ConfigError(f"describes a model far larger than the weights in {WEIGHTS}")
+        return func(*args, **(kwargs or {}))
 
 
 def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
