@@ -167,7 +167,7 @@ class Run:
         factor = self.config.schedule.factor(ahead.fraction(self.config.budget))
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
         if self._is_sound(norm):
-            self.optimizers.step(factor)
+            self.optimizers.step(factor, self.workers)
             self.average.update(step + 1)
         for parameter in self.model.parameters():
             parameter.grad = None

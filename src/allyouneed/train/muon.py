@@ -10,7 +10,8 @@ Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural netw
 Differs: W^Q, W^K and W^V, stored as one matrix, are orthogonalised apart (any matrix that is a multiple of its width high is cut).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def orthogonalise(matrix_NRD: Tensor, steps: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -35,9 +36,15 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
+        for task in self.tasks(1):
+            task()
+
+    @torch.no_grad()
+    def tasks(self, shares: int) -> list[Callable[[], None]]:
+        """The same update as so many independent pieces of about equal work, for threads to share."""
+        pieces: list[list[Callable[[], None]]] = [[] for _ in range(shares)]
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for weight in group["params"]:
@@ -46,12 +53,10 @@ class Muon(torch.optim.Optimizer):
                 update = self._momentum(weight, group["momentum"])
                 for part, piece in zip(_parts(weight), _parts(update), strict=True):
                     by_shape.setdefault(part.shape, []).append((part, piece))
-            for shape, pairs in by_shape.items():
-                rows, columns = shape
-                step = group["lr"] * max(1.0, rows / columns) ** 0.5
-                stacked_NRD = orthogonalise(torch.stack([piece for _, piece in pairs]))
-                for (part, _), direction in zip(pairs, stacked_NRD.unbind(0), strict=True):
-                    part.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=step)
+            for pairs in by_shape.values():
+                for share, piece in enumerate(pieces):
+                    piece.append(partial(_apply, pairs[share::shares], group["lr"], group["weight_decay"]))
+        return [partial(_in_turn, piece) for piece in pieces]
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
         assert weight.grad is not None
@@ -60,6 +65,23 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(weight)
         state["momentum"].lerp_(weight.grad, 1 - momentum)
         return weight.grad.lerp(state["momentum"], momentum)
+
+
+def _in_turn(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
+@torch.no_grad()
+def _apply(pairs: Sequence[tuple[Tensor, Tensor]], lr: float, weight_decay: float) -> None:
+    """Matrices of one shape: orthogonalised in one stack, then moved."""
+    if not pairs:
+        return
+    rows, columns = pairs[0][0].shape
+    step = lr * max(1.0, rows / columns) ** 0.5
+    stacked_NRD = orthogonalise(torch.stack([update for _, update in pairs]))
+    for (weight, _), direction in zip(pairs, stacked_NRD.unbind(0), strict=True):
+        weight.mul_(1 - lr * weight_decay).sub_(direction, alpha=step)
 
 
 def _parts(matrix: Tensor) -> list[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
 from allyouneed.train.muon import Muon
+from allyouneed.train.workers import Workers
 
 
 class OptimizerConfig(Config):
@@ -61,12 +62,15 @@ class Optimizers:
             )
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
 
-    def step(self, factor: float) -> None:
-        """One update at `factor` times the peak learning rates."""
+    def step(self, factor: float, workers: Workers | None = None) -> None:
+        """One update at `factor` times the peak learning rates; workers share what can be shared."""
         for optimizer, peaks in zip(self.all, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-            optimizer.step()
+            if isinstance(optimizer, Muon) and workers is not None:
+                workers.side_by_side(optimizer.tasks(len(workers.replicas)))
+            else:
+                optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors: `decoder.blocks.0.mixer.output.weight/exp_avg`."""

@@ -15,6 +15,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -49,44 +50,46 @@ class Workers:
         self.replicas = [model] + [_replica(model) for _ in range(count - 1)]
         self._threads = threads
         torch.set_num_threads(threads)
-        self._tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in self.replicas[1:]]
-        self._results: SimpleQueue[tuple[int, list[float] | BaseException]] = SimpleQueue()
+        self._tasks: list[SimpleQueue[Callable[[], Any] | None]] = [SimpleQueue() for _ in self.replicas[1:]]
+        self._results: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         for number, tasks in enumerate(self._tasks, start=1):
             threading.Thread(target=self._serve, args=(number, tasks), daemon=True).start()
 
-    def _serve(self, number: int, tasks: "SimpleQueue[Any]") -> None:
+    def _serve(self, number: int, tasks: "SimpleQueue[Callable[[], Any] | None]") -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps this number for each thread apart
-        while True:
-            jobs = tasks.get()
-            if jobs is None:
-                return
+        while (task := tasks.get()) is not None:
             try:
-                self._results.put((number, self._work(number, jobs)))
+                self._results.put((number, task()))
             except BaseException as error:  # handed over: it is raised in the main thread
                 self._results.put((number, error))
 
-    def _work(self, number: int, jobs: Sequence[tuple[int, Job]]) -> list[float]:
-        values = []
-        for seed, job in jobs:
-            seed_dropout(seed)
-            values.append(job(self.replicas[number]))
-        return values
+    def side_by_side(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """One task a worker, at most; their results in order. The first task runs in the calling thread."""
+        for queue, task in zip(self._tasks, tasks[1:], strict=False):
+            queue.put(task)
+        results: list[Any] = [None] * len(tasks)
+        try:
+            results[0] = tasks[0]()
+        finally:
+            answers = [self._results.get() for _ in tasks[1:]]
+        for number, answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            results[number] = answer
+        return results
 
     def run(self, jobs: Sequence[tuple[int, Job]]) -> list[float]:
         """Each (seed, job) once, in order; a job runs forward and backward on the replica it is given."""
         count = len(self.replicas)
-        shares = [list(jobs[number::count]) for number in range(count)]
-        for number, tasks in enumerate(self._tasks, start=1):
-            tasks.put(shares[number])
-        values: list[list[float]] = [[] for _ in range(count)]
-        try:
-            values[0] = self._work(0, shares[0])
-        finally:
-            answers = [self._results.get() for _ in self._tasks]
-        for number, answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-            values[number] = answer
+
+        def work(number: int) -> list[float]:
+            values = []
+            for seed, job in jobs[number::count]:
+                seed_dropout(seed)
+                values.append(job(self.replicas[number]))
+            return values
+
+        values = self.side_by_side([partial(work, number) for number in range(count)])
         self._add_gradients()
         return [values[i % count][i // count] for i in range(len(jobs))]
 
