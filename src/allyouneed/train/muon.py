@@ -54,9 +54,9 @@ class Muon(torch.optim.Optimizer):
                 for part, piece in zip(_parts(weight), _parts(update), strict=True):
                     by_shape.setdefault(part.shape, []).append((part, piece))
             for pairs in by_shape.values():
-                for share, piece in enumerate(pieces):
-                    piece.append(partial(_apply, pairs[share::shares], group["lr"], group["weight_decay"]))
-        return [partial(_in_turn, piece) for piece in pieces]
+                for share, tasks in enumerate(pieces):
+                    tasks.append(partial(_apply, pairs[share::shares], group["lr"], group["weight_decay"]))
+        return [partial(_in_turn, tasks) for tasks in pieces]
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
         assert weight.grad is not None
