@@ -50,7 +50,7 @@ def test_a_batch_says_what_the_texts_say(numbers: PairData) -> None:
         valid = batch.source_valid_BS
         assert (batch.source_BS != PAD).all() if valid is None else torch.equal(valid, batch.source_BS != PAD)
     assert len(known) == 60
-    assert ("twenty-one", "einundzwanzig") in known | set(numbers.examples("valid")) | set(numbers.examples("test"))
+    assert ("one", "eins") in known | set(numbers.examples("valid")) | set(numbers.examples("test"))
 
 
 def test_test_items_are_never_seen(numbers: PairData) -> None:
@@ -133,7 +133,6 @@ def test_shared_and_separate_vocabularies(tmp_path: Path) -> None:
         (1300, "cs", "tisíc tři sta"),
         (2300, "nl", "tweeduizend driehonderd"),
         (2000, "nl", "tweeduizend"),
-        (350, "te", "మూడు వందల యాభై"),
     ],
 )
 def test_known_errors_of_num2words_are_mended(number: int, language: str, words: str) -> None:
@@ -143,7 +142,7 @@ def test_known_errors_of_num2words_are_mended(number: int, language: str, words:
 @pytest.mark.no_shapes
 def test_every_language_writes_numbers() -> None:
     for language in number_languages():
-        texts = {number_words(number, language) for number in (0, 7, 41, 100, 999)}
+        texts = {number_words(number, language) for number in (0, 7, 41, 350, 999)}
         assert len(texts) == 5
         assert all(text == " ".join(text.split()) for text in texts)
     with pytest.raises(ConfigError, match="num2words cannot write 999,999 in 'am'"):
@@ -156,7 +155,11 @@ def test_dates(tmp_path: Path) -> None:
     everything = DatesConfig.model_validate({**settings, "pairs": 354}).prepare(tmp_path, 3)
     assert not {source for source, _ in data.examples("test")} & {source for source, _ in data.examples("valid")}
     assert len({source for source, _ in everything.examples("test")}) == 6
-    for language, words in (("de", "Samstag, 19. Mai 1973"), ("hu", "1973. május 19., szombat"), ("ja", "1973年5月19日土曜日")):
+    for language, words in (
+        ("de", "Samstag, 19. Mai 1973"),
+        ("hu", "1973. május 19., szombat"),
+        ("ja", "1973年5月19日土曜日"),
+    ):
         config = DatesConfig.model_validate({**settings, "pairs": 354, "target": language})
         pairs = [pair for split in ("train", "valid", "test") for pair in config.rows(split, 0)]
         assert len(pairs) == 365

@@ -145,7 +145,9 @@ def test_lines_are_what_lf_ends(parts: list[str], end: str, last: bool, block: i
             path.unlink()
 
 
-@given(content=st.text(alphabet="aé😀\n", min_size=1, max_size=40), bad=st.sampled_from([b"\xff", b"\0"]), data=st.data())
+@given(
+    content=st.text(alphabet="aé😀\n", min_size=1, max_size=40), bad=st.sampled_from([b"\xff", b"\0"]), data=st.data()
+)
 def test_blocks_name_the_line_and_the_byte(content: str, bad: bytes, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(content)))
     before, after = content[:cut].encode(), content[cut:].encode()

@@ -30,9 +30,9 @@ def shuffled(count: int, random: np.random.Generator) -> Array:
 
 def bucket_sizes(lengths: Array) -> Array:
     """Each length rounded up to a bucket: exact up to 2 x STEPS, then STEPS sizes for each doubling."""
-    safe = np.maximum(lengths, 1)
-    step = np.maximum(1, 2 ** (np.ceil(np.log2(safe)).astype(np.int64) - 1) // STEPS)
-    return -(-safe // step) * step
+    doublings = np.maximum(1, np.ceil(np.log2(np.maximum(lengths, 1)))).astype(np.int64)
+    step = np.maximum(1, 2 ** (doublings - 1) // STEPS)
+    return -(-lengths // step) * step
 
 
 def pack(sizes: Array, budget: int) -> Array:

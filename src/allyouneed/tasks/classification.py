@@ -137,13 +137,14 @@ class ClassificationData(TaskData):
     """Prepared texts with their classes."""
 
     def __init__(self, task: ClassificationConfig, folder: Path) -> None:
-        self._task, self._folder = task, folder
         self.codec = Codec.load(folder)
         assert self.codec.source is not None
         assert self.codec.classes is not None
         self.sizes = Sizes(source=self.codec.source.size, target=len(self.codec.classes))
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        self._train = self._split("train")
+        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        self._splits = {split: _ClassSplit(folder, split, self.sizes, task.batch_tokens) for split in task.files()}
+        self._train = self._splits["train"]
         self.epoch = len(self._train.batches)
 
     def batch(self, seed: int, index: int) -> Batch:
@@ -155,23 +156,24 @@ class ClassificationData(TaskData):
             yield data.batch(members)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
-        classes, texts = self._split(split).classes, Ragged(self._folder, f"{split}.text", "u1")
+        classes, texts = self._split(split).classes, self._split(split).texts
         assert self.codec.classes is not None
         return [(texts.text(i), self.codec.classes[int(classes.values[i])]) for i in range(len(texts))]
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return [accuracy(hypotheses, references)]
 
-    def _split(self, split: Literal["train", "valid", "test"]) -> "_ClassSplit":
-        if split not in self._task.files():
+    def _split(self, split: Split) -> "_ClassSplit":
+        if split not in self._splits:
             raise ConfigError(f"task: {split}: is not given; name the {split} file in the recipe")
-        return _ClassSplit(self._folder, split, self.sizes, self._task.batch_tokens)
+        return self._splits[split]
 
 
 class _ClassSplit:
     def __init__(self, folder: Path, split: str, sizes: Sizes, budget: int) -> None:
         self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
         self.classes = Ragged(folder, f"{split}.class", "<u4")
+        self.texts = Ragged(folder, f"{split}.text", "u1")
         lengths = self.source.lengths() + 1
         self.batches = Batches(lengths, lengths, budget)
 

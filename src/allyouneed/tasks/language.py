@@ -85,7 +85,8 @@ def _build(task: LanguageConfig, folder: Path) -> None:
                 if text is not None:
                     tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
         if not tokens:
-            raise DataError(f"{' and '.join(task.train)}: the {name} text is empty")
+            files = (task.valid if name == "valid" else task.test if name == "test" else None) or task.train
+            raise DataError(f"{' and '.join(files)}: the {name} text is empty")
         units[name] = (tokens, characters, size)
     (folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
 
@@ -131,14 +132,16 @@ class LanguageData(TaskData):
     """Prepared running text."""
 
     def __init__(self, task: LanguageConfig, folder: Path) -> None:
-        self._task, self._folder = task, folder
+        self._task = task
         self.codec = Codec.load(folder)
         assert self.codec.target is not None
         size = self.codec.target.size
         self.sizes = Sizes(source=size, target=size, shared=True)
         self._units = json.loads((folder / "units.json").read_text(encoding="utf-8"))
         self.notes = [f"{split}: {tokens:,} tokens" for split, (tokens, _, _) in self._units.items()]
-        self._train = self._stream("train")
+        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        self._streams = {split: Ragged(folder, split, dtype_for(size)).values for split in self._units}
+        self._train = self._streams["train"]
         if len(self._train) <= task.context:
             raise DataError(
                 f"{' and '.join(task.train)}: {len(self._train):,} tokens to learn from; "
@@ -179,10 +182,10 @@ class LanguageData(TaskData):
         self._stream(split)
         return Units(*self._units[split])
 
-    def _stream(self, split: Literal["train", "valid", "test"]) -> Array:
-        if split not in self._units:
+    def _stream(self, split: Split) -> Array:
+        if split not in self._streams:
             raise ConfigError(f"task: {split}: is not given; name the {split} files or a third share in split")
-        return Ragged(self._folder, split, dtype_for(self.sizes.target)).values
+        return self._streams[split]
 
 
 def _no_start(output_BT: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from allyouneed.tasks.tokenizer import TokenizerConfig
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Style = Literal["full", "long", "medium", "short"]
-SMALL = 1000  # every number below is part of the data: they are the ones people try
+SMALL = 1000  # every number below is part of a large enough set: they are the ones people try
 
 # What num2words 0.5.14 writes wrongly, by language: (pattern, right).
 MENDS: dict[str, list[tuple[str, str]]] = {
@@ -169,15 +169,16 @@ def _deal(split: AnySplit, items: Array, train: int, valid: int) -> Array:
 
 
 def _numbers(config: NumbersConfig, seed: int) -> Array:
-    """So many different numbers in random order: the small ones, and others drawn from all."""
+    """So many different numbers in random order: the smallest ones, and others drawn from all."""
     count, random = config.pairs + config.valid + config.test, generator(seed)
-    small = min(SMALL, config.up_to + 1)
-    if config.up_to < 2 * count:  # drawing would take long to find the last ones
-        large = small + shuffled(config.up_to + 1 - small, random)
+    small = min(SMALL, count // 10)
+    others = config.up_to + 1 - small
+    if others < 4 * count:  # drawing would take long to find the last ones
+        large = small + shuffled(others, random)
     else:
         large = np.zeros(0, dtype=np.int64)
         while len(large) < count:
-            more = small + np.floor(random.random(count) * (config.up_to + 1 - small)).astype(np.int64)
+            more = small + np.floor(random.random(count) * others).astype(np.int64)
             joined = np.concatenate([large, more])
             large = joined[np.sort(np.unique(joined, return_index=True)[1])]
     chosen = np.concatenate([np.arange(small), large])[:count]

@@ -162,14 +162,17 @@ class PairData(TaskData):
     """Prepared pairs."""
 
     def __init__(self, task: PairTask, folder: Path) -> None:
-        self._task, self._folder = task, folder
+        self._task = task
         self.codec = Codec.load(folder)
         source, target = self.codec.source, self.codec.target
         assert source is not None
         assert target is not None
         self.sizes = Sizes(source=source.size, target=target.size, shared=source is target)
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        self._train = _PairSplit(folder, "train", self.sizes, task.batch_tokens)
+        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
+        self._splits = {split: _PairSplit(folder, split, self.sizes, task.batch_tokens) for split in given}
+        self._train = self._splits["train"]
         self.epoch = len(self._train.batches)
 
     def batch(self, seed: int, index: int) -> Batch:
@@ -181,23 +184,23 @@ class PairData(TaskData):
             yield data.batch(members)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
-        self._split(split)
-        sources, targets = (Ragged(self._folder, f"{split}.{side}.text", "u1") for side in ("source", "target"))
-        return [(sources.text(number), targets.text(number)) for number in range(len(sources))]
+        texts = self._split(split).texts
+        return [(texts[0].text(number), texts[1].text(number)) for number in range(len(texts[0]))]
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return self._task.measure(hypotheses, references)
 
     def _split(self, split: Split) -> "_PairSplit":
-        if not (self._folder / f"{split}.source.bin").exists():
+        if split not in self._splits:
             raise ConfigError(f"task: {split}: is not given; name the {split} data in the recipe")
-        return _PairSplit(self._folder, split, self.sizes, self._task.batch_tokens)
+        return self._splits[split]
 
 
 class _PairSplit:
     def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, budget: int) -> None:
         self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
         self.target = Ragged(folder, f"{split}.target", dtype_for(sizes.target))
+        self.texts = tuple(Ragged(folder, f"{split}.{side}.text", "u1") for side in ("source", "target"))
         self._budget = budget
 
     @cached_property
