@@ -32,7 +32,7 @@ def test_the_scale_keeps_the_expectation(p: float, dtype: torch.dtype) -> None:
     mask = dropout_mask(torch.empty(MANY, dtype=dtype), p)
     assert mask.dtype == dtype
     kept = 256 - min(round(p * 256), 255)
-    assert set(mask.unique().tolist()) <= {0.0, float(torch.tensor(256 / kept, dtype=dtype))}
+    assert set(mask.tolist()) <= {0.0, float(torch.tensor(256 / kept, dtype=dtype))}
     spread = ((256 / kept - 1) / MANY) ** 0.5
     assert float(mask.double().mean()) == pytest.approx(1.0, abs=5 * spread + (4e-3 if dtype == torch.bfloat16 else 0))
 

@@ -64,7 +64,8 @@ def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
             return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], here, there)
 
         outputs.append(attend_by_loops(score, reading.visible, v_SR, x_TD.shape[0]))
-    return mixer.output(torch.cat(outputs, dim=-1))
+    y_TD: Tensor = mixer.output(torch.cat(outputs, dim=-1))
+    return y_TD
 
 
 Projection = tuple[Tensor, Tensor | None]
@@ -75,10 +76,10 @@ def _projections(mixer: Softmax) -> tuple[Projection, Projection, Projection]:
     stored = [mixer.query, mixer.key_value] if mixer.role == "cross" else [mixer.query_key_value]
     weight_ND = torch.cat([layer.weight for layer in stored])
     rows = [mixer.keys, mixer.keys, mixer.values]
-    weights = weight_ND.split(rows)
+    weights = torch.split(weight_ND, rows)
     biases: Sequence[Tensor | None] = [None] * 3
     if stored[0].bias is not None:
-        biases = torch.cat([layer.bias for layer in stored]).split(rows)
+        biases = torch.split(torch.cat([layer.bias for layer in stored]), rows)
     query, key, value = zip(weights, biases, strict=True)
     return query, key, value
 
@@ -137,7 +138,7 @@ def t5_bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> i
 
 def alibi_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """q . k / sqrt(K) - m |here - there|,  m = 2^(-8 h / H), h from 1   (Press et al. 2022, section 3)."""
-    slope = 2.0 ** (-8.0 * (head + 1) / mixer.heads)
+    slope: float = 2.0 ** (-8.0 * (head + 1) / mixer.heads)
     return plain_score(mixer, head, q_K, k_K, here, there) - slope * abs(here - there)
 
 

@@ -162,7 +162,9 @@ def test_a_list_of_mixers_is_repeated_from_the_bottom_up(positions: str) -> None
 def test_t5_biases_are_shared_by_all_layers_of_a_stack() -> None:
     model = build("encoder-decoder", positions="t5", encoder_layers=2)
     assert isinstance(model, EncoderDecoder)
-    encoder, decoder = ([block.mixer.position for block in stack.blocks] for stack in (model.encoder, model.decoder))
+    encoder, decoder = (
+        [block.get_submodule("mixer.position") for block in stack.blocks] for stack in (model.encoder, model.decoder)
+    )
     assert encoder[0] is encoder[1]
     assert decoder[0] is decoder[1]
     assert encoder[0] is not decoder[0]

@@ -39,14 +39,14 @@ def test_transformer_base_and_big() -> None:
     assert transformer(37_000, **BIG) == by_hand(37_000, 1024, 4096, 6) == 214_245_376
 
 
-def layers(number: int) -> dict[str, int]:
+def layers(number: int) -> dict[str, Any]:
     return {"encoder_layers": number, "decoder_layers": number}
 
 
 # The paper speaks of "about 37,000" shared tokens, but its own numbers disagree with that: rows (A) to (C) of table 3
-# all come out right, rounded to millions, for vocabularies from 40,932 to 41,160 and no others (d_ff = 1024 sets the lower
-# end, N = 4 the upper), while the big model's 213 million need 35,296 to 36,272. No single vocabulary fits all of them.
-# With 37,000 tokens the base model has 63.1 and the big one 214.2 million.
+# all come out right, rounded to millions, for vocabularies from 40,932 to 41,160 and no others (d_ff = 1024 sets the
+# lower end, N = 4 the upper), while the big model's 213 million need 35,296 to 36,272. No single vocabulary fits all of
+# them. With 37,000 tokens the base model has 63.1 and the big one 214.2 million.
 TABLE_3: list[tuple[str, int, dict[str, Any]]] = [
     ("base", 65, {}),
     ("(A) h=1", 65, {"mixer": SoftmaxConfig(heads=1)}),

@@ -2,6 +2,7 @@
 
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from allyouneed.positions import Alibi, Rotary, T5Bias  # noqa: E402
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (16, 1000)])
 def test_t5_buckets(causal: bool, buckets: int, max_distance: int) -> None:
     distance = torch.arange(-2000, 2001)
-    theirs = T5Attention._relative_position_bucket(distance, not causal, buckets, max_distance)
+    bucket: Any = T5Attention._relative_position_bucket
+    theirs = bucket(distance, not causal, buckets, max_distance)
     assert torch.equal(T5Bias(1, buckets, max_distance, causal).bucket(distance), theirs)
 
 
@@ -63,7 +65,8 @@ def test_rms_norm() -> None:
 
 
 def test_swiglu() -> None:
-    theirs = LlamaMLP(LlamaConfig(hidden_size=12, intermediate_size=20, num_attention_heads=1, mlp_bias=True))
+    mlp: Any = LlamaMLP
+    theirs = mlp(LlamaConfig(hidden_size=12, intermediate_size=20, num_attention_heads=1, mlp_bias=True))
     ours = FeedForward(12, 20, "swiglu")
     with torch.no_grad():
         for name in ("weight", "bias"):
