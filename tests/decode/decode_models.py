@@ -1,4 +1,4 @@
-"""Small random models for the tests of decoding, one of them no Transformer, and the slow searches they are checked against."""
+"""Small random models for the tests of decoding, one of them no Transformer, and slow searches to compare with."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class GruState:
 
 
 class GruModel(Model):
-    """Sutskever et al. 2014 in small: one GRU cell reads the source and then writes. It satisfies the contract, no more."""
+    """Sutskever et al. 2014 in small: one GRU cell reads the source, then writes. It has the contract, no more."""
 
     kind = "encoder-decoder"
 
@@ -56,7 +56,7 @@ class GruModel(Model):
 
 
 def make_model(kind: str, vocabulary: int, sharpness: float = 1.0, positions: str = "sinusoidal") -> Model:
-    """A model with random weights, in float64 so that batches do not round differently. Sharper ones prefer fewer tokens."""
+    """A model with random weights, in float64: batches must not round differently. Sharp ones prefer few tokens."""
     sizes = Sizes(vocabulary, vocabulary)
     common = {"width": 8, "hidden": 12, "mixer": HEADS2, "positions": positions, "tied": False}
     model: Model

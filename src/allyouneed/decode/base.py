@@ -100,6 +100,16 @@ def as_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+def log_total(logits_BV: Tensor, best_B: Tensor) -> Tensor:
+    """log sum_v exp(logits), given the largest logit of the words. It overwrites the logits: nobody needs them again.
+
+    `logsumexp` looks for the maximum again and makes two more tensors as large as the logits: with a beam of 5, 32
+    sentences and 8,000 tokens that was an eighth of the time of a step.
+    """
+    best_B = torch.maximum(best_B, logits_BV[:, :FIRST_WORD].amax(dim=1))
+    return logits_BV.sub_(best_B[:, None]).exp_().sum(dim=1).log_() + best_B
+
+
 def begin(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:
     """The state in which the targets begin. Either every row has a source, or none has."""
     given = [source for source in sources if source is not None]

@@ -32,6 +32,7 @@ from allyouneed.decode.base import (
     Hypothesis,
     as_float32,
     device_of,
+    log_total,
     pack,
     pad_right,
     predicting,
@@ -128,7 +129,7 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     # and normalised log-probabilities exist for a few tokens only.
     per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
     logit_BR, word_BR = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
-    shift_B = logprob_NK.flatten() - logits_BV.logsumexp(dim=1)
+    shift_B = logprob_NK.flatten() - log_total(logits_BV, logit_BR[:, 0])
     logprob_NM = (logit_BR + shift_B[:, None]).view(N, K * per_row)
     logprob_NC, place = logprob_NM.topk(min(count, K * per_row), dim=1)
     token_NC = word_BR.view(N, K * per_row).gather(1, place) + FIRST_WORD

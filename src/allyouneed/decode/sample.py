@@ -124,27 +124,27 @@ def draw_token(logits_BV: Tensor, row_B: Tensor, config: SampleConfig, draws: Dr
     """A token (B, 1) for each row, and its log-probability (B) in the model's own distribution."""
     if config.temperature == 0:
         return best_token(logits_BV)
-    weight_BV, word_BV = kept(logits_BV[:, FIRST_WORD:], config)
-    reached_BV = weight_BV.to(torch.float64).cumsum(dim=1)
+    weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
+    reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
     # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.
-    wanted_B1 = draws.next(row_B)[:, None] * reached_BV[:, -1:] * (1 - 2.0**-40)
-    place_B1 = torch.searchsorted(reached_BV, wanted_B1, right=True)
-    token_B1 = (place_B1 if word_BV is None else word_BV.gather(1, place_B1)) + FIRST_WORD
+    wanted_B1 = draws.next(row_B)[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
+    place_B1 = torch.searchsorted(reached_BN, wanted_B1, right=True)
+    token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_WORD
     return token_B1, logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
 
 
 def kept(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None]:
     """Probabilities after temperature, zero for what is cut off, and of which words (None: all in order)."""
-    word_BV = None
+    word_BN = None
     if config.top_k is not None or config.top_p < 1:
         size = logits_BV.shape[1]
-        logits_BV, word_BV = logits_BV.topk(min(config.top_k or size, size), dim=1)
+        logits_BV, word_BN = logits_BV.topk(min(config.top_k or size, size), dim=1)
     best_B1 = logits_BV.amax(dim=1, keepdim=True)
-    weight_BV = ((logits_BV - best_B1) / config.temperature).softmax(dim=1)
+    weight_BN = ((logits_BV - best_B1) / config.temperature).softmax(dim=1)
     if config.top_p < 1:
-        before_BV = weight_BV.cumsum(dim=1) - weight_BV
-        weight_BV = weight_BV.masked_fill(before_BV >= config.top_p, 0)
+        before_BN = weight_BN.cumsum(dim=1) - weight_BN
+        weight_BN = weight_BN.masked_fill(before_BN >= config.top_p, 0)
     if config.min_p > 0:
-        best_B1 = weight_BV.amax(dim=1, keepdim=True)
-        weight_BV = weight_BV.masked_fill(weight_BV < config.min_p * best_B1, 0)
-    return weight_BV, word_BV
+        best_B1 = weight_BN.amax(dim=1, keepdim=True)
+        weight_BN = weight_BN.masked_fill(weight_BN < config.min_p * best_B1, 0)
+    return weight_BN, word_BN

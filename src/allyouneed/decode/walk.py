@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import FIRST_WORD, Hypothesis, as_float32
+from allyouneed.decode.base import FIRST_WORD, Hypothesis, as_float32, log_total
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import EOS
@@ -46,4 +46,4 @@ def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], c
 def best_token(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token (B, 1) that may be said, and its log-probability (B) among all tokens."""
     best_B, word_B = logits_BV[:, FIRST_WORD:].max(dim=1)
-    return word_B[:, None] + FIRST_WORD, best_B - logits_BV.logsumexp(dim=1)
+    return word_B[:, None] + FIRST_WORD, best_B - log_total(logits_BV, best_B)
