@@ -47,6 +47,7 @@ class Checkpoints:
         self.keep = keep
         self.warnings: list[str] = []
         self._report = report
+        sweep(folder)
         sweep(self.folder)
 
     def save(

@@ -1,0 +1,176 @@
+"""Kills a training run with SIGKILL at random instants, starts the same command again each time, and compares the end.
+
+    python tests/faults/kill.py --kills 20
+
+A third of the instants lie near the start, a third while a checkpoint is being written, a third anywhere. At the end
+the model, every tensor of the last checkpoint and the logged losses must be those of an undisturbed run, bit for bit.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WAYS = ("start", "save", "any")
+
+RECIPE = """
+seed = 7
+
+[task]
+type = "reverse"
+symbols = 7
+lengths = [1, 6]
+batch = 8
+valid = 20
+test = 20
+
+[model]
+type = "encoder-decoder"
+width = 16
+hidden = 24
+encoder_layers = 1
+decoder_layers = 1
+mixer = { type = "softmax", heads = 2 }
+dropout = 0.1
+
+[train]
+budget = { steps = 300 }
+accumulate = 2
+evaluate_every = 0.05
+log_every = 7
+average = { type = "ema", decay = 0.9 }
+
+[decode]
+beam = 2
+"""
+
+
+@dataclass
+class Kill:
+    """One kill and what it left."""
+
+    way: str
+    seconds: float
+    checkpoint: str
+    temporaries: int
+
+
+def start(recipe: Path, run: Path) -> "subprocess.Popen[bytes]":
+    """The command line, always the same one."""
+    source = str(ROOT / "src")
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "allyouneed", "train", str(recipe), "--out", str(run)]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def wait(process: "subprocess.Popen[bytes]") -> None:
+    """Waits for a good end."""
+    _, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"the run failed with status {process.returncode}:\n{errors.decode(errors='replace')}")
+
+
+def temporaries(run: Path) -> set[Path]:
+    """The unfinished files and folders in a run folder."""
+    return {*run.glob(".tmp-*"), *run.glob("checkpoints/.tmp-*")}
+
+
+def kill_once(process: "subprocess.Popen[bytes]", run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
+    """Waits for an instant of the wanted kind, kills; None if the run ended before that."""
+    began, limit = time.monotonic(), dice.uniform(0, span)
+    modified, before = newest(run), temporaries(run)
+    ready: float | None = None
+    while process.poll() is None:
+        now = time.monotonic()
+        if ready is None and newest(run) != modified:
+            ready = now  # it has opened its log
+        if way == "start" and now - began > limit:
+            break
+        if way == "any" and ready is not None and now - ready > limit:
+            break
+        if way == "save" and ready is not None and now - ready > limit / 2 and temporaries(run):
+            time.sleep(dice.uniform(0, 0.004))
+            break
+        time.sleep(0.0005)
+    if process.poll() is not None:
+        wait(process)
+        return None
+    process.kill()
+    process.communicate()
+    saved = sorted(path.name for path in run.glob("checkpoints/step-*"))
+    return Kill(way, time.monotonic() - began, saved[-1] if saved else "none", len(temporaries(run) - before))
+
+
+def newest(run: Path) -> int:
+    """When the log of a run was last written."""
+    log = run / "log.jsonl"
+    return log.stat().st_mtime_ns if log.exists() else 0
+
+
+def outcome(run: Path) -> dict[str, object]:
+    """Everything that must be equal at the end."""
+    last = max(run.glob("checkpoints/step-*"))
+    files = [run / "model" / "model.safetensors", *sorted(last.glob("*.safetensors"))]
+    found: dict[str, object] = {str(path.relative_to(run)): path.read_bytes() for path in files}
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    found["log.jsonl"] = [(item["step"], item["loss"]) for item in records if item["kind"] in ("step", "evaluation")]
+    return found
+
+
+def compare(run: Path, expected: dict[str, object]) -> list[str]:
+    """The names of what differs."""
+    found = outcome(run)
+    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+
+
+def torment(folder: Path, kills: int, seed: int, span: float = 3.0) -> tuple[list[Kill], list[str]]:
+    """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
+    dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE)
+    wait(start(recipe, folder / "calm"))
+    expected = outcome(folder / "calm")
+    while len(done) < kills:
+        number += 1
+        run = folder / f"killed-{number}"
+        while len(done) < kills:
+            process = start(recipe, run)
+            kill = kill_once(process, run, WAYS[len(done) % len(WAYS)], dice, span)
+            if kill is None:
+                break
+            done.append(kill)
+        wait(start(recipe, run))
+        differences += [f"{run.name}: {name}" for name in compare(run, expected)]
+        if temporaries(run):
+            differences.append(f"{run.name}: unfinished files were left behind")
+    return done, differences
+
+
+def main() -> None:
+    """Prints one line for each kill, then the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        done, differences = torment(Path(folder), options.kills, options.seed)
+    print(f"{'kill':>4}  {'aimed at':8}  {'seconds':>7}  {'newest checkpoint':17}  unfinished")
+    for number, kill in enumerate(done, start=1):
+        print(f"{number:4}  {kill.way:8}  {kill.seconds:7.2f}  {kill.checkpoint:17}  {kill.temporaries}")
+    print(f"{len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in the middle of a write")
+    for difference in differences:
+        print(f"DIFFERS: {difference}")
+    sys.exit(f"{len(differences)} differences" if differences else None)
+
+
+if __name__ == "__main__":
+    main()
