@@ -7,7 +7,6 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the part of its [CLS]).
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, final
 
@@ -21,11 +20,10 @@ from allyouneed.tasks.batching import Array, Batches
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
 from allyouneed.tasks.scores import accuracy
-from allyouneed.tasks.text import Pair, Skips, columns, filled, resolve
+from allyouneed.tasks.text import Pair, Skips, chunks, columns, filled, resolve
 from allyouneed.tasks.tokenizer import TokenizerConfig, train
 
 MOST_CLASSES = 100_000
-CHUNK = 2048  # texts tokenised at a time
 SIDES = ("text", "label")
 
 
@@ -108,7 +106,7 @@ def _write_split(task: ClassificationConfig, codec: Codec, folder: Path, split: 
         RaggedWriter(folder, f"{split}.class", "<u4") as classes,
         RaggedWriter(folder, f"{split}.text", "u1") as texts,
     ):
-        while chunk := list(islice(kept, CHUNK)):
+        for chunk in chunks(kept):
             sane = [item for item in chunk if not codec.source.surely_longer(item[0], limit)]
             encoded = codec.source.encode_batch([text for text, _ in sane])
             fitting = [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]

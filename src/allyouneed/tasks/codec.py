@@ -23,6 +23,12 @@ class Codec:
     target: Tokenizer | None = None
     classes: tuple[str, ...] | None = None
 
+    def both(self) -> tuple[Tokenizer, Tokenizer]:
+        """The tokenisers of a task that has a source and a target."""
+        assert self.source is not None, "a language model has no source"
+        assert self.target is not None, "a classifier has no target"
+        return self.source, self.target
+
     def encode_source(self, text: str) -> list[int]:
         """What the encoder reads: the text and EOS; for a classifier BOS and the text, so that BOS can be pooled."""
         return self.encode_sources([text])[0]

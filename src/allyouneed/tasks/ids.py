@@ -55,6 +55,10 @@ class RaggedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything is on disk."""
         self._values.close()
         self._ends.close()
 
@@ -78,6 +82,14 @@ class Ragged:
     def lengths(self) -> Array:
         """How long each sequence is."""
         return np.diff(self.ends, prepend=np.int64(0))
+
+    def joined(self, indices: Array) -> Array:
+        """Several sequences as one."""
+        ends = self.ends[indices]
+        starts = np.where(indices > 0, self.ends[indices - 1], 0)
+        lengths = ends - starts
+        shift = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        return self.values[shift + np.arange(len(shift))]
 
     def text(self, index: int) -> str:
         """A sequence of bytes as text."""

@@ -6,8 +6,8 @@ source = text EOS;    input = BOS target;    output = target EOS
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -18,16 +18,17 @@ from pydantic import Field, model_validator
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, EOS, PAD, Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Array, Batches
+from allyouneed.tasks.batching import Array, Batches, generator
+from allyouneed.tasks.bpe_dropout import SampledIds, WordWriter
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
-from allyouneed.tasks.text import Pair, Skips, filled
-from allyouneed.tasks.tokenizer import TokenizerConfig, train
+from allyouneed.tasks.text import Pair, Skips, chunks, filled
+from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, train
 
 AnySplit = Literal["train", "valid", "test"]
 SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
-CHUNK = 2048  # pairs tokenised at a time
+SIDES = ("source", "target")
 
 
 class PairTask(TaskConfig):
@@ -70,8 +71,15 @@ class PairTask(TaskConfig):
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         """Scores of decoded text; the first one chooses the best checkpoint."""
 
+    def tokenizers(self) -> tuple[TokenizerConfig, TokenizerConfig]:
+        """The settings for the source and for the target."""
+        own = self.target_tokenizer or self.target_default or self.tokenizer
+        return self.tokenizer, self.tokenizer if self.shared else own
+
     def prepare(self, folder: Path, seed: int) -> "PairData":
-        settings = self.model_dump(include={"tokenizer", "target_tokenizer", "shared", "max_length"})
+        tokenizers = [config.model_dump() for config in self.tokenizers()]
+        sampled = seed if any(config.dropout for config in self.tokenizers()) else None
+        settings = {"tokenizers": tokenizers, "sampled": sampled, "shared": self.shared, "max_length": self.max_length}
         key = {"task": self.type, "sources": self.sources(seed), **settings}
         return PairData(self, prepared(folder, key, lambda temporary: _build(self, temporary, seed)))
 
@@ -83,7 +91,7 @@ def _build(task: PairTask, folder: Path, seed: int) -> None:
     for split in SPLITS:
         rows = task.rows(split, seed)
         if rows is not None:
-            notes += _write_split(task, codec, folder, split, rows)
+            notes += _write_split(task, codec, folder, split, rows, seed)
     (folder / "notes.json").write_text(json.dumps(notes, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
@@ -96,57 +104,74 @@ def _train_tokenizers(task: PairTask, seed: int) -> Codec:
         if not skips.kept:
             raise DataError(_nothing_left(task, "train", skips))
 
+    source, target = task.tokenizers()
     if task.shared:
-        both = train(side((0, 1)), task.tokenizer)
+        both = train(side((0, 1)), source)
         return Codec(both, both)
-    target = task.target_tokenizer or task.target_default or task.tokenizer
-    return Codec(train(side((0,)), task.tokenizer), train(side((1,)), target))
+    return Codec(train(side((0,)), source), train(side((1,)), target))
 
 
-def _write_split(task: PairTask, codec: Codec, folder: Path, split: AnySplit, rows: Iterator[Pair]) -> list[str]:
-    source, target = codec.source, codec.target
-    assert source is not None
-    assert target is not None
+class _SideWriter:
+    """One side of one split: ids; for held-out data its text too; for BPE dropout the words of training data."""
+
+    def __init__(self, folder: Path, split: AnySplit, side: str, tokenizer: Tokenizer, dropout: float) -> None:
+        name, self._dropout, self._dtype = f"{split}.{side}", dropout, dtype_for(tokenizer.size)
+        self._ids = RaggedWriter(folder, name, self._dtype)
+        self._text = RaggedWriter(folder, f"{name}.text", "u1") if split != "train" else None
+        self._words = WordWriter(folder, name, tokenizer) if split == "train" and dropout else None
+
+    def extend(self, ids: list[list[int]], texts: list[str]) -> None:
+        self._ids.extend(ids)
+        if self._text:
+            self._text.extend(text.encode("utf-8") for text in texts)
+        if self._words:
+            self._words.extend(texts)
+
+    def finish(self, random: np.random.Generator) -> None:
+        if self._words:
+            self._words.finish(self._dropout, random.random, self._dtype)
+
+    def close(self) -> None:
+        for file in (self._ids, self._text, self._words):
+            if file:
+                file.close()
+
+
+def _write_split(
+    task: PairTask, codec: Codec, folder: Path, split: AnySplit, rows: Iterator[Pair], seed: int
+) -> list[str]:
     skips = Skips(split)
-    kept = filled(rows, skips)
-    with (
-        RaggedWriter(folder, f"{split}.source", dtype_for(source.size)) as source_ids,
-        RaggedWriter(folder, f"{split}.target", dtype_for(target.size)) as target_ids,
-        RaggedWriter(folder, f"{split}.source.text", "u1") as source_text,
-        RaggedWriter(folder, f"{split}.target.text", "u1") as target_text,
-    ):
-        while chunk := list(islice(kept, CHUNK)):
-            ours, theirs, texts = _encode(task, codec, chunk, skips)
-            source_ids.extend(ours)
-            target_ids.extend(theirs)
-            if split != "train":
-                source_text.extend(text.encode("utf-8") for text, _ in texts)
-                target_text.extend(text.encode("utf-8") for _, text in texts)
+    source, target = codec.both()
+    sides = [
+        _SideWriter(folder, split, side, tokenizer, config.dropout)
+        for side, tokenizer, config in zip(SIDES, (source, target), task.tokenizers(), strict=True)
+    ]
+    with ExitStack() as stack:
+        for side in sides:
+            stack.callback(side.close)
+        for chunk in chunks(filled(rows, skips)):
+            fitting = list(_encode(task, codec, chunk))
+            for _ in range(len(chunk) - len(fitting)):
+                skips.skip(f"longer than max_length={task.max_length} tokens")
+            for number, side in enumerate(sides):
+                side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
+        for number, side in enumerate(sides):
+            side.finish(generator(seed, number))
     if not skips.kept:
         raise DataError(_nothing_left(task, split, skips))
     return [f"{split}: {skips.kept:,} pairs", *skips.notes()]
 
 
-def _encode(
-    task: PairTask, codec: Codec, chunk: list[Pair], skips: Skips
-) -> tuple[list[list[int]], list[list[int]], list[Pair]]:
-    source, target = codec.source, codec.target
-    assert source is not None
-    assert target is not None
-    limit = task.max_length - 1
+def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
+    """(ids of both sides, texts of both sides) of the pairs that are not too long."""
+    (source, target), limit = codec.both(), task.max_length - 1
     sane = [
         pair for pair in chunk if not (source.surely_longer(pair[0], limit) or target.surely_longer(pair[1], limit))
     ]
-    encoded = zip(
-        source.encode_batch([text for text, _ in sane]),
-        target.encode_batch([text for _, text in sane]),
-        sane,
-        strict=True,
-    )
-    fitting = [item for item in encoded if len(item[0]) <= limit and len(item[1]) <= limit]
-    for _ in range(len(chunk) - len(fitting)):
-        skips.skip(f"longer than max_length={task.max_length} tokens")
-    return [item[0] for item in fitting], [item[1] for item in fitting], [item[2] for item in fitting]
+    ours, theirs = source.encode_batch([text for text, _ in sane]), target.encode_batch([text for _, text in sane])
+    for ids, texts in zip(zip(ours, theirs, strict=True), sane, strict=True):
+        if max(map(len, ids)) <= limit:
+            yield ids, texts
 
 
 def _nothing_left(task: PairTask, split: AnySplit, skips: Skips) -> str:
@@ -164,24 +189,23 @@ class PairData(TaskData):
     def __init__(self, task: PairTask, folder: Path) -> None:
         self._task = task
         self.codec = Codec.load(folder)
-        source, target = self.codec.source, self.codec.target
-        assert source is not None
-        assert target is not None
+        source, target = self.codec.both()
         self.sizes = Sizes(source=source.size, target=target.size, shared=source is target)
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
-        self._splits = {split: _PairSplit(folder, split, self.sizes, task.batch_tokens) for split in given}
+        self._splits = {split: _PairSplit(folder, split, self.sizes, task) for split in given}
         self._train = self._splits["train"]
         self.epoch = len(self._train.batches)
 
     def batch(self, seed: int, index: int) -> Batch:
-        return self._train.batch(self._train.batches.members(seed, index))
+        # The batches draw from (seed, epoch); a third number keeps this stream apart from theirs.
+        return self._train.batch(self._train.batches.members(seed, index), generator(seed, index, 1))
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         data = self._split(split)
         for members in data.batches.in_order():
-            yield data.batch(members)
+            yield data.batch(members, generator(0))
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         texts = self._split(split).texts
@@ -197,18 +221,40 @@ class PairData(TaskData):
 
 
 class _PairSplit:
-    def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, budget: int) -> None:
-        self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
-        self.target = Ragged(folder, f"{split}.target", dtype_for(sizes.target))
-        self.texts = tuple(Ragged(folder, f"{split}.{side}.text", "u1") for side in ("source", "target"))
-        self._budget = budget
+    def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, task: PairTask) -> None:
+        self._sides: list[StoredIds | SampledIds] = []
+        for side, size, config in zip(SIDES, (sizes.source, sizes.target), task.tokenizers(), strict=True):
+            name, dtype = f"{split}.{side}", dtype_for(size)
+            if split == "train" and config.dropout:
+                self._sides.append(SampledIds(folder, name, dtype, task.max_length - 1))
+            else:
+                self._sides.append(StoredIds(folder, name, dtype))
+        self.texts = [Ragged(folder, f"{split}.{side}.text", "u1") for side in SIDES] if split != "train" else []
+        self._budget = task.batch_tokens
 
     @cached_property
     def batches(self) -> Batches:
-        return Batches(self.source.lengths() + 1, self.target.lengths() + 1, self._budget)
+        source, target = (side.lengths() + 1 for side in self._sides)
+        return Batches(source, target, self._budget)
 
-    def batch(self, members: Array) -> Batch:
-        return pair_batch([self.source[i] for i in members.tolist()], [self.target[i] for i in members.tolist()])
+    def batch(self, members: Array, random: np.random.Generator) -> Batch:
+        source, target = (side.rows(members, random) for side in self._sides)
+        return pair_batch(source, target)
+
+
+class StoredIds:
+    """The same ids for the same text each time."""
+
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
+        self._ids = Ragged(folder, name, dtype)
+
+    def lengths(self) -> Array:
+        """How long each example is."""
+        return self._ids.lengths()
+
+    def rows(self, members: Array, random: np.random.Generator) -> list[Array]:
+        """The ids of some examples."""
+        return [self._ids[member] for member in members.tolist()]
 
 
 def pair_batch(sources: Sequence[Array], targets: Sequence[Array]) -> Batch:

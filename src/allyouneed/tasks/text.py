@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from allyouneed.errors import DataError
 
 LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without ever being held
 BLOCK = 1 << 20  # bytes read at a time
+CHUNK_ROWS = 2048  # rows tokenised at a time, or fewer if they are long
+CHUNK_CHARACTERS = 1 << 20
 DATA_VARIABLE = "ALLYOUNEED_DATA"
 DATA_DEFAULT = "../shared/data"
 
@@ -27,6 +29,7 @@ _OTHER_ENCODINGS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 Pair = tuple[str, str]
+T = TypeVar("T")
 
 
 def resolve(name: str) -> Path:
@@ -211,6 +214,20 @@ def pairs(files: Sequence[str]) -> Iterator[Pair]:
         yield from parallel(*paths)
         return
     yield from ((row[0], row[1]) for row in columns(paths[0], ("source", "target")))
+
+
+def chunks(rows: Iterator[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
+    """Rows in lists that are worth a call, but never fill the memory."""
+    chunk: list[tuple[str, T]] = []
+    held = 0
+    for row in rows:
+        chunk.append(row)
+        held += sum(len(item) for item in row if isinstance(item, str))
+        if len(chunk) >= CHUNK_ROWS or held >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
 
 
 def filled(rows: Iterator[Pair], skips: Skips, names: Pair = ("source", "target")) -> Iterator[Pair]:

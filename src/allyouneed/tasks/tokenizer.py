@@ -104,6 +104,10 @@ class Tokenizer:
         normal = self._library.normalizer.normalize_str(text) if self._library.normalizer else text
         return [piece for piece, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
 
+    def pieces(self, word: str) -> list[str]:
+        """The names of the ids of one word of `words`."""
+        return [token.value for token in self._library.model.tokenize(word)]
+
     def to_json(self) -> str:
         """The content of tokenizer.json."""
         text: str = self._library.to_str(pretty=True)
