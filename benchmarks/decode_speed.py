@@ -2,8 +2,8 @@
 
     python benchmarks/decode_speed.py [--repeats 5] [--threads 1]
 
-A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary, post-norm, ReLU) is copied into
-MarianMTModel. Before anything is timed, both must say the same:
+A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary, post-norm, ReLU) is copied
+into MarianMTModel. Before anything is timed, both must say the same:
 
 - fixed length: EOS has a bias that never lets it win, so both take every step (what is timed);
 - natural ends: EOS competes, without length penalty, where both searches are defined alike.
@@ -30,6 +30,7 @@ from allyouneed.tasks.base import BOS, EOS, PAD
 
 VOCABULARY, WIDTH, HIDDEN, HEADS, LAYERS = 8000, 256, 1024, 4, 3
 LONGEST = 24
+Seconds = tuple[float, float]  # of the processor, and on the wall
 NEVER = -1e4
 
 
@@ -43,7 +44,7 @@ def our_model() -> EncoderDecoder:
 
 
 def same_in_marian(ours: EncoderDecoder) -> MarianMTModel:
-    """The same weights in the peer's names. Its position table is replaced by ours (sines and cosines in another order)."""
+    """The same weights in the peer's names. Its position table becomes ours (it orders sines and cosines otherwise)."""
     theirs = MarianMTModel(
         MarianConfig(
             vocab_size=VOCABULARY,
@@ -133,10 +134,11 @@ def some_sources(count: int, seed: int = 0) -> list[list[int]]:
     return [[numbers.randrange(4, VOCABULARY) for _ in range(numbers.randrange(8, 24))] + [EOS] for _ in range(count)]
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, float]:
+def timed(decode: Callable[..., Any], model: Any, sources: list[list[int]], beam: int, again: int) -> Seconds:
     """CPU and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
-    work()
+    for _ in range(again):
+        decode(model, sources, beam)
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
@@ -173,19 +175,13 @@ def main() -> None:
     set_end_bias(ours, theirs, NEVER)
     for beam, batch in cases:
         check_same(ours, theirs, beam, batch, "fixed length")
-        sources, sentences = some_sources(batch), 16 if batch == 1 else batch
-        again = max(1, sentences // batch)
-        runs = [
-            (
-                timed(lambda: [decode_ours(ours, sources, beam) for _ in range(again)]),
-                timed(lambda: [decode_theirs(theirs, sources, beam) for _ in range(again)]),
-            )
-            for _ in range(options.repeats)
-        ]
-        report(f"beam {beam} batch {batch:2}", sentences * LONGEST, runs)
+        again = 16 if batch == 1 else 1
+        work = (some_sources(batch), beam, again)
+        runs = [(timed(decode_ours, ours, *work), timed(decode_theirs, theirs, *work)) for _ in range(options.repeats)]
+        report(f"beam {beam} batch {batch:2}", again * batch * LONGEST, runs)
 
 
-def report(case: str, tokens: int, runs: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
+def report(case: str, tokens: int, runs: list[tuple[Seconds, Seconds]]) -> None:
     ratios = sorted(theirs[0] / ours[0] for ours, theirs in runs)
     walls = sorted(theirs[1] / ours[1] for ours, theirs in runs)
     our_speed, their_speed = (tokens / statistics.median(run[side][0] for run in runs) for side in (0, 1))

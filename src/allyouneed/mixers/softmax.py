@@ -60,11 +60,55 @@ class SoftmaxConfig(MixerConfig):
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """Keys and values of the past, and which of them are real (None: all)."""
+    """Keys and values of the past, and which of them a row sees (None: all).
+
+    Several rows in a row may share one past: the beams of one sentence are a tree, whose every token is kept once and
+    seen by the rows it is an ancestor of. So a step of beam search reorders a few bits, not all keys and values.
+    """
 
     k: Growable
     v: Growable
     valid_BS: Tensor | None
+    sharing: int = 1  # rows of the batch for each past
+    selected: bool = False  # whether the last thing that happened was a selection of rows
+
+    def select(self, rows_B: Tensor) -> "SoftmaxState":
+        """The pasts of some rows; rows that keep sharing cost next to nothing."""
+        group, sharing = regroup(rows_B, self.k.rows, self.sharing)
+        if sharing > LARGEST_FAMILY or (self.sharing > 1 and sharing == 1):
+            state = self.apart()
+            valid_BS = None if state.valid_BS is None else state.valid_BS.index_select(0, rows_B)
+            return SoftmaxState(state.k.select(rows_B), state.v.select(rows_B), valid_BS)
+        valid_BS = self.valid_BS
+        if valid_BS is not None:
+            valid_BS = valid_BS.index_select(0, rows_B)
+        elif sharing > 1:
+            valid_BS = torch.ones(len(rows_B), self.k.length, dtype=torch.bool, device=rows_B.device)
+        if group is None:
+            return SoftmaxState(self.k, self.v, valid_BS, sharing, True)
+        return SoftmaxState(self.k.select(group), self.v.select(group), valid_BS, sharing, True)
+
+    def apart(self) -> "SoftmaxState":
+        """The same with a past of its own for each row, which holds only what the row sees."""
+        if self.sharing == 1:
+            return self
+        assert self.valid_BS is not None
+        seen_B = self.valid_BS.sum(dim=1)
+        longest = int(seen_B.max())
+        slot_BS = self.valid_BS.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :longest]
+        group_B = torch.arange(len(seen_B), device=seen_B.device) // self.sharing
+        k, v = (Growable(_gather(part.tensor, group_B, slot_BS)) for part in (self.k, self.v))
+        valid_BS = torch.arange(longest, device=seen_B.device) < seen_B[:, None]
+        return SoftmaxState(k, v, None if bool(valid_BS.all()) else valid_BS)
+
+
+# Rows that share a past look at the tokens of all of them, so a family must be small; and rows that are not selected
+# after each step (samples of one prompt) part for good.
+LARGEST_FAMILY = 8
+
+
+def _gather(x_NHSK: Tensor, group_B: Tensor, slot_BT: Tensor) -> Tensor:
+    return x_NHSK[group_B[:, None], :, slot_BT].transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -78,23 +122,30 @@ class CrossState:
 
     def select(self, rows_B: Tensor) -> "CrossState":
         """The memories of some rows; rows that keep sharing cost nothing."""
-        memory_B = rows_B // self.sharing
-        N = self.k_NHSK.shape[0]
-        rows = memory_B.numel()
-        if rows % N == 0 and torch.equal(memory_B, _repeat(N, rows // N, rows_B)):
-            return CrossState(self.k_NHSK, self.v_NHSR, self.valid_NS, rows // N)
-        first_N, sharing = memory_B, 1
-        if self.sharing > 1 and rows % self.sharing == 0:
-            grouped = memory_B.view(-1, self.sharing)
-            if bool((grouped == grouped[:, :1]).all()):  # whole groups stay or leave
-                first_N, sharing = grouped[:, 0], self.sharing
-        valid_NS = None if self.valid_NS is None else self.valid_NS.index_select(0, first_N)
-        k_NHSK, v_NHSR = self.k_NHSK.index_select(0, first_N), self.v_NHSR.index_select(0, first_N)
-        return CrossState(k_NHSK, v_NHSR, valid_NS, sharing)
+        group, sharing = regroup(rows_B, self.k_NHSK.shape[0], self.sharing)
+        if group is None:
+            return CrossState(self.k_NHSK, self.v_NHSR, self.valid_NS, sharing)
+        valid = None if self.valid_NS is None else self.valid_NS.index_select(0, group)
+        return CrossState(self.k_NHSK.index_select(0, group), self.v_NHSR.index_select(0, group), valid, sharing)
 
 
-def _repeat(memories: int, times: int, like: Tensor) -> Tensor:
-    return torch.arange(memories, device=like.device).repeat_interleave(times)
+def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, int]:
+    """Which groups some rows need (None: all there are, in order), and how many rows share each of them then."""
+    rows = len(rows_B)
+    if groups == 1:
+        return None, rows
+    group_B = rows_B // sharing if sharing > 1 else rows_B
+    if rows % groups == 0 and torch.equal(group_B, _repeat(groups, rows // groups, rows_B)):
+        return None, rows // groups
+    if sharing > 1 and rows % sharing == 0:
+        family = group_B.view(-1, sharing)
+        if bool((family == family[:, :1]).all()):  # whole groups stay or leave
+            return family[:, 0], sharing
+    return group_B, 1
+
+
+def _repeat(groups: int, times: int, like: Tensor) -> Tensor:
+    return torch.arange(groups, device=like.device).repeat_interleave(times)
 
 
 @final
@@ -148,6 +199,10 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
+        if state is not None and state.sharing > 1:
+            if T == 1 and state.selected:
+                return self._read_family(x_BTD, valid_BT, state)
+            state = state.apart()
         q_BTN, k_BTN, v_BTM = self.query_key_value(x_BTD).split([self.keys, self.keys, self.values], dim=-1)
         q_BHTK, k_BHTK, v_BHTR = self._split_heads(q_BTN), self._split_heads(k_BTN), self._split_heads(v_BTM)
         past = state.k.length if state is not None else 0
@@ -170,6 +225,31 @@ class Softmax(Mixer):
         y_BHTR = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
         y_BTD = self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values))
         return y_BTD, SoftmaxState(k, v, valid_BS) if causal else None
+
+    def _read_family(self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
+        """One new position for rows that share a past: a family looks up all slots at once, each row sees its own."""
+        B, G = x_BTD.shape[0], state.sharing
+        N = B // G
+        q_BTN, k_BTN, v_BTM = self.query_key_value(x_BTD).split([self.keys, self.keys, self.values], dim=-1)
+        own = torch.eye(G, dtype=torch.bool, device=x_BTD.device).expand(N, G, G).reshape(B, G)
+        own = own if valid_BT is None else own & valid_BT
+        assert state.valid_BS is not None
+        valid_BS = torch.cat([state.valid_BS, own], dim=1)
+        bias = None
+        if self.position is not None:
+            key_position = count_positions(valid_BS, valid_BS.shape[1], x_BTD.device)
+            query_position = (valid_BS.sum(dim=1, keepdim=True) - 1).clamp(min=0)
+            q_BHTK = self.position.rotate(self._split_heads(q_BTN), query_position)
+            k_BHTK = self.position.rotate(self._split_heads(k_BTN), query_position)
+            bias = self.position.bias(q_BHTK, query_position, key_position)
+            if bias is not None:
+                bias = bias.expand(B, self.heads, 1, -1).reshape(N, G, self.heads, -1).transpose(1, 2)
+            q_BTN, k_BTN = (x_BHTK.transpose(1, 2).flatten(2) for x_BHTK in (q_BHTK, k_BHTK))
+        q, k, v = (self._split_heads(part.reshape(N, G, -1)) for part in (q_BTN, k_BTN, v_BTM))
+        keys, values = state.k.append(k), state.v.append(v)
+        y = self._look_up(q, keys.tensor, values.tensor, bias, valid_BS.view(N, 1, G, -1), False)
+        y_BTD = self.output(y.transpose(1, 2).reshape(B, 1, self.values))
+        return y_BTD, SoftmaxState(keys, values, valid_BS, G)
 
     def _visible(self, valid_BS: Tensor | None, T: int, past: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""

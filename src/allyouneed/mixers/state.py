@@ -48,6 +48,11 @@ class Growable:
         self._end = [self.length]  # how far the buffer is written; shared by all who share the buffer
 
     @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self._buffer.shape[0]
+
+    @property
     def tensor(self) -> Tensor:
         """What has been appended so far."""
         return self._buffer.narrow(2, 0, self.length)
