@@ -33,7 +33,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = x_ND.new_zeros(())
         logits_RV, p_RV = x_ND.new_empty(min(rows, N), V), x_ND.new_empty(min(rows, N), V)
         for begin in range(0, N, rows):
-            x_PD, target_P = x_ND[begin : begin + rows], target_N[begin : begin + rows].unsqueeze(1)
+            x_PD, target_P1 = x_ND[begin : begin + rows], target_N[begin : begin + rows].unsqueeze(1)
             logits_PV, p_PV = logits_RV[: x_PD.shape[0]], p_RV[: x_PD.shape[0]]
             torch.mm(x_PD, weight_VD.T, out=logits_PV)
             if bias_V is not None:
@@ -41,8 +41,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.softmax(logits_PV, dim=1, out=p_PV)
             # The largest probability is at least 1 / V, so its logarithm is safe where that of the target may not be.
             lse_P = logits_PV.amax(dim=1) - p_PV.amax(dim=1).log()
-            total += lse_P.sum() - (1 - smoothing) * logits_PV.gather(1, target_P).sum()
-            p_PV.scatter_add_(1, target_P, p_PV.new_full(target_P.shape, smoothing - 1))
+            total += lse_P.sum() - (1 - smoothing) * logits_PV.gather(1, target_P1).sum()
+            p_PV.scatter_add_(1, target_P1, p_PV.new_full(target_P1.shape, smoothing - 1))
             torch.mm(p_PV, weight_VD, out=grad_x_ND[begin : begin + rows])
             grad_weight_VD.addmm_(p_PV.T, x_PD)
             if grad_bias_V is not None:
@@ -70,11 +70,18 @@ def linear_cross_entropy(
     """The summed loss of `target_N` under the logits x W^T + b, without ever holding all logits."""
     if not torch.is_grad_enabled() or torch.is_autocast_enabled(x_ND.device.type):
         pieces = [
-            F.cross_entropy(F.linear(x, weight_VD, bias_V).float(), target, reduction="sum", label_smoothing=smoothing)
+            F.cross_entropy(
+                _widened(F.linear(x, weight_VD, bias_V)), target, reduction="sum", label_smoothing=smoothing
+            )
             for x, target in zip(x_ND.split(512), target_N.split(512), strict=True)
         ]
         return torch.stack(pieces).sum() if pieces else x_ND.sum()
     return _LinearCrossEntropy.apply(x_ND, weight_VD, bias_V, target_N, smoothing)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """At least float32: half precision cannot sum over a vocabulary."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -91,8 +98,8 @@ def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
         state = model.condition(batch.source_BS, batch.source_valid_BS)
     # The padding of the target stands on its right, where no real position can see it.
     x_BTD, _ = model.hidden(batch.input_BT, state)
-    counts_B = (batch.output_BT != PAD).flatten().nonzero().squeeze(1)
-    x_ND = x_BTD.flatten(0, 1).index_select(0, counts_B)
-    target_N = batch.output_BT.flatten().index_select(0, counts_B)
+    counts_N = (batch.output_BT != PAD).flatten().nonzero().squeeze(1)
+    x_ND = x_BTD.flatten(0, 1).index_select(0, counts_N)
+    target_N = batch.output_BT.flatten().index_select(0, counts_N)
     head = model.head
     return Loss(linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing), target_N.shape[0])

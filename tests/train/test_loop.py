@@ -1,0 +1,143 @@
+"""The loop: it learns, it resumes to the bit, it guards, it says what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allyouneed
+from allyouneed.config import merge, parse
+from allyouneed.errors import ConfigError, TrainingError
+from allyouneed.storage import verify
+from allyouneed.train import Interrupted, Recipe, load_recipe, train
+from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.loop import Run, Silent
+from allyouneed.train.recipe import find_recipe
+
+TINY: dict[str, Any] = {
+    "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},
+    "model": {
+        "type": "encoder-decoder",
+        "width": 16,
+        "hidden": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "norm": "pre",
+        "mixer": {"type": "softmax", "heads": 2},
+    },
+    "train": {
+        "budget": {"steps": 8},
+        "accumulate": 2,
+        "workers": 2,
+        "evaluate_every": 0.25,
+        "optimizer": {"type": "muon"},
+        "average": {"type": "ema", "decay": 0.9},
+    },
+    "decode": {"beam": 2},
+}
+
+
+def recipe(**train: Any) -> Recipe:
+    return parse(Recipe, {**TINY, "train": {**TINY["train"], **train}})
+
+
+def weights(folder: Path) -> bytes:
+    verify(folder / "model")
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+class Stopper(Silent):
+    """Stops a run from inside, as a signal would, at its n-th evaluation."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def progress(self, fraction: float, record: dict[str, Any]) -> None:
+        if record["kind"] == "evaluation":
+            self.after -= 1
+            if self.after == 0:
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("average", ["ema", "last", "none"])
+def test_stopped_and_resumed_ends_in_the_same_bits(average: str, tmp_path: Path) -> None:
+    wanted = recipe(average={"type": average})
+    train(wanted, tmp_path / "whole")
+    with pytest.raises(Interrupted, match="step 4"):
+        train(wanted, tmp_path / "parts", Stopper(2))
+    train(wanted, tmp_path / "parts")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+    again = train(wanted, tmp_path / "parts")  # finished: nothing happens
+    assert allyouneed.load(str(again)).model.parameter_count() > 0
+
+
+def test_a_changed_byte_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+    wanted = recipe()
+    train(wanted, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(wanted, tmp_path / "hurt", Stopper(3))
+    newest = Checkpoints(tmp_path / "hurt").latest()
+    assert newest is not None
+    data = bytearray((newest / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(data)
+    train(wanted, tmp_path / "hurt")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "hurt")
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    train(recipe(budget={"steps": 1}), tmp_path)
+    with pytest.raises(ConfigError, match="another recipe"):
+        train(recipe(), tmp_path)
+
+
+def test_useless_gradients_are_skipped_and_then_refused(tmp_path: Path) -> None:
+    run = Run(recipe(), tmp_path, Silent(), torch.device("cpu"))
+    before = [parameter.detach().clone() for parameter in run.model.parameters()]
+    assert not run._is_sound(float("nan"))
+    assert run._is_sound(1.0)
+    with torch.no_grad():
+        run.model.head.weight_VD.fill_(float("nan"))
+    with pytest.raises(TrainingError, match=r"lower train\.optimizer\.lr"):
+        for _ in range(30):
+            run.step()
+    after = list(run.model.parameters())[1:]
+    assert all(torch.equal(one, other) for one, other in zip(before[1:], after, strict=True))
+    run.workers.close()
+
+
+def test_early_stopping_and_unknown_metric(tmp_path: Path) -> None:
+    stuck = recipe(patience=1, optimizer={"type": "adam", "lr": 1e-30}, budget={"steps": 40}, average={"type": "none"})
+    train(stuck, tmp_path / "stuck")
+    last = json.loads((tmp_path / "stuck" / "log.jsonl").read_text().splitlines()[-1])
+    assert last["steps"] < 40
+    with pytest.raises(ConfigError, match="no score 'blue'"):
+        train(recipe(metric="blue"), tmp_path / "blue")
+
+
+def test_the_metric_of_the_task_can_choose(tmp_path: Path) -> None:
+    folder = train(recipe(metric="exact", budget={"tokens": 2000}), tmp_path)
+    assert "exact = " in (folder / "README.md").read_text()
+
+
+def test_a_model_of_the_wrong_kind_is_refused() -> None:
+    tree = merge(TINY, {"model": {"type": "encoder", "width": 16}})
+    with pytest.raises(ConfigError, match="needs a model of kind"):
+        parse(Recipe, tree)
+
+
+def test_recipes_by_name_and_overrides() -> None:
+    loaded = load_recipe("numbers-en-de", {"train": {"budget": {"steps": 3}}}, ["model.mixer.heads=2"])
+    assert loaded.train.budget.steps == 3
+    assert loaded.train.budget.minutes is None
+    with pytest.raises(ConfigError, match="did you mean 'numbers-en-de'"):
+        find_recipe("number-en-de")
+    with pytest.raises(ConfigError, match="did you mean 'label_smoothing'"):
+        load_recipe("numbers-en-de", None, ["train.label_smothing=0.2"])
