@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1
 
 def batches(lengths: list[tuple[int, int]], budget: int) -> tuple[Batches, np.ndarray, np.ndarray]:
     source, target = np.array(lengths).T
-    return Batches(source, target, budget), source, target
+    return Batches((source, target), budget), source, target
 
 
 @given(lengths=LENGTHS, budget=st.integers(60, 400), seed=st.integers(0, 2**63), epoch=st.integers(0, 3))
@@ -78,7 +78,7 @@ def test_padding_is_small_for_natural_lengths() -> None:
     random = np.random.default_rng(0)
     source = random.poisson(14, 20_000) + 1
     target = np.maximum(1, source + random.integers(-3, 4, 20_000))
-    ours = Batches(source, target, 2048)
+    ours = Batches((source, target), 2048)
     for lengths in (source, target):
         groups = [ours.members(0, index) for index in range(len(ours))]
         waste = 1 - lengths.sum() / sum(len(group) * lengths[group].max() for group in groups)
@@ -87,9 +87,9 @@ def test_padding_is_small_for_natural_lengths() -> None:
 
 def test_nothing_to_batch_and_too_long() -> None:
     with pytest.raises(DataError, match="no example"):
-        Batches(np.zeros(0, int), np.zeros(0, int), 10)
+        Batches((np.zeros(0, int), np.zeros(0, int)), 10)
     with pytest.raises(DataError, match="has 11 tokens, but a batch may hold 10"):
-        Batches(np.array([11]), np.array([2]), 10)
+        Batches((np.array([11]), np.array([2])), 10)
 
 
 @given(rows=st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=20), cut=st.integers(0, 20))

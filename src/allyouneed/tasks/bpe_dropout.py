@@ -3,8 +3,9 @@
     repeat: of all merges that are possible now, leave out each with probability p; do the earliest learnt of the rest
     until none is left
 
-The library's own dropout cannot be seeded, and a run must be repeatable from (seed, index). So each different word gets
-VARIANTS segmentations when the data is prepared, and each occurrence in each batch takes one of them at random.
+The library's own dropout cannot be seeded, and a run must be repeatable from (seed, index). So each different
+word gets VARIANTS segmentations when the data is prepared, and each occurrence takes one of them at random in
+each epoch.
 
 Paper: Provilkov et al. 2020, arXiv:1910.13267, algorithm 1.
 Differs: VARIANTS samples for each word instead of a new one for each occurrence.
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from allyouneed.tasks.batching import Array
+from allyouneed.tasks.batching import Array, generator
 from allyouneed.tasks.ids import Ragged, RaggedWriter
 from allyouneed.tasks.tokenizer import Tokenizer
 
-VARIANTS = 16
+VARIANTS = 16  # divides 256
 LONGEST_WORD = 64  # bytes; longer ones are segmented as usual, because sampling takes quadratic time
 _AT_ONCE = 1 << 18  # examples measured at a time
 
@@ -81,33 +82,42 @@ class WordWriter:
 
 
 class SampledIds:
-    """Reads what a WordWriter wrote: other ids for the same text each time."""
+    """Reads what a WordWriter wrote: other ids for the same text in each epoch."""
 
     def __init__(self, folder: Path, name: str, dtype: str, longest: int) -> None:
         self._words = Ragged(folder, f"{name}.words", "<u4")
         self._variants = Ragged(folder, f"{name}.variants", dtype)
         self._usual = Ragged(folder, name, dtype)
         self._longest = longest
+        self._cached: tuple[tuple[int, ...], Array] | None = None
 
-    def lengths(self) -> Array:
-        """How long each example is on average. A batch may so be a little larger or smaller than its budget."""
-        means = self._variants.lengths().reshape(-1, VARIANTS).mean(axis=1)
-        parts = []
+    def __len__(self) -> int:
+        return len(self._usual)
+
+    def lengths(self, *address: int) -> Array:
+        """How long each example is in the epoch with this address."""
+        choices, sizes, parts = self._choices(address), self._variants.lengths(), []
         for first in range(0, len(self._words), _AT_ONCE):
             ends = self._words.ends[first : first + _AT_ONCE]
             start = int(self._words.ends[first - 1]) if first else 0
-            starts = np.concatenate([[0], ends[:-1] - start])
-            parts.append(np.add.reduceat(means[self._words.values[start : int(ends[-1])]], starts))
-        lengths: Array = np.ceil(np.concatenate(parts)).astype(np.int64)
-        return np.minimum(lengths, self._longest)
+            words = slice(start, int(ends[-1]))
+            each = sizes[self._words.values[words].astype(np.int64) * VARIANTS + choices[words]]
+            parts.append(np.add.reduceat(each, np.concatenate([[0], ends[:-1] - start])))
+        lengths: Array = np.concatenate(parts)
+        return np.where(lengths <= self._longest, lengths, self._usual.lengths())
 
-    def rows(self, members: Array, random: np.random.Generator) -> list[Array]:
+    def rows(self, members: Array, *address: int) -> list[Array]:
         """The ids of some examples. One that came out too long is segmented as usual."""
-        rows = []
+        choices, rows = self._choices(address), []
         for member in members.tolist():
-            words = self._words[member].astype(np.int64)
-            row = self._variants.joined(
-                words * VARIANTS + np.floor(random.random(len(words)) * VARIANTS).astype(np.int64)
-            )
+            words = slice(int(self._words.ends[member - 1]) if member else 0, int(self._words.ends[member]))
+            row = self._variants.joined(self._words.values[words].astype(np.int64) * VARIANTS + choices[words])
             rows.append(row if len(row) <= self._longest else self._usual[member])
         return rows
+
+    def _choices(self, address: tuple[int, ...]) -> Array:
+        """The variant of each word of the whole text: one byte each."""
+        if self._cached is None or self._cached[0] != address:
+            raw = np.frombuffer(generator(*address).bytes(len(self._words.values)), dtype=np.uint8)
+            self._cached = address, raw % VARIANTS
+        return self._cached[1]

@@ -173,7 +173,7 @@ class _ClassSplit:
         self.classes = Ragged(folder, f"{split}.class", "<u4")
         self.texts = Ragged(folder, f"{split}.text", "u1")
         lengths = self.source.lengths() + 1
-        self.batches = Batches(lengths, lengths, budget)
+        self.batches = Batches((lengths, lengths), budget)
 
     def batch(self, members: Array) -> Batch:
         rows = [self.source[i] for i in members.tolist()]

@@ -199,13 +199,13 @@ class PairData(TaskData):
         self.epoch = len(self._train.batches)
 
     def batch(self, seed: int, index: int) -> Batch:
-        # The batches draw from (seed, epoch); a third number keeps this stream apart from theirs.
-        return self._train.batch(self._train.batches.members(seed, index), generator(seed, index, 1))
+        batches = self._train.batches
+        return self._train.batch(batches.members(seed, index), seed, batches.epoch(index))
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         data = self._split(split)
         for members in data.batches.in_order():
-            yield data.batch(members, generator(0))
+            yield data.batch(members, 0, 0)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         texts = self._split(split).texts
@@ -223,10 +223,12 @@ class PairData(TaskData):
 class _PairSplit:
     def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, task: PairTask) -> None:
         self._sides: list[StoredIds | SampledIds] = []
+        self._resampled = False
         for side, size, config in zip(SIDES, (sizes.source, sizes.target), task.tokenizers(), strict=True):
             name, dtype = f"{split}.{side}", dtype_for(size)
             if split == "train" and config.dropout:
                 self._sides.append(SampledIds(folder, name, dtype, task.max_length - 1))
+                self._resampled = True
             else:
                 self._sides.append(StoredIds(folder, name, dtype))
         self.texts = [Ragged(folder, f"{split}.{side}.text", "u1") for side in SIDES] if split != "train" else []
@@ -234,11 +236,15 @@ class _PairSplit:
 
     @cached_property
     def batches(self) -> Batches:
-        source, target = (side.lengths() + 1 for side in self._sides)
-        return Batches(source, target, self._budget)
+        return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None)
 
-    def batch(self, members: Array, random: np.random.Generator) -> Batch:
-        source, target = (side.rows(members, random) for side in self._sides)
+    def _lengths(self, seed: int, epoch: int) -> tuple[Array, Array]:
+        source, target = (side.lengths(seed, epoch, number) + 1 for number, side in enumerate(self._sides))
+        return source, target
+
+    def batch(self, members: Array, seed: int, epoch: int) -> Batch:
+        # A third number keeps each side's randomness apart from that of the batches.
+        source, target = (side.rows(members, seed, epoch, number) for number, side in enumerate(self._sides))
         return pair_batch(source, target)
 
 
@@ -248,12 +254,12 @@ class StoredIds:
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self._ids = Ragged(folder, name, dtype)
 
-    def lengths(self) -> Array:
-        """How long each example is."""
+    def lengths(self, *address: int) -> Array:
+        """How long each example is, in any epoch."""
         return self._ids.lengths()
 
-    def rows(self, members: Array, random: np.random.Generator) -> list[Array]:
-        """The ids of some examples."""
+    def rows(self, members: Array, *address: int) -> list[Array]:
+        """The ids of some examples, in any epoch."""
         return [self._ids[member] for member in members.tolist()]
 
 
