@@ -80,6 +80,6 @@ def _draw(bundle: "Bundle", data: "TaskData", path: Path) -> Path:
         found.target,
         title=f"{text}  →  {written}",
         note=f"{name}. Columns: what is being written; rows: what is read for it. German says “one-and-forty”.",
-        groups=[*groups, Group("end", 1)],
+        groups=groups,
         marked=rows,
     )

@@ -76,22 +76,16 @@ class Lines(Watcher):
 
     def __init__(self, metric: str) -> None:
         super().__init__(metric)
-        self._began, self._first, self._said = time.monotonic(), 0.0, 0.0
+        self._first: tuple[float, float] | None = None  # when, and how much was spent: preparing says nothing of speed
+        self._said = 0.0
 
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
         """A step was logged, or an evaluation made."""
         now, summary = time.monotonic(), self.summary(record)
-        self._first = self._first or fraction
+        self._first = self._first or (now, fraction)
         if record["kind"] == "evaluation" or now - self._said > SECONDS_A_LINE:
             self._said = now
-            self.say(f"{min(fraction, 1):4.0%}  {summary}  left {self._left(fraction, now)}")
-
-    def _left(self, fraction: float, now: float) -> str:
-        done = fraction - self._first  # since the first line: loading and preparing say nothing of the speed
-        if done <= 0:
-            return "?"
-        seconds = int((now - self._began) * max(0.0, 1 - fraction) / done)
-        return f"{seconds // 60}:{seconds % 60:02d}"
+            self.say(f"{min(fraction, 1):4.0%}  {summary}{_left(*self._first, now, fraction)}")
 
 
 class Bar(Watcher):
@@ -112,3 +106,11 @@ class Bar(Watcher):
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _left(then: float, spent: float, now: float, fraction: float) -> str:
+    """The time left, if the rest of the budget goes as fast as what was spent since then."""
+    if fraction <= spent:
+        return ""
+    seconds = int((now - then) * max(0.0, 1 - fraction) / (fraction - spent))
+    return f"  left {seconds // 60}:{seconds % 60:02d}"

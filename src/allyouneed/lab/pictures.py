@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from allyouneed.storage import writing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INK, FAINT, ACCENT = "#1b2a41", "#8d99ae", "#c44900"
 
@@ -56,7 +60,7 @@ def draw_attention(
     axes.spines[:].set_color(FAINT)
     _draw_groups(axes, groups, S)
     axes.set_title(title, fontsize=13, color=INK, loc="left", pad=10)
-    axes.set_xlabel(note, fontsize=10, color=INK, loc="left", labelpad=34 if groups else 8)
+    axes.set_xlabel(note, fontsize=10, color=INK, loc="left", labelpad=42 if groups else 8)
     bar = figure.colorbar(image, ax=axes, fraction=0.025, pad=0.015)
     bar.outline.set_edgecolor(FAINT)
     bar.set_label("attention weight", fontsize=9, color=INK)
@@ -67,11 +71,8 @@ def draw_attention(
     return path
 
 
-def _draw_groups(axes: "object", groups: Sequence[Group], rows: int) -> None:
+def _draw_groups(axes: "Axes", groups: Sequence[Group], rows: int) -> None:
     """Brackets with the names of groups below the letters, and lines between the groups."""
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
     below = axes.get_xaxis_transform()  # x in columns, y as a share of the height
     unit = 1 / (0.34 * rows)  # an inch, in that share
     start = 0
@@ -79,12 +80,9 @@ def _draw_groups(axes: "object", groups: Sequence[Group], rows: int) -> None:
         end, colour = start + group.columns, ACCENT if group.marked else INK
         y = -0.3 * unit
         axes.plot([start - 0.32, end - 0.68], [y, y], transform=below, clip_on=False, color=colour, linewidth=1.6)
-        weight = "bold" if group.marked else "normal"
+        style = {"fontsize": 11, "color": colour, "fontweight": "bold" if group.marked else "normal"}
         middle = (start + end - 1) / 2
-        axes.text(
-            middle, y - 0.05 * unit, group.name, transform=below, ha="center", va="top", fontsize=11, color=colour,
-            fontweight=weight,
-        )  # fmt: skip
+        axes.text(middle, y - 0.05 * unit, group.name, transform=below, ha="center", va="top", **style)
         if end < sum(one.columns for one in groups):
             axes.axvline(end - 0.5, color=FAINT, linewidth=1.2)
         start = end
