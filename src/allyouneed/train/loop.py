@@ -34,6 +34,7 @@ from allyouneed.storage import lock, write_atomic
 from allyouneed.tasks import Score
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.train.average import Average
+from allyouneed.train.board import Board
 from allyouneed.train.budget import Spent
 from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
@@ -98,6 +99,7 @@ class Run:
         self.average = Average(self.config.average, self.model)
         self.checkpoints = Checkpoints(folder, report=watcher.note)
         self.log = Log(folder / "log.jsonl")
+        self.board = Board(folder / "tensorboard")
         self.evaluations = 0
         self.evaluated_at = -1
         self.since_best = 0
@@ -219,7 +221,11 @@ class Run:
             "tokens_per_second": round((self.spent.tokens - self._logged_tokens) / max(now - self._logged_at, 1e-9), 1),
         }
         self._losses, self._logged_at, self._logged_tokens = [], now, self.spent.tokens
+        self._announce(record)
+
+    def _announce(self, record: dict[str, Any]) -> None:
         self.log.append(record)
+        self.board.add(record)
         self.watcher.progress(self.spent.fraction(self.config.budget), record)
 
     def look_up_if_due(self) -> None:
@@ -249,8 +255,7 @@ class Run:
         record = {"kind": "evaluation", "step": self.spent.steps, "tokens": self.spent.tokens, "best": is_best}
         record |= {"seconds": round(self.spent.seconds, 3), "flops": self.spent.flops}
         record |= {score.name: score.value for score in scores}
-        self.log.append(record)
-        self.watcher.progress(self.spent.fraction(self.config.budget), record)
+        self._announce(record)
         self.save(best=is_best)
 
     def save(self, best: bool = False) -> None:
@@ -304,6 +309,7 @@ class Run:
             self._write_model(checkpoint.step, scores)
         self.log.append({"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()})
         self.log.close()
+        self.board.close()
         self.workers.close()
         return self.folder / "model"
 
