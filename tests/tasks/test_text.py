@@ -86,6 +86,12 @@ def test_refused_in_one_line_that_says_where(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "prepared").exists()
 
 
+def test_marks_of_other_systems_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa\r\n\xef\xbb\xbfb\r\r\n")
+    assert list(text.lines(tmp_path / "x")) == ["a", "\ufeffb\r"]
+    assert "".join(text.blocks(tmp_path / "x")) == "a\n\ufeffb\r\n"
+
+
 @pytest.mark.parametrize("side", ["s", "t"])
 def test_separators_stay_inside_their_line(side: str, tmp_path: Path) -> None:
     task(tmp_path, b"a\n" + ODD + b"\nc\n", b"a\n" + ODD + b"\nc\n")

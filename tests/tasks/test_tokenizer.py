@@ -82,7 +82,7 @@ def test_the_table_of_characters_gives_the_ids_of_the_library(text: str) -> None
     assert ours.encode(text) == ours._library.encode(text).ids
 
 
-@pytest.mark.parametrize("kind", ["bpe", "characters", "bytes", "words"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_training_twice_gives_the_same_file(kind: Kind) -> None:
     again = train(iter(TEXTS), TokenizerConfig(kind=kind, size=300))
     assert again.to_json() == tokenizer(kind).to_json()

@@ -194,7 +194,27 @@ def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool
     # Training registers the special tokens to be matched in text; forgetting them keeps text text.
     tree = json.loads(library.to_str())
     tree["added_tokens"] = []
+    if config.kind == "unigram":
+        tree["model"]["vocab"] = _in_order(tree["model"]["vocab"])
     return Tokenizer(Library.from_str(json.dumps(tree, ensure_ascii=False)))
+
+
+def _in_order(vocabulary: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Unigram pieces in an order that is no chance.
+
+    The trainer sums up in the order of a hash table, so last digits vary; and bytes that it never saw get the lowest
+    scores, a step of 0.0001 apart, in that order too. Here these scores go to them in the order of bytes.
+    """
+    specials, rest = (
+        vocabulary[: len(SPECIALS)],
+        [(name, round(score, 9)) for name, score in vocabulary[len(SPECIALS) :]],
+    )
+    rest.sort(key=lambda item: (-item[1], item[0]))
+    first = len(rest) - 1
+    while first > 0 and len(rest[first][0]) == 1 and abs(rest[first - 1][1] - rest[first][1] - 1e-4) < 1e-7:
+        first -= 1
+    unseen = sorted(name for name, _ in rest[first:])
+    return [*specials, *rest[:first], *zip(unseen, [score for _, score in rest[first:]], strict=True)]
 
 
 def _pieces(model: Any) -> Library:
