@@ -85,7 +85,7 @@ def test_train_goes_into_a_folder_named_after_its_recipe(run, tmp_path):
 
 
 def test_stopped_it_saves_itself_and_the_same_command_goes_on(run, numbers, tmp_path):
-    arguments = [*NUMBERS, "--steps", "2000", "--set", "train.evaluate_every=1.0", "--out", str(tmp_path / "run")]
+    arguments = [*NUMBERS, "--steps", "300", "--set", "train.evaluate_every=1.0", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [*PROGRAM, "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )

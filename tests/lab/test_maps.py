@@ -7,7 +7,7 @@ import torch
 
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.lab.maps import Map, clearest, mutual_information, record_maps, translation_maps
+from allyouneed.lab.maps import Map, heads_of, record_maps, translation_maps
 from allyouneed.lab.pictures import Group, draw_attention
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
@@ -94,16 +94,11 @@ def test_a_decoder_has_no_cross_attention():
         translation_maps(bundle(DecoderConfig(layers=1, **SHAPE).build(Sizes(7, 30))), "seven")  # type: ignore[arg-type]
 
 
-def test_the_clearest_head_looks_at_different_places():
-    staring = torch.tensor([[1.0, 0.0, 0.0]] * 3)
-    dreaming = torch.full((3, 3), 1 / 3)
-    following = torch.eye(3)
-    assert mutual_information(staring) == pytest.approx(0)
-    assert mutual_information(dreaming) == pytest.approx(0)
-    assert mutual_information(following) == pytest.approx(torch.tensor(3.0).log().item())
-    name, weights_TS = clearest([Map("x", torch.stack([staring, following, dreaming])[None])])
-    assert name == "x, head 2"
-    assert torch.equal(weights_TS, following)
+def test_heads_are_named_from_one():
+    weights_BHTS = torch.rand(2, 3, 4, 5)
+    heads = heads_of([Map("x", weights_BHTS)])
+    assert [name for name, _ in heads] == ["x, head 1", "x, head 2", "x, head 3"]
+    assert torch.equal(heads[1][1], weights_BHTS[0, 1])
 
 
 def test_a_picture_is_drawn(tmp_path):

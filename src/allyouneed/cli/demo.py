@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from allyouneed.folder import Bundle
     from allyouneed.tasks import TaskData
     from allyouneed.train import Recipe
 
 RECIPE = "numbers-en-de"
 WANTED = (41, 1_234, 987_654)  # translated if training has not shown them, and some of the test numbers
-INVERTED = ("forty-one", "einundvierzig")
+INVERTED = "forty-one"
 PARTS = re.compile(
     "(?:ein|zwei|drei|vier|fünf|sechs|sieben|acht|neun|sech|sieb|zwan)(?:zehn|zig|ßig)|zehn|elf|zwölf|hundert|tausend|und"
     "|eins?|zwei|drei|vier|fünf|sechs|sieben|acht|neun|null|."
@@ -21,7 +23,7 @@ PARTS = re.compile(
 
 
 def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
-    """Two minutes: a Transformer learns number words, and shows where it looks."""
+    """Learn number words, and show where it looked."""
     from allyouneed.cli.terminal import note
     from allyouneed.cli.watch import watching
     from allyouneed.folder import load_folder
@@ -59,27 +61,38 @@ def _translate_unseen(bundle: "Bundle", data: "TaskData", recipe: "Recipe") -> N
 
 
 def _draw(bundle: "Bundle", data: "TaskData", path: Path) -> Path:
-    """The picture of a held-out number that ends in forty-one: German says the one first."""
-    from allyouneed.lab.maps import clearest, translation_maps
+    """A held-out number that ends in forty-one, and the head that shows best that German says the one first."""
+    from allyouneed.lab.maps import heads_of, translation_maps
     from allyouneed.lab.pictures import Group, draw_attention
 
-    texts = [source for source, _ in data.examples("test") if source.endswith(INVERTED[0])]
-    text = min((source for source in texts if len(source.split()) > 3), key=len, default=INVERTED[0])
-    found = translation_maps(bundle, text)
-    name, weights_TS = clearest(found.of("cross"))
+    texts = [source for source, _ in data.examples("test") if source.endswith(INVERTED) and len(source.split()) > 3]
+    translations = [translation_maps(bundle, text) for text in texts]
+    candidates = [(found, name, weights) for found in translations for name, weights in heads_of(found.of("cross"))]
+    found, name, weights_TS = max(candidates, key=lambda candidate: _inversion(candidate[2]))
     written = "".join(found.target[:-1])
     parts = PARTS.findall(written)
-    from_end = len(PARTS.findall(INVERTED[1]))
-    marked = [place >= len(parts) - from_end and part != "und" for place, part in enumerate(parts)]
-    groups = [Group(part, len(part), mark) for part, mark in zip(parts, marked, strict=True)]
-    rows = [len(found.source) - 4, len(found.source) - 2]  # forty - one end
+    marked = {len(parts) - 3, len(parts) - 1}  # ein und vierzig
     return draw_attention(
         path,
         weights_TS,
         found.source,
         found.target,
-        title=f"{text}  →  {written}",
-        note=f"{name}. Columns: what is being written; rows: what is read for it. German says “one-and-forty”.",
-        groups=groups,
-        marked=rows,
+        title=f"{''.join(_spaced(found.source[:-1]))}  →  {written}",
+        note=f"{name}. A column: what is being written; its rows: what is read for that. German says one-and-forty.",
+        groups=[Group(part, len(part), place in marked) for place, part in enumerate(parts)],
+        marked=[len(found.source) - 4, len(found.source) - 2],  # forty - one end
     )
+
+
+def _inversion(weights_TS: "Tensor") -> float:
+    """How much of "ein" was read from "one", or of "vierzig" from "forty", whichever is less."""
+    end, ein, vierzig = len(weights_TS) - 1, len("einundvierzig"), len("vierzig")
+    one = weights_TS[end - ein : end - ein + len("ein"), -2].mean()
+    forty = weights_TS[end - vierzig : end, -4].mean()
+    return float(min(one, forty))
+
+
+def _spaced(words: list[str]) -> list[str]:
+    """Words with blanks between them, but none around a hyphen."""
+    pairs = zip(words, [*words[1:], "-"], strict=True)
+    return [word if "-" in (word, after) else f"{word} " for word, after in pairs]

@@ -19,7 +19,10 @@ def command(
     beam: Annotated[int | None, typer.Option(help="Hypotheses side by side.", show_default="the recipe's")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Alpha.", show_default="the recipe's")] = None,
 ) -> None:
-    """Measure a model: BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per character."""
+    """Measure a model on held-out data or on files.
+
+    BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per character: what its task can be measured by.
+    """
     from allyouneed.cli.terminal import note, printable
     from allyouneed.errors import ConfigError
     from allyouneed.folder import load_folder

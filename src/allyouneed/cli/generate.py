@@ -23,7 +23,10 @@ def command(
     max_length: Annotated[int | None, typer.Option(help="New tokens at most.", show_default="256")] = None,
     n: Annotated[int | None, typer.Option("--n", help="How many samples.", show_default="1")] = None,
 ) -> None:
-    """Continue a text (or, with a model that has a source, sample an answer to it). Only what is new is printed."""
+    """Continue a text, token by token.
+
+    A model that has a source samples an answer to the text instead. Only what is new is printed.
+    """
     from allyouneed.cli.stdin import NAME, read_all
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig, sample, stream

@@ -10,7 +10,7 @@ Row = tuple[str, str, str]
 
 
 def command(kind: Annotated[Kind | None, typer.Argument(help="Which of them.", show_default="all")] = None) -> None:
-    """List mixers, positions, models, tasks and recipes, with the paper each comes from."""
+    """List what there is, with the paper each comes from."""
     for one in (kind,) if kind is not None else KINDS:
         rows = _rows(one)
         print(f"{one}:" if kind is None else "", end="\n" if kind is None else "")

@@ -7,9 +7,10 @@ import typer
 
 
 def command(model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")]) -> None:
-    """Log probability (nats) and number of tokens of each line of standard input, parted by a TAB.
+    """How probable are the lines of standard input?
 
-    A line is source TAB target (or text TAB class); for a language model it is a text.
+    Prints log probability (nats) and number of tokens, parted by a TAB. A line is source TAB target (text TAB class);
+    for a language model it is a text.
     """
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.folder import load_folder

@@ -18,7 +18,7 @@ def command(
     max_length: Annotated[int | None, typer.Option(help="Tokens of an answer.", show_default="source + 50")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
 ) -> None:
-    """Translate standard input line by line; a classifier names the class of each line."""
+    """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import one_line
     from allyouneed.decode import translate

@@ -79,28 +79,10 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [names.get(token) or tokenizer.decode([token]) for token in ids]
 
 
-def clearest(maps: Sequence[Map]) -> tuple[str, Tensor]:
-    """The head that tells most about where it looks: its name, and its weights (T, S).
-
-    That is the one with the highest mutual information between who reads and what is read,
-
-        I = H(mean_t alpha_t) - mean_t H(alpha_t)
-
-    so a head that always stares at one place loses as much as one that looks everywhere.
-    """
-    heads = [
+def heads_of(maps: Sequence[Map]) -> list[tuple[str, Tensor]]:
+    """Each head's name and its weights (T, S) for the first row of the batch."""
+    return [
         (f"{one.name}, head {head + 1}", one.weights_BHTS[0, head])
         for one in maps
         for head in range(one.weights_BHTS.shape[1])
     ]
-    return max(heads, key=lambda head: mutual_information(head[1]))
-
-
-def mutual_information(weights_TS: Tensor) -> float:
-    """How much (in nats) knowing the reader tells about what is read."""
-    weights_TS = weights_TS.double()
-    return float(_entropy(weights_TS.mean(dim=0)) - _entropy(weights_TS).mean())
-
-
-def _entropy(weights: Tensor) -> Tensor:
-    return -torch.xlogy(weights, weights).sum(dim=-1)

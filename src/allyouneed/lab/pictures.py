@@ -1,9 +1,10 @@
 """Pictures. Colours that everybody can tell apart: one hue from light to dark."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -58,9 +59,10 @@ def draw_attention(
     axes.grid(which="minor", color="#e6e9ef", linewidth=0.6)
     axes.tick_params(which="minor", length=0)
     axes.spines[:].set_color(FAINT)
-    _draw_groups(axes, groups, S)
+    _draw_groups(axes, groups)
     axes.set_title(title, fontsize=13, color=INK, loc="left", pad=10)
-    axes.set_xlabel(note, fontsize=10, color=INK, loc="left", labelpad=42 if groups else 8)
+    lines = "\n".join(textwrap.wrap(note, int(4 * T + 20)))
+    axes.set_xlabel(lines, fontsize=10, color=INK, loc="left", labelpad=36 if groups else 8)
     bar = figure.colorbar(image, ax=axes, fraction=0.025, pad=0.015)
     bar.outline.set_edgecolor(FAINT)
     bar.set_label("attention weight", fontsize=9, color=INK)
@@ -71,18 +73,18 @@ def draw_attention(
     return path
 
 
-def _draw_groups(axes: "Axes", groups: Sequence[Group], rows: int) -> None:
+def _draw_groups(axes: "Axes", groups: Sequence[Group]) -> None:
     """Brackets with the names of groups below the letters, and lines between the groups."""
-    below = axes.get_xaxis_transform()  # x in columns, y as a share of the height
-    unit = 1 / (0.34 * rows)  # an inch, in that share
+    from matplotlib.transforms import ScaledTranslation
+
+    # x in columns, y in inches below the picture: the same at any size.
+    inches = axes.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
+    line, name = (axes.get_xaxis_transform() + ScaledTranslation(0, y, inches) for y in (-0.36, -0.41))
     start = 0
     for group in groups:
         end, colour = start + group.columns, ACCENT if group.marked else INK
-        y = -0.3 * unit
-        axes.plot([start - 0.32, end - 0.68], [y, y], transform=below, clip_on=False, color=colour, linewidth=1.6)
-        style = {"fontsize": 11, "color": colour, "fontweight": "bold" if group.marked else "normal"}
-        middle = (start + end - 1) / 2
-        axes.text(middle, y - 0.05 * unit, group.name, transform=below, ha="center", va="top", **style)
-        if end < sum(one.columns for one in groups):
-            axes.axvline(end - 0.5, color=FAINT, linewidth=1.2)
+        axes.plot([start - 0.32, end - 0.68], [0, 0], transform=line, clip_on=False, color=colour, linewidth=1.6)
+        style: dict[str, Any] = {"fontsize": 11, "color": colour, "fontweight": "bold" if group.marked else "normal"}
+        axes.text((start + end - 1) / 2, 0, group.name, transform=name, ha="center", va="top", **style)
+        axes.axvline(end - 0.5, color=FAINT, linewidth=1.2)
         start = end

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from allyouneed.tasks.base import Score
 
 
-def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[Score]:
+def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str], tokens: str = "13a") -> list[Score]:
     """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of detokenised, mixed-case text, by sacreBLEU (Post 2018)."""
     # Here, because importing it takes a quarter of a second.
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     scores = []
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    for name, metric in (("bleu", BLEU(tokenize=tokens)), ("chrf", CHRF())):
         value = float(metric.corpus_score(list(hypotheses), [list(references)]).score)
         scores.append(Score(name, value, str(metric.get_signature())))
     return scores
