@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -205,16 +206,13 @@ def _in_order(vocabulary: list[tuple[str, float]]) -> list[tuple[str, float]]:
     The trainer sums up in the order of a hash table, so last digits vary; and bytes that it never saw get the lowest
     scores, a step of 0.0001 apart, in that order too. Here these scores go to them in the order of bytes.
     """
-    specials, rest = (
-        vocabulary[: len(SPECIALS)],
-        [(name, round(score, 9)) for name, score in vocabulary[len(SPECIALS) :]],
-    )
-    rest.sort(key=lambda item: (-item[1], item[0]))
-    first = len(rest) - 1
-    while first > 0 and len(rest[first][0]) == 1 and abs(rest[first - 1][1] - rest[first][1] - 1e-4) < 1e-7:
-        first -= 1
-    unseen = sorted(name for name, _ in rest[first:])
-    return [*specials, *rest[:first], *zip(unseen, [score for _, score in rest[first:]], strict=True)]
+    rest = [(name, round(score, 9)) for name, score in vocabulary[len(SPECIALS) :]]
+    scores = sorted(score for name, score in rest if len(name) == 1)
+    steps = {score for pair in pairwise(scores) for score in pair if abs(pair[1] - pair[0] - 1e-4) < 1e-7}
+    unseen = {name: score for name, score in rest if len(name) == 1 and score in steps}
+    moved = dict(zip(sorted(unseen), sorted(unseen.values(), reverse=True), strict=True))
+    ordered = [(name, moved.get(name, score)) for name, score in rest]
+    return [*vocabulary[: len(SPECIALS)], *sorted(ordered, key=lambda item: (-item[1], item[0]))]
 
 
 def _pieces(model: Any) -> Library:
