@@ -11,6 +11,8 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
 HEADS = 'model.mixer={type="softmax",heads=2}'
 SMALL = ["--set", "model.width=16", "--set", "model.hidden=16", "--set", "train.log_every=5"]
+# Two micro-batches: each core works on its own. One of this size on two threads spends its time in barriers.
+SMALL += ["--set", "train.accumulate=2"]
 NUMBERS = [
     *("--task", "numbers", "--model", "encoder-decoder", "--steps", "30", *SMALL),
     *("--set", HEADS, "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1"),

@@ -68,7 +68,8 @@ def run(arguments: list[str]) -> int:
     except UserError as error:
         return _complain(str(error), error.status)
     except UsageError as error:
-        return _complain(f"{error.format_message()} (allyouneed {' '.join(arguments[:1])} --help)", 2)
+        message = error.format_message().replace("Value error, ", "")
+        return _complain(f"{message} (allyouneed {' '.join(arguments[:1])} --help)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except OSError as error:
