@@ -1,4 +1,5 @@
-"""The same Transformer in torch.nn and in Hugging Face Marian, with our weights: what the benchmarks compare against."""
+"""The same Transformer in torch.nn and in Hugging Face Marian, with our weights: what the benchmarks compare
+against."""
 
 from typing import Any
 
@@ -44,7 +45,11 @@ class TorchTransformer(nn.Module):
         T = input_BT.shape[1]
         future_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
         x_BTD = self.decoder(
-            self._embed(input_BT), memory_BSD, tgt_mask=future_TT, memory_key_padding_mask=padding_BS, tgt_is_causal=True
+            self._embed(input_BT),
+            memory_BSD,
+            tgt_mask=future_TT,
+            memory_key_padding_mask=padding_BS,
+            tgt_is_causal=True,
         )
         return x_BTD @ self.embedding.T
 

@@ -2,10 +2,11 @@
 
     python benchmarks/train_speed.py [--cores 1 2] [--rounds 5] [--steps 4]
 
-The same initial weights, the same batches, the same dropout places, the same optimiser (fused Adam), clipping and label smoothing. Each arm
-is a process of its own; they take turns, round after round, so that a busy machine is busy for all. The peers run twice: as a user would
-write the loop, and with our allocator setting (`+malloc`). The ratio is ours over the fastest peer of a round.
-Before anything is timed, losses of the first steps without dropout must agree: a speed-up is never reported on a different computation.
+The same initial weights, the same batches, the same dropout places, the same optimiser (fused Adam), clipping and
+label smoothing. Each arm is a process of its own; they take turns, round after round, so that a busy machine is busy
+for all. The peers run twice: as a user would write the loop, and with our allocator setting (`+malloc`). The ratio is
+ours over the fastest peer of a round. Before anything is timed, losses of the first steps without dropout must agree:
+a speed-up is never reported on a different computation.
 """
 
 import argparse
@@ -84,7 +85,8 @@ def start(arm: str, cores: int, tokens: int, folder: str) -> "subprocess.Popen[s
 
 
 def ask(child: "subprocess.Popen[str]", question: dict[str, Any]) -> Any:
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     child.stdin.write(json.dumps(question) + "\n")
     child.stdin.flush()
     line = child.stdout.readline()
@@ -114,7 +116,7 @@ class Arm:
     def __init__(self, name: str, cores: int, tokens: int, folder: Path) -> None:
         import torch
 
-        from allyouneed.train.workers import keep_freed_memory
+        from allyouneed.malloc import keep_freed_memory
 
         torch.set_num_threads(cores)
         self.name, self.cores = name, cores
@@ -152,9 +154,7 @@ class Arm:
             self.workers = Workers(ours, self.cores, 1)
             self.optimizer: Any = OptimizerConfig(lr=1e-3).build(ours)
         else:
-            self.optimizer = torch.optim.Adam(
-                self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=True
-            )
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.step_number = 0
 
     def curve(self, steps: int) -> list[float]:

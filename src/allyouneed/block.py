@@ -7,7 +7,6 @@
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -34,7 +33,9 @@ class BlockConfig(Config):
     dropout: Fraction = 0.1
 
     def build_norm(self, width: int) -> nn.Module:
-        """LayerNorm (gamma, beta) or RMSNorm (gamma)."""
+        """LayerNorm (gamma, beta) or RMSNorm (gamma); nothing where the block has no norms."""
+        if self.norm == "none":
+            return nn.Identity()
         return nn.LayerNorm(width) if self.normalisation == "layer" else nn.RMSNorm(width, eps=1e-6)
 
     def feedforward_flops(self, width: int) -> int:
@@ -81,10 +82,9 @@ class Block(nn.Module):
         self.mixer, self.cross = mixer, cross
         self.feedforward = FeedForward(width, config.hidden, config.feedforward)
         self.dropout = Dropout(config.dropout)
-        normed = config.norm != "none"
-        self.mixer_norm = config.build_norm(width) if normed else None
-        self.cross_norm = config.build_norm(width) if normed and cross is not None else None
-        self.feedforward_norm = config.build_norm(width) if normed else None
+        self.mixer_norm = config.build_norm(width)
+        self.cross_norm = config.build_norm(width) if cross is not None else nn.Identity()
+        self.feedforward_norm = config.build_norm(width)
 
     def forward(
         self,
@@ -95,30 +95,20 @@ class Block(nn.Module):
         state: BlockState | None = None,
     ) -> tuple[Tensor, BlockState]:
         """The block's output for the new positions, and the state that the next ones need."""
-        mixed: State = None
+        pre = self.norm_place == "pre"
+        y_BTD = self.mixer_norm(x_BTD) if pre else x_BTD
+        y_BTD, mixed = self.mixer(y_BTD, valid_BT=valid_BT, state=state.mixer if state else None)
+        x_BTD = self._add(x_BTD, y_BTD, self.mixer_norm)
+
         crossed: State = None
-
-        def mix(y_BTD: Tensor) -> Tensor:
-            nonlocal mixed
-            y_BTD, mixed = self.mixer(y_BTD, valid_BT=valid_BT, state=state.mixer if state else None)
-            return y_BTD
-
-        def read_memory(y_BTD: Tensor) -> Tensor:
-            nonlocal crossed
-            assert self.cross is not None
-            y_BTD, crossed = self.cross(y_BTD, memory=memory, state=state.cross if state else None)
-            return y_BTD
-
-        x_BTD = self._residual(x_BTD, self.mixer_norm, mix)
         if self.cross is not None:
-            x_BTD = self._residual(x_BTD, self.cross_norm, read_memory)
-        x_BTD = self._residual(x_BTD, self.feedforward_norm, self.feedforward)
-        return x_BTD, BlockState(mixed, crossed)
+            y_BTD = self.cross_norm(x_BTD) if pre else x_BTD
+            y_BTD, crossed = self.cross(y_BTD, memory=memory, state=state.cross if state else None)
+            x_BTD = self._add(x_BTD, y_BTD, self.cross_norm)
 
-    def _residual(self, x_BTD: Tensor, norm: nn.Module | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if norm is None:
-            return self.dropout.add(x_BTD, sublayer(x_BTD))
-        if self.norm_place == "pre":
-            return self.dropout.add(x_BTD, sublayer(norm(x_BTD)))
-        y_BTD: Tensor = norm(self.dropout.add(x_BTD, sublayer(x_BTD)))
-        return y_BTD
+        y_BTD = self.feedforward(self.feedforward_norm(x_BTD) if pre else x_BTD)
+        return self._add(x_BTD, y_BTD, self.feedforward_norm), BlockState(mixed, crossed)
+
+    def _add(self, x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module) -> Tensor:
+        x_BTD = self.dropout.add(x_BTD, y_BTD)
+        return norm(x_BTD) if self.norm_place == "post" else x_BTD

@@ -11,7 +11,7 @@ from allyouneed.config import parse
 from allyouneed.decode import Hypothesis, SearchConfig, score, search
 from allyouneed.decode.base import pack
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.softmax import CrossState
+from allyouneed.mixers.past import CrossState
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.stack import StackState
 from allyouneed.sizes import Sizes

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from allyouneed.block import Block, BlockConfig, BlockState
 from allyouneed.dropout import Dropout
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
-from allyouneed.mixers.softmax import SoftmaxConfig, count_positions
+from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
 
 
@@ -122,4 +123,6 @@ def next_positions(seen: int | Tensor, tokens_BT: Tensor, valid_BT: Tensor | Non
     """The positions of new tokens: (T), or (B, T) where rows differ."""
     if isinstance(seen, Tensor):
         seen = seen.unsqueeze(1)
+    elif valid_BT is None:
+        return torch.arange(seen, seen + tokens_BT.shape[1], device=tokens_BT.device)
     return count_positions(valid_BT, tokens_BT.shape[1], tokens_BT.device) + seen

@@ -1,12 +1,14 @@
-"""Label-smoothed cross-entropy of a batch: the projection onto the vocabulary, the loss and its gradient in cache-sized pieces.
+"""Label-smoothed cross-entropy of a batch: the projection onto the vocabulary, the loss and its gradient in
+cache-sized pieces.
 
     loss_n = logsumexp(z_n) - (1 - eps) z_n[target_n] - eps mean(z_n),      z_n = x_n W^T + b
     d loss_n / d z_n = softmax(z_n) - (1 - eps) onehot(target_n) - eps / V
 
-A vocabulary makes N x V logits the largest tensor of the whole model. Here they exist for a few hundred rows at a time: each piece is
-projected, turned into its loss and straight into its gradient while it is still in the cache, then overwritten. The smoothing terms are
-constant over the vocabulary, so they act on the mean row of W and the summed x instead of on N x V numbers.
-Paper: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Vaswani et al. 2017, section 5.4 (eps = 0.1).
+A vocabulary makes N x V logits the largest tensor of the whole model. Here they exist for a few hundred rows at a
+time: each piece is projected, turned into its loss and straight into its gradient while it is still in the cache,
+then overwritten. The smoothing terms are constant over the vocabulary, so they act on the mean row of W and the
+summed x instead of on N x V numbers. Paper: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Vaswani et al.
+2017, section 5.4 (eps = 0.1).
 """
 
 from typing import Any
@@ -91,11 +93,10 @@ def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
         logits_BV = model.classify(batch.source_BS, batch.source_valid_BS)
         total = F.cross_entropy(logits_BV, batch.class_B, reduction="sum", label_smoothing=smoothing)
         return Loss(total, batch.class_B.shape[0])
-    assert batch.input_BT is not None and batch.output_BT is not None
-    if batch.source_BS is None:
-        state = model.start()
-    else:
-        state = model.condition(batch.source_BS, batch.source_valid_BS)
+    assert batch.input_BT is not None
+    assert batch.output_BT is not None
+    source_BS, valid_BS = batch.source_BS, batch.source_valid_BS
+    state = model.start() if source_BS is None else model.condition(source_BS, valid_BS)
     # The padding of the target stands on its right, where no real position can see it.
     x_BTD, _ = model.hidden(batch.input_BT, state)
     counts_N = (batch.output_BT != PAD).flatten().nonzero().squeeze(1)

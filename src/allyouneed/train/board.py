@@ -1,4 +1,5 @@
-"""TensorBoard events beside the log, if tensorboard is installed (`pip install allyouneed[tensorboard]`); else nothing."""
+"""TensorBoard events beside the log, if tensorboard is installed (`pip install allyouneed[tensorboard]`); else
+nothing."""
 
 import importlib.util
 from pathlib import Path
@@ -13,7 +14,7 @@ class Board:
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(folder))
 
     def add(self, record: dict[str, Any]) -> None:
         """Every number of a record of a step."""

@@ -6,11 +6,12 @@
         run.look_up_if_due()           # log, evaluate, keep the best, save
     run.finish()                       # the best weights become a model folder
 
-Everything random is addressed by (seed, step): the batches, the dropped elements, the initial weights. So nothing but tensors and a few numbers has
-to be kept, and a run killed at any instant and started again with the same command ends in the same bits (budgets in minutes aside).
+Everything random is addressed by (seed, step): the batches, the dropped elements, the initial weights. So nothing but
+tensors and a few numbers has to be kept, and a run killed at any instant and started again with the same command ends
+in the same bits (budgets in minutes aside).
 
-A later issue distributes micro-batches over processes: `_micro_batches` is where a rank takes its share, and `Workers.run` is where
-gradients meet.
+A later issue distributes micro-batches over processes: `_micro_batches` is where a rank takes its share, and
+`Workers.run` is where gradients meet.
 """
 
 import math
@@ -29,6 +30,7 @@ from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
 from allyouneed.folder import fill_model, model_tensors, save_folder
+from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
 from allyouneed.storage import lock, write_atomic
 from allyouneed.tasks import Score
@@ -41,7 +43,7 @@ from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log
 from allyouneed.train.recipe import Recipe
-from allyouneed.train.workers import Workers, keep_freed_memory, usable_cores
+from allyouneed.train.workers import Workers, usable_cores
 
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
 
@@ -91,6 +93,10 @@ class Run:
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
         self.data = recipe.task.prepare(folder / "data", recipe.seed)
+        if recipe.model.kind == "decoder" and self.data.codec.source is not None and not self.data.sizes.shared:
+            raise ConfigError(
+                "a decoder reads source and target as one text: it needs one vocabulary, task.shared=true"
+            )
         for note in self.data.notes:
             watcher.note(note)
         torch.manual_seed(recipe.seed)
@@ -238,7 +244,7 @@ class Run:
             self.save()
 
     def evaluate(self) -> None:
-        """Scores the (averaged) weights on the validation split and saves a checkpoint, marked if it is the best yet."""
+        """Scores the (averaged) weights on the validation split; saves a checkpoint, marked if it is the best yet."""
         self.evaluated_at = self.spent.steps
         greedy = SearchConfig(beam=1, batch_tokens=self.recipe.decode.batch_tokens)
         with self.average.swapped_in():

@@ -1,17 +1,17 @@
-"""Micro-batches side by side: threads of one process, each with a replica that shares the weights and has gradients of its own.
+"""Micro-batches side by side: threads of one process, each with a replica that shares the weights and has gradients
+of its own.
 
-Small models on a few cores are the common case here, and one process with two OpenMP threads wastes much of the second core: every small
-operation ends in a barrier. Two Python threads, each running whole micro-batches on one core, do not meet until the gradients are
-added: torch releases the GIL inside its operations, and on a CPU `backward` runs in the calling thread.
-Measured on 2 (busy) cores, 4+4 layers of width 128, 8k vocabulary: 3,188 tokens/s against 2,515 with two OpenMP threads; character model
-4 x 192: 6,320 against 2,393.
+Small models on a few cores are the common case here, and one process with two OpenMP threads wastes much of the
+second core: every small operation ends in a barrier. Two Python threads, each running whole micro-batches on one
+core, do not meet until the gradients are added: torch releases the GIL inside its operations, and on a CPU `backward`
+runs in the calling thread. Measured on 2 (busy) cores, 4+4 layers of width 128, 8k vocabulary: 3,188 tokens/s against
+2,515 with two OpenMP threads; character model 4 x 192: 6,320 against 2,393.
 
-The result is a function of (seed, step, micro-batches, workers) alone: masks come from (seed, step, micro-batch), and gradients are added in the
-order of the workers. On a GPU there is one worker.
+The result is a function of (seed, step, micro-batches, workers) alone: masks come from (seed, step, micro-batch), and
+gradients are added in the order of the workers. On a GPU there is one worker.
 """
 
 import copy
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -30,16 +30,6 @@ Job = Callable[[nn.Module], float]
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc to keep large freed buffers: giving them back after each step costs 10 to 25 % in page faults."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):  # another libc; slower, not wrong
-        return
 
 
 class Workers:
