@@ -102,7 +102,7 @@ def test_round_trip_of_a_translator(tmp_path: Path, tied: bool, shared: bool) ->
     assert torch.equal(torch.get_rng_state(), before)
     assert not bundle.model.training
     assert bundle.model.config == model.config
-    assert bundle.task == {"type": "example", "length": 5, "file": "data/x.txt"}
+    assert bundle.recipe == {"type": "example", "length": 5, "file": "data/x.txt"}
     assert (bundle.card, bundle.version) == ("# A card\n", allyouneed.__version__)
     assert bundle.codec.encode_source("cab") == Codec(CHARACTERS, target).encode_source("cab")
     ours, theirs = model_tensors(model), model_tensors(bundle.model)
@@ -200,7 +200,7 @@ def test_files_missing_links_and_additions(tmp_path: Path) -> None:
         (edit_config(sizes__target=5), "shape"),
         (edit_config(sizes__target=-5), "sizes.target"),
         (edit_config(sizes={"source": 3}), "sizes.target: is missing"),
-        (edit_config(task=[]), "task"),
+        (edit_config(recipe=[]), "recipe"),
         (lambda folder: (folder / "config.json").write_text("[]"), "is not the config of a model"),
         (lambda folder: (folder / "config.json").write_text("[" * 10**5), "not JSON"),
         (lambda folder: (folder / "config.json").write_text("x"), "not JSON"),

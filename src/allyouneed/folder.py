@@ -52,7 +52,7 @@ class FolderConfig(Config):
     allyouneed: str
     model: AnyModel
     sizes: FolderSizes
-    task: dict[str, Any]
+    recipe: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Bundle:
     path: Path
     model: Model  # in evaluation mode
     codec: Codec
-    task: Tree  # the settings of the task it was trained for, as plain values
+    recipe: Tree  # what it was trained with (task, model, training, decoding), as plain values
     card: str
     version: str  # of the allyouneed that wrote it
 
 
-def save_folder(path: str | Path, model: Model, codec: Codec, task_config: Config, card: str) -> Path:
+def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, card: str) -> Path:
     """Writes a model folder; one that was there is replaced when the new one is whole."""
     built: Any = model  # every architecture keeps what it was built from
     config = FolderConfig(
@@ -75,7 +75,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, task_config: Confi
         allyouneed=__version__,
         model=built.config,
         sizes=FolderSizes(**asdict(built.sizes)),
-        task=task_config.model_dump(mode="json"),
+        recipe=recipe.model_dump(mode="json"),
     )
     with new_folder(Path(path)) as folder:
         text = json.dumps(config.model_dump(mode="json"), indent=1, ensure_ascii=False)
@@ -99,7 +99,7 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
     codec = Codec.load(sealed.path)
     _require_room(codec, config, sealed.path)
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
-    return Bundle(sealed.path, model.to(device).eval(), codec, config.task, card, config.allyouneed)
+    return Bundle(sealed.path, model.to(device).eval(), codec, config.recipe, card, config.allyouneed)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -1,11 +1,10 @@
 """What a finished model is worth: its scores on its own held-out data or on given files.
 
-A model folder is all that is needed: its card holds the recipe, and so the task, the seed and the search. Held-out data
+A model folder is all that is needed: it holds the recipe, and so the task, the seed and the search. Held-out data
 is prepared again from the task; it counts only if that gives the very tokenisers that the model was trained with.
 """
 
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,16 @@ ROWS = 32  # texts in a batch
 
 
 def recipe_of(bundle: Bundle) -> Recipe:
-    """The recipe that the model card states."""
-    text = bundle.card.rpartition("\n```toml\n")[2].rpartition("\n```")[0]
+    """The recipe that the model was trained with."""
     try:
-        return parse(Recipe, tomllib.loads(text), f"{bundle.path}: README.md")
-    except (UserError, ValueError, RecursionError) as error:
-        raise FolderError(f"{bundle.path}: README.md: holds no recipe that can be read: {error}") from None
+        return parse(Recipe, bundle.recipe)
+    except UserError as error:
+        raise FolderError(f"{bundle.path}: config.json: holds no recipe that can be used: {error}") from None
 
 
 def search_config(bundle: Bundle, asked: Mapping[str, Any]) -> SearchConfig:
     """The search of the model's recipe, with what was asked for instead."""
-    try:
-        usual = recipe_of(bundle).decode.model_dump()
-    except FolderError:  # somebody rewrote the card: the paper's defaults do
-        usual = {}
+    usual = recipe_of(bundle).decode.model_dump()
     given = {name: value for name, value in asked.items() if value is not None}
     if "n_best" in given and "beam" not in given:
         given["beam"] = max(usual.get("beam", 4), given["n_best"]) if isinstance(given["n_best"], int) else None

@@ -321,7 +321,7 @@ class Run:
 
     def _write_model(self, step: int, scores: list[Score]) -> None:
         card = model_card(self.recipe, self.model, self.spent, step, scores, self.data.notes)
-        save_folder(self.folder / "model", self.model, self.data.codec, self.recipe.task, card)
+        save_folder(self.folder / "model", self.model, self.data.codec, self.recipe, card)
         for score in scores:
             self.watcher.note(f"{score.name} = {score.value:.4g}  {score.signature}")
 
