@@ -122,7 +122,7 @@ class Arm:
         self.name, self.cores = name, cores
         if name == "ours" or name.endswith("+malloc"):
             keep_freed_memory()
-        self.data, self.corpus = prepare(folder, tokens // cores)
+        self.data, self.corpus = prepare(folder, tokens)
         self.step_number = 0
         self._build(dropout=0.1)
         self.signature = (
@@ -173,13 +173,11 @@ class Arm:
         return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "tokens": tokens, "loss": loss}
 
     def step(self) -> tuple[float, int]:
-        """One optimiser step; its loss and how many target tokens it saw. The same batches for every arm."""
-        first = self.step_number * self.cores
-        batches = [self.data.batch(1, first + number) for number in range(self.cores)]
+        """One optimiser step; its loss and how many target tokens it saw. The same padded batch for every arm."""
+        batch = self.data.batch(1, self.step_number)
         self.step_number += 1
-        tokens = sum(batch.tokens for batch in batches)
-        loss = self._ours(batches, tokens) if self.name == "ours" else self._peer(batches, tokens)
-        return loss, tokens
+        loss = self._ours(_parts(batch, self.cores), batch.tokens) if self.name == "ours" else self._peer(batch)
+        return loss, batch.tokens
 
     def _ours(self, batches: list[Any], tokens: int) -> float:
         import torch
@@ -201,16 +199,14 @@ class Arm:
             parameter.grad = None
         return total / tokens
 
-    def _peer(self, batches: list[Any], tokens: int) -> float:
-        """The loop that everybody writes; batches of one step are padded into one."""
+    def _peer(self, batch: Any) -> float:
+        """The loop that everybody writes."""
         import torch
         from torch.nn import functional as F
 
         from allyouneed.tasks import PAD
 
-        source, inputs, outputs = (
-            _stack([getattr(batch, name) for batch in batches]) for name in ("source_BS", "input_BT", "output_BT")
-        )
+        source, inputs, outputs = batch.source_BS, batch.input_BT, batch.output_BT
         if self.name.startswith("torch.nn"):
             logits = self.model(source, source == PAD, inputs)
         else:
@@ -225,12 +221,11 @@ class Arm:
         return float(loss.detach())
 
 
-def _stack(parts: list[Any]) -> Any:
-    import torch
-    from torch.nn import functional as F
+def _parts(batch: Any, count: int) -> list[Any]:
+    """The rows of a batch dealt out to workers; the padding stays as it is."""
+    from allyouneed.tasks import Batch
 
-    longest = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in parts])
+    return [Batch(**{k: None if v is None else v[i::count] for k, v in vars(batch).items()}) for i in range(count)]
 
 
 def prepare(folder: Path, tokens: int) -> tuple[Any, str]:

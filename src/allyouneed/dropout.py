@@ -21,20 +21,24 @@ from torch import Tensor, nn
 _local = threading.local()
 
 
-def seed_dropout(seed: int) -> None:
+def seed_dropout(seed: int, device: torch.device | str = "cpu") -> None:
     """Masks drawn in this thread follow from `seed` from now on."""
-    generator = torch.Generator()
+    generator = torch.Generator(device)
     generator.manual_seed(seed)
     _local.generator = generator
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed(seed)
+
+
+def _generator(device: torch.device) -> torch.Generator | None:
+    """This thread's own, if it was seeded for this kind of device; None: torch's global one."""
+    generator: torch.Generator | None = getattr(_local, "generator", None)
+    return generator if generator is not None and generator.device.type == device.type else None
 
 
 def dropout_mask(like: Tensor, p: float) -> Tensor:
     """A tensor shaped like `like` of zeros (with probability p) and 1 / (1 - p)."""
     if like.device.type != "cpu":
-        return torch.empty_like(like).bernoulli_(1 - p).div_(1 - p)
-    generator = getattr(_local, "generator", None)
+        return torch.empty_like(like).bernoulli_(1 - p, generator=_generator(like.device)).div_(1 - p)
+    generator = _generator(like.device)
     words = torch.empty((like.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=generator)
     dropped = min(round(p * 256), 255)  # a p next to 1 must not divide by zero
     mask = torch.empty(like.shape, dtype=like.dtype)

@@ -64,7 +64,8 @@ def test_every_held_out_token_is_predicted_once(kind: str, context: int, overlap
     assert data.codec.target is not None
     valid = TEXT[int(len(TEXT) * 0.9) :]
     assert data.codec.target.decode(predicted) == valid
-    assert data.units("valid") == Units(len(predicted), len(valid), len(valid.encode()))
+    how = f"context:{context}|overlap:{context // 2 if overlap is None else overlap}"
+    assert data.units("valid") == Units(len(predicted), len(valid), len(valid.encode()), how)
     first = next(iter(data.held_out("valid")))
     assert ids(first)[0][0, 0] == BOS
 
@@ -74,7 +75,7 @@ def test_later_windows_read_what_came_before(tmp_path: Path) -> None:
     given, said = ids(batches[0])
     assert (said[0] != PAD).all()
     assert (said[1:] != PAD).sum(dim=1).tolist() == [5, 5]
-    assert given[1, :4].tolist() == said[0, 4:8].tolist()
+    assert given[1, :4].tolist() == [BOS, *said[0, 5:8].tolist()]
 
 
 def test_three_shares_and_several_files(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_three_shares_and_several_files(tmp_path: Path) -> None:
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
     tree = {"train": files, "valid": files[1], "context": 4, "batch": 50}
     data = LanguageConfig.model_validate(tree).prepare(tmp_path / "d", 0)
-    assert data.units("valid") == Units(36, 36, 45)
+    assert data.units("valid") == Units(36, 36, 45, "context:4|overlap:2")
     given, said = ids(data.batch(0, 0))
     assert (given == BOS).any()
     assert not (said == BOS).any()  # nobody has to predict where a document begins

@@ -35,6 +35,6 @@ def command(
     bundle = load_folder(model)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
-    scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search)
+    scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search, note)
     for score in scores:
         print(f"{score.name} = {score.value:.4f}  {printable(score.signature)}")

@@ -26,7 +26,7 @@ def command(
     resume: Annotated[
         Literal["auto", "never", "must"], typer.Option(help="Whether to go on with a run that is in the folder.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
 ) -> None:
     """Train a model. Killed or stopped, the same command line goes on where it was."""

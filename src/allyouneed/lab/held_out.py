@@ -17,10 +17,10 @@ from allyouneed.errors import ConfigError, DataError, FolderError, UserError
 from allyouneed.folder import Bundle
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Batch, Codec, Score, Split, TaskConfig, TaskData, Tokenizer, Units
-from allyouneed.tasks.base import BOS, PAD
+from allyouneed.tasks.base import BOS
 from allyouneed.tasks.classification import ClassificationConfig, class_batch
 from allyouneed.tasks.ids import padded
-from allyouneed.tasks.language import LanguageConfig
+from allyouneed.tasks.language import LanguageConfig, text_windows
 from allyouneed.tasks.pairs import PairTask, as_arrays, pair_batch
 from allyouneed.tasks.scores import accuracy, exact_match
 from allyouneed.tasks.text import Pair, Skips, blocks, filled, pairs, resolve
@@ -72,10 +72,14 @@ def require_short(tokenizer: Tokenizer | None, texts: Sequence[str], where: str,
 # --- held-out data ---------------------------------------------------------------------------------------------------
 
 
-def evaluate_held_out(bundle: Bundle, split: Split | None, search: SearchConfig) -> list[Score]:
+def evaluate_held_out(
+    bundle: Bundle, split: Split | None, search: SearchConfig, report: Callable[[str], None]
+) -> list[Score]:
     """All scores on a held-out split of the model's own task (None: the test split, or the validation split)."""
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         data = own_data(bundle, Path(temporary))
+        for note in data.notes:
+            report(note)
         return evaluate(bundle.model, data, split or _last_split(data), search)
 
 
@@ -191,36 +195,21 @@ class _TextFile(TaskData):
         assert codec.target is not None
         self.codec, self.notes = codec, []
         self.sizes = Sizes(codec.target.size, codec.target.size, shared=True)
-        self._rows, self._length = task.batch, task.context
-        self._overlap = task.context // 2 if task.overlap is None else task.overlap
+        self._task = task
         ids, characters, size = [BOS], 0, 0
         for text in blocks(resolve(files[0])):
             ids += codec.target.encode(text)
             characters, size = characters + len(text), size + len(text.encode())
+        how = f"context:{task.context}|overlap:{task.given}"
         if len(ids) == 1:
             raise DataError(f"{files[0]}: is empty; should hold some text")
-        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size)
+        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, how)
 
     def batch(self, seed: int, index: int) -> Batch:
         raise NotImplementedError("files are for evaluation")
 
     def held_out(self, split: Split) -> Iterator[Batch]:
-        import torch
-
-        # As in training (tasks/language.py): every token is predicted once, given up to `overlap` tokens before.
-        step = self._length - self._overlap
-        firsts = [1, *range(1 + self._length, len(self._stream), step)]
-        for begin in range(0, len(firsts), self._rows):
-            chosen = firsts[begin : begin + self._rows]
-            reads = [first if first == 1 else first - self._overlap for first in chosen]
-            rows = [self._stream[read - 1 : read + self._length] for read in reads]
-            output = padded([row[1:] for row in rows], pad=PAD)
-            for line, first, read in zip(output, chosen, reads, strict=True):
-                line[: first - read] = PAD
-            yield Batch(
-                input_BT=torch.from_numpy(padded([row[:-1] for row in rows], pad=PAD)),
-                output_BT=torch.from_numpy(output),
-            )
+        return text_windows(self._stream, self._task)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return []

@@ -50,4 +50,5 @@ class Decoder(Model):
         return x_BTD, state
 
     def flops(self, source: int, target: int) -> int:
-        return self.decoder.flops(target) + 2 * target * self.config.width * self.sizes.target
+        # A source is read as the beginning of the text; only targets are projected.
+        return self.decoder.flops(source + target) + 2 * target * self.config.width * self.sizes.target

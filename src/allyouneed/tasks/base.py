@@ -73,6 +73,7 @@ class Units:
     tokens: int
     characters: int
     bytes: int
+    how: str = ""  # what a signature must say of the windows
 
 
 class Learner(Protocol):

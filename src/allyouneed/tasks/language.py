@@ -1,6 +1,8 @@
 """Language modelling: predict each token from those before it.
 
-    input = x_i ... x_{i+T-1};   output = x_{i+1} ... x_{i+T}          one BOS stands before each document
+    input = BOS x_{i+1} ... x_{i+T-1};   output = x_{i+1} ... x_{i+T}
+
+BOS begins every window: it says that nothing is known of what stands before, as at the beginning of a prompt.
 
 Training takes windows at random. Evaluation predicts every token of the held-out text once, each window being
 given up to `overlap` earlier tokens to read, so that the loss does not depend much on where windows begin.
@@ -63,6 +65,11 @@ class LanguageConfig(TaskConfig):
         if self.overlap is not None and self.overlap >= self.context:
             raise ValueError(f"overlap={self.overlap}: should be less than context={self.context}")
         return self
+
+    @property
+    def given(self) -> int:
+        """Tokens that a window of the held-out text is given before the first one it predicts."""
+        return self.context // 2 if self.overlap is None else self.overlap
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
         files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
@@ -153,39 +160,42 @@ class LanguageData(TaskData):
         places = len(self._train) - length
         starts = np.floor(generator(seed, index).random(count) * places).astype(np.int64)
         windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
+        windows[:, 0] = BOS
         tokens_BT = torch.from_numpy(windows)
         return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]))
 
     def held_out(self, split: Split) -> Iterator[Batch]:
-        stream, length = self._stream(split), self._task.context
-        overlap = length // 2 if self._task.overlap is None else self._task.overlap
-        # Window k predicts tokens first[k] .. first[k + 1]; the first window has nothing before it.
-        first = np.concatenate([[1], np.arange(1 + length, len(stream), length - overlap)])
-        for begin in range(0, len(first), self._task.batch):
-            yield self._windows(stream, first[begin : begin + self._task.batch], length, overlap)
-
-    def _windows(self, stream: Array, first: Array, length: int, overlap: int) -> Batch:
-        rows = []
-        for start in first.tolist():
-            read = start if start == 1 else start - overlap  # the first token whose prediction is in the window
-            rows.append((stream[read - 1 : read + length], start - read))
-        input_BT = torch.from_numpy(padded([row[:-1] for row, _ in rows], pad=PAD))
-        output_BT = _no_start(torch.from_numpy(padded([row[1:] for row, _ in rows], pad=PAD)))
-        for line, (_, known) in zip(output_BT, rows, strict=True):
-            line[:known] = PAD
-        return Batch(input_BT=input_BT, output_BT=output_BT)
+        return text_windows(self._stream(split), self._task)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return []
 
     def units(self, split: Split) -> Units:
         self._stream(split)
-        return Units(*self._units[split])
+        tokens, characters, size = self._units[split]
+        return Units(tokens, characters, size, f"context:{self._task.context}|overlap:{self._task.given}")
 
     def _stream(self, split: Split) -> Array:
         if split not in self._streams:
             raise ConfigError(f"task: {split}: is not given; name the {split} files or a third share in split")
         return self._streams[split]
+
+
+def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
+    """Windows over a text (its first id is BOS) in which every token is predicted once."""
+    length, overlap = task.context, task.given
+    # Window k predicts tokens first[k] .. first[k + 1]; the first window has nothing before it.
+    first = np.concatenate([[1], np.arange(1 + length, len(stream), length - overlap)])
+    for begin in range(0, len(first), task.batch):
+        rows = []
+        for start in first[begin : begin + task.batch].tolist():
+            read = start if start == 1 else start - overlap  # the first token whose prediction is in the window
+            rows.append((np.concatenate([[BOS], stream[read : read + length]]), start - read))
+        input_BT = torch.from_numpy(padded([row[:-1] for row, _ in rows], pad=PAD))
+        output_BT = _no_start(torch.from_numpy(padded([row[1:] for row, _ in rows], pad=PAD)))
+        for line, (_, known) in zip(output_BT, rows, strict=True):
+            line[:known] = PAD
+        yield Batch(input_BT=input_BT, output_BT=output_BT)
 
 
 def _no_start(output_BT: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str], tokens: 
     scores = []
     for name, metric in (("bleu", BLEU(tokenize=tokens)), ("chrf", CHRF())):
         value = float(metric.corpus_score(list(hypotheses), [list(references)]).score)
-        scores.append(Score(name, value, str(metric.get_signature())))
+        scores.append(Score(name, value, f"{metric.get_signature()}|n:{len(references)}"))
     return scores
 
 

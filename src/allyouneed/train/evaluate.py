@@ -29,10 +29,11 @@ def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:
             loss = batch_loss(model, to_device(batch, device_of(model)))
             total += float(loss.total)
             count += loss.count
-    signature = f"split:{split}|n:{count}|allyouneed:{__version__}"
+    units = data.units(split)
+    how = f"{units.how}|" if units is not None and units.how else ""
+    signature = f"split:{split}|n:{count}|{how}allyouneed:{__version__}"
     nats = total / max(count, 1)
     scores = [Score("loss", nats, f"nats|{signature}", higher_is_better=False)]
-    units = data.units(split)
     if model.kind != "encoder":
         scores.append(Score("perplexity", math.exp(min(nats, 700.0)), f"token|{signature}", higher_is_better=False))
     if units is not None:

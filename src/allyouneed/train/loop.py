@@ -32,7 +32,8 @@ from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
 from allyouneed.folder import fill_model, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
-from allyouneed.storage import lock, write_atomic
+from allyouneed.sizes import Sizes
+from allyouneed.storage import lock, verify, write_atomic
 from allyouneed.tasks import Score
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.train.average import Average
@@ -42,7 +43,7 @@ from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe import Recipe, load_recipe
 from allyouneed.train.workers import Workers, usable_cores
 
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
@@ -72,17 +73,23 @@ def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: 
     """Trains, or goes on training, in a run folder; returns the finished model folder."""
     watcher = watcher or Silent()
     folder.mkdir(parents=True, exist_ok=True)
+    _require_buildable(recipe)
     with lock(folder):
         _require_same_recipe(recipe, folder)
-        if _is_finished(folder):
+        if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
             return folder / "model"
         run = Run(recipe, folder, watcher, torch.device(device))
-        with _stop_signals(run.stop):
-            while run.has_budget():
-                run.step()
-                run.look_up_if_due()
-            return run.finish()
+        # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
+        write_atomic(folder / "recipe.toml", to_toml(recipe).encode())
+        try:
+            with _stop_signals(run.stop):
+                while run.has_budget():
+                    run.step()
+                    run.look_up_if_due()
+                return run.finish()
+        finally:
+            run.close()
 
 
 class Run:
@@ -110,6 +117,7 @@ class Run:
         self.evaluated_at = -1
         self.since_best = 0
         self.best: float | None = None
+        self.best_step = -1
         self.usual_norm = 0.0  # a running mean, for the spike guard
         self.skips = 0
         self._asked_to_stop = False
@@ -121,11 +129,10 @@ class Run:
 
     def _hire(self) -> Workers:
         """Threads for micro-batches: on a CPU as many as there are cores, each with its share of them."""
-        if self.device.type != "cpu":
-            return Workers(self.model, 1, torch.get_num_threads())
-        keep_freed_memory()
-        cores = usable_cores()
-        count = min(self.config.workers or cores, self.config.accumulate)
+        cores, count = usable_cores(), 1
+        if self.device.type == "cpu":
+            keep_freed_memory()
+            count = min(self.config.workers or cores, self.config.accumulate)
         workers = Workers(self.model, count, max(1, cores // count))
         self.log.append(
             {
@@ -144,7 +151,6 @@ class Run:
         """Whether there is something left to spend, and nobody asked to stop."""
         if self._asked_to_stop:
             self.save()
-            self.log.close()
             raise Interrupted(f"stopped and saved at step {self.spent.steps:,}; the same command goes on from there")
         if self.config.patience and self.since_best >= self.config.patience:
             return False
@@ -254,18 +260,19 @@ class Run:
             known = ", ".join(score.name for score in scores)
             raise ConfigError(f"train.metric: the task has no score {self.config.metric!r}; it has {known}")
         value = chosen.value if chosen.higher_is_better else -chosen.value
-        is_best = self.best is None or value > self.best
-        self.best = value if is_best or self.best is None else self.best
+        is_best = value == value and (self.best is None or value > self.best)  # a score that is no number is none
+        if is_best:
+            self.best, self.best_step = value, self.spent.steps
         self.since_best = 0 if is_best else self.since_best + 1
         self.spent.tick()
         record = {"kind": "evaluation", "step": self.spent.steps, "tokens": self.spent.tokens, "best": is_best}
         record |= {"seconds": round(self.spent.seconds, 3), "flops": self.spent.flops}
         record |= {score.name: score.value for score in scores}
         self._announce(record)
-        self.save(best=is_best)
+        self.save()
 
-    def save(self, best: bool = False) -> None:
-        """A checkpoint of now."""
+    def save(self) -> None:
+        """A checkpoint of now, marked if no evaluation was better than the one just made."""
         self.spent.tick()
         state = {
             "spent": self.spent.as_dict(),
@@ -273,6 +280,7 @@ class Run:
             "evaluated_at": self.evaluated_at,
             "since_best": self.since_best,
             "best": self.best,
+            "best_step": self.best_step,
             "usual_norm": self.usual_norm,
             "skips": self.skips,
             "losses": self._losses,
@@ -280,7 +288,7 @@ class Run:
         tensors = {"model": model_tensors(self.model), "optimizer": self.optimizers.tensors()}
         if self.average.copies:
             tensors["average"] = self.average.tensors()
-        self.checkpoints.save(self.spent.steps, tensors, state, best)
+        self.checkpoints.save(self.spent.steps, tensors, state, best=self.best_step == self.spent.steps)
         self._saved_at = time.monotonic()
 
     def _resume(self) -> None:
@@ -295,7 +303,7 @@ class Run:
         state = checkpoint.state
         self.spent = Spent(**state["spent"])
         self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
-        self.since_best, self.best = state["since_best"], state["best"]
+        self.since_best, self.best, self.best_step = state["since_best"], state["best"], state["best_step"]
         self.usual_norm, self.skips, self._losses = state["usual_norm"], state["skips"], state["losses"]
         self.log.rewind(self.spent.steps)
         self.watcher.note(f"going on from step {self.spent.steps:,}")
@@ -304,20 +312,23 @@ class Run:
         """The best weights, scored with the recipe's own search, as a model folder."""
         if self.evaluated_at != self.spent.steps:
             self.evaluate()
-        path = self.checkpoints.best()
-        if path is None:
-            raise FolderError(f"{self.folder}: no checkpoint to finish from")
+        path = self.checkpoints.best() or self.checkpoints.latest()
+        assert path is not None, "an evaluation has just saved one"
         checkpoint = self.checkpoints.load(path)
         fill_model(self.model, checkpoint.tensors["model"], path)
         self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        self.workers.close()  # decoding may use all cores again
         with self.average.swapped_in():
             scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
             self._write_model(checkpoint.step, scores)
         self.log.append({"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()})
-        self.log.close()
-        self.board.close()
-        self.workers.close()
         return self.folder / "model"
+
+    def close(self) -> None:
+        """Ends the threads and closes the log."""
+        self.workers.close()
+        self.board.close()
+        self.log.close()
 
     def _write_model(self, step: int, scores: list[Score]) -> None:
         card = model_card(self.recipe, self.model, self.spent, step, scores, self.data.notes)
@@ -340,15 +351,26 @@ def _mix(seed: int, step: int, number: int) -> int:
 
 def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
     path = folder / "recipe.toml"
-    text = to_toml(recipe)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and load_recipe(str(path)) != recipe:
         raise ConfigError(f"{path}: this run was started with another recipe; choose another --out, or remove {folder}")
-    if not path.exists():
-        write_atomic(path, text.encode())
 
 
-def _is_finished(folder: Path) -> bool:
-    return (folder / "model" / "manifest.json").exists()
+def _require_buildable(recipe: Recipe) -> None:
+    """Impossible sizes are found here, before a corpus is read."""
+    with torch.device("meta"):
+        recipe.model.build(Sizes(8, 8, shared=True))
+
+
+def _is_finished(folder: Path, watcher: Watcher) -> bool:
+    """Whether there is a model, and a whole one: a damaged one is made again from the best checkpoint."""
+    if not (folder / "model").exists():
+        return False
+    try:
+        verify(folder / "model")
+    except FolderError as error:
+        watcher.note(f"{error}; it is made again")
+        return False
+    return True
 
 
 class _stop_signals:

@@ -1,14 +1,16 @@
 """Muon: momentum, then the nearest orthogonal matrix, for the matrices inside the blocks.
 
-    M = mu M + (1 - mu) G;   U = (1 - mu) G + mu M;   O = NewtonSchulz_5(U) ~ (U U^T)^(-1/2) U;   W = (1 - lr wd) W -
-    lr s O
+    M = mu M + (1 - mu) G;   U = (1 - mu) G + mu M;   O = NewtonSchulz_5(U) ~ (U U^T)^(-1/2) U
+    W = (1 - lr wd) W - lr s O
 
 An update of full rank moves all directions of a matrix alike, where Adam's is dominated by a few. s = max(1, rows /
 columns)^(1/2) keeps the size of the output's change independent of the shape.
 
 Cost: five times three matrix products per matrix and step; here a few per cent of a step, as equal shapes are stacked
-into one. Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". Differs: W^Q, W^K and
-W^V, stored as one matrix, are orthogonalised apart (any matrix that is a multiple of its width high is cut).
+into one.
+Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+Differs: W^Q, W^K and W^V, stored as one matrix, are orthogonalised apart: every matrix that is two or three squares
+high is cut into them, a feed-forward layer of twice the width too.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -92,4 +92,4 @@ class Optimizers:
             if name not in parameters:
                 raise FolderError(f"optimiser state for {name!r}, which this model does not have")
             parameter = parameters[name]
-            owners[parameter].state[parameter][field] = value.to(parameter.device) if field != "step" else value
+            owners[parameter].state[parameter][field] = value.to(parameter.device)

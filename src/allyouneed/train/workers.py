@@ -38,7 +38,7 @@ class Workers:
     def __init__(self, model: nn.Module, count: int, threads: int) -> None:
         self.model = model
         self.replicas = [model] + [_replica(model) for _ in range(count - 1)]
-        self._threads = threads
+        self._threads, self._threads_before = threads, torch.get_num_threads()
         torch.set_num_threads(threads)
         self._tasks: list[SimpleQueue[Callable[[], Any] | None]] = [SimpleQueue() for _ in self.replicas[1:]]
         self._results: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -75,7 +75,7 @@ class Workers:
         def work(number: int) -> list[float]:
             values = []
             for seed, job in jobs[number::count]:
-                seed_dropout(seed)
+                seed_dropout(seed, next(self.model.parameters()).device)
                 values.append(job(self.replicas[number]))
             return values
 
@@ -106,9 +106,11 @@ class Workers:
             replica.train(mode)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads; operations may use as many cores as before."""
         for tasks in self._tasks:
             tasks.put(None)
+        self._tasks = []
+        torch.set_num_threads(self._threads_before)
 
 
 def _replica(model: nn.Module) -> nn.Module:
