@@ -64,12 +64,13 @@ class Stopper(Silent):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("average", ["ema", "last", "none"])
-def test_stopped_and_resumed_ends_in_the_same_bits(average: str, tmp_path: Path) -> None:
-    wanted = recipe(average={"type": average})
+@pytest.mark.parametrize(("average", "stop"), [("ema", 2), ("last", 2), ("none", 1), ("none", 4)])
+@pytest.mark.parametrize("lr", [1e-3, 1e-30])  # with the second the first evaluation stays the best one
+def test_stopped_and_resumed_ends_in_the_same_bits(average: str, stop: int, lr: float, tmp_path: Path) -> None:
+    wanted = recipe(average={"type": average}, optimizer={"type": "adam", "lr": lr})
     train(wanted, tmp_path / "whole")
-    with pytest.raises(Interrupted, match="step 4"):
-        train(wanted, tmp_path / "parts", Stopper(2))
+    with pytest.raises(Interrupted, match=f"step {2 * stop}"):
+        train(wanted, tmp_path / "parts", Stopper(stop))
     train(wanted, tmp_path / "parts")
     assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
     steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
@@ -90,6 +91,28 @@ def test_a_changed_byte_falls_back_to_the_checkpoint_before(tmp_path: Path) -> N
     (newest / "model.safetensors").write_bytes(data)
     train(wanted, tmp_path / "hurt")
     assert weights(tmp_path / "whole") == weights(tmp_path / "hurt")
+
+
+def test_a_damaged_best_checkpoint_or_model_is_replaced(tmp_path: Path) -> None:
+    wanted = recipe(optimizer={"type": "adam", "lr": 1e-30}, average={"type": "none"})
+    with pytest.raises(Interrupted):
+        train(wanted, tmp_path, Stopper(4))
+    best = Checkpoints(tmp_path).best()
+    assert best is not None
+    assert best.name == "step-00000002"
+    (best / "model.safetensors").write_bytes(b"")
+    model = train(wanted, tmp_path)
+    whole = weights(tmp_path)
+    (model / "model.safetensors").write_bytes(b"")
+    train(wanted, tmp_path)
+    assert weights(tmp_path) == whole
+
+
+def test_a_first_attempt_that_failed_does_not_block_the_folder(tmp_path: Path) -> None:
+    wrong = parse(Recipe, merge(TINY, {"model": {"mixer": {"heads": 3}}}))
+    with pytest.raises(ConfigError, match="not divisible"):
+        train(wrong, tmp_path)
+    train(recipe(budget={"steps": 1}), tmp_path)
 
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
