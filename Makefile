@@ -22,10 +22,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-$(VENV)/.bench: $(STAMP)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	touch $@
-
 demo: setup
 	$(VENV)/bin/allyouneed demo --out runs/demo
 
@@ -42,7 +38,7 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(VENV)/.bench
+bench: setup
 	$(PY) benchmarks/train_speed.py
 	$(PY) benchmarks/decode_speed.py
 

@@ -19,12 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from peers import marian
+from transformers import GenerationConfig, MarianMTModel
 
 from allyouneed.decode import SearchConfig, search
+from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head
 from allyouneed.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, EOS, PAD
 
@@ -41,67 +44,6 @@ def our_model() -> EncoderDecoder:
     model = config.build(Sizes(VOCABULARY, VOCABULARY, shared=True))
     model.head = Head(model.head.weight_VD, bias=True)
     return model.eval()
-
-
-def same_in_marian(ours: EncoderDecoder) -> MarianMTModel:
-    """The same weights in the peer's names. Its position table becomes ours (it orders sines and cosines otherwise)."""
-    theirs = MarianMTModel(
-        MarianConfig(
-            vocab_size=VOCABULARY,
-            d_model=WIDTH,
-            encoder_layers=LAYERS,
-            decoder_layers=LAYERS,
-            encoder_attention_heads=HEADS,
-            decoder_attention_heads=HEADS,
-            encoder_ffn_dim=HIDDEN,
-            decoder_ffn_dim=HIDDEN,
-            max_position_embeddings=256,
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-            scale_embedding=True,
-            static_position_embeddings=True,
-            activation_function="relu",
-            share_encoder_decoder_embeddings=True,
-            tie_word_embeddings=True,
-            attn_implementation="sdpa",
-        )
-    ).eval()
-    table_ND = ours.target.position(torch.arange(256))
-    weights = {"model.shared.weight": ours.target.weight_VD}
-    for side, stack in (("encoder", ours.encoder), ("decoder", ours.decoder)):
-        weights[f"model.{side}.embed_tokens.weight"] = ours.target.weight_VD
-        weights[f"model.{side}.embed_positions.weight"] = table_ND
-        for layer, block in enumerate(stack.blocks):
-            for name, value in block.state_dict().items():
-                weights |= _renamed(f"model.{side}.layers.{layer}.", name, value)
-    weights["lm_head.weight"] = ours.target.weight_VD
-    weights["final_logits_bias"] = ours.head.bias_V[None]
-    theirs.load_state_dict(weights, strict=True)
-    return theirs
-
-
-def _renamed(prefix: str, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    module, part = name.rsplit(".", 1)
-    if module == "mixer.query_key_value":
-        projections = zip("qkv", value.chunk(3), strict=True)
-        return {f"{prefix}self_attn.{letter}_proj.{part}": piece for letter, piece in projections}
-    if module == "cross.key_value":
-        projections = zip("kv", value.chunk(2), strict=True)
-        return {f"{prefix}encoder_attn.{letter}_proj.{part}": piece for letter, piece in projections}
-    names = {
-        "mixer.output": "self_attn.out_proj",
-        "cross.query": "encoder_attn.q_proj",
-        "cross.output": "encoder_attn.out_proj",
-        "feedforward.inner": "fc1",
-        "feedforward.outer": "fc2",
-        "mixer_norm": "self_attn_layer_norm",
-        "cross_norm": "encoder_attn_layer_norm",
-        "feedforward_norm": "final_layer_norm",
-    }
-    return {f"{prefix}{names[module]}.{part}": value}
 
 
 def decode_ours(model: EncoderDecoder, sources: list[list[int]], beam: int) -> list[list[int]]:
@@ -166,7 +108,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     ours = our_model()
-    theirs = same_in_marian(ours)
+    theirs = marian(ours).eval()
+    keep_freed_memory()  # for both: they share this process
+    lay_out_for_prediction(ours)  # what `allyouneed translate` does with a model, too
     cases = [(1, 1), (1, 32), (5, 1), (5, 32)]
     for bias in (0.0, 6.0, 12.0):
         set_end_bias(ours, theirs, bias)

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from allyouneed.cli.opening import Device, open_model
+
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
@@ -18,6 +20,7 @@ def command(
     ] = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses side by side.", show_default="the recipe's")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Alpha.", show_default="the recipe's")] = None,
+    device: Device = "cpu",
 ) -> None:
     """Measure a model on held-out data or on files.
 
@@ -25,14 +28,13 @@ def command(
     """
     from allyouneed.cli.terminal import note, printable
     from allyouneed.errors import ConfigError
-    from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import evaluate_files, evaluate_held_out, search_config
 
     if (source is None) != (reference is None):
         raise ConfigError("--source and --reference belong together; give both, or --data")
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
-    bundle = load_folder(model)
+    bundle = open_model(model, device)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
     scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search, note)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allyouneed.cli.opening import Device, open_model
+
 if TYPE_CHECKING:
     from allyouneed.tasks import Codec
 
@@ -22,6 +24,7 @@ def command(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default="0")] = None,
     max_length: Annotated[int | None, typer.Option(help="New tokens at most.", show_default="256")] = None,
     n: Annotated[int | None, typer.Option("--n", help="How many samples.", show_default="1")] = None,
+    device: Device = "cpu",
 ) -> None:
     """Continue a text, token by token.
 
@@ -30,13 +33,12 @@ def command(
     from allyouneed.cli.stdin import NAME, read_all
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig, sample, stream
-    from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import require_generator, require_short
 
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     asked |= {"seed": seed, "max_length": max_length, "n": n}
     config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
-    bundle = load_folder(model)
+    bundle = open_model(model, device)
     require_generator(bundle)
     where = "--prompt" if prompt is not None else str(NAME)
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()

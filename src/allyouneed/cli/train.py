@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from allyouneed.cli.opening import Device, check_device
 from allyouneed.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def command(
     resume: Annotated[
         Literal["auto", "never", "must"], typer.Option(help="Whether to go on with a run that is in the folder.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
 ) -> None:
     """Train a model. Killed or stopped, the same command line goes on where it was."""
@@ -39,7 +40,7 @@ def command(
     whole = load_recipe(recipe, base, sets)
     folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
     _check_resume(folder, resume)
-    _check_device(device)
+    check_device(device)
     with watching(whole.train.metric) as watcher:
         finished = run(whole, folder, watcher, device)
     print_scores(finished)
@@ -78,13 +79,3 @@ def _check_resume(folder: Path, resume: str) -> None:
         raise ConfigError(f"{folder}: holds a run already; choose another --out, or go on with it: --resume auto")
     if resume == "must" and not begun:
         raise ConfigError(f"{folder}: holds no run to go on with; is --out right?")
-
-
-def _check_device(name: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # torch raises either, depending on the kind of device
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {name}: not usable here: {reason}; cpu always is") from None

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from allyouneed.cli.opening import Device, open_model
+
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
@@ -17,15 +19,15 @@ def command(
     n_best: Annotated[int | None, typer.Option(help="Answers for each line, each after its line's number.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of an answer.", show_default="source + 50")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
+    device: Device = "cpu",
 ) -> None:
     """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import one_line
     from allyouneed.decode import translate
-    from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import require_short, require_source, search_config
 
-    bundle = load_folder(model)
+    bundle = open_model(model, device)
     require_source(bundle, "translate")
     asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, asked)

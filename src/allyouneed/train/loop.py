@@ -253,7 +253,7 @@ class Run:
         """Scores the (averaged) weights on the validation split; saves a checkpoint, marked if it is the best yet."""
         self.evaluated_at = self.spent.steps
         greedy = SearchConfig(beam=1, batch_tokens=self.recipe.decode.batch_tokens)
-        with self.average.swapped_in():
+        with self.average.swapped_in(), self.workers.at_rest():
             scores = evaluate(self.model, self.data, "valid", None if self.config.metric == "loss" else greedy)
         chosen = find_score(scores, self.config.metric)
         if chosen is None:

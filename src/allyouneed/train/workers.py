@@ -14,7 +14,8 @@ gradients are added in the order of the workers. On a GPU there is one worker.
 import copy
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -99,6 +100,15 @@ class Workers:
                 other.grad = None
             if ours:
                 torch._foreach_add_(ours, theirs)
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """While this is open the workers have nothing to do, and operations may use all cores."""
+        torch.set_num_threads(self._threads_before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self._threads)
 
     def train(self, mode: bool) -> None:
         """Training or evaluation mode for all replicas."""
