@@ -4,7 +4,7 @@
 
 Cost: that of its mixers; encoding is one step, decoding one step a token.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, figure 1. `recipes/transformer-base.toml` and `-big.toml` are its table 3.
-Differs: nothing with the default values.
+Differs: attention's projections carry biases, as in the authors' code (mixers/softmax.py); else nothing by default.
 """
 
 from typing import Annotated, Literal, final

@@ -23,6 +23,8 @@ from allyouneed.tasks.ids import Ragged, RaggedWriter
 from allyouneed.tasks.tokenizer import Tokenizer
 
 VARIANTS = 16  # divides 256
+# Last numbers of an address that nobody else uses: an address with zeros at its end is the same without them.
+SEGMENTATIONS, CHOICES = 11, 12
 LONGEST_WORD = 64  # bytes; longer ones are segmented as usual, because sampling takes quadratic time
 _AT_ONCE = 1 << 18  # examples measured at a time
 
@@ -118,6 +120,6 @@ class SampledIds:
     def _choices(self, address: tuple[int, ...]) -> Array:
         """The variant of each word of the whole text: one byte each."""
         if self._cached is None or self._cached[0] != address:
-            raw = np.frombuffer(generator(*address).bytes(len(self._words.values)), dtype=np.uint8)
+            raw = np.frombuffer(generator(*address, CHOICES).bytes(len(self._words.values)), dtype=np.uint8)
             self._cached = address, raw % VARIANTS
         return self._cached[1]

@@ -19,7 +19,7 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, EOS, PAD, Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Array, Batches, generator
-from allyouneed.tasks.bpe_dropout import SampledIds, WordWriter
+from allyouneed.tasks.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
@@ -156,7 +156,7 @@ def _write_split(
             for number, side in enumerate(sides):
                 side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
         for number, side in enumerate(sides):
-            side.finish(generator(seed, number))
+            side.finish(generator(seed, number, SEGMENTATIONS))
     if not skips.kept:
         raise DataError(_nothing_left(task, split, skips))
     return [f"{split}: {skips.kept:,} pairs", *skips.notes()]
@@ -243,7 +243,6 @@ class _PairSplit:
         return source, target
 
     def batch(self, members: Array, seed: int, epoch: int) -> Batch:
-        # A third number keeps each side's randomness apart from that of the batches.
         source, target = (side.rows(members, seed, epoch, number) for number, side in enumerate(self._sides))
         return pair_batch(source, target)
 
