@@ -1,6 +1,5 @@
 """Watching a run: a progress bar on a terminal, plain lines everywhere else. Both on standard error."""
 
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS_A_LINE = 10.0
-# The run notes its final scores, too; commands print them at the end, from the model card.
-_SCORE = re.compile(r"\w+ = \S+  ")
 
 
 @contextmanager
@@ -54,8 +51,7 @@ class Watcher:
 
     def note(self, line: str) -> None:
         """Something worth a line."""
-        if not _SCORE.match(line):
-            self.say(printable(line))
+        self.say(printable(line))
 
     def say(self, line: str) -> None:
         with suppress(OSError):  # nobody reads any more; the run goes on

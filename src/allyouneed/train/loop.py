@@ -34,7 +34,6 @@ from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
 from allyouneed.storage import lock, verify, write_atomic
-from allyouneed.tasks import Score
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.train.average import Average
 from allyouneed.train.board import Board
@@ -320,8 +319,10 @@ class Run:
         self.workers.close()  # decoding may use all cores again
         with self.average.swapped_in():
             scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
-            self._write_model(checkpoint.step, scores)
-        self.log.append({"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()})
+            card = model_card(self.recipe, self.model, self.spent, checkpoint.step, scores, self.data.notes)
+            save_folder(self.folder / "model", self.model, self.data.codec, self.recipe, card)
+        end = {"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()}
+        self.log.append(end | {score.name: score.value for score in scores})
         return self.folder / "model"
 
     def close(self) -> None:
@@ -329,12 +330,6 @@ class Run:
         self.workers.close()
         self.board.close()
         self.log.close()
-
-    def _write_model(self, step: int, scores: list[Score]) -> None:
-        card = model_card(self.recipe, self.model, self.spent, step, scores, self.data.notes)
-        save_folder(self.folder / "model", self.model, self.data.codec, self.recipe, card)
-        for score in scores:
-            self.watcher.note(f"{score.name} = {score.value:.4g}  {score.signature}")
 
     def stop(self) -> None:
         """Asks the run to save and stop after the step it is in."""
