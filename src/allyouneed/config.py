@@ -44,8 +44,10 @@ class Config(BaseModel):
         return value
 
 
-def choice(table: Mapping[str, type[Config]]) -> BeforeValidator:
+def choice(table: Mapping[str, type[Config]], default: str | None = None) -> BeforeValidator:
     """Reads a mechanism's config from its name or from a table with a `type`, through a closed table.
+
+    A table without a type is of the `default` one, so that one field can be set alone (`--set model.mixer.heads=2`).
 
     A field that holds one line of a table: `Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]`.
     """
@@ -57,12 +59,12 @@ def choice(table: Mapping[str, type[Config]]) -> BeforeValidator:
             value = {"type": value}
         if not isinstance(value, Mapping):
             raise PydanticCustomError(WRONG_SHAPE, "should be a name or a table with a type")
-        name = value.get("type")
+        name = value.get("type", default)
         if not isinstance(name, str):
             raise ValueError(f"needs a type; known: {', '.join(sorted(table))}")
         if name not in table:
             raise ValueError(unknown_name(name, table))
-        return table[name].model_validate(dict(value))
+        return table[name].model_validate({**value, "type": name})
 
     return BeforeValidator(read)
 

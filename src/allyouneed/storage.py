@@ -411,6 +411,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
 
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(0o644)  # readable like its neighbours; the library keeps it to its owner
     except SafetensorError as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
         if code is None:

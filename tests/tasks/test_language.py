@@ -90,7 +90,7 @@ def test_three_shares_and_several_files(tmp_path: Path) -> None:
     given, said = ids(data.batch(0, 0))
     assert (given == BOS).any()
     assert not (said == BOS).any()  # nobody has to predict where a document begins
-    with pytest.raises(ConfigError, match="test: is not given"):
+    with pytest.raises(ConfigError, match="test: no such data in the recipe"):
         data.units("test")
 
 

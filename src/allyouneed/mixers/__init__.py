@@ -16,7 +16,7 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
 }
 
-AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]
+AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]
 
 __all__ = [
     "MIXERS",

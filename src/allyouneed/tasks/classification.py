@@ -163,7 +163,7 @@ class ClassificationData(TaskData):
 
     def _split(self, split: Split) -> "_ClassSplit":
         if split not in self._splits:
-            raise ConfigError(f"task: {split}: is not given; name the {split} file in the recipe")
+            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
         return self._splits[split]
 
 

@@ -177,7 +177,7 @@ class LanguageData(TaskData):
 
     def _stream(self, split: Split) -> Array:
         if split not in self._streams:
-            raise ConfigError(f"task: {split}: is not given; name the {split} files or a third share in split")
+            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
         return self._streams[split]
 
 

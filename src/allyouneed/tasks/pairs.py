@@ -216,7 +216,7 @@ class PairData(TaskData):
 
     def _split(self, split: Split) -> "_PairSplit":
         if split not in self._splits:
-            raise ConfigError(f"task: {split}: is not given; name the {split} data in the recipe")
+            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
         return self._splits[split]
 
 

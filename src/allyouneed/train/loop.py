@@ -86,7 +86,7 @@ def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: 
                 while run.has_budget():
                     run.step()
                     run.look_up_if_due()
-                return run.finish()
+            return run.finish()  # all is saved by now: whoever stops this loses nothing
         finally:
             run.close()
 
@@ -316,6 +316,7 @@ class Run:
         checkpoint = self.checkpoints.load(path)
         fill_model(self.model, checkpoint.tensors["model"], path)
         self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        self.watcher.note("measuring the best weights on the validation split")
         self.workers.close()  # decoding may use all cores again
         with self.average.swapped_in():
             scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
