@@ -43,7 +43,7 @@ def search_config(bundle: Bundle, asked: Mapping[str, Any]) -> SearchConfig:
     usual = recipe_of(bundle).decode.model_dump()
     given = {name: value for name, value in asked.items() if value is not None}
     if "n_best" in given and "beam" not in given:
-        given["beam"] = max(usual.get("beam", 4), given["n_best"]) if isinstance(given["n_best"], int) else None
+        given["beam"] = max(usual["beam"], given["n_best"])
     return parse(SearchConfig, usual | given)
 
 

@@ -87,6 +87,5 @@ def load_recipe(name: str | None, base: Tree | None = None, sets: list[str] | No
     budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
     if isinstance(budget, dict) and len(budget) > 1:  # the newest word counts: --minutes over a file's steps
         newest = list(budget)[-1]
-        tree = merge(tree, {"train": {**tree["train"], "budget": {newest: budget[newest]}}})
-        tree["train"]["budget"] = {newest: budget[newest]}
+        tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
     return parse(Recipe, tree, "" if sets or base else (name or ""))
