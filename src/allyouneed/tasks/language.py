@@ -25,15 +25,10 @@ from allyouneed.tasks.base import BOS, PAD, Batch, Split, TaskConfig, TaskData, 
 from allyouneed.tasks.batching import Array, generator
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
-from allyouneed.tasks.text import blocks, resolve
+from allyouneed.tasks.text import as_names, blocks, resolve
 from allyouneed.tasks.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
 
-
-def _several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
+Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1)]
 
 
 class LanguageConfig(TaskConfig):

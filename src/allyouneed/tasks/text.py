@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from allyouneed.errors import DataError
 
@@ -42,6 +42,11 @@ def resolve(name: str) -> Path:
             f"{name}: $DATA is {folder}, and there is no such folder; set {DATA_VARIABLE} to the folder with the data"
         )
     return folder / name.removeprefix("$DATA/")
+
+
+def as_names(value: Any) -> Any:
+    """A recipe may give one file by its name alone."""
+    return [value] if isinstance(value, str) else value
 
 
 def open_text(path: Path) -> BinaryIO:

@@ -12,14 +12,9 @@ from pydantic import BeforeValidator, Field
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.ids import source_hashes
 from allyouneed.tasks.pairs import AnySplit, PairTask, translation_scores
-from allyouneed.tasks.text import Pair, pairs
+from allyouneed.tasks.text import Pair, as_names, pairs
 
-
-def _one_or_two(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_one_or_two), Field(min_length=1, max_length=2)]
+Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1, max_length=2)]
 
 
 class TranslationConfig(PairTask):
