@@ -57,15 +57,17 @@ def device_of(model: Model) -> torch.device:
     return model.head.weight_VD.device
 
 
-def pack(lengths: Sequence[int], rows: int, budget: int) -> list[list[int]]:
+def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list[list[int]]:
     """Numbers of items in batches of similar lengths, the longest first: a batch too big for the machine shows at once.
 
-    A batch of items that need `rows` rows each, all padded to its longest, holds at most `budget` tokens (or one item).
+    A batch of items that need `rows` rows each, all padded to its longest, holds at most `budget` tokens (or one item),
+    and at most one part in `parts` of all items.
     """
     order = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    most = -(-len(lengths) // parts)
     batches = []
     while order:
-        size = max(1, budget // (max(1, lengths[order[0]]) * rows))
+        size = min(most, max(1, budget // (max(1, lengths[order[0]]) * rows)))
         batches.append(order[:size])
         order = order[size:]
     return batches

@@ -39,6 +39,7 @@ from allyouneed.decode.base import (
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
+from allyouneed.decode.spread import lanes, side_by_side
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS, PAD
@@ -83,13 +84,18 @@ def search(
     with predicting(model):
         if config.max_length == 0:
             return results
-        for batch in pack([len(source) for source in sources], config.beam, config.batch_tokens):
+        device = device_of(model)
+
+        def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
             limits = [config.limit(source) for source in chosen]
             if config.beam == 1:
-                found = greedy_batch(model, chosen, limits, config.length_penalty)
-            else:
-                found = _Beams(model, chosen, limits, config).run()
+                return greedy_batch(model, chosen, limits, config.length_penalty)
+            return _Beams(model, chosen, limits, config).run()
+
+        lengths = [len(source) for source in sources]
+        batches = pack(lengths, config.beam, config.batch_tokens, parts=lanes(device))
+        for batch, found in side_by_side(decode, batches, device):
             for item, hypotheses in zip(batch, found, strict=True):
                 results[item] = hypotheses
             if progress is not None:

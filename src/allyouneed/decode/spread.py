@@ -1,0 +1,44 @@
+"""Batches side by side on the cores of a CPU.
+
+Decoding takes many small steps. Two OpenMP threads that share one small step mostly wait for each other; two Python
+threads that each decode a batch of their own on one core meet only at the end, as torch releases the GIL inside its
+operations. One batch alone keeps torch's own threads: they do help to stream the weights.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+import torch
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+
+
+def lanes(device: torch.device) -> int:
+    """How many batches can run side by side."""
+    return torch.get_num_threads() if device.type == "cpu" else 1
+
+
+def side_by_side(
+    work: Callable[[Batch], Result], batches: Sequence[Batch], device: torch.device
+) -> Iterator[tuple[Batch, Result]]:
+    """Each batch with its result, in the order in which they are done. No gradients are kept."""
+    count = min(lanes(device), len(batches))
+    if count < 2:
+        for batch in batches:
+            yield batch, work(batch)
+        return
+
+    def alone(batch: Batch) -> Result:
+        with torch.inference_mode():  # a mode of the thread, not of the process
+            return work(batch)
+
+    # OpenMP keeps the number of its threads for each calling thread apart.
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        waiting = {pool.submit(alone, batch): batch for batch in batches}
+        for future in as_completed(waiting):
+            yield waiting.pop(future), future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
