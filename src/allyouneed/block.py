@@ -7,7 +7,9 @@
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -21,6 +23,7 @@ from allyouneed.mixers import Memory, Mixer, State
 NormPlace = Literal["post", "pre", "none"]
 Activation = Literal["relu", "gelu", "swiglu"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Mix = Callable[..., tuple[Tensor, State]]  # a mixer, or its `advance`
 
 
 class BlockConfig(Config):
@@ -58,13 +61,13 @@ class FeedForward(nn.Module):
         nn.init.zeros_(self.inner.bias)
         nn.init.zeros_(self.outer.bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """Each position on its own."""
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D): each position on its own."""
         if self.activation == "swiglu":
-            gate_BTF, value_BTF = self.inner(x_BTD).chunk(2, dim=-1)
-            return self.outer(F.silu(gate_BTF) * value_BTF)
-        x_BTF = self.inner(x_BTD)
-        return self.outer(F.relu(x_BTF) if self.activation == "relu" else F.gelu(x_BTF))
+            gate, value = self.inner(x).chunk(2, dim=-1)
+            return self.outer(F.silu(gate) * value)
+        x = self.inner(x)
+        return self.outer(F.relu(x) if self.activation == "relu" else F.gelu(x))
 
 
 @dataclass(frozen=True)
@@ -95,20 +98,26 @@ class Block(nn.Module):
         state: BlockState | None = None,
     ) -> tuple[Tensor, BlockState]:
         """The block's output for the new positions, and the state that the next ones need."""
+        return self._run(x_BTD, partial(self.mixer, valid_BT=valid_BT), self.cross, memory, state)
+
+    def advance(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
+        """The same for one new position of each row."""
+        cross = self.cross.advance if self.cross is not None else None
+        return self._run(x_BD, self.mixer.advance, cross, memory, state)
+
+    def _run(
+        self, x: Tensor, mix: Mix, cross: Mix | None, memory: Memory | None, state: BlockState | None
+    ) -> tuple[Tensor, BlockState]:
         pre = self.norm_place == "pre"
-        y_BTD = self.mixer_norm(x_BTD) if pre else x_BTD
-        y_BTD, mixed = self.mixer(y_BTD, valid_BT=valid_BT, state=state.mixer if state else None)
-        x_BTD = self._add(x_BTD, y_BTD, self.mixer_norm)
-
+        y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
+        x = self._add(x, y, self.mixer_norm)
         crossed: State = None
-        if self.cross is not None:
-            y_BTD = self.cross_norm(x_BTD) if pre else x_BTD
-            y_BTD, crossed = self.cross(y_BTD, memory=memory, state=state.cross if state else None)
-            x_BTD = self._add(x_BTD, y_BTD, self.cross_norm)
+        if cross is not None:
+            y, crossed = cross(self.cross_norm(x) if pre else x, memory=memory, state=state.cross if state else None)
+            x = self._add(x, y, self.cross_norm)
+        y = self.feedforward(self.feedforward_norm(x) if pre else x)
+        return self._add(x, y, self.feedforward_norm), BlockState(mixed, crossed)
 
-        y_BTD = self.feedforward(self.feedforward_norm(x_BTD) if pre else x_BTD)
-        return self._add(x_BTD, y_BTD, self.feedforward_norm), BlockState(mixed, crossed)
-
-    def _add(self, x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module) -> Tensor:
-        x_BTD = self.dropout.add(x_BTD, y_BTD)
-        return norm(x_BTD) if self.norm_place == "post" else x_BTD
+    def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        x = self.dropout.add(x, y)
+        return norm(x) if self.norm_place == "post" else x

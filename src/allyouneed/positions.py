@@ -25,8 +25,13 @@ class AddedPosition(nn.Module, ABC):
     """A vector for each position, added to the embedding."""
 
     @abstractmethod
+    def table(self, length: int, device: torch.device) -> Tensor:
+        """The vectors (N, D) of the first positions, at least `length` of them."""
+
     def forward(self, position: Tensor) -> Tensor:
         """(T) -> (T, D), (B, T) -> (B, T, D)."""
+        longest = int(position.max()) + 1 if position.numel() else 0
+        return self.table(longest, position.device)[position]
 
 
 class ScorePosition(nn.Module):
@@ -90,11 +95,11 @@ class Sinusoidal(AddedPosition):
         self.register_buffer("table_ND", torch.empty(0, width), persistent=False)
         self.width = width
 
-    def forward(self, position: Tensor) -> Tensor:
-        longest = int(position.max()) + 1 if position.numel() else 0
-        if longest > self.table_ND.shape[0]:
-            self.table_ND = self._waves(torch.arange(max(64, 2 * longest), device=position.device))
-        return self.table_ND[position]
+    def table(self, length: int, device: torch.device) -> Tensor:
+        table_ND = self.table_ND  # another thread may put a shorter one in its place
+        if length > table_ND.shape[0]:
+            self.table_ND = table_ND = self._waves(torch.arange(max(64, 2 * length), device=device))
+        return table_ND
 
     def _waves(self, position_N: Tensor) -> Tensor:
         # In float64: at position 10,000 a float32 angle is already off by a thousandth.
@@ -122,14 +127,13 @@ class Learned(AddedPosition):
         self.table_ND = nn.Parameter(torch.empty(max_length, width))
         nn.init.normal_(self.table_ND, std=width**-0.5)
 
-    def forward(self, position: Tensor) -> Tensor:
-        longest = int(position.max()) + 1 if position.numel() else 0
-        if longest > self.table_ND.shape[0]:
+    def table(self, length: int, device: torch.device) -> Tensor:
+        if length > self.table_ND.shape[0]:
             raise DataError(
-                f"a sequence of {longest} tokens, but learned positions end at {self.table_ND.shape[0]}; "
+                f"a sequence of {length} tokens, but learned positions end at {self.table_ND.shape[0]}; "
                 "shorten it, or train with a larger model.positions.max_length"
             )
-        return self.table_ND[position]
+        return self.table_ND
 
 
 class ShawConfig(PositionConfig):
@@ -274,7 +278,9 @@ class Rotary(ScorePosition):
             angle = angle.unsqueeze(1)
         cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)
         left, right = x_BHTK.chunk(2, dim=-1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+        # x cos + swapped(x) sin with the sign in the sine: few passes over x, which is much larger than the angles.
+        swapped_BHTK = torch.cat([right, left], dim=-1)
+        return torch.addcmul(x_BHTK * torch.cat([cos, cos], dim=-1), swapped_BHTK, torch.cat([-sin, sin], dim=-1))
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:

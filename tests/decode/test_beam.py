@@ -110,15 +110,15 @@ def test_n_best_are_sorted_distinct_and_scored_as_score_does(kind, seed, beam):
 def test_the_beams_of_a_sentence_share_one_memory(monkeypatch):
     model = make_model("encoder-decoder", 11, 1.5)
     seen = []
-    step = model.step
+    advance = model.advance
 
-    def spy(tokens_BT, state, valid_BT=None):
+    def spy(token_B, state):
         assert isinstance(state, StackState)
         crosses = [block.cross for block in state.blocks if block is not None]
-        seen.extend((tokens_BT.shape[0], cross.k_NHSK.shape[0]) for cross in crosses if isinstance(cross, CrossState))
-        return step(tokens_BT, state, valid_BT)
+        seen.extend((token_B.shape[0], cross.k_NHSK.shape[0]) for cross in crosses if isinstance(cross, CrossState))
+        return advance(token_B, state)
 
-    monkeypatch.setattr(model, "step", spy)
+    monkeypatch.setattr(model, "advance", spy)
     search(model, some_sources(11, 8), SearchConfig(beam=3))
     assert all(rows == 3 * memories for rows, memories in seen)
     assert len({rows for rows, _ in seen}) > 2  # sentences left one after another

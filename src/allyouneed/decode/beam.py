@@ -170,8 +170,8 @@ class _Beams:
         """The n best of every sentence, best first."""
         beam = self.config.beam
         while self.item:
-            logits_BTV, self.state = self.model.step(self.ids_BT[:, -1:], self.state)
-            best = best_continuations(as_float32(logits_BTV[:, -1]), self.logprob_NK, 2 * beam)
+            logits_BV, self.state = self.model.advance(self.ids_BT[:, -1], self.state)
+            best = best_continuations(as_float32(logits_BV), self.logprob_NK, 2 * beam)
             ends_NC = best.token_NC == EOS
             if bool(ends_NC.any()):
                 self._finish(best, ends_NC[:, :beam])

@@ -21,8 +21,8 @@ def greedy_batch(
     """One hypothesis for each source. `limits` are the longest permitted lengths, EOS included, at least 1."""
     device = device_of(model)
     state = model.condition(*pad_right(sources, device))
-    logits_BTV, state = model.step(torch.full((len(sources), 1), BOS, device=device), state)
-    said = walk(model, logits_BTV[:, -1], state, limits, lambda logits_BV, _: best_token(logits_BV))
+    logits_BV, state = model.advance(torch.full((len(sources),), BOS, device=device), state)
+    said = walk(model, logits_BV, state, limits, lambda logits_BV, _: best_token(logits_BV))
     return [[_ranked(hypothesis, alpha)] for hypothesis in said]
 
 

@@ -121,7 +121,7 @@ def _sample_batch(
 
 
 def draw_token(logits_BV: Tensor, row_B: Tensor, config: SampleConfig, draws: Draws) -> tuple[Tensor, Tensor]:
-    """A token (B, 1) for each row, and its log-probability (B) in the model's own distribution."""
+    """A token (B) for each row, and its log-probability (B) in the model's own distribution."""
     if config.temperature == 0:
         return best_token(logits_BV)
     weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
@@ -130,7 +130,7 @@ def draw_token(logits_BV: Tensor, row_B: Tensor, config: SampleConfig, draws: Dr
     wanted_B1 = draws.next(row_B)[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
     place_B1 = torch.searchsorted(reached_BN, wanted_B1, right=True)
     token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_WORD
-    return token_B1, logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
+    return token_B1[:, 0], logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
 
 
 def kept(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None]:

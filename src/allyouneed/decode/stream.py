@@ -24,8 +24,8 @@ def stream(
             state = begin(model, [source], device) if state is None else state
             x_BTD, state = model.hidden(token_BT, state)
             logits_BV = as_float32(model.head(x_BTD[:, -1]))
-            token_BT, _ = draw_token(logits_BV, row_B, config, draws)
-            token = int(token_BT)
+            token_B, _ = draw_token(logits_BV, row_B, config, draws)
+            token_BT, token = token_B[:, None], int(token_B)
         if token == EOS:
             return
         yield token

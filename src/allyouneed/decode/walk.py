@@ -10,7 +10,7 @@ from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import EOS
 
-# Picks for each row a token (B, 1) and gives its log-probability (B), from logits (B, V) and the rows' numbers (B).
+# Picks for each row a token (B) and gives its log-probability (B), from logits (B, V) and the rows' numbers (B).
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -20,15 +20,19 @@ def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], c
     row_B = torch.arange(len(limits), device=device)
     limit_B = torch.tensor(limits, device=device)
     logprob_B = torch.zeros(len(limits), dtype=torch.float64, device=device)
+    said: list[Tensor] = []  # the tokens (B) of each step since a row last left
     ids_BT = torch.empty(len(limits), 0, dtype=torch.long, device=device)
+    shortest = min(limits)
     found: dict[int, Hypothesis] = {}
     while True:
-        token_B1, chosen_B = choose(as_float32(logits_BV), row_B)
-        logprob_B = logprob_B + chosen_B
-        ids_BT = torch.cat([ids_BT, token_B1], dim=1)
-        ended_B = token_B1[:, 0] == EOS
-        done_B = ended_B | (limit_B <= ids_BT.shape[1])
-        if bool(done_B.any()):  # finished rows leave the batch
+        token_B, chosen_B = choose(as_float32(logits_BV), row_B)
+        logprob_B += chosen_B
+        said.append(token_B)
+        ended_B = token_B == EOS
+        length = ids_BT.shape[1] + len(said)
+        if length >= shortest or bool(ended_B.any()):  # finished rows leave the batch
+            ids_BT, said = torch.cat([ids_BT, torch.stack(said, dim=1)], dim=1), []
+            done_B = ended_B | (limit_B <= length)
             for place in done_B.nonzero()[:, 0].tolist():
                 finished, logprob = bool(ended_B[place]), float(logprob_B[place])
                 ids = ids_BT[place].tolist()
@@ -38,12 +42,12 @@ def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], c
             if not keep_N.numel():
                 return [found[row] for row in range(len(limits))]
             row_B, limit_B, logprob_B = row_B[keep_N], limit_B[keep_N], logprob_B[keep_N]
-            token_B1, ids_BT, state = token_B1[keep_N], ids_BT[keep_N], select_rows(state, keep_N)
-        logits_BTV, state = model.step(token_B1, state)
-        logits_BV = logits_BTV[:, -1]
+            shortest = int(limit_B.min())
+            token_B, ids_BT, state = token_B[keep_N], ids_BT[keep_N], select_rows(state, keep_N)
+        logits_BV, state = model.advance(token_B, state)
 
 
 def best_token(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable token (B, 1) that may be said, and its log-probability (B) among all tokens."""
+    """The most probable token (B) that may be said, and its log-probability (B) among all tokens."""
     best_B, word_B = logits_BV[:, FIRST_WORD:].max(dim=1)
-    return word_B[:, None] + FIRST_WORD, best_B - log_total(logits_BV, best_B)
+    return word_B + FIRST_WORD, best_B - log_total(logits_BV, best_B)

@@ -1,9 +1,7 @@
 """Keys and values of the past: the states of score-based mixers.
 
-A row reads the keys and values that stand before it. Beams of one sentence have the same source and, mostly, the same
-past, so several rows in a row may *share*: a memory is kept once for all of them, and the tokens they have said form
-a tree in which every token is kept once and seen by the rows it is an ancestor of. A step of beam search then
-reorders a few bits, not all keys and values.
+Beams of one sentence have the same source, so several rows in a row may *share* a memory: it is kept, and read, once
+for all of them.
 """
 
 from dataclasses import dataclass
@@ -13,57 +11,13 @@ from torch import Tensor
 
 from allyouneed.mixers.state import Growable
 
-# Rows that share a past look at the tokens of all of them, so a family must be small; and rows that are not selected
-# after each step (samples of one prompt) part for good.
-LARGEST_FAMILY = 8
-
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """Keys and values of the past, and which of them a row sees (None: all).
+    """Keys and values of the past, and which of them a row sees (None: all)."""
 
-    Several rows in a row may share one past: the beams of one sentence are a tree, whose every token is kept once and
-    seen by the rows it is an ancestor of. So a step of beam search reorders a few bits, not all keys and values.
-    """
-
-    k: Growable
-    v: Growable
+    past: Growable  # (B, S, N): the keys of all heads, then their values, so that one copy appends or reorders both
     valid_BS: Tensor | None
-    sharing: int = 1  # rows of the batch for each past
-    selected: bool = False  # whether the last thing that happened was a selection of rows
-
-    def select(self, rows_B: Tensor) -> "SoftmaxState":
-        """The pasts of some rows; rows that keep sharing cost next to nothing."""
-        group, sharing = regroup(rows_B, self.k.rows, self.sharing)
-        if sharing > LARGEST_FAMILY or (self.sharing > 1 and sharing == 1):
-            state = self.apart()
-            valid_BS = None if state.valid_BS is None else state.valid_BS.index_select(0, rows_B)
-            return SoftmaxState(state.k.select(rows_B), state.v.select(rows_B), valid_BS)
-        valid_BS = self.valid_BS
-        if valid_BS is not None:
-            valid_BS = valid_BS.index_select(0, rows_B)
-        elif sharing > 1:
-            valid_BS = torch.ones(len(rows_B), self.k.length, dtype=torch.bool, device=rows_B.device)
-        if group is None:
-            return SoftmaxState(self.k, self.v, valid_BS, sharing, True)
-        return SoftmaxState(self.k.select(group), self.v.select(group), valid_BS, sharing, True)
-
-    def apart(self) -> "SoftmaxState":
-        """The same with a past of its own for each row, which holds only what the row sees."""
-        if self.sharing == 1:
-            return self
-        assert self.valid_BS is not None
-        seen_B = self.valid_BS.sum(dim=1)
-        longest = int(seen_B.max())
-        slot_BS = self.valid_BS.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :longest]
-        group_B = torch.arange(len(seen_B), device=seen_B.device) // self.sharing
-        k, v = (Growable(_gather(part.tensor, group_B, slot_BS)) for part in (self.k, self.v))
-        valid_BS = torch.arange(longest, device=seen_B.device) < seen_B[:, None]
-        return SoftmaxState(k, v, None if bool(valid_BS.all()) else valid_BS)
-
-
-def _gather(x_NHSK: Tensor, group_B: Tensor, slot_BT: Tensor) -> Tensor:
-    return x_NHSK[group_B[:, None], :, slot_BT].transpose(1, 2)
 
 
 @dataclass(frozen=True)

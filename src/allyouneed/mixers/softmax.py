@@ -85,16 +85,19 @@ class Softmax(Mixer):
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def _queries_keys_values(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        packed_BTN = self.query_key_value(x_BTD)
+    def _split_heads(self, x_BTN: Tensor) -> Tensor:
+        B, T, N = x_BTN.shape
+        return x_BTN.view(B, T, self.heads, N // self.heads).transpose(1, 2)
+
+    def _queries_keys_values(self, packed_BTN: Tensor) -> tuple[Tensor, ...]:
         if self.keys == self.values:  # all heads are of one width: cut once
             B, T, N = packed_BTN.shape
             return packed_BTN.view(B, T, 3 * self.heads, N // (3 * self.heads)).transpose(1, 2).chunk(3, dim=1)
         return tuple(map(self._split_heads, packed_BTN.split([self.keys, self.keys, self.values], dim=-1)))
 
-    def _split_heads(self, x_BTN: Tensor) -> Tensor:
-        B, T, N = x_BTN.shape
-        return x_BTN.view(B, T, self.heads, N // self.heads).transpose(1, 2)
+    def _keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
+        return self._split_heads(keys), self._split_heads(values)
 
     def forward(
         self,
@@ -116,62 +119,58 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
-        if state is not None and state.sharing > 1:
-            if T == 1 and state.selected:
-                return self._read_family(x_BTD, valid_BT, state)
-            state = state.apart()
-        q_BHTK, k_BHTK, v_BHTR = self._queries_keys_values(x_BTD)
-        past = state.k.length if state is not None else 0
-        valid_BS = extend_valid(state.valid_BS if state else None, valid_BT, B, past, T)
-
-        bias = None
-        if self.position is not None:
-            key_position = count_positions(valid_BS, past + T, x_BTD.device)
-            query_position = key_position[..., past:]
-            q_BHTK = self.position.rotate(q_BHTK, query_position)
-            k_BHTK = self.position.rotate(k_BHTK, query_position)
-            bias = self.position.bias(q_BHTK, query_position, key_position)
-
-        k = state.k.append(k_BHTK) if state is not None else Growable(k_BHTK)
-        v = state.v.append(v_BHTR) if state is not None else Growable(v_BHTR)
+        packed_BTN = self.query_key_value(x_BTD)
+        q_BHTK, k_BHSK, v_BHSR = self._queries_keys_values(packed_BTN)
+        kept = packed_BTN[..., self.keys :]
         causal = self.role == "causal"
-        # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
-        triangle = causal and past == 0 and valid_BS is None
-        visible = None if triangle else self._visible(valid_BS, T, past, x_BTD)
-        y_BHTR = self._look_up(q_BHTK, k.tensor, v.tensor, bias, visible, triangle and T > 1)
-        y_BTD = self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values))
-        return y_BTD, SoftmaxState(k, v, valid_BS) if causal else None
+        before = state.past.length if state is not None else 0
+        valid_BS = extend_valid(state.valid_BS if state else None, valid_BT, B, before, T)
 
-    def _read_family(self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
-        """One new position for rows that share a past: a family looks up all slots at once, each row sees its own."""
-        B, G = x_BTD.shape[0], state.sharing
-        N = B // G
-        q_BTN, k_BTN, v_BTM = self.query_key_value(x_BTD).split([self.keys, self.keys, self.values], dim=-1)
-        own = torch.eye(G, dtype=torch.bool, device=x_BTD.device).expand(N, G, G).reshape(B, G)
-        own = own if valid_BT is None else own & valid_BT
-        assert state.valid_BS is not None
-        valid_BS = torch.cat([state.valid_BS, own], dim=1)
         bias = None
         if self.position is not None:
-            key_position = count_positions(valid_BS, valid_BS.shape[1], x_BTD.device)
-            query_position = (valid_BS.sum(dim=1, keepdim=True) - 1).clamp(min=0)
-            q_BHTK = self.position.rotate(self._split_heads(q_BTN), query_position)
-            k_BHTK = self.position.rotate(self._split_heads(k_BTN), query_position)
+            key_position = count_positions(valid_BS, before + T, x_BTD.device)
+            query_position = key_position[..., before:]
+            both = packed_BTN[..., : 2 * self.keys].view(B, T, 2 * self.heads, -1).transpose(1, 2)
+            turned = self.position.rotate(both, query_position)  # at once: half as many operations
+            if turned is not both:
+                q_BHTK, k_BHSK = turned.chunk(2, dim=1)
+                if causal:  # the past keeps turned keys
+                    kept = torch.cat([k_BHSK.transpose(1, 2).flatten(2), packed_BTN[..., 2 * self.keys :]], dim=-1)
             bias = self.position.bias(q_BHTK, query_position, key_position)
-            if bias is not None:
-                bias = bias.expand(B, self.heads, 1, -1).reshape(N, G, self.heads, -1).transpose(1, 2)
-            q_BTN, k_BTN = (x_BHTK.transpose(1, 2).flatten(2) for x_BHTK in (q_BHTK, k_BHTK))
-        q, k, v = (self._split_heads(part.reshape(N, G, -1)) for part in (q_BTN, k_BTN, v_BTM))
-        keys, values = state.k.append(k), state.v.append(v)
-        y = self._look_up(q, keys.tensor, values.tensor, bias, valid_BS.view(N, 1, G, -1), False)
-        y_BTD = self.output(y.transpose(1, 2).reshape(B, 1, self.values))
-        return y_BTD, SoftmaxState(keys, values, valid_BS, G)
 
-    def _visible(self, valid_BS: Tensor | None, T: int, past: int, like: Tensor) -> Tensor | None:
+        past = state.past.append(kept) if state is not None else Growable(kept)
+        if state is not None:
+            k_BHSK, v_BHSR = self._keys_values(past.tensor)
+        # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
+        triangle = causal and before == 0 and valid_BS is None
+        visible = None if triangle else self._visible(valid_BS, T, before, x_BTD)
+        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, visible, triangle and T > 1)
+        y_BTD = self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values))
+        return y_BTD, SoftmaxState(past, valid_BS) if causal else None
+
+    def advance(
+        self, x_BD: Tensor, *, state: SoftmaxState | CrossState | None = None, memory: Memory | None = None
+    ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
+        B = x_BD.shape[0]
+        if isinstance(state, CrossState):
+            N = state.k_NHSK.shape[0]
+            q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
+            visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
+            y_NHTR = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSR, None, visible, False)
+            return self.output(y_NHTR.transpose(1, 2).reshape(B, self.values)), state
+        if state is None or self.position is not None or state.valid_BS is not None:
+            return super().advance(x_BD, state=state, memory=memory)
+        packed_BN = self.query_key_value(x_BD)
+        past = state.past.append(packed_BN[:, None, self.keys :])
+        q_BHTK = packed_BN[:, : self.keys].view(B, self.heads, 1, -1)
+        y_BHTR = self._look_up(q_BHTK, *self._keys_values(past.tensor), None, None, False)
+        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, None)
+
+    def _visible(self, valid_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
         visible = None if valid_BS is None else valid_BS[:, None, None, :]
         if self.role == "causal" and T > 1:
-            past_TS = torch.ones(T, past + T, dtype=torch.bool, device=like.device).tril(past)
+            past_TS = torch.ones(T, before + T, dtype=torch.bool, device=like.device).tril(before)
             visible = past_TS if visible is None else visible & past_TS
         return visible
 
@@ -180,9 +179,7 @@ class Softmax(Mixer):
         if state is None:
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-            keys_values = self.key_value(memory.x_BSD).split([self.keys, self.values], dim=-1)
-            k_NHSK, v_NHSR = (self._split_heads(part) for part in keys_values)
-            state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
+            state = CrossState(*self._keys_values(self.key_value(memory.x_BSD)), memory.valid_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))

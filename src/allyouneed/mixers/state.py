@@ -34,7 +34,7 @@ def _select(node: Any, rows_B: Tensor) -> Any:
 
 
 class Growable:
-    """A tensor (B, H, S, K) that grows along S at amortised constant cost, and behaves like a value.
+    """A tensor (B, S, N) that grows along S at amortised constant cost, and behaves like a value.
 
     Several states may share one buffer: the newest writes behind its end in place; an older one that is continued a
     second time finds the place taken and copies. Under autograd nothing is written in place.
@@ -42,43 +42,42 @@ class Growable:
 
     __slots__ = ("_buffer", "_end", "length")
 
-    def __init__(self, tensor_BHSK: Tensor) -> None:
-        self._buffer = tensor_BHSK
-        self.length = tensor_BHSK.shape[2]
+    def __init__(self, tensor_BSN: Tensor) -> None:
+        self._buffer = tensor_BSN
+        self.length = tensor_BSN.shape[1]
         self._end = [self.length]  # how far the buffer is written; shared by all who share the buffer
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-        return self._buffer.shape[0]
 
     @property
     def tensor(self) -> Tensor:
         """What has been appended so far."""
-        return self._buffer.narrow(2, 0, self.length)
+        return self._buffer.narrow(1, 0, self.length)
 
-    def append(self, new_BHTK: Tensor) -> "Growable":
+    def append(self, new_BTN: Tensor) -> "Growable":
         """This tensor with new positions at its end."""
-        if torch.is_grad_enabled() and (new_BHTK.requires_grad or self._buffer.requires_grad):
-            return Growable(torch.cat([self.tensor, new_BHTK], dim=2))
-        grown = self.length + new_BHTK.shape[2]
+        if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
+            return Growable(torch.cat([self.tensor, new_BTN], dim=1))
+        grown = self.length + new_BTN.shape[1]
         base = self
-        if self._end[0] != self.length or grown > self._buffer.shape[2]:
+        if self._end[0] != self.length or grown > self._buffer.shape[1]:
             base = self._copy(grown + max(SLACK, grown // 2))
-        base._buffer.narrow(2, self.length, new_BHTK.shape[2]).copy_(new_BHTK)
+        base._buffer.narrow(1, self.length, new_BTN.shape[1]).copy_(new_BTN)
         return base._sharing(grown)
 
     def select(self, rows_B: Tensor) -> "Growable":
         """The rows of a batch; the buffer keeps its slack, so that the next append need not copy again."""
-        chosen = Growable(self._buffer.index_select(0, rows_B))
+        B, (_, capacity, N) = len(rows_B), self._buffer.shape
+        if torch.is_grad_enabled() and self._buffer.requires_grad:
+            return Growable(self.tensor.index_select(0, rows_B))
+        chosen = Growable(self._buffer.new_empty(B, capacity, N))
+        torch.index_select(self.tensor, 0, rows_B, out=chosen._buffer.narrow(1, 0, self.length))
         chosen.length = self.length
         chosen._end = [self.length]
         return chosen
 
     def _copy(self, capacity: int) -> "Growable":
-        B, H, _, K = self._buffer.shape
-        copy = Growable(self._buffer.new_empty(B, H, capacity, K))
-        copy._buffer.narrow(2, 0, self.length).copy_(self.tensor)
+        B, _, N = self._buffer.shape
+        copy = Growable(self._buffer.new_empty(B, capacity, N))
+        copy._buffer.narrow(1, 0, self.length).copy_(self.tensor)
         copy.length = self.length
         copy._end = [self.length]
         return copy

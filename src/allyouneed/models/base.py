@@ -3,6 +3,7 @@
     memory = model.encode(source_BS, valid_BS)       # models with a source
     state = model.start(memory)                      # or model.start(None)
     logits_BTV, state = model.step(tokens_BT, state)
+    logits_BV, state = model.advance(token_B, state) # the same for one token a row
 
 `step` takes any number of new tokens: one while decoding, all of them while training or scoring. Decoding, scoring,
 serving and attention maps use this contract alone. `hidden` is `step` without the last projection, so that a loss can
@@ -81,6 +82,11 @@ class Model(nn.Module, ABC):
         """Logits (B, T, V) for what follows each token, and the state after the tokens."""
         x_BTD, state = self.hidden(tokens_BT, state, valid_BT)
         return self.head(x_BTD), state
+
+    def advance(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
+        """`step` with one token for each row: logits (B, V). What decoding calls; a model may have a shorter way."""
+        logits_BTV, state = self.step(token_B.unsqueeze(1), state)
+        return logits_BTV.squeeze(1), state
 
     def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
         """Logits (B, V) over classes for whole sources."""

@@ -49,6 +49,10 @@ class Decoder(Model):
         x_BTD, state = self.decoder(x_BTD, state, valid_BT)
         return x_BTD, state
 
+    def advance(self, token_B: Tensor, state: StackState) -> tuple[Tensor, StackState]:
+        x_BD, state = self.decoder.advance(self.target.advance(token_B, state.seen), state)
+        return self.head(x_BD), state
+
     def flops(self, source: int, target: int) -> int:
         # A source is read as the beginning of the text; only targets are projected.
         return self.decoder.flops(source + target) + 2 * target * self.config.width * self.sizes.target

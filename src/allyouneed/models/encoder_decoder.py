@@ -72,6 +72,10 @@ class EncoderDecoder(Model):
         x_BTD, state = self.decoder(x_BTD, state, valid_BT)
         return x_BTD, state
 
+    def advance(self, token_B: Tensor, state: StackState) -> tuple[Tensor, StackState]:
+        x_BD, state = self.decoder.advance(self.target.advance(token_B, state.seen), state)
+        return self.head(x_BD), state
+
     def flops(self, source: int, target: int) -> int:
         head = 2 * target * self.config.width * self.sizes.target
         return self.encoder.flops(source) + self.decoder.flops(target, source) + head

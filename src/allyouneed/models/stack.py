@@ -52,6 +52,17 @@ class Embedding(nn.Module):
         out_BTD: Tensor = self.dropout(x_BTD)
         return out_BTD
 
+    def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
+        """One token for each row, after `seen` others."""
+        x_BD = nn.functional.embedding(token_B, self.weight_VD) * self.scale
+        if self.position is not None:
+            if isinstance(seen, int):
+                x_BD = x_BD + self.position.table(seen + 1, token_B.device)[seen]
+            else:
+                x_BD = x_BD + self.position(seen)
+        out_BD: Tensor = self.dropout(x_BD)
+        return out_BD
+
 
 def new_embedding(size: int, width: int) -> nn.Parameter:
     """A random table: with the factor sqrt(D) of section 3.4 its rows enter with unit variance."""
@@ -104,6 +115,15 @@ class Stack(nn.Module):
             after.append(left)
         seen = state.seen + (x_BTD.shape[1] if valid_BT is None else valid_BT.sum(dim=1))
         return self.norm(x_BTD), StackState(tuple(after), None, seen)
+
+    def advance(self, x_BD: Tensor, state: StackState) -> tuple[Tensor, StackState]:
+        """The same for one new position of each row."""
+        after = []
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            assert isinstance(block, Block)
+            x_BD, left = block.advance(x_BD, state.memory, before)
+            after.append(left)
+        return self.norm(x_BD), StackState(tuple(after), None, state.seen + 1)
 
     def flops(self, length: int, memory: int = 0) -> int:
         """FLOPs of a forward pass over one sequence."""
