@@ -225,6 +225,29 @@ def test_any_chunking_equals_the_whole(case: Case, seed: int, chunks: list[int],
         _assert_close_with_gradients(chunked_BTD[counts], whole_BTD[counts], sources, 1e-9)
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if c.role != "bidirectional"], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_advancing_by_single_positions_equals_the_whole(case: Case, padded: bool) -> None:
+    """From the first position on, and after a beginning that may be padded."""
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, B=4, T=9)
+    valid = masks(4, 3, 2) if padded else None  # of the memory, or of the first five positions
+    memory, begin, state = None, 0, None
+    with torch.no_grad():
+        if memory_BSD is not None:
+            memory = Memory(memory_BSD, valid)
+            whole_BTD, _ = mixer(x_BTD, memory=memory)
+        elif valid is not None:
+            begin = 5
+            whole_BTD, _ = mixer(x_BTD, valid_BT=torch.cat([valid, torch.ones_like(valid[:, :4])], dim=1))
+            _, state = mixer(x_BTD[:, :begin], valid_BT=valid)
+        else:
+            whole_BTD, _ = mixer(x_BTD)
+        for t in range(begin, 9):
+            y_BD, state = mixer.advance(x_BTD[:, t], state=state, memory=memory)
+            torch.testing.assert_close(y_BD, whole_BTD[:, t], rtol=1e-10, atol=1e-10)
+
+
 @causal_cases
 @pytest.mark.parametrize("gradients", [False, True], ids=["without gradients", "with gradients"])
 def test_states_are_values(case: Case, gradients: bool) -> None:
@@ -334,7 +357,9 @@ def test_selected_rows_go_on_as_if_they_were_alone(
             rows_B = torch.tensor(selection) % len(origin_B)
             origin_B, text_BTD, state = origin_B[rows_B], text_BTD[rows_B], select_rows(state, rows_B)
             new_BTD = torch.randn(len(rows_B), 2, WIDTH, dtype=torch.float64)
-            y_BTD, state = mixer(new_BTD, state=state)
+            first_BD, state = mixer.advance(new_BTD[:, 0], state=state)
+            second_BD, state = mixer.advance(new_BTD[:, 1], state=state)
+            y_BTD = torch.stack([first_BD, second_BD], dim=1)
             text_BTD = torch.cat([text_BTD, new_BTD], dim=1)
         whole_valid = None if valid is None else valid[origin_B]
         if memory_BSD is not None:
