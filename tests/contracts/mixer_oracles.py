@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.mixers import Mixer, MixerConfig, Role
-from allyouneed.mixers.naive import attend_by_loops
+from allyouneed.mixers.linear import Linear
+from allyouneed.mixers.linformer import Linformer
+from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
+from allyouneed.mixers.performer import Performer
+from allyouneed.mixers.projections import Projections
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.positions import Rotary, Shaw, T5Bias
 
@@ -39,11 +43,12 @@ class Reading:
 class Oracle:
     """A naive reference, and how near the mechanism comes to it.
 
-    An approximation names its bound as the tolerance, and a finer setting that must come nearer than its small one.
+    An approximation also names what it approximates, and a finer setting that must come nearer than its small one.
     """
 
     run: Callable[[Mixer, Tensor, Reading], Tensor]
     tolerance: float = 1e-10
+    approximates: Callable[[Mixer, Tensor, Reading], Tensor] | None = None
     finer: MixerConfig | None = None
 
 
@@ -68,14 +73,105 @@ def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     return y_TD
 
 
+def linear_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Weights phi(q) . phi(k) / sum, phi = elu + 1, pair by pair   (Katharopoulos et al. 2020, equation 4)."""
+    assert isinstance(mixer, Linear)
+
+    def weight(head: int, q_K: Tensor, k_K: Tensor) -> Tensor:
+        return _dot(_elu_and_one(q_K), _elu_and_one(k_K))
+
+    return _weigh_by_loops(mixer.project, x_TD, reading, weight)
+
+
+def _elu_and_one(x_K: Tensor) -> Tensor:
+    return torch.stack([x + 1 if x > 0 else torch.exp(x) for x in x_K])
+
+
+def performer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Weights phi(q) . phi(k), phi(x)_m = exp(w_m . x' - |x'|^2 / 2)   (Choromanski et al. 2021, lemma 1)."""
+    assert isinstance(mixer, Performer)
+
+    def features(head: int, x_K: Tensor) -> Tensor:
+        x_K = x_K / x_K.shape[0] ** 0.25
+        return torch.stack([torch.exp(_dot(w_K, x_K) - _dot(x_K, x_K) / 2) for w_K in mixer.direction_HMK[head]])
+
+    def weight(head: int, q_K: Tensor, k_K: Tensor) -> Tensor:
+        return _dot(features(head, q_K), features(head, k_K))
+
+    return _weigh_by_loops(mixer.project, x_TD, reading, weight)
+
+
+def softmax_of_projections(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """What a performer estimates: weights exp(q . k / sqrt(K))."""
+    assert isinstance(mixer, Performer)
+
+    def weight(head: int, q_K: Tensor, k_K: Tensor) -> Tensor:
+        return torch.exp(_dot(q_K, k_K) / math.sqrt(q_K.shape[0]))
+
+    return _weigh_by_loops(mixer.project, x_TD, reading, weight)
+
+
+def _weigh_by_loops(
+    project: Projections, x_TD: Tensor, reading: Reading, weight: Callable[[int, Tensor, Tensor], Tensor]
+) -> Tensor:
+    outputs = []
+    for head in range(project.heads):
+        q_TK, k_SK, v_SK = _head_of(project, x_TD, reading, head)
+        rows = []
+        for t in range(x_TD.shape[0]):
+            seen = [s for s in range(k_SK.shape[0]) if reading.visible(t, s)]
+            weights = [weight(head, q_TK[t], k_SK[s]) for s in seen]
+            row = torch.zeros_like(v_SK[0])
+            for s, w in zip(seen, weights, strict=True):
+                row = row + w / torch.stack(weights).sum() * v_SK[s]
+            rows.append(row)
+        outputs.append(torch.stack(rows))
+    y_TD: Tensor = project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """softmax(q (E K)^T / sqrt(K)) (F V), slot by slot over the real positions   (Wang et al. 2020, equation 7)."""
+    assert isinstance(mixer, Linformer)
+    outputs = []
+    for head in range(mixer.project.heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+        along = mixer.along_NHRS[:, head if mixer.config.share == "none" else 0]
+        real = [s for s in range(k_SK.shape[0]) if reading.valid[s]]
+        slots = []
+        for weights_RS, y_SK in ((along[0], k_SK), (along[-1], v_SK)):
+            rows = []
+            for weights_S in weights_RS:
+                row = torch.zeros_like(y_SK[0])
+                for s in real:
+                    row = row + weights_S[reading.place(s)] * y_SK[s]
+                rows.append(row)
+            slots.append(torch.stack(rows))
+        outputs.append(scaled_dot_product_by_loops(q_TK, slots[0], slots[1], lambda t, s: any(reading.valid)))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def _head_of(project: Projections, x_TD: Tensor, reading: Reading, head: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values of one head."""
+    memory_SD = x_TD if reading.memory_SD is None else reading.memory_SD
+    return tuple(
+        _project(y, layer, head, project.heads)
+        for y, layer in zip((x_TD, memory_SD, memory_SD), _matrices(project, [project.width] * 3), strict=True)
+    )
+
+
 Projection = tuple[Tensor, Tensor | None]
 
 
 def _projections(mixer: Softmax) -> tuple[Projection, Projection, Projection]:
+    return _matrices(mixer, [mixer.keys, mixer.keys, mixer.values])
+
+
+def _matrices(owner: Softmax | Projections, rows: list[int]) -> tuple[Projection, Projection, Projection]:
     """Weight and bias of W^Q, W^K and W^V, however they are stored."""
-    stored = [mixer.query, mixer.key_value] if mixer.role == "cross" else [mixer.query_key_value]
+    stored = [owner.query, owner.key_value] if hasattr(owner, "query") else [owner.query_key_value]
     weight_ND = torch.cat([layer.weight for layer in stored])
-    rows = [mixer.keys, mixer.keys, mixer.values]
     weights = torch.split(weight_ND, rows)
     biases: Sequence[Tensor | None] = [None] * 3
     if stored[0].bias is not None:

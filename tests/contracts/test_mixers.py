@@ -12,7 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixer_oracles import Oracle, Reading, softmax_oracle
+from mixer_oracles import (
+    Oracle,
+    Reading,
+    linear_oracle,
+    linformer_oracle,
+    performer_oracle,
+    softmax_of_projections,
+    softmax_oracle,
+)
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,6 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.block import Block, BlockConfig
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import MIXERS, Cost, Memory, Mixer, MixerConfig, Role, State, select_rows
+from allyouneed.mixers.linear import LinearConfig
+from allyouneed.mixers.linformer import LinformerConfig
+from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import POSITIONS, AlibiConfig, PositionConfig, SinusoidalConfig
 from helpers import tensors_of
@@ -33,14 +44,27 @@ SMALL: dict[str, list[MixerConfig]] = {
         SoftmaxConfig(heads=1, bias=False),
         SoftmaxConfig(heads=5, key_width=2, value_width=3),
     ],
+    "linear": [LinearConfig(heads=3), LinearConfig(heads=2, bias=False)],
+    "performer": [PerformerConfig(heads=3, features=9), PerformerConfig(heads=1, features=30, bias=False)],
+    "linformer": [
+        LinformerConfig(heads=3, slots=4, max_length=40),
+        LinformerConfig(heads=2, slots=3, max_length=40, share="key-value"),
+        LinformerConfig(heads=2, slots=3, max_length=40, share="none", bias=False),
+    ],
 }
 ORACLES: dict[str, Oracle] = {
     "softmax": Oracle(softmax_oracle),
+    "linear": Oracle(linear_oracle),
+    "performer": Oracle(
+        performer_oracle, approximates=softmax_of_projections, finer=PerformerConfig(heads=3, features=3000)
+    ),
+    "linformer": Oracle(linformer_oracle),
 }
 # Settings in which a short sequence meets every branch: clipped distances, logarithmic buckets.
 SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
 
-LEARNING_RATE = 8e-3  # at which copying is learnt in 150 steps from any seed; half of it is not enough
+LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many steps; half of it is not enough
+STEPS = {"softmax": 150, "linear": 400, "performer": 400, "linformer": 400}
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -120,7 +144,7 @@ def inputs(case: Case, B: int = 2, T: int = 7, S: int = 5) -> tuple[Tensor, Tens
 
 
 def test_every_mixer_is_under_contract() -> None:
-    assert set(MIXERS) == set(SMALL) == set(ORACLES)
+    assert set(MIXERS) == set(SMALL) == set(ORACLES) == set(STEPS)
     for name, configs in SMALL.items():
         assert configs
         assert all(type(config) is MIXERS[name] for config in configs)
@@ -164,16 +188,17 @@ def _assert_close_with_gradients(ours: Tensor, theirs: Tensor, sources: list[Ten
 def test_a_finer_approximation_comes_nearer(name: str) -> None:
     oracle = ORACLES[name]
     assert oracle.finer is not None
+    assert oracle.approximates is not None
     errors = []
     for config in (SMALL[name][0], oracle.finer):
         case = Case(name, config, "bidirectional" if "bidirectional" in config.roles else "causal", "none")
         error = 0.0
         for _ in range(5):
             mixer, x_BTD = case.build(), inputs(case, B=1)[0]
-            y_TD = oracle.run(mixer, x_BTD[0], Reading(case.role, "none", [True] * 7))
+            y_TD = oracle.approximates(mixer, x_BTD[0], Reading(case.role, "none", [True] * 7))
             error += float((mixer(x_BTD)[0][0] - y_TD).detach().norm())
         errors.append(error)
-    assert errors[1] < errors[0]
+    assert errors[1] < 0.5 * errors[0]
 
 
 # Clause 2: causal: the future changes nothing, and any chunking through `state` equals the whole.
@@ -469,7 +494,7 @@ class Reader(Copier):
     ("name", "role"), [(name, role) for name in SMALL for role in ROLES if role in SMALL[name][0].roles]
 )
 def test_it_learns_to_copy(name: str, role: Role) -> None:
-    symbols, length, steps = 8, 6, 150
+    symbols, length, steps = 8, 6, STEPS[name]
     model = (Reader if role == "cross" else Copier)(SMALL[name][0], role, symbols, width=48)
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     correct = 0.0

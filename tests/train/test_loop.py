@@ -10,6 +10,7 @@ import torch
 import allyouneed
 from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, TrainingError
+from allyouneed.mixers.performer import draw_directions
 from allyouneed.storage import verify
 from allyouneed.train import Interrupted, Recipe, load_recipe, train
 from allyouneed.train.checkpoint import Checkpoints
@@ -77,6 +78,24 @@ def test_stopped_and_resumed_ends_in_the_same_bits(average: str, stop: int, lr: 
     assert steps == sorted(steps)
     again = train(wanted, tmp_path / "parts")  # finished: nothing happens
     assert allyouneed.load(str(again)).model.parameter_count() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_features_drawn_anew_while_training_are_the_same_after_a_resumption(workers: int, tmp_path: Path) -> None:
+    """Every third step new features: for the model, for its replicas, and for a run that was stopped in between."""
+    mixer = {"type": "performer", "heads": 2, "features": 4, "redraw": 3}
+    changed = {**TINY, "model": {**TINY["model"], "mixer": mixer}, "train": {**TINY["train"], "workers": workers}}
+    wanted = parse(Recipe, changed)
+    train(wanted, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(wanted, tmp_path / "parts", Stopper(2))
+    train(wanted, tmp_path / "parts")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
+    checkpoints = Checkpoints(tmp_path / "parts")
+    last = checkpoints.latest()
+    assert last is not None
+    kept = checkpoints.load(last).tensors["model"]["decoder.blocks.0.mixer.direction_HMK"]
+    assert torch.equal(kept, draw_directions(2, 4, 8, seed=0, draw=2))
 
 
 def test_a_changed_byte_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:

@@ -9,11 +9,17 @@ from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
+from allyouneed.mixers.linear import LinearConfig
+from allyouneed.mixers.linformer import LinformerConfig
+from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.state import select_rows
 
 MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
+    "linear": LinearConfig,
+    "performer": PerformerConfig,
+    "linformer": LinformerConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

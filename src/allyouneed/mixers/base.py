@@ -125,6 +125,12 @@ class Mixer(nn.Module, ABC):
         y_BTD, state = self(x_BD.unsqueeze(1), state=state, memory=memory)
         return y_BTD.squeeze(1), state
 
+    def after_step(self, step: int) -> None:
+        """Hears of every update of the weights while training (and of the last one, when training goes on).
+
+        For what changes with time but is not trained. It must depend on the step alone, not on earlier calls.
+        """
+
 
 MapSink = Callable[[nn.Module, Tensor], None]
 _sink: ContextVar[MapSink | None] = ContextVar("attention map sink", default=None)

@@ -31,6 +31,7 @@ from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
 from allyouneed.folder import fill_model, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
+from allyouneed.mixers import Mixer
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
 from allyouneed.storage import lock, verify, write_atomic
@@ -182,6 +183,9 @@ class Run:
         if self._is_sound(norm):
             self.optimizers.step(factor, self.workers)
             self.average.update(step + 1)
+            for module in self.model.modules():
+                if isinstance(module, Mixer):
+                    module.after_step(step + 1)
         for parameter in self.model.parameters():
             parameter.grad = None
         self.spent.add_step(tokens, sum(self._flops(batch) for batch in batches))

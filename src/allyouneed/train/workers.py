@@ -128,4 +128,6 @@ def _replica(model: nn.Module) -> nn.Module:
     for ours, theirs in zip(replica.parameters(), model.parameters(), strict=True):
         ours.data = theirs.data
         ours.grad = None
+    for ours_too, theirs_too in zip(replica.buffers(), model.buffers(), strict=True):
+        ours_too.data = theirs_too.data  # what changes with time changes for all
     return replica

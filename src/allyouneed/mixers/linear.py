@@ -1,0 +1,146 @@
+"""Linear attention: the softmax's exp(q . k) becomes a product of features, so the past is one matrix.
+
+    out_t = phi(q_t)^T S_t / phi(q_t)^T z_t,     S_t = sum_(s <= t) phi(k_s) v_s^T,   z_t = sum_(s <= t) phi(k_s)
+    phi(x) = elu(x) + 1
+
+A causal Transformer with it is an RNN whose hidden state is (S, z). Here z is one more column of S: v gets a 1 at its
+end. Sequences are read in chunks of C positions: inside a chunk by masked products, before it through S.
+
+Cost: O(T (C + K) D) time, O(K D) state whatever T is, 1 + T / C sequential steps, path 1.
+Paper: Katharopoulos et al. 2020, arXiv:2006.16236.
+Differs: chunks instead of the authors' kernel, with the same result; no epsilon in the denominator, which is positive
+unless nothing may be read: then zero is read.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role
+from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.positions import ScorePosition
+
+CHUNK = 128  # positions; measured best of 64, 128 and 256 at widths of heads from 32 to 64
+
+
+class LinearConfig(HeadsConfig):
+    summary = "linear attention (elu + 1): the past is one matrix, decoding costs the same at any length"
+    paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
+    roles = frozenset({"causal", "bidirectional", "cross"})
+
+    type: Literal["linear"] = "linear"
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Linear":
+        self.require(role, position)
+        return Linear(self, width, role)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        read = length if memory is None or role != "cross" else memory
+        head_width = self.head_width(width)
+        flops, state = sum_cost(length, read, head_width, head_width, role)
+        chunks = -(-length // CHUNK) if role == "causal" else 1
+        projections = self.projection_flops(length, read, width)
+        return Cost(projections + self.heads * flops, self.heads * state, sequential=chunks, path=1)
+
+
+@final
+class Linear(Mixer):
+    def __init__(self, config: LinearConfig, width: int, role: Role) -> None:
+        super().__init__()
+        self.role, self.project = role, Projections(config, width, role)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: "SumState | None" = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, "SumState | None"]:
+        if self.role == "cross":
+            if state is None:
+                k_BHSK, v_BHSK = self.project.remembered(memory)
+                state = SumState(total(feature(k_BHSK), v_BHSK, memory.valid_BS if memory else None))
+            return self.project.merge(read(feature(self.project.queries(x_BTD)), state.sum_BHMR)), state
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        q_BHTK, k_BHTK = feature(q_BHTK), feature(k_BHTK)
+        if self.role == "bidirectional":
+            refuse_state(state)
+            return self.project.merge(read(q_BHTK, total(k_BHTK, v_BHTK, valid_BT))), None
+        y_BHTK, state = read_causally(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
+        return self.project.merge(y_BHTK), state
+
+
+def feature(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1."""
+    return F.elu(x) + 1
+
+
+@dataclass(frozen=True)
+class SumState:
+    """S with z as its last column: all that the past leaves behind."""
+
+    sum_BHMR: Tensor
+
+
+def with_ones(v_BHSK: Tensor) -> Tensor:
+    """Values with a 1 at their end, so that numerator and denominator are one product."""
+    return F.pad(v_BHSK, (0, 1), value=1.0)
+
+
+def hide(k_BHSM: Tensor, valid_BS: Tensor | None) -> Tensor:
+    """Key features that weigh nothing where there is only padding."""
+    return k_BHSM if valid_BS is None else k_BHSM.masked_fill(~valid_BS[:, None, :, None], 0.0)
+
+
+def total(k_BHSM: Tensor, v_BHSK: Tensor, valid_BS: Tensor | None) -> Tensor:
+    """S over whole sequences."""
+    return hide(k_BHSM, valid_BS).mT @ with_ones(v_BHSK)
+
+
+def read(q_BHTM: Tensor, sum_BHMR: Tensor) -> Tensor:
+    """phi(q)^T S / phi(q)^T z."""
+    return _divide(q_BHTM @ sum_BHMR)
+
+
+def _divide(y: Tensor) -> Tensor:
+    above, below = y[..., :-1], y[..., -1:]
+    return above / below.masked_fill(below == 0, 1.0)  # nothing to read: zero is read
+
+
+def read_causally(
+    q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: SumState | None
+) -> tuple[Tensor, SumState]:
+    """Each position reads itself and what stands before it, chunk by chunk."""
+    T = q_BHTM.shape[2]
+    k_BHTM, v_BHTR = hide(k_BHTM, valid_BT), with_ones(v_BHTK)
+    if T == 1:
+        sum_BHMR = k_BHTM.mT @ v_BHTR
+        sum_BHMR = sum_BHMR if state is None else state.sum_BHMR + sum_BHMR
+        return read(q_BHTM, sum_BHMR), SumState(sum_BHMR)
+    size = min(CHUNK, T)
+    missing = -T % size
+    # Padded keys are zero features: they weigh nothing.
+    q, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)) for x in (q_BHTM, k_BHTM, v_BHTR))
+    sums = (k.mT @ v).cumsum(dim=2)  # of each chunk and those before it
+    if state is not None:
+        sums = sums + state.sum_BHMR.unsqueeze(2)
+    first = torch.zeros_like(sums[:, :, :1]) if state is None else state.sum_BHMR.unsqueeze(2)
+    before = torch.cat([first, sums[:, :, :-1]], dim=2)
+    y = (q @ k.mT).tril() @ v + q @ before
+    return _divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1])
+
+
+def sum_cost(length: int, read: int, features: int, value_width: int, role: Role) -> tuple[int, int]:
+    """FLOPs and bytes of state of one head, without projections and features."""
+    both = features * (value_width + 1)
+    state = 0 if role == "bidirectional" else 4 * both
+    if role != "causal":
+        return 2 * (length + read) * both, state
+    size = min(CHUNK, length)
+    chunks = -(-length // size)
+    inside = 2 * size * size * (features + value_width + 1) if length > 1 else 0
+    return chunks * (4 * size * both + inside), state

@@ -1,0 +1,79 @@
+"""What most mechanisms begin and end with: queries, keys and values of several heads, and one projection back.
+
+q_h = x W^Q_h,   k_h = y W^K_h,   v_h = y W^V_h;      out = Concat(head_1 .. head_H) W^O
+"""
+
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from allyouneed.errors import ConfigError
+from allyouneed.mixers.base import Memory, MixerConfig, Role
+
+
+class HeadsConfig(MixerConfig):
+    """The settings of a mechanism with heads of equal width."""
+
+    heads: PositiveInt = 8
+    bias: bool = True  # of the four projections
+
+    def head_width(self, width: int) -> int:
+        """K = D / H."""
+        if width % self.heads:
+            raise ConfigError(f"model.width {width} is not divisible by mixer.heads {self.heads}")
+        return width // self.heads
+
+    def projection_flops(self, length: int, read: int, width: int) -> int:
+        """FLOPs of the four projections."""
+        return 4 * (length + read) * width * width
+
+
+class Projections(nn.Module):
+    """W^Q, W^K and W^V (one matrix for a self mixer) and W^O."""
+
+    def __init__(self, config: HeadsConfig, width: int, role: Role) -> None:
+        super().__init__()
+        config.head_width(width)  # refuses what cannot be divided
+        self.heads, self.width = config.heads, width
+        if role == "cross":
+            self.query = nn.Linear(width, width, bias=config.bias)
+            self.key_value = nn.Linear(width, 2 * width, bias=config.bias)
+        else:
+            self.query_key_value = nn.Linear(width, 3 * width, bias=config.bias)
+        self.output = nn.Linear(width, width, bias=config.bias)
+        for layer in self.children():
+            assert isinstance(layer, nn.Linear)
+            for matrix in layer.weight.split(width):  # Glorot for each on its own, though some are stored together
+                nn.init.xavier_uniform_(matrix)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def split(self, x_BTN: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """(B, T, parts D) -> as many tensors (B, H, T, K)."""
+        B, T, _ = x_BTN.shape
+        return x_BTN.view(B, T, parts * self.heads, self.width // self.heads).transpose(1, 2).chunk(parts, dim=1)
+
+    def itself(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of a sequence that reads itself."""
+        return self.split(self.query_key_value(x_BTD), 3)
+
+    def queries(self, x_BTD: Tensor) -> Tensor:
+        """Queries of a sequence that reads a memory."""
+        return self.split(self.query(x_BTD), 1)[0]
+
+    def remembered(self, memory: Memory | None) -> tuple[Tensor, ...]:
+        """Keys and values of a memory."""
+        if memory is None:
+            raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+        return self.split(self.key_value(memory.x_BSD), 2)
+
+    def merge(self, y_BHTK: Tensor) -> Tensor:
+        """Concat(heads) W^O."""
+        B, _, T, _ = y_BHTK.shape
+        out_BTD: Tensor = self.output(y_BHTK.transpose(1, 2).reshape(B, T, self.width))
+        return out_BTD
+
+
+def refuse_state(state: object) -> None:
+    """For bidirectional mixers."""
+    if state is not None:
+        raise ConfigError("a bidirectional mixer sees the future, so it cannot go on from a state")
