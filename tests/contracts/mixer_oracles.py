@@ -18,7 +18,8 @@ from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.projections import Projections
 from allyouneed.mixers.softmax import Softmax
-from allyouneed.positions import Rotary, Shaw, T5Bias
+from allyouneed.mixers.window import Window
+from allyouneed.positions import Alibi, Rotary, Shaw, T5Bias
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,28 @@ def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
         outputs.append(attend_by_loops(score, reading.visible, v_SR, x_TD.shape[0]))
     y_TD: Tensor = mixer.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def window_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Multi-head attention in which only near positions are visible   (Beltagy et al. 2020, section 3.1)."""
+    assert isinstance(mixer, Window)
+    config = mixer.config
+
+    def visible(t: int, s: int) -> bool:
+        apart = reading.place(t) - reading.place(s)
+        near = abs(apart) <= config.window * config.dilation and apart % config.dilation == 0
+        return near and reading.visible(t, s)
+
+    outputs = []
+    for head in range(config.heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+            return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], reading.place(t), reading.place(s))
+
+        outputs.append(attend_by_loops(score, visible, v_SK, x_TD.shape[0]))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
     return y_TD
 
 
@@ -188,6 +211,9 @@ def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor
     return nn.functional.linear(y, weight[part], None if bias is None else bias[part])
 
 
+Scored = Softmax | Window  # mixers with a score in which positions act
+
+
 def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:
     total = a_K.new_zeros(())
     for i in range(a_K.shape[0]):
@@ -195,12 +221,12 @@ def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:
     return total
 
 
-def plain_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+def plain_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """q . k / sqrt(K)   (Vaswani et al. 2017, equation 1)."""
     return _dot(q_K, k_K) / math.sqrt(q_K.shape[0])
 
 
-def shaw_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+def shaw_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """q . (k + a_clip(there - here)) / sqrt(K)   (Shaw et al. 2018, equations 4 and 5)."""
     assert isinstance(mixer.position, Shaw)
     clip = mixer.position.clip
@@ -208,7 +234,7 @@ def shaw_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, t
     return _dot(q_K, k_K + mixer.position.distance_RK[distance + clip]) / math.sqrt(q_K.shape[0])
 
 
-def t5_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+def t5_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """q . k / sqrt(K) + b[bucket(there - here), head]   (Raffel et al. 2020, section 2.1)."""
     position = mixer.position
     assert isinstance(position, T5Bias)
@@ -232,13 +258,14 @@ def t5_bucket(distance: int, buckets: int, max_distance: int, causal: bool) -> i
     return base + min(buckets - 1, exact + math.floor(fraction * (buckets - exact) + 1e-9))
 
 
-def alibi_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+def alibi_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """q . k / sqrt(K) - m |here - there|,  m = 2^(-8 h / H), h from 1   (Press et al. 2022, section 3)."""
-    slope: float = 2.0 ** (-8.0 * (head + 1) / mixer.heads)
+    assert isinstance(mixer.position, Alibi)
+    slope: float = 2.0 ** (-8.0 * (head + 1) / len(mixer.position.slope_H))
     return plain_score(mixer, head, q_K, k_K, here, there) - slope * abs(here - there)
 
 
-def rotary_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
+def rotary_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, there: int) -> Tensor:
     """Re(sum_i q_i conj(k_i) exp(i (here - there) / base^(2i/K))) / sqrt(K), features as complex numbers.
 
     The paper's equation 16 in the complex form of its section 3.2.1; q_i = q[i] + 1j q[i + K/2].
@@ -254,7 +281,7 @@ def rotary_score(mixer: Softmax, head: int, q_K: Tensor, k_K: Tensor, here: int,
     return total / math.sqrt(K)
 
 
-SCORES: dict[str, Callable[[Softmax, int, Tensor, Tensor, int, int], Tensor]] = {
+SCORES: dict[str, Callable[[Scored, int, Tensor, Tensor, int, int], Tensor]] = {
     "none": plain_score,
     "shaw": shaw_score,
     "t5": t5_score,

@@ -16,17 +16,21 @@ def piece(size: int, requires_grad: bool = False) -> Tensor:
 
 @given(
     seed=st.integers(0, 2**31),
-    moves=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.booleans()), max_size=25),
+    moves=st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 5), st.sampled_from(["append", "select", "forget"])), max_size=25
+    ),
     gradients=st.booleans(),
 )
-def test_growing_is_concatenating(seed: int, moves: list[tuple[int, int, bool]], gradients: bool) -> None:
-    """Any tree of appends and selections: each version ever made keeps what it held."""
+def test_growing_is_concatenating(seed: int, moves: list[tuple[int, int, str]], gradients: bool) -> None:
+    """Any tree of appends, selections and forgetting: each version ever made keeps what it held."""
     torch.manual_seed(seed)
     first = piece(3, gradients)
     versions = [(Growable(first), first)]
-    for parent, size, select in moves:
+    for parent, size, move in moves:
         growable, plain = versions[parent % len(versions)]
-        if select:
+        if move == "forget":
+            versions.append((growable.keep_last(size), plain[:, -size:]))
+        elif move == "select":
             rows_B = torch.randint(2, (2,))
             versions.append((growable.select(rows_B), plain[rows_B]))
         else:

@@ -14,9 +14,11 @@ from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.state import select_rows
+from allyouneed.mixers.window import WindowConfig
 
 MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
+    "window": WindowConfig,
     "linear": LinearConfig,
     "performer": PerformerConfig,
     "linformer": LinformerConfig,

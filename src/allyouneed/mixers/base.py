@@ -54,7 +54,7 @@ class Cost:
     flops: int  # of a forward pass; a multiplication and an addition are two
     state_bytes: int  # kept after the last position so that a next one can be computed, in float32
     sequential: int  # operations that must wait for each other
-    path: int  # layers until the first position has reached the last
+    path: int | None  # layers until the first position has reached the last; None: it never does
 
 
 class MixerConfig(Config, ABC):

@@ -34,56 +34,60 @@ def _select(node: Any, rows_B: Tensor) -> Any:
 
 
 class Growable:
-    """A tensor (B, S, N) that grows along S at amortised constant cost, and behaves like a value.
+    """A tensor (B, S, N) that grows along S at amortised constant cost, may forget its beginning, and behaves like a
+    value.
 
     Several states may share one buffer: the newest writes behind its end in place; an older one that is continued a
     second time finds the place taken and copies. Under autograd nothing is written in place.
     """
 
-    __slots__ = ("_buffer", "_end", "length")
+    __slots__ = ("_begin", "_buffer", "_end", "length")
 
     def __init__(self, tensor_BSN: Tensor) -> None:
         self._buffer = tensor_BSN
-        self.length = tensor_BSN.shape[1]
+        self._begin, self.length = 0, tensor_BSN.shape[1]
         self._end = [self.length]  # how far the buffer is written; shared by all who share the buffer
 
     @property
     def tensor(self) -> Tensor:
-        """What has been appended so far."""
-        return self._buffer.narrow(1, 0, self.length)
+        """What has been appended so far and is not forgotten."""
+        return self._buffer.narrow(1, self._begin, self.length)
 
     def append(self, new_BTN: Tensor) -> "Growable":
         """This tensor with new positions at its end."""
         if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
             return Growable(torch.cat([self.tensor, new_BTN], dim=1))
-        grown = self.length + new_BTN.shape[1]
-        base = self
-        if self._end[0] != self.length or grown > self._buffer.shape[1]:
+        base, grown = self, self.length + new_BTN.shape[1]
+        if self._end[0] != self._begin + self.length or self._begin + grown > self._buffer.shape[1]:
             base = self._copy(grown + max(SLACK, grown // 2))
-        base._buffer.narrow(1, self.length, new_BTN.shape[1]).copy_(new_BTN)
-        return base._sharing(grown)
+        base._buffer.narrow(1, base._begin + self.length, new_BTN.shape[1]).copy_(new_BTN)
+        base._end[0] = base._begin + grown
+        return base._view(base._begin, grown)
+
+    def keep_last(self, count: int) -> "Growable":
+        """The newest `count` positions. The room of the others is given back by the copy that the next growth makes."""
+        forgotten = max(0, self.length - count)
+        return self._view(self._begin + forgotten, self.length - forgotten) if forgotten else self
 
     def select(self, rows_B: Tensor) -> "Growable":
         """The rows of a batch; the buffer keeps its slack, so that the next append need not copy again."""
-        B, (_, capacity, N) = len(rows_B), self._buffer.shape
         if torch.is_grad_enabled() and self._buffer.requires_grad:
             return Growable(self.tensor.index_select(0, rows_B))
-        chosen = Growable(self._buffer.new_empty(B, capacity, N))
-        torch.index_select(self.tensor, 0, rows_B, out=chosen._buffer.narrow(1, 0, self.length))
-        chosen.length = self.length
-        chosen._end = [self.length]
+        chosen = self._empty(len(rows_B), self._buffer.shape[1] - self._begin)
+        torch.index_select(self.tensor, 0, rows_B, out=chosen.tensor)
         return chosen
 
     def _copy(self, capacity: int) -> "Growable":
-        B, _, N = self._buffer.shape
-        copy = Growable(self._buffer.new_empty(B, capacity, N))
-        copy._buffer.narrow(1, 0, self.length).copy_(self.tensor)
-        copy.length = self.length
-        copy._end = [self.length]
+        copy = self._empty(self._buffer.shape[0], capacity)
+        copy.tensor.copy_(self.tensor)
         return copy
 
-    def _sharing(self, length: int) -> "Growable":
-        longer = Growable.__new__(Growable)
-        longer._buffer, longer._end, longer.length = self._buffer, self._end, length
-        self._end[0] = length
-        return longer
+    def _empty(self, rows: int, capacity: int) -> "Growable":
+        empty = Growable(self._buffer.new_empty(rows, capacity, self._buffer.shape[2]))
+        empty.length, empty._end = self.length, [self.length]
+        return empty
+
+    def _view(self, begin: int, length: int) -> "Growable":
+        view = Growable.__new__(Growable)
+        view._buffer, view._end, view._begin, view.length = self._buffer, self._end, begin, length
+        return view

@@ -1,0 +1,177 @@
+"""Window attention: each position reads its neighbours only, at any length.
+
+    head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s = t - w d, .., t - d, t (and t + d, .., t + w d)
+
+w is the window and d the dilation; a causal mixer has the past half. What is far away is reached through layers: a
+stack of L layers sees L w d positions, as a convolution would.
+
+Cost: O(T w D) time, O(w d D) state, 1 sequential step, path n / (w d); with a dilation, positions whose distance it
+does not divide never meet: mix such layers with others.
+Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
+Differs: padding is no position: the window counts real tokens only. The kernel is rectangles.py.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.lookup import soft_alpha
+from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.rectangles import area, attend_window, window_bands
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+
+class WindowConfig(HeadsConfig):
+    summary = "each position reads its neighbours; far positions meet through layers"
+    paper = "Beltagy et al. 2020, arXiv:2004.05150"
+    roles = frozenset({"causal", "bidirectional"})
+    takes_positions = True
+
+    type: Literal["window"] = "window"
+    window: PositiveInt = 256  # how many positions it sees to each side (causal: before it)
+    dilation: PositiveInt = 1  # it sees every d-th position only, as far as window times dilation
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Window":
+        self.require(role, position)
+        return Window(self, width, role, position)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        right = 0 if role == "causal" else self.window
+        pairs = 0
+        for first in range(min(self.dilation, length)):
+            size = len(range(first, length, self.dilation))
+            pairs += area(window_bands(size, size, self.window, right))
+        reach = self.window * self.dilation
+        state = 8 * min(length, reach) * width if role == "causal" else 0
+        distance = length - 1
+        path = math.ceil(distance / reach) if distance % self.dilation == 0 else None
+        return Cost(self.projection_flops(length, length, width) + 4 * pairs * width, state, sequential=1, path=path)
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The last keys and values, as many as the window reaches, and how many positions there were."""
+
+    past: Growable  # (B, S, N): keys and values; the newest stands last
+    real_BS: Tensor | None  # which of them are there: rows may have had fewer (None: all)
+    seen: int | Tensor  # positions so far: one number, or one for each row (B)
+
+
+@final
+class Window(Mixer):
+    def __init__(self, config: WindowConfig, width: int, role: Role, position: ScorePosition | None) -> None:
+        super().__init__()
+        self.config, self.role, self.position = config, role, position
+        self.project = Projections(config, width, role)
+        self.reach = config.window * config.dilation
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: WindowState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, WindowState | None]:
+        if self.role == "bidirectional":
+            refuse_state(state)
+        q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
+        if valid_BT is not None or (state is not None and state.real_BS is not None):
+            y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
+            return self.project.merge(y_BHTK), state
+        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+        past = Growable(new_BTN) if state is None else state.past.append(new_BTN)
+        keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(past.tensor, 2)
+        y_BTD = self.project.merge(self._read(q_BHTK, *keys_values))
+        if self.role == "bidirectional":
+            return y_BTD, None
+        seen = x_BTD.shape[1] + (state.seen if state else 0)
+        return y_BTD, WindowState(past.keep_last(self.reach), None, seen)
+
+    def _turned(self, x_BTD: Tensor, valid_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        if self.position is None:
+            return q_BHTK, k_BHTK, v_BHTK
+        place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
+        if state is not None:
+            place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
+        return self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place), v_BHTK
+
+    def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
+        """The window of the last T of S positions."""
+        T, S = q_BHTK.shape[2], k_BHSK.shape[2]
+        sink, step = map_sink(), self.config.dilation
+        if sink is not None:
+            place_S = torch.arange(S, device=q_BHTK.device)
+            sink(self, soft_alpha(q_BHTK, k_BHSK, self._bias(q_BHTK, place_S[S - T :], place_S), self._sees(T, S)))
+        left, right = self.config.window, 0 if self.role == "causal" else self.config.window
+        scheme = None if self.position is None else partial(self._bias, step=step)
+        if step == 1 or T == 1:
+            k_BHSK, v_BHSK = (x[:, :, (S - 1) % step :: step] for x in (k_BHSK, v_BHSK))
+            return attend_window(q_BHTK, k_BHSK, v_BHSK, left, right, scheme)
+        parts = []
+        for first in range(step):  # positions that see each other have the same remainder
+            here, keys = slice((first - (S - T)) % step, None, step), slice(first, None, step)
+            if here.start < T:
+                part = attend_window(q_BHTK[:, :, here], k_BHSK[:, :, keys], v_BHSK[:, :, keys], left, right, scheme)
+                parts.append((torch.arange(T, device=q_BHTK.device)[here], part))
+        order_T = torch.cat([index for index, _ in parts]).argsort()
+        return torch.cat([part for _, part in parts], dim=2).index_select(2, order_T)
+
+    def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor, step: int = 1) -> Tensor | None:
+        return None if self.position is None else self.position.bias(q_BHTK, query_place * step, key_place * step)
+
+    def _sees(self, T: int, S: int) -> Tensor:
+        device = self.project.output.weight.device
+        distance = torch.arange(S, device=device) - torch.arange(S - T, S, device=device)[:, None]
+        near = (distance.abs() <= self.reach) & (distance % self.config.dilation == 0)
+        return near & (distance <= 0) if self.role == "causal" else near
+
+    def _read_row_by_row(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: WindowState | None
+    ) -> tuple[Tensor, WindowState | None]:
+        """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
+        B, H, T, K = q_BHTK.shape
+        outputs, keys, values, seen = [], [], [], []
+        for row in range(B):
+            real_N = torch.arange(T, device=q_BHTK.device)
+            if valid_BT is not None:
+                real_N = valid_BT[row].nonzero()[:, 0]
+            q, k, v = (x[row : row + 1].index_select(2, real_N) for x in (q_BHTK, k_BHTK, v_BHTK))
+            if state is not None:
+                past = state.past.tensor[row : row + 1]
+                past = past if state.real_BS is None else past[:, state.real_BS[row]]
+                old_k, old_v = self.project.split(past, 2)
+                k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+            y = q.new_zeros(1, H, T, K)
+            outputs.append(y.index_copy(2, real_N, self._read(q, k, v)) if len(real_N) else y)
+            keys.append(k[:, :, max(0, k.shape[2] - self.reach) :])
+            values.append(v[:, :, max(0, v.shape[2] - self.reach) :])
+            seen.append(len(real_N))
+        y_BHTK = torch.cat(outputs)
+        if self.role == "bidirectional":
+            return y_BHTK, None
+        seen_B = torch.tensor(seen, device=q_BHTK.device) + (state.seen if state is not None else 0)
+        return y_BHTK, _aligned(keys, values, seen_B)
+
+
+def _aligned(keys: list[Tensor], values: list[Tensor], seen_B: Tensor) -> WindowState:
+    """Rows of different lengths with their newest position last."""
+    longest = max(k.shape[2] for k in keys)
+    pad = torch.nn.functional.pad
+    rows = [
+        pad(torch.cat([k, v], dim=1).transpose(1, 2).flatten(2), (0, 0, longest - k.shape[2], 0))
+        for k, v in zip(keys, values, strict=True)
+    ]
+    length_B = torch.tensor([k.shape[2] for k in keys], device=seen_B.device)
+    real_BS = torch.arange(longest, device=seen_B.device) >= longest - length_B[:, None]
+    return WindowState(Growable(torch.cat(rows)), None if bool(real_BS.all()) else real_BS, seen_B)
