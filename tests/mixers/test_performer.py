@@ -1,0 +1,60 @@
+"""What the paper of the Performer promises: an unbiased estimate whose error falls with the square root of M."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.mixers.performer import PerformerConfig, draw_directions
+
+WIDTH = 16
+
+
+def test_directions_are_orthogonal_in_blocks_and_as_long_as_gaussians() -> None:
+    direction_HMK = draw_directions(2, 40, WIDTH, seed=3, draw=0).double()
+    for block in (slice(0, 16), slice(16, 32), slice(32, 40)):
+        unit = F.normalize(direction_HMK[:, block], dim=-1)
+        torch.testing.assert_close(
+            unit @ unit.mT, torch.eye(unit.shape[1]).double().expand(2, -1, -1), atol=1e-6, rtol=0
+        )
+    lengths = draw_directions(4, 4000, WIDTH, seed=0, draw=0).square().sum(dim=-1)
+    assert abs(float(lengths.mean()) - WIDTH) < 0.3  # a chi-squared variable with K degrees of freedom
+    assert abs(float(lengths.var()) - 2 * WIDTH) < 3
+
+
+def test_draws_differ_and_repeat() -> None:
+    first, again, other = (draw_directions(1, 8, 4, seed=1, draw=draw) for draw in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def _error(features: int, seed: int, x_BTD: Tensor) -> float:
+    """Mean squared distance of a head's output from softmax attention with the same weights."""
+    torch.manual_seed(0)
+    mixer = PerformerConfig(heads=1, features=features, seed=seed).build(WIDTH, role="bidirectional").double()
+    q_BHTK, k_BHTK, v_BHTK = mixer.project.itself(x_BTD)
+    wanted = mixer.project.merge(F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK))
+    return float((mixer(x_BTD)[0] - wanted).square().mean())
+
+
+@pytest.mark.no_shapes
+def test_the_error_falls_with_the_square_root_of_the_features() -> None:
+    """Its squared error is O(1 / M): a slope of -1 between logarithms. Large scores have heavy tails, so small ones."""
+    torch.manual_seed(0)
+    x_BTD = torch.randn(1, 32, WIDTH, dtype=torch.float64) / 2
+    sizes = [64, 256, 1024]
+    with torch.no_grad():
+        errors = [sum(_error(size, seed, x_BTD) for seed in range(24)) / 24 for size in sizes]
+    slope = math.log(errors[-1] / errors[0]) / math.log(sizes[-1] / sizes[0])
+    assert -1.35 < slope < -0.75
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_no_exponent_overflows(scale: float) -> None:
+    """In float32, with keys of any size: the bound |w|^2 / 2 keeps every feature finite."""
+    mixer = PerformerConfig(heads=1, features=64).build(128)
+    y_BTD, state = mixer(torch.randn(2, 50, 128) * scale)
+    assert y_BTD.isfinite().all()
+    assert state.sum_BHMR.isfinite().all()
