@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from allyouneed.mixers import Mixer, MixerConfig, Role
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
+from allyouneed.mixers.longformer import Longformer
 from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.projections import Projections
@@ -92,6 +93,36 @@ def window_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
             return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], reading.place(t), reading.place(s))
 
         outputs.append(attend_by_loops(score, visible, v_SK, x_TD.shape[0]))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def longformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """A window and global positions, with projections of their own   (Beltagy et al. 2020, section 3.1)."""
+    assert isinstance(mixer, Longformer)
+    config = mixer.config
+    outputs = []
+    for head in range(config.heads):
+        near = _head_of(mixer.project, x_TD, reading, head)
+        stored = [mixer.global_query, mixer.global_key_value]
+        far = [_project(x_TD, part, head, config.heads) for part in _parts(stored, [mixer.project.width] * 3)]
+
+        def is_global(t: int) -> bool:
+            return reading.place(t) < config.everywhere
+
+        def visible(t: int, s: int) -> bool:
+            close = abs(reading.place(t) - reading.place(s)) <= config.window
+            return reading.valid[s] and (is_global(t) or is_global(s) or close)
+
+        rows = []
+        for t in range(x_TD.shape[0]):
+            q_TK, k_SK, v_SK = far if is_global(t) else near
+
+            def score(_: int, s: int, t: int = t, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+                return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], reading.place(t), reading.place(s))
+
+            rows.append(attend_by_loops(score, lambda _, s, t=t: visible(t, s), v_SK, 1)[0])  # type: ignore[misc]
+        outputs.append(torch.stack(rows))
     y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
     return y_TD
 
@@ -194,6 +225,10 @@ def _projections(mixer: Softmax) -> tuple[Projection, Projection, Projection]:
 def _matrices(owner: Softmax | Projections, rows: list[int]) -> tuple[Projection, Projection, Projection]:
     """Weight and bias of W^Q, W^K and W^V, however they are stored."""
     stored = [owner.query, owner.key_value] if hasattr(owner, "query") else [owner.query_key_value]
+    return _parts(stored, rows)
+
+
+def _parts(stored: list[nn.Linear], rows: list[int]) -> tuple[Projection, Projection, Projection]:
     weight_ND = torch.cat([layer.weight for layer in stored])
     weights = torch.split(weight_ND, rows)
     biases: Sequence[Tensor | None] = [None] * 3
@@ -211,7 +246,7 @@ def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor
     return nn.functional.linear(y, weight[part], None if bias is None else bias[part])
 
 
-Scored = Softmax | Window  # mixers with a score in which positions act
+Scored = Softmax | Window | Longformer  # mixers with a score in which positions act
 
 
 def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:
@@ -238,7 +273,7 @@ def t5_score(mixer: Scored, head: int, q_K: Tensor, k_K: Tensor, here: int, ther
     """q . k / sqrt(K) + b[bucket(there - here), head]   (Raffel et al. 2020, section 2.1)."""
     position = mixer.position
     assert isinstance(position, T5Bias)
-    bucket = t5_bucket(there - here, position.buckets, position.max_distance, mixer.role == "causal")
+    bucket = t5_bucket(there - here, position.buckets, position.max_distance, position.causal)
     return plain_score(mixer, head, q_K, k_K, here, there) + position.bias_RH[bucket, head]
 
 

@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.rectangles import Band, area, attend_plainly, attend_window, window_bands
+from allyouneed.mixers.rectangles import Band, Pattern, area, attend_plainly, attend_sparsely, bands_of
 from helpers import assert_same_gradients
 
-sizes = st.tuples(st.integers(1, 150), st.integers(0, 120), st.integers(0, 90), st.integers(0, 90))
+sizes = st.tuples(st.integers(1, 150), st.integers(0, 120))
+patterns = st.builds(Pattern, st.integers(0, 90), st.integers(0, 90), st.just(0) | st.integers(0, 40))
 
 
-def dense(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, left: int, right: int) -> Tensor:
+def dense(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, pattern: Pattern) -> Tensor:
     T, S = q_BHTK.shape[2], k_BHSK.shape[2]
-    distance = torch.arange(S) - torch.arange(S - T, S)[:, None]
-    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=(distance >= -left) & (distance <= right))
+    key, query = torch.arange(S), torch.arange(S - T, S)[:, None]
+    visible = (key >= query - pattern.left) & (key <= query + pattern.right) | (key < pattern.everywhere)
+    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=visible)
 
 
 def some(T: int, S: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,39 +28,38 @@ def some(T: int, S: int) -> tuple[Tensor, Tensor, Tensor]:
     return q_BHTK, k_BHSK, v_BHSK
 
 
-@settings(max_examples=40)
-@given(sizes=sizes)
-def test_a_window_is_dense_attention_with_its_mask(sizes: tuple[int, int, int, int]) -> None:
+@settings(max_examples=60)
+@given(sizes=sizes, pattern=patterns)
+def test_a_pattern_is_dense_attention_with_its_mask(sizes: tuple[int, int], pattern: Pattern) -> None:
     """Forward and gradient, in both forms, for any number of queries, of keys before them, and any window."""
-    T, before, left, right = sizes
+    T, before = sizes
     inputs = some(T, before + T)
-    wanted = dense(*inputs, left, right)
-    assert_same_gradients(attend_window(*inputs, left, right), wanted, inputs)
-    bands = window_bands(T, before + T, left, right)
-    assert_same_gradients(attend_plainly(*inputs, bands, left, right), wanted, inputs)
+    wanted = dense(*inputs, pattern)
+    assert_same_gradients(attend_sparsely(*inputs, pattern), wanted, inputs)
+    bands = bands_of(pattern, T, before + T)
+    assert_same_gradients(attend_plainly(*inputs, bands, pattern), wanted, inputs)
 
 
-@given(sizes=sizes)
-def test_bands_cover_every_query_once_and_all_it_may_see(sizes: tuple[int, int, int, int]) -> None:
-    T, before, left, right = sizes
-    seen = dict[int, range]()
-    for band in window_bands(T, before + T, left, right):
+@given(sizes=sizes, pattern=patterns)
+def test_bands_hold_every_pair_that_is_seen_once(sizes: tuple[int, int], pattern: Pattern) -> None:
+    T, before = sizes
+    held_TS = torch.zeros(T, before + T, dtype=torch.int)
+    sees_TS = pattern.sees(torch.arange(before, before + T)[:, None], torch.arange(before + T))
+    for band in bands_of(pattern, T, before + T):
         for block in range(band.blocks):
-            step = block * band.size
-            for query in range(band.query + step, band.query + step + band.size):
-                assert query not in seen
-                seen[query] = range(band.key + step, band.key + step + band.length)
-    assert sorted(seen) == list(range(T))
-    for query, keys in seen.items():
-        assert 0 <= keys[0] <= max(0, before + query - left)
-        assert min(before + T, before + query + right + 1) - 1 <= keys[-1] < before + T
+            query, key = band.query + block * band.size, band.key + block * band.size
+            assert key >= 0
+            assert key + band.length <= before + T
+            rectangle = slice(query, query + band.size), slice(key, key + band.length)
+            held_TS[rectangle] += 1 if band.again else sees_TS[rectangle].int()
+    assert torch.equal(held_TS, sees_TS.int())
 
 
-@pytest.mark.parametrize(("left", "right"), [(256, 0), (256, 256), (16, 0), (1, 1)])
-def test_the_area_grows_with_the_length_alone(left: int, right: int) -> None:
-    small, large = (area(window_bands(n, n, left, right)) for n in (4096, 65536))
+@pytest.mark.parametrize("pattern", [Pattern(256, 0), Pattern(256, 256), Pattern(16, 0), Pattern(1, 1, 16)])
+def test_the_area_grows_with_the_length_alone(pattern: Pattern) -> None:
+    small, large = (area(bands_of(pattern, n, n)) for n in (4096, 65536))
     assert large < 16.7 * small
-    assert large < 65536 * max(2.2 * (left + right), 64)
+    assert large < 65536 * (max(2.2 * (pattern.left + pattern.right), 64) + pattern.everywhere)
 
 
 def test_a_padded_tail_of_a_buffer_is_not_read() -> None:
@@ -70,9 +71,9 @@ def test_a_padded_tail_of_a_buffer_is_not_read() -> None:
         room = wide.clone()
         room[:, :, 10:50] = x.detach()
         views.append(room[:, :, 10:50])
-    ours = attend_window(q_BHTK, views[0], views[1], 7, 2)
-    torch.testing.assert_close(ours, dense(q_BHTK, k_BHSK, v_BHSK, 7, 2))
+    ours = attend_sparsely(q_BHTK, views[0], views[1], Pattern(7, 2))
+    torch.testing.assert_close(ours, dense(q_BHTK, k_BHSK, v_BHSK, Pattern(7, 2)))
 
 
 def test_part_of_a_band() -> None:
-    assert Band(5, 3, 4, 9, 6).part(2, 5) == Band(13, 11, 4, 9, 3)
+    assert Band(5, 3, 4, 9, 6, again=True).part(2, 5) == Band(13, 11, 4, 9, 3, again=True)

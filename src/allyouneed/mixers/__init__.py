@@ -11,6 +11,7 @@ from allyouneed.config import choice
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
+from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.state import select_rows
@@ -19,6 +20,7 @@ from allyouneed.mixers.window import WindowConfig
 MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
     "window": WindowConfig,
+    "longformer": LongformerConfig,
     "linear": LinearConfig,
     "performer": PerformerConfig,
     "linformer": LinformerConfig,

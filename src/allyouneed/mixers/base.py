@@ -84,6 +84,10 @@ class MixerConfig(Config, ABC):
         """How wide the queries and keys of one head are."""
         return width // self.position_heads
 
+    def position_queries(self, length: int) -> int:
+        """How many queries of a sequence of `length` meet a relative position; some may meet it twice."""
+        return length
+
     def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
         """The part of a position scheme that acts inside this mixer's score."""
         return position.build_score(self.position_heads, self.position_width(width), causal=role == "causal")

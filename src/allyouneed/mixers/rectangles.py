@@ -30,6 +30,21 @@ AT_ONCE = 4096  # queries whose unfolded key gradients are held at a time: cache
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """Who reads whom: neighbours from `left` before to `right` after, and the first `everywhere` keys."""
+
+    left: int
+    right: int
+    everywhere: int = 0
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """For positions of queries and keys that broadcast."""
+        distance = key - query
+        near = (distance >= -self.left) & (distance <= self.right)
+        return near | (key < self.everywhere) if self.everywhere else near
+
+
+@dataclass(frozen=True)
 class Band:
     """Blocks i = 0, 1, ..: `size` queries from `query` + i size on read `length` keys from `key` + i size on."""
 
@@ -38,35 +53,41 @@ class Band:
     size: int
     length: int
     blocks: int = 1
+    again: bool = False  # whether these queries also stand in a band before: results are merged
 
     def part(self, begin: int, end: int) -> "Band":
         """Some of its blocks."""
         step = begin * self.size
-        return Band(self.query + step, self.key + step, self.size, self.length, end - begin)
+        return Band(self.query + step, self.key + step, self.size, self.length, end - begin, self.again)
 
 
-def window_bands(queries: int, keys: int, left: int, right: int) -> list[Band]:
-    """Every query reads from `left` keys before its own to `right` after; the last query's own key is the last.
+def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
+    """The rectangles of a pattern for the last `queries` of `keys` positions.
 
     Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are a half to
-    once as long as the window: shorter ones waste calls, longer ones compute what is masked.
+    once as long as the window: shorter ones waste calls, longer ones compute what is masked. Keys that everybody reads
+    are one more rectangle for the queries whose windows do not touch them; the others' blocks begin at key 0.
     """
+    left, right = pattern.left, pattern.right
     size = max(16, min(256, left + right))
-    before, end = keys - queries, queries
-    bands, begin = [], 0
-    while begin < end:
+    before = keys - queries
+    bands, begin, clear = [], 0, left + pattern.everywhere  # from `clear` on, windows touch neither end nor those keys
+    while begin < queries:
         here = before + begin  # the key of the first query
-        inner = (min(keys - right, keys) - here) // size if here >= left else 0
+        inner = (min(keys - right, keys) - here) // size if here >= clear else 0
         if inner > 0:
             bands.append(Band(begin, here - left, size, size + left + right, inner))
             begin += inner * size
             continue
-        stop = min(begin + size, end)
-        if here < left:  # up to where the window no longer sticks out
-            stop = min(stop, begin + left - here)
-        first, last = max(0, here - left), min(keys, before + stop + right)
+        stop = min(begin + size, queries)
+        if here < clear:
+            stop = min(stop, begin + clear - here)
+        first, last = (0 if here < clear else here - left), min(keys, before + stop + right)
         bands.append(Band(begin, first, stop - begin, last - first))
         begin = stop
+    touching = max(0, clear - before)
+    if pattern.everywhere and touching < queries:
+        bands.append(Band(touching, 0, queries - touching, min(pattern.everywhere, keys), again=True))
     return bands
 
 
@@ -75,104 +96,113 @@ def area(bands: Sequence[Band]) -> int:
     return sum(band.blocks * band.size * band.length for band in bands)
 
 
-def _visible(band: Band, before: int, left: int, right: int, device: torch.device) -> Tensor:
-    """Which pairs of a block are inside the window: the same for all blocks of a band. (size, length)"""
-    query = torch.arange(band.query, band.query + band.size, device=device)[:, None] + before
-    distance = torch.arange(band.key, band.key + band.length, device=device) - query
-    return (distance >= -left) & (distance <= right)
-
-
-def attend_window(
-    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, left: int, right: int, bias: Bias | None = None
+def attend_sparsely(
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, pattern: Pattern, bias: Bias | None = None
 ) -> Tensor:
-    """softmax over the keys from `left` before to `right` after each query; the queries are the last T of S."""
-    bands = window_bands(q_BHTK.shape[2], k_BHSK.shape[2], left, right)
+    """softmax attention over what the pattern lets each query see; the queries are the last T of S positions."""
+    bands = bands_of(pattern, q_BHTK.shape[2], k_BHSK.shape[2])
     if bias is None and q_BHTK.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
-        out_BHTK: Tensor = _Window.apply(q_BHTK, k_BHSK, v_BHSK, bands, left, right)
+        out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands, pattern)
         return out_BHTK
-    return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, left, right, bias)
+    return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, pattern, bias)
 
 
 def attend_plainly(
-    q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSK: Tensor,
-    bands: Sequence[Band],
-    left: int,
-    right: int,
-    bias: Bias | None = None,
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], pattern: Pattern, bias: Bias | None = None
 ) -> Tensor:
     """The same in ordinary operations."""
-    B, H, T, K = q_BHTK.shape
-    before, outputs = k_BHSK.shape[2] - T, []
-    for band in bands:
-        rows = band.blocks * band.size
-        reach = rows - band.size + band.length
-        q = q_BHTK[:, :, band.query : band.query + rows].unflatten(2, (band.blocks, band.size))
-        k, v = (x[:, :, band.key : band.key + reach].unfold(2, band.length, band.size) for x in (k_BHSK, v_BHSK))
-        score = q @ k / math.sqrt(K)  # (B, H, blocks, size, length)
-        if bias is not None:
-            here = torch.arange(band.query, band.query + band.size, device=q.device) + before
-            there = torch.arange(band.key, band.key + band.length, device=q.device)
-            added = bias(q.transpose(1, 2).flatten(0, 1), here, there)
-            if added is not None:
-                added = added.expand(B * band.blocks, H, -1, -1)
-                score = score + added.unflatten(0, (B, band.blocks)).transpose(1, 2)
-        score = score.masked_fill(~_visible(band, before, left, right, q.device), float("-inf"))
-        outputs.append((score.softmax(dim=-1) @ v.mT).flatten(2, 3))
-    return torch.cat(outputs, dim=2)
+    before = k_BHSK.shape[2] - q_BHTK.shape[2]
+    found = [(band, *_plain_band(q_BHTK, k_BHSK, v_BHSK, band, pattern, bias, before)) for band in bands]
+    y_BHTK = torch.cat([y for band, y, _ in found if not band.again], dim=2)
+    total = torch.cat([lse for band, _, lse in found if not band.again], dim=2)
+    for band, more, more_total in found:
+        if band.again:  # it goes on to the last query
+            here = total[:, :, band.query :]
+            both = torch.logaddexp(here, more_total)
+            merged = y_BHTK[:, :, band.query :] * (here - both).exp() + more * (more_total - both).exp()
+            y_BHTK = torch.cat([y_BHTK[:, :, : band.query], merged], dim=2)
+    return y_BHTK
 
 
-class _Window(torch.autograd.Function):
+def _plain_band(
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, band: Band, pattern: Pattern, bias: Bias | None, before: int
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of the queries of one band."""
+    B, H, _, K = q_BHTK.shape
+    rows = band.blocks * band.size
+    reach = rows - band.size + band.length
+    q = q_BHTK[:, :, band.query : band.query + rows].unflatten(2, (band.blocks, band.size))
+    k, v = (x[:, :, band.key : band.key + reach].unfold(2, band.length, band.size) for x in (k_BHSK, v_BHSK))
+    score = q @ k / math.sqrt(K)  # (B, H, blocks, size, length)
+    here, there = _positions(band, before, q.device)
+    if bias is not None and (added := bias(q.transpose(1, 2).flatten(0, 1), here, there)) is not None:
+        added = added.expand(B * band.blocks, H, -1, -1)
+        score = score + added.unflatten(0, (B, band.blocks)).transpose(1, 2)
+    score = score.masked_fill(~pattern.sees(here[:, None], there), float("-inf"))
+    total = score.logsumexp(dim=-1, keepdim=True)
+    return ((score - total).exp() @ v.mT).flatten(2, 3), total.flatten(2, 3)
+
+
+def _positions(band: Band, before: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of the queries and keys of a band's first block."""
+    here = torch.arange(band.query, band.query + band.size, device=device) + before
+    return here, torch.arange(band.key, band.key + band.length, device=device)
+
+
+class _Rectangles(torch.autograd.Function):
     """All bands by flash calls on strided views."""
 
     @staticmethod
     def forward(
-        ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: list[Band], left: int, right: int
+        ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: list[Band], pattern: Pattern
     ) -> Tensor:
         B, H, T, K = q_BHTK.shape
         q, k, v = (x.reshape(B * H, -1, K).contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
-        out, lse = torch.empty_like(q), q.new_empty(B * H, T)
+        out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1)
         masks = []
         for band in bands:
-            mask = _mask(band, k.shape[1] - T, left, right, q)
+            mask = _mask(band, k.shape[1] - T, pattern, q)
             y, total = _flash(_blocks(q, band), _keys(k, band), _keys(v, band), 0.0, False, attn_mask=mask)
-            _blocks(out, band).copy_(y)
-            _blocks(lse.unsqueeze(-1), band).copy_(total.unsqueeze(-1))
+            total = total.unsqueeze(-1)
+            here, sofar = _blocks(out, band), _blocks(lse, band)
+            if band.again:
+                both = torch.logaddexp(sofar, total)
+                here.mul_((sofar - both).exp_()).addcmul_(y, (total - both).exp_())
+                sofar.copy_(both)
+            else:
+                here.copy_(y)
+                sofar.copy_(total)
             masks.append(mask)
-        ctx.save_for_backward(q, k, v, out, lse, *masks)
-        ctx.bands, ctx.shape = bands, (B, H)
+        ctx.save_for_backward(q, k, v, out, lse, *(mask for mask in masks if mask is not None))
+        ctx.bands, ctx.masked, ctx.shape = bands, [mask is not None for mask in masks], (B, H)
         return out.view(B, H, T, K)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *masks = ctx.saved_tensors
         grad = grads[0].reshape(q.shape).contiguous()
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for whole, mask in zip(ctx.bands, masks, strict=True):
+        grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        remaining = iter(masks)
+        for whole, masked in zip(ctx.bands, ctx.masked, strict=True):
+            mask = next(remaining) if masked else None
             group = max(1, AT_ONCE // whole.size)
             for begin in range(0, whole.blocks, group):
                 band = whole.part(begin, min(begin + group, whole.blocks))
-                total = _blocks(lse.unsqueeze(-1), band).squeeze(-1).contiguous()
+                read = _keys(k, band), _keys(v, band)
+                done = _blocks(out, band), _blocks(lse, band).squeeze(-1).contiguous()
                 a, b, c = _flash_backward(
-                    *(_blocks(x, band) for x in (grad, q)),
-                    _keys(k, band),
-                    _keys(v, band),
-                    _blocks(out, band),
-                    total,
-                    0.0,
-                    False,
-                    attn_mask=mask,
+                    _blocks(grad, band), _blocks(q, band), *read, *done, 0.0, False, attn_mask=mask
                 )
-                _blocks(grad_q, band).copy_(a)
+                _blocks(grad_q, band).add_(a)
                 # Neighbouring blocks read the same keys: what overlaps is added piece by piece.
-                for start in range(0, band.length, band.size):
-                    end = min(start + band.size, band.length)
+                step = band.size if band.blocks > 1 else band.length
+                for start in range(0, band.length, step):
+                    end = min(start + step, band.length)
                     piece = Band(band.query, band.key + start, band.size, end - start, band.blocks)
                     _keys(grad_k, piece).add_(b[:, :, start:end])
                     _keys(grad_v, piece).add_(c[:, :, start:end])
         shape = *ctx.shape, -1, q.shape[-1]
-        return grad_q.view(shape), grad_k.view(shape), grad_v.view(shape), None, None, None
+        return grad_q.view(shape), grad_k.view(shape), grad_v.view(shape), None, None
 
 
 def _blocks(x_NTK: Tensor, band: Band) -> Tensor:
@@ -188,7 +218,11 @@ def _keys(x_NSK: Tensor, band: Band) -> Tensor:
     )
 
 
-def _mask(band: Band, before: int, left: int, right: int, like: Tensor) -> Tensor:
-    visible = _visible(band, before, left, right, like.device)
+def _mask(band: Band, before: int, pattern: Pattern, like: Tensor) -> Tensor | None:
+    """What is added to the scores of a block, the same for all blocks of a band; None where everybody sees all."""
+    if band.again:
+        return None
+    here, there = _positions(band, before, like.device)
+    visible = pattern.sees(here[:, None], there)
     hidden = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
     return hidden[None, None]

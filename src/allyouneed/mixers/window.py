@@ -24,7 +24,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import area, attend_window, window_bands
+from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -48,7 +48,7 @@ class WindowConfig(HeadsConfig):
         pairs = 0
         for first in range(min(self.dilation, length)):
             size = len(range(first, length, self.dilation))
-            pairs += area(window_bands(size, size, self.window, right))
+            pairs += area(bands_of(Pattern(self.window, right), size, size))
         reach = self.window * self.dilation
         state = 8 * min(length, reach) * width if role == "causal" else 0
         distance = length - 1
@@ -113,16 +113,16 @@ class Window(Mixer):
         if sink is not None:
             place_S = torch.arange(S, device=q_BHTK.device)
             sink(self, soft_alpha(q_BHTK, k_BHSK, self._bias(q_BHTK, place_S[S - T :], place_S), self._sees(T, S)))
-        left, right = self.config.window, 0 if self.role == "causal" else self.config.window
+        pattern = Pattern(self.config.window, 0 if self.role == "causal" else self.config.window)
         scheme = None if self.position is None else partial(self._bias, step=step)
         if step == 1 or T == 1:
             k_BHSK, v_BHSK = (x[:, :, (S - 1) % step :: step] for x in (k_BHSK, v_BHSK))
-            return attend_window(q_BHTK, k_BHSK, v_BHSK, left, right, scheme)
+            return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, pattern, scheme)
         parts = []
         for first in range(step):  # positions that see each other have the same remainder
             here, keys = slice((first - (S - T)) % step, None, step), slice(first, None, step)
             if here.start < T:
-                part = attend_window(q_BHTK[:, :, here], k_BHSK[:, :, keys], v_BHSK[:, :, keys], left, right, scheme)
+                part = attend_sparsely(q_BHTK[:, :, here], k_BHSK[:, :, keys], v_BHSK[:, :, keys], pattern, scheme)
                 parts.append((torch.arange(T, device=q_BHTK.device)[here], part))
         order_T = torch.cat([index for index, _ in parts]).argsort()
         return torch.cat([part for _, part in parts], dim=2).index_select(2, order_T)
