@@ -95,7 +95,10 @@ class Softmax(Mixer):
             return packed_BTN.view(B, T, 3 * self.heads, N // (3 * self.heads)).transpose(1, 2).chunk(3, dim=1)
         return tuple(map(self._split_heads, packed_BTN.split([self.keys, self.keys, self.values], dim=-1)))
 
-    def _keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
+        if self.keys == self.values:
+            B, S, N = packed_BSN.shape
+            return packed_BSN.view(B, S, 2 * self.heads, N // (2 * self.heads)).transpose(1, 2).chunk(2, dim=1)
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
         return self._split_heads(keys), self._split_heads(values)
 
@@ -163,7 +166,8 @@ class Softmax(Mixer):
         packed_BN = self.query_key_value(x_BD)
         past = state.past.append(packed_BN[:, None, self.keys :])
         q_BHTK = packed_BN[:, : self.keys].view(B, self.heads, 1, -1)
-        y_BHTR = self._look_up(q_BHTK, *self._keys_values(past.tensor), None, None, False)
+        k_BHSK, v_BHSR = self._keys_values(past.tensor)
+        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, None, None, False)
         return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, None)
 
     def _visible(self, valid_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
@@ -179,7 +183,8 @@ class Softmax(Mixer):
         if state is None:
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-            state = CrossState(*self._keys_values(self.key_value(memory.x_BSD)), memory.valid_BS)
+            k_NHSK, v_NHSR = self._keys_values(self.key_value(memory.x_BSD))
+            state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))

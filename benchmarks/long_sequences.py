@@ -1,0 +1,189 @@
+"""Long sequences: time and memory of one mixer against full attention and the public implementations at hand.
+
+    python benchmarks/long_sequences.py [--lengths 1024,4096,16384] [--repeats 3] [--only window,linear]
+
+One layer of width 256 with 4 heads, projections included, batch 1, one thread. Each repeat runs every candidate once,
+in turn, so that a busy machine slows all; the median of CPU time counts. Memory is the peak above what stood before,
+each candidate in a process of its own. Peers that are not installed are named and left out.
+"""
+
+import argparse
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed.config import parse
+from allyouneed.malloc import keep_freed_memory
+from allyouneed.mixers import MIXERS, Role
+
+WIDTH, HEADS, WINDOW = 256, 4, 256
+Layer = Callable[[Tensor], Tensor]
+
+OURS: dict[str, tuple[Role, dict[str, object]]] = {
+    "softmax": ("bidirectional", {"type": "softmax"}),
+    "softmax causal": ("causal", {"type": "softmax"}),
+    "window": ("bidirectional", {"type": "window", "window": WINDOW}),
+    "window causal": ("causal", {"type": "window", "window": WINDOW}),
+    "longformer": ("bidirectional", {"type": "longformer", "window": WINDOW, "everywhere": 16}),
+    "linear causal": ("causal", {"type": "linear"}),
+    "performer": ("bidirectional", {"type": "performer", "features": 256}),
+    "performer causal": ("causal", {"type": "performer", "features": 256}),
+    "linformer": ("bidirectional", {"type": "linformer", "slots": 256, "max_length": 65536}),
+}
+
+
+def ours(name: str) -> Layer:
+    role, settings = OURS[name]
+    config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
+    mixer = config.build(WIDTH, role=role)
+    return lambda x_BTD: mixer(x_BTD)[0]
+
+
+class FullAttention(nn.Module):
+    """What a user of torch writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = self.inner(x_BTD).view(1, -1, 3 * HEADS, WIDTH // HEADS).transpose(1, 2).chunk(3, dim=1)
+        y: Tensor = self.outer(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return y
+
+
+def hugging_face_longformer() -> Layer:
+    from transformers import LongformerConfig
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    config = LongformerConfig(hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * WINDOW])
+    layer, outer = LongformerSelfAttention(config, layer_id=0).eval(), nn.Linear(WIDTH, WIDTH)
+
+    def run(x_BTD: Tensor) -> Tensor:
+        is_global = (torch.arange(x_BTD.shape[1]) < 16)[None]
+        y = layer(
+            x_BTD,
+            attention_mask=torch.where(is_global, 10000.0, 0.0),
+            is_index_masked=torch.zeros_like(is_global),
+            is_index_global_attn=is_global,
+            is_global_attn=True,
+        )[0]
+        out: Tensor = outer(y)
+        return out
+
+    return run
+
+
+def performer_pytorch(causal: bool) -> Layer:
+    from performer_pytorch import SelfAttention
+
+    layer = SelfAttention(dim=WIDTH, heads=HEADS, dim_head=64, causal=causal, nb_features=256)
+    return lambda x_BTD: layer(x_BTD)
+
+
+def linformer_package(length: int) -> Layer:
+    from linformer import LinformerSelfAttention
+
+    return LinformerSelfAttention(dim=WIDTH, seq_len=length, heads=HEADS, k=256, one_kv_head=False, share_kv=False)
+
+
+def local_attention() -> Layer:
+    from local_attention import LocalAttention
+
+    project, attend = FullAttention(), LocalAttention(dim=64, window_size=WINDOW, causal=True, look_backward=1)
+
+    def run(x_BTD: Tensor) -> Tensor:
+        q, k, v = project.inner(x_BTD).view(1, -1, 3 * HEADS, 64).transpose(1, 2).chunk(3, dim=1)
+        y: Tensor = project.outer(attend(q, k, v).transpose(1, 2).flatten(2))
+        return y
+
+    return run
+
+
+PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
+    "full SDPA": (None, lambda _: FullAttention()),
+    "Hugging Face Longformer": ("transformers", lambda _: hugging_face_longformer()),
+    "performer-pytorch": ("performer_pytorch", lambda _: performer_pytorch(False)),
+    "performer-pytorch causal": ("performer_pytorch", lambda _: performer_pytorch(True)),
+    "linformer package": ("linformer", linformer_package),
+    "local-attention causal": ("local_attention", lambda _: local_attention()),
+}
+
+
+def build(name: str, length: int) -> Layer:
+    torch.manual_seed(0)
+    return ours(name) if name in OURS else PEERS[name][1](length)
+
+
+def once(layer: Layer, x_BTD: Tensor) -> tuple[float, float]:
+    """CPU seconds of a forward pass, and of a forward and a backward pass."""
+    with torch.no_grad():
+        begin = time.process_time()
+        layer(x_BTD)
+        forward = time.process_time() - begin
+    begin = time.process_time()
+    layer(x_BTD).square().mean().backward()  # type: ignore[no-untyped-call]
+    return forward, time.process_time() - begin
+
+
+def peak(name: str, length: int) -> float:
+    """MiB that one forward and backward pass needs, in a process of its own."""
+    command = [sys.executable, __file__, "--peak", name, "--lengths", str(length)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else math.nan
+
+
+def print_peak(name: str, length: int) -> None:
+    layer, x_BTD = build(name, length), torch.randn(1, length, WIDTH, requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    once(layer, x_BTD)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--lengths", default="1024,4096,16384")
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--only", default="", help="names, separated by commas; default: all")
+    arguments.add_argument("--peak", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    lengths = [int(length) for length in options.lengths.split(",")]
+    if options.peak:
+        print_peak(options.peak, lengths[0])
+        return
+    keep_freed_memory()  # for all: they share this process
+    missing = {needs for needs, _ in PEERS.values() if needs is not None and find_spec(needs) is None}
+    names = [*OURS, *(name for name, (needs, _) in PEERS.items() if needs not in missing)]
+    names = [name for name in names if not options.only or name in options.only.split(",")]
+    if missing:
+        print("not installed, left out:", ", ".join(sorted(missing)))
+    print(f"{'layer':26} {'length':>7} {'forward ms':>11} {'+ backward':>11} {'spread':>13} {'peak MiB':>9}")
+    for length in lengths:
+        x_BTD = torch.randn(1, length, WIDTH, requires_grad=True)
+        layers = {name: build(name, length) for name in names}
+        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for _ in range(options.repeats):
+            for name, layer in layers.items():
+                runs[name].append(once(layer, x_BTD))
+        for name in names:
+            forward = statistics.median(run[0] for run in runs[name]) * 1e3
+            both = sorted(run[1] * 1e3 for run in runs[name])
+            print(
+                f"{name:26} {length:7} {forward:11.1f} {statistics.median(both):11.1f} "
+                f"{both[0]:6.0f}-{both[-1]:<6.0f} {peak(name, length):9.0f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
