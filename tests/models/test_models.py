@@ -160,6 +160,32 @@ def test_a_list_of_mixers_is_repeated_from_the_bottom_up(positions: str) -> None
     assert model.step(target_BT, model.start())[0].shape == (3, 7, 13)
 
 
+MIXED = [
+    {"type": "window", "heads": 2, "window": 2},
+    {"type": "linear", "heads": 3},
+    {"type": "softmax", "heads": 2},
+    {"type": "performer", "heads": 2, "features": 5},
+]
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_any_mixers_stand_in_one_stack(kind: str) -> None:
+    """Step by step, and token by token through `advance`, as the whole."""
+    layers = (
+        {"layers": 5}
+        if kind == "decoder"
+        else {"decoder_layers": 5, "encoder_mixer": {"type": "longformer", "heads": 2}}
+    )
+    model, (source_BS, target_BT) = build(kind, mixer=MIXED, **layers), texts()
+    with torch.no_grad():
+        whole_BTV, _ = model.step(target_BT, begin(model, source_BS))
+        logits_BTV, state = model.step(target_BT[:, :2], begin(model, source_BS))
+        torch.testing.assert_close(logits_BTV, whole_BTV[:, :2], rtol=1e-9, atol=1e-9)
+        for t in range(2, target_BT.shape[1]):
+            logits_BV, state = model.advance(target_BT[:, t], state)
+            torch.testing.assert_close(logits_BV, whole_BTV[:, t], rtol=1e-9, atol=1e-9)
+
+
 def test_t5_biases_are_shared_by_all_layers_of_a_stack() -> None:
     model = build("encoder-decoder", positions="t5", encoder_layers=2)
     assert isinstance(model, EncoderDecoder)

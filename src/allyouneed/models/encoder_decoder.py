@@ -29,6 +29,7 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     type: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers = 6
     decoder_layers: Layers = 6
+    encoder_mixer: AnyMixer | list[AnyMixer] | None = None  # default: the mixer; some cannot be causal, but can encode
     cross: AnyMixer | None = None  # default: the mixer if it is softmax, else softmax with as many heads
     tied: bool = True  # target embedding = output projection (= source embedding, if the vocabulary is shared)
 
@@ -37,6 +38,10 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
         mixer = self.mixer_of(0)
         like_mixer = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
         return self.cross or like_mixer
+
+    def encoder_stack(self) -> StackConfig:
+        """The settings of the encoder's blocks."""
+        return self if self.encoder_mixer is None else self.model_copy(update={"mixer": self.encoder_mixer})
 
     def build(self, sizes: Sizes) -> "EncoderDecoder":
         return EncoderDecoder(self, sizes)
@@ -54,7 +59,7 @@ class EncoderDecoder(Model):
         source_ND = target_VD if one_table else new_embedding(sizes.source, config.width)
         output_VD = target_VD if config.tied else new_embedding(sizes.target, config.width)
         self.source = Embedding(source_ND, config.positions, config.dropout)
-        self.encoder = Stack(config, config.encoder_layers, "bidirectional")
+        self.encoder = Stack(config.encoder_stack(), config.encoder_layers, "bidirectional")
         self.target = Embedding(target_VD, config.positions, config.dropout)
         self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())
         self.head = Head(output_VD)

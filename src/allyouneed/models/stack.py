@@ -22,9 +22,9 @@ class StackConfig(BlockConfig):
     mixer: AnyMixer | list[AnyMixer] = SoftmaxConfig()
     positions: AnyPosition = SinusoidalConfig()
 
-    @field_validator("mixer", mode="after")
+    @field_validator("mixer", "encoder_mixer", mode="after", check_fields=False)
     @classmethod
-    def _not_empty(cls, value: MixerConfig | list[MixerConfig]) -> MixerConfig | list[MixerConfig]:
+    def _not_empty(cls, value: MixerConfig | list[MixerConfig] | None) -> MixerConfig | list[MixerConfig] | None:
         if value == []:
             raise ValueError("an empty list; name at least one mixer")
         return value
