@@ -41,6 +41,8 @@ format: setup
 bench: setup
 	$(PY) benchmarks/train_speed.py
 	$(PY) benchmarks/decode_speed.py
+	$(PY) benchmarks/long_sequences.py
+	$(PY) benchmarks/decode_positions.py
 
 faults: setup
 	$(PY) tests/faults/kill.py --kills 20

@@ -21,7 +21,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
-from allyouneed.mixers.lookup import soft_alpha
+from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of
@@ -115,8 +115,12 @@ class Window(Mixer):
             sink(self, soft_alpha(q_BHTK, k_BHSK, self._bias(q_BHTK, place_S[S - T :], place_S), self._sees(T, S)))
         pattern = Pattern(self.config.window, 0 if self.role == "causal" else self.config.window)
         scheme = None if self.position is None else partial(self._bias, step=step)
-        if step == 1 or T == 1:
-            k_BHSK, v_BHSK = (x[:, :, (S - 1) % step :: step] for x in (k_BHSK, v_BHSK))
+        if T == 1:  # decoding: everything that is kept is seen
+            near = slice(S - 1 - min(self.config.window, (S - 1) // step) * step, None, step)
+            place_S = torch.arange(S, device=q_BHTK.device)
+            bias = self._bias(q_BHTK, place_S[-1:], place_S[near])
+            return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias)
+        if step == 1:
             return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, pattern, scheme)
         parts = []
         for first in range(step):  # positions that see each other have the same remainder

@@ -1,0 +1,61 @@
+"""Does a token cost more the later it comes? A step at position 100 and far behind it, for every causal mixer.
+
+    python benchmarks/decode_positions.py [--far 16384] [--steps 200]
+
+One layer of width 256 with 4 heads, batch 1, one thread; CPU time, the median of five rounds in turn.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.mixers import MIXERS, Mixer, State
+
+WIDTH = 256
+SETTINGS: dict[str, dict[str, object]] = {
+    "softmax": {},
+    "window": {"window": 256},
+    "linear": {},
+    "performer": {"features": 256},
+}
+
+
+def state_at(mixer: Mixer, position: int) -> State:
+    _, state = mixer(torch.randn(1, position, WIDTH))
+    return state
+
+
+def step_time(mixer: Mixer, state: State, steps: int) -> float:
+    """CPU seconds of a step."""
+    x_BD = torch.randn(1, WIDTH)
+    begin = time.process_time()
+    for _ in range(steps):
+        _, state = mixer.advance(x_BD, state=state)
+    return (time.process_time() - begin) / steps
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--far", type=int, default=16384)
+    arguments.add_argument("--steps", type=int, default=200)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        for name, settings in SETTINGS.items():
+            mixer = parse(MIXERS[name], {"type": name, "heads": 4, **settings}).build(WIDTH, role="causal")
+            near, far = state_at(mixer, 100), state_at(mixer, options.far)
+            runs = [(step_time(mixer, near, options.steps), step_time(mixer, far, options.steps)) for _ in range(5)]
+            at_near, at_far = (statistics.median(run[side] for run in runs) * 1e3 for side in (0, 1))
+            ratios = sorted(late / early for early, late in runs)
+            print(
+                f"{name:10} position 100: {at_near:.3f} ms, position {options.far:,}: {at_far:.3f} ms a step; "
+                f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
