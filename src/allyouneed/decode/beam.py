@@ -55,7 +55,7 @@ class SearchConfig(Config):
     length_penalty: Annotated[float, Field(ge=0)] = 0.6  # alpha; 0 ranks by log P alone
     n_best: PositiveInt = 1
     max_length: NonNegativeInt | None = None  # tokens at most, EOS included; None: source length + 50
-    batch_tokens: PositiveInt = 4096  # source tokens at once, each counted for every beam
+    batch_tokens: PositiveInt = 4096  # source tokens in a batch, each counted for every beam
 
     @model_validator(mode="after")
     def _enough_beams(self) -> "SearchConfig":

@@ -7,6 +7,7 @@ operations. One batch alone keeps torch's own threads: they do help to stream th
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import copy_context
 from typing import TypeVar
 
 import torch
@@ -15,9 +16,12 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 
+MOST = 4  # more lanes would wait for the interpreter between operations
+
+
 def lanes(device: torch.device) -> int:
     """How many batches can run side by side."""
-    return torch.get_num_threads() if device.type == "cpu" else 1
+    return min(MOST, torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def side_by_side(
@@ -34,11 +38,14 @@ def side_by_side(
         with torch.inference_mode():  # a mode of the thread, not of the process
             return work(batch)
 
-    # OpenMP keeps the number of its threads for each calling thread apart.
-    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    # OpenMP keeps the number of its threads for each calling thread apart, but threads that begin later inherit the
+    # number set last: it is set back at the end.
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(max(1, threads // count),))
     try:
-        waiting = {pool.submit(alone, batch): batch for batch in batches}
+        waiting = {pool.submit(copy_context().run, alone, batch): batch for batch in batches}
         for future in as_completed(waiting):
             yield waiting.pop(future), future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)

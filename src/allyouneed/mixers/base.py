@@ -130,9 +130,9 @@ class Mixer(nn.Module, ABC):
         return y_BTD.squeeze(1), state
 
     def after_step(self, step: int) -> None:
-        """Hears of every update of the weights while training (and of the last one, when training goes on).
+        """Hears of every step of training.
 
-        For what changes with time but is not trained. It must depend on the step alone, not on earlier calls.
+        For what changes with time but is not trained; it is kept in persistent buffers, which checkpoints save.
         """
 
 
@@ -142,7 +142,10 @@ _sink: ContextVar[MapSink | None] = ContextVar("attention map sink", default=Non
 
 @contextmanager
 def send_maps_to(sink: MapSink) -> Iterator[None]:
-    """While this is open, each mixer hands `sink(mixer, weights_BHTS)` who read whom."""
+    """While this is open, each mixer that weighs positions hands `sink(mixer, weights_BHTS)` who read whom.
+
+    Linear attention never has such weights; a mixer that reads padded rows one by one hands them one by one.
+    """
     token = _sink.set(sink)
     try:
         yield

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
 CHUNK = 128  # positions; measured best of 64, 128 and 256 at widths of heads from 32 to 64
@@ -61,17 +61,25 @@ class Linear(Mixer):
         memory: Memory | None = None,
     ) -> tuple[Tensor, "SumState | None"]:
         if self.role == "cross":
-            if state is None:
-                k_BHSK, v_BHSK = self.project.remembered(memory)
-                state = SumState(total(feature(k_BHSK), v_BHSK, memory.valid_BS if memory else None))
-            return self.project.merge(read(feature(self.project.queries(x_BTD)), state.sum_BHMR)), state
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        q_BHTK, k_BHTK = feature(q_BHTK), feature(k_BHTK)
-        if self.role == "bidirectional":
-            refuse_state(state)
-            return self.project.merge(read(q_BHTK, total(k_BHTK, v_BHTK, valid_BT))), None
-        y_BHTK, state = read_causally(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
-        return self.project.merge(y_BHTK), state
+            q_BHTK = self.project.queries(x_BTD)
+            k_BHSK, v_BHSK = self.project.remembered(memory) if state is None else (None, None)
+        else:
+            q_BHTK, k_BHSK, v_BHSK = self.project.itself(x_BTD)
+        with full_precision(x_BTD):
+            q_BHTK = feature(widened(q_BHTK))
+            if self.role == "causal":
+                assert k_BHSK is not None
+                assert v_BHSK is not None
+                y_BHTK, state = read_causally(q_BHTK, feature(widened(k_BHSK)), widened(v_BHSK), valid_BT, state)
+            else:
+                if self.role == "bidirectional":
+                    refuse_state(state)
+                if k_BHSK is not None and v_BHSK is not None:
+                    valid = valid_BT if memory is None else memory.valid_BS
+                    state = SumState(total(feature(widened(k_BHSK)), widened(v_BHSK), valid))
+                assert state is not None
+                y_BHTK = read(q_BHTK, state.sum_BHMR)
+        return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
 
 def feature(x: Tensor) -> Tensor:
@@ -91,22 +99,22 @@ def with_ones(v_BHSK: Tensor) -> Tensor:
     return F.pad(v_BHSK, (0, 1), value=1.0)
 
 
-def hide(k_BHSM: Tensor, valid_BS: Tensor | None) -> Tensor:
-    """Key features that weigh nothing where there is only padding."""
-    return k_BHSM if valid_BS is None else k_BHSM.masked_fill(~valid_BS[:, None, :, None], 0.0)
+def hide(x_BHSM: Tensor, valid_BS: Tensor | None) -> Tensor:
+    """Key features that weigh nothing, and values that add nothing, where there is only padding."""
+    return x_BHSM if valid_BS is None else x_BHSM.masked_fill(~valid_BS[:, None, :, None], 0.0)
 
 
 def total(k_BHSM: Tensor, v_BHSK: Tensor, valid_BS: Tensor | None) -> Tensor:
     """S over whole sequences."""
-    return hide(k_BHSM, valid_BS).mT @ with_ones(v_BHSK)
+    return hide(k_BHSM, valid_BS).mT @ hide(with_ones(v_BHSK), valid_BS)
 
 
 def read(q_BHTM: Tensor, sum_BHMR: Tensor) -> Tensor:
     """phi(q)^T S / phi(q)^T z."""
-    return _divide(q_BHTM @ sum_BHMR)
+    return divide(q_BHTM @ sum_BHMR)
 
 
-def _divide(y: Tensor) -> Tensor:
+def divide(y: Tensor) -> Tensor:
     above, below = y[..., :-1], y[..., -1:]
     return above / below.masked_fill(below == 0, 1.0)  # nothing to read: zero is read
 
@@ -116,7 +124,7 @@ def read_causally(
 ) -> tuple[Tensor, SumState]:
     """Each position reads itself and what stands before it, chunk by chunk."""
     T = q_BHTM.shape[2]
-    k_BHTM, v_BHTR = hide(k_BHTM, valid_BT), with_ones(v_BHTK)
+    k_BHTM, v_BHTR = hide(k_BHTM, valid_BT), hide(with_ones(v_BHTK), valid_BT)
     if T == 1:
         sum_BHMR = k_BHTM.mT @ v_BHTR
         sum_BHMR = sum_BHMR if state is None else state.sum_BHMR + sum_BHMR
@@ -131,7 +139,7 @@ def read_causally(
     first = torch.zeros_like(sums[:, :, :1]) if state is None else state.sum_BHMR.unsqueeze(2)
     before = torch.cat([first, sums[:, :, :-1]], dim=2)
     y = (q @ k.mT).tril() @ v + q @ before
-    return _divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1])
+    return divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1].clone())  # not a view of all
 
 
 def sum_cost(length: int, read: int, features: int, value_width: int, role: Role) -> tuple[int, int]:

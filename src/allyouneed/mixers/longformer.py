@@ -85,10 +85,11 @@ class Longformer(Mixer):
         rows = []
         for x_TD, valid_T in zip(x_BTD, valid_BT, strict=True):  # each row without its padding
             real_N = valid_T.nonzero()[:, 0]
-            y_TD = torch.zeros_like(x_TD)
             if len(real_N):
-                y_TD = y_TD.index_copy(0, real_N, self._read(x_TD.index_select(0, real_N)[None])[0])
-            rows.append(y_TD)
+                read_ND = self._read(x_TD.index_select(0, real_N)[None])[0]
+                rows.append(read_ND.new_zeros(x_TD.shape).index_copy(0, real_N, read_ND))
+            else:
+                rows.append(torch.zeros_like(x_TD))
         return torch.stack(rows), None
 
     def _read(self, x_BTD: Tensor) -> Tensor:

@@ -5,25 +5,30 @@
 w_1 .. w_M are Gaussian vectors, orthogonal to each other in blocks of K. Positive features cannot make a denominator
 vanish, and their error falls with 1 / sqrt(M).
 
+exp must neither overflow nor vanish. Queries subtract their own largest exponent and keys the largest of their chunk;
+the sums of chunks carry a running largest exponent, as in a blockwise softmax. All of it cancels in the quotient; only
+where the keys of one causal chunk differ by more than exp(87) is the smaller one lost to float32.
+
 Cost: O(T M D) time, O(M D) state whatever T is, 1 + T / C sequential steps, path 1.
 Paper: Choromanski et al. 2021, arXiv:2009.14794.
-Differs: the authors keep exp from overflowing by subtracting the largest exponent of all keys, which looks into the
-future. As w . x - |x|^2 / 2 <= |w|^2 / 2 for every x, here a constant suffices, and no key depends on another. Queries
-subtract their own largest exponent, which cancels.
+Differs: the authors subtract the largest exponent of all keys and add an epsilon, so that the future leaks into a
+causal model; here what is subtracted cancels exactly.
 """
 
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
+from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
-from allyouneed.mixers.linear import CHUNK, SumState, read, read_causally, sum_cost, total
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.linear import CHUNK, divide, hide, read, sum_cost, with_ones
+from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
-HIGHEST = 40.0  # the largest exponent of a key's feature: a sum of millions of exp(40) is still a float32
+EMPTY = float("-inf")  # the largest exponent of nothing
 
 
 class PerformerConfig(HeadsConfig):
@@ -34,7 +39,6 @@ class PerformerConfig(HeadsConfig):
     type: Literal["performer"] = "performer"
     features: PositiveInt = 256  # of each head; the error falls with the square root of their number
     redraw: NonNegativeInt = 1000  # steps of training after which new features are drawn; 0: never
-    seed: NonNegativeInt = 0  # of the features
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Performer":
         self.require(role, position)
@@ -47,23 +51,34 @@ class PerformerConfig(HeadsConfig):
         flops += 2 * (length + seen) * head_width * self.features
         chunks = -(-length // CHUNK) if role == "causal" else 1
         projections = self.projection_flops(length, seen, width)
+        state += 4 if state else 0  # the largest exponent
         return Cost(projections + self.heads * flops, self.heads * state, sequential=chunks, path=1)
+
+
+@dataclass(frozen=True)
+class ScaledState:
+    """Sums of features divided by exp(largest)."""
+
+    sum_BHMR: Tensor
+    largest_BH11: Tensor
 
 
 @final
 class Performer(Mixer):
     direction_HMK: Tensor
+    salt: Tensor
 
     def __init__(self, config: PerformerConfig, width: int, role: Role) -> None:
         super().__init__()
         self.config, self.role, self.project = config, role, Projections(config, width, role)
         self.shape = config.heads, config.features, config.head_width(width)
-        # Saved with the weights, which were trained to live with these features.
-        self.register_buffer("direction_HMK", draw_directions(*self.shape, config.seed, 0))
+        # Saved with the weights, which were trained to live with these features. Each layer has a salt of its own.
+        self.register_buffer("salt", torch.randint(2**31, (), device="cpu"))
+        self.register_buffer("direction_HMK", draw_directions(*self.shape, int(self.salt), 0))
 
     def after_step(self, step: int) -> None:
         if self.config.redraw and step % self.config.redraw == 0:
-            drawn = draw_directions(*self.shape, self.config.seed, step // self.config.redraw)
+            drawn = draw_directions(*self.shape, int(self.salt), step // self.config.redraw)
             self.direction_HMK.copy_(drawn)
 
     def forward(
@@ -71,43 +86,89 @@ class Performer(Mixer):
         x_BTD: Tensor,
         *,
         valid_BT: Tensor | None = None,
-        state: SumState | None = None,
+        state: ScaledState | None = None,
         memory: Memory | None = None,
-    ) -> tuple[Tensor, SumState | None]:
+    ) -> tuple[Tensor, ScaledState | None]:
         if self.role == "cross":
-            if state is None:
-                k_BHSK, v_BHSK = self.project.remembered(memory)
-                state = SumState(total(self._of_keys(k_BHSK), v_BHSK, memory.valid_BS if memory else None))
-            return self.project.merge(read(self._of_queries(self.project.queries(x_BTD)), state.sum_BHMR)), state
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        q_BHTM, k_BHTM = self._of_queries(q_BHTK), self._of_keys(k_BHTK)
-        if self.role == "bidirectional":
-            refuse_state(state)
-            return self.project.merge(read(q_BHTM, total(k_BHTM, v_BHTK, valid_BT))), None
-        y_BHTK, state = read_causally(q_BHTM, k_BHTM, v_BHTK, valid_BT, state)
-        return self.project.merge(y_BHTK), state
+            q_BHTK = self.project.queries(x_BTD)
+            k_BHSK, v_BHSK = self.project.remembered(memory) if state is None else (None, None)
+        else:
+            q_BHTK, k_BHSK, v_BHSK = self.project.itself(x_BTD)
+        with full_precision(x_BTD):
+            exponent_BHTM = self._exponents(q_BHTK)
+            q_BHTM = (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
+            if self.role == "causal":
+                assert k_BHSK is not None
+                assert v_BHSK is not None
+                exponent_BHTM = self._exponents(k_BHSK, valid_BT)
+                y_BHTK, state = read_scaled(q_BHTM, exponent_BHTM, hide(with_ones(widened(v_BHSK)), valid_BT), state)
+            else:
+                if self.role == "bidirectional":
+                    refuse_state(state)
+                if k_BHSK is not None and v_BHSK is not None:
+                    valid = valid_BT if memory is None else memory.valid_BS
+                    k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, valid))
+                    state = ScaledState(k_BHSM.mT @ hide(with_ones(widened(v_BHSK)), valid), largest_BH11)
+                assert state is not None
+                y_BHTK = read(q_BHTM, state.sum_BHMR)
+        return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
-    def _exponents(self, x_BHTK: Tensor) -> Tensor:
-        x_BHTK = x_BHTK * self.shape[-1] ** -0.25
-        return x_BHTK @ self.direction_HMK.mT - x_BHTK.square().sum(dim=-1, keepdim=True) / 2
+    def _exponents(self, x_BHTK: Tensor, valid_BT: Tensor | None = None) -> Tensor:
+        x_BHTK = widened(x_BHTK) * self.shape[-1] ** -0.25
+        direction_HMK = self.direction_HMK.to(x_BHTK.dtype)
+        exponent_BHTM = x_BHTK @ direction_HMK.mT - x_BHTK.square().sum(dim=-1, keepdim=True) / 2
+        return exponent_BHTM if valid_BT is None else exponent_BHTM.masked_fill(~valid_BT[:, None, :, None], EMPTY)
 
-    def _of_queries(self, q_BHTK: Tensor) -> Tensor:
-        exponent_BHTM = self._exponents(q_BHTK)
-        return (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
 
-    def _of_keys(self, k_BHTK: Tensor) -> Tensor:
-        bound_H11 = self.direction_HMK.square().sum(dim=-1).amax(dim=-1)[:, None, None] / 2
-        return (self._exponents(k_BHTK) + (HIGHEST - bound_H11).clamp(max=0.0)).exp()
+def scaled(exponent: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(exponent - largest) over the last two dimensions, and the largest; zero where nothing is there."""
+    largest = exponent.detach().amax(dim=(-2, -1), keepdim=True)
+    return (exponent - _finite(largest)).exp(), largest
+
+
+def _finite(largest: Tensor) -> Tensor:
+    return largest.masked_fill(largest == EMPTY, 0.0)
+
+
+def read_scaled(
+    q_BHTM: Tensor, exponent_BHTM: Tensor, v_BHTR: Tensor, state: ScaledState | None
+) -> tuple[Tensor, ScaledState]:
+    """`linear.read_causally` for keys that are known by their exponents, which may be of any size."""
+    T, R = q_BHTM.shape[2], v_BHTR.shape[3]
+    size = min(CHUNK, T)
+    missing = -T % size
+    exponents = F.pad(exponent_BHTM, (0, 0, 0, missing), value=EMPTY).unflatten(2, (-1, size))
+    q, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)) for x in (q_BHTM, v_BHTR))
+    k, chunk_largest = scaled(exponents)
+    sums = k.mT @ v
+    total = q_BHTM.new_zeros(*sums.shape[:2], q.shape[-1], R) if state is None else state.sum_BHMR
+    largest = chunk_largest.new_full((*total.shape[:2], 1, 1), EMPTY) if state is None else state.largest_BH11
+    before, before_largest = [], []
+    for chunk in range(sums.shape[2]):
+        before.append(total)
+        before_largest.append(largest)
+        here = chunk_largest[:, :, chunk]
+        both = torch.maximum(largest, here)
+        total = total * (largest - _finite(both)).exp() + sums[:, :, chunk] * (here - _finite(both)).exp()
+        largest = both
+    if T == 1:
+        return read(q_BHTM, total), ScaledState(total, largest)
+    past, past_largest = torch.stack(before, dim=2), torch.stack(before_largest, dim=2)
+    shift = _finite(torch.maximum(chunk_largest, past_largest))
+    y = (q @ k.mT).tril() @ v * (chunk_largest - shift).exp() + q @ past * (past_largest - shift).exp()
+    return divide(y.flatten(2, 3)[:, :, :T]), ScaledState(total, largest)
 
 
 def draw_directions(heads: int, features: int, head_width: int, seed: int, draw: int) -> Tensor:
     """Gaussian vectors w (H, M, K), orthogonal in blocks of K: directions from QR, lengths as those of Gaussians."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + draw) % 2**63)
     blocks = -(-features // head_width)
-    gauss = torch.randn(heads, blocks, head_width, head_width, generator=generator, dtype=torch.float64)
+    gauss = torch.randn(heads, blocks, head_width, head_width, generator=generator, dtype=torch.float64, device="cpu")
     # Without the signs of R's diagonal, Q would not be uniformly distributed.
     q, r = torch.linalg.qr(gauss)
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     direction = q.mT.flatten(1, 2)[:, :features]
-    length = torch.randn(heads, features, head_width, generator=generator, dtype=torch.float64).norm(dim=-1)
+    length = torch.randn(heads, features, head_width, generator=generator, dtype=torch.float64, device="cpu").norm(
+        dim=-1
+    )
     return (direction * length.unsqueeze(-1)).to(torch.get_default_dtype())

@@ -3,6 +3,10 @@
 q_h = x W^Q_h,   k_h = y W^K_h,   v_h = y W^V_h;      out = Concat(head_1 .. head_H) W^O
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
@@ -69,8 +73,22 @@ class Projections(nn.Module):
     def merge(self, y_BHTK: Tensor) -> Tensor:
         """Concat(heads) W^O."""
         B, _, T, _ = y_BHTK.shape
+        if not torch.is_autocast_enabled(y_BHTK.device.type):
+            y_BHTK = y_BHTK.to(self.output.weight.dtype)
         out_BTD: Tensor = self.output(y_BHTK.transpose(1, 2).reshape(B, T, self.width))
         return out_BTD
+
+
+@contextmanager
+def full_precision(like: Tensor) -> Iterator[None]:
+    """Sums over whole sequences need float32 at least: inside, nothing is rounded to less."""
+    with torch.autocast(like.device.type, enabled=False):
+        yield
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def refuse_state(state: object) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # What is added to the scaled scores of one block: from queries (B, H, T, K), their positions (T), the keys' (S).
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
@@ -64,8 +65,8 @@ class Band:
 def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     """The rectangles of a pattern for the last `queries` of `keys` positions.
 
-    Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are a half to
-    once as long as the window: shorter ones waste calls, longer ones compute what is masked. Keys that everybody reads
+    Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are as long
+    as the window, up to 256: shorter ones waste calls, longer ones compute what is masked. Keys that everybody reads
     are one more rectangle for the queries whose windows do not touch them; the others' blocks begin at key 0.
     """
     left, right = pattern.left, pattern.right
@@ -74,7 +75,7 @@ def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     bands, begin, clear = [], 0, left + pattern.everywhere  # from `clear` on, windows touch neither end nor those keys
     while begin < queries:
         here = before + begin  # the key of the first query
-        inner = (min(keys - right, keys) - here) // size if here >= clear else 0
+        inner = (keys - right - here) // size if here >= clear else 0
         if inner > 0:
             bands.append(Band(begin, here - left, size, size + left + right, inner))
             begin += inner * size
@@ -158,7 +159,9 @@ class _Rectangles(torch.autograd.Function):
     ) -> Tensor:
         B, H, T, K = q_BHTK.shape
         q, k, v = (x.reshape(B * H, -1, K).contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
-        out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1)
+        # The kernel keeps sums in float32 at least.
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1, dtype=wide)
         masks = []
         for band in bands:
             mask = _mask(band, k.shape[1] - T, pattern, q)
@@ -167,7 +170,7 @@ class _Rectangles(torch.autograd.Function):
             here, sofar = _blocks(out, band), _blocks(lse, band)
             if band.again:
                 both = torch.logaddexp(sofar, total)
-                here.mul_((sofar - both).exp_()).addcmul_(y, (total - both).exp_())
+                here.copy_(here * (sofar - both).exp_() + y * (total - both).exp_())
                 sofar.copy_(both)
             else:
                 here.copy_(y)
@@ -178,6 +181,7 @@ class _Rectangles(torch.autograd.Function):
         return out.view(B, H, T, K)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *masks = ctx.saved_tensors
         grad = grads[0].reshape(q.shape).contiguous()

@@ -84,17 +84,22 @@ class Window(Mixer):
         if self.role == "bidirectional":
             refuse_state(state)
         q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
-        if valid_BT is not None or (state is not None and state.real_BS is not None):
+        T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
+        if valid_BT is not None or (real_BS is not None and T > 1):
             y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
             return self.project.merge(y_BHTK), state
+        if self.role == "bidirectional":
+            return self.project.merge(self._read(q_BHTK, k_BHTK, v_BHTK)), None
         new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
         past = Growable(new_BTN) if state is None else state.past.append(new_BTN)
         keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(past.tensor, 2)
-        y_BTD = self.project.merge(self._read(q_BHTK, *keys_values))
-        if self.role == "bidirectional":
-            return y_BTD, None
-        seen = x_BTD.shape[1] + (state.seen if state else 0)
-        return y_BTD, WindowState(past.keep_last(self.reach), None, seen)
+        if real_BS is not None:
+            real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
+        y_BTD = self.project.merge(self._read(q_BHTK, *keys_values, real_BS=real_BS))
+        if real_BS is not None:
+            real_BS = None if bool(real_BS[:, -self.reach :].all()) else real_BS[:, -self.reach :]
+        seen = T + (state.seen if state else 0)
+        return y_BTD, WindowState(past.keep_last(self.reach), real_BS, seen)
 
     def _turned(self, x_BTD: Tensor, valid_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
         """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
@@ -106,8 +111,8 @@ class Window(Mixer):
             place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
         return self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place), v_BHTK
 
-    def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
-        """The window of the last T of S positions."""
+    def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *, real_BS: Tensor | None = None) -> Tensor:
+        """The window of the last T of S positions; for a single position, some of the others may not be there."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
         sink, step = map_sink(), self.config.dilation
         if sink is not None:
@@ -119,7 +124,8 @@ class Window(Mixer):
             near = slice(S - 1 - min(self.config.window, (S - 1) // step) * step, None, step)
             place_S = torch.arange(S, device=q_BHTK.device)
             bias = self._bias(q_BHTK, place_S[-1:], place_S[near])
-            return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias)
+            visible = None if real_BS is None else real_BS[:, None, None, near]
+            return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias, visible=visible)
         if step == 1:
             return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, pattern, scheme)
         parts = []

@@ -183,9 +183,9 @@ class Run:
         if self._is_sound(norm):
             self.optimizers.step(factor, self.workers)
             self.average.update(step + 1)
-            for module in self.model.modules():
-                if isinstance(module, Mixer):
-                    module.after_step(step + 1)
+        for module in self.model.modules():
+            if isinstance(module, Mixer):
+                module.after_step(step + 1)
         for parameter in self.model.parameters():
             parameter.grad = None
         self.spent.add_step(tokens, sum(self._flops(batch) for batch in batches))
