@@ -9,13 +9,13 @@ each candidate in a process of its own. Peers that are not installed are named a
 
 import argparse
 import math
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -144,9 +144,17 @@ def peak(name: str, length: int) -> float:
 
 def print_peak(name: str, length: int) -> None:
     layer, x_BTD = build(name, length), torch.randn(1, length, WIDTH, requires_grad=True)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
     once(layer, x_BTD)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((resident("VmHWM") - before) / 1024)
+
+
+def resident(what: str) -> int:
+    """KiB now (VmRSS), or at most so far (VmHWM). `getrusage` would also count what the parent process held."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(what):
+            return int(line.split()[1])
+    raise SystemExit("no /proc/self/status here: memory cannot be measured")
 
 
 def main() -> None:
