@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of
 from allyouneed.positions import ScorePosition
 
@@ -66,10 +66,7 @@ class Longformer(Mixer):
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
-            for matrix in layer.weight.split(width):
-                nn.init.xavier_uniform_(matrix)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+            initialise(layer, width)
 
     def forward(
         self,

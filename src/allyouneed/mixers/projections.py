@@ -46,10 +46,7 @@ class Projections(nn.Module):
         self.output = nn.Linear(width, width, bias=config.bias)
         for layer in self.children():
             assert isinstance(layer, nn.Linear)
-            for matrix in layer.weight.split(width):  # Glorot for each on its own, though some are stored together
-                nn.init.xavier_uniform_(matrix)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+            initialise(layer, width)
 
     def split(self, x_BTN: Tensor, parts: int) -> tuple[Tensor, ...]:
         """(B, T, parts D) -> as many tensors (B, H, T, K)."""
@@ -77,6 +74,14 @@ class Projections(nn.Module):
             y_BHTK = y_BHTK.to(self.output.weight.dtype)
         out_BTD: Tensor = self.output(y_BHTK.transpose(1, 2).reshape(B, T, self.width))
         return out_BTD
+
+
+def initialise(layer: nn.Linear, width: int) -> None:
+    """Glorot for each matrix of `width` outputs on its own, though some are stored together; biases begin at zero."""
+    for matrix in layer.weight.split(width):
+        nn.init.xavier_uniform_(matrix)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 @contextmanager

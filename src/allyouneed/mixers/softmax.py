@@ -19,6 +19,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import CrossState, SoftmaxState, count_positions, extend_valid
+from allyouneed.mixers.projections import refuse_state
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -113,8 +114,8 @@ class Softmax(Mixer):
         if self.role == "cross":
             assert state is None or isinstance(state, CrossState)
             return self._read_memory(x_BTD, state, memory)
-        if self.role == "bidirectional" and state is not None:
-            raise ConfigError("a bidirectional mixer sees the future, so it cannot go on from a state")
+        if self.role == "bidirectional":
+            refuse_state(state)
         assert state is None or isinstance(state, SoftmaxState)
         return self._read_self(x_BTD, valid_BT, state)
 
