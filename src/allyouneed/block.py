@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -67,7 +68,7 @@ class FeedForward(nn.Module):
             gate, value = self.inner(x).chunk(2, dim=-1)
             return self.outer(F.silu(gate) * value)
         x = self.inner(x)
-        return self.outer(F.relu(x) if self.activation == "relu" else F.gelu(x))
+        return self.outer(torch.relu_(x) if self.activation == "relu" else F.gelu(x))
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,42 @@ def as_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def log_total(logits_BV: Tensor, best_B: Tensor) -> Tensor:
-    """log sum_v exp(logits), given the largest logit of the words. It overwrites the logits: nobody needs them again.
+def top_words(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` most probable words of each row, best first, as ids (B, C), after their log-probabilities (B, C).
 
-    `logsumexp` looks for the maximum again and makes two more tensors as large as the logits: with a beam of 5, 32
-    sentences and 8,000 tokens that was an eighth of the time of a step.
+    The probabilities are those among all tokens; the sum over them is read off a softmax, log sum exp z = z_max -
+    log p_max, which is one pass where `logsumexp` makes several.
     """
-    best_B = torch.maximum(best_B, logits_BV[:, :FIRST_WORD].amax(dim=1))
-    return logits_BV.sub_(best_B[:, None]).exp_().sum(dim=1).log_() + best_B
+    logit_BC, word_BC = largest(logits_BV[:, FIRST_WORD:], count)
+    p_BV = logits_BV.softmax(dim=1)
+    unsaid_B = logits_BV[:, :FIRST_WORD].amax(dim=1)
+    p_B = torch.maximum(p_BV[:, FIRST_WORD:].gather(1, word_BC[:, :1])[:, 0], p_BV[:, :FIRST_WORD].amax(dim=1))
+    total_B = torch.maximum(logit_BC[:, 0], unsaid_B) - p_B.log_()
+    return logit_BC - total_B[:, None], word_BC + FIRST_WORD
+
+
+HEAP = 16  # columns that compete for one maximum
+
+
+def largest(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk` along rows of thousands, in a third of its time.
+
+    `topk` looks at elements one by one. Here vector instructions find the maxima of V / 16 heaps (the heap of a column
+    is its number modulo V / 16); the `count` largest lie in the `count` heaps with the largest maxima.
+    """
+    B, V = x_BV.shape
+    N = V // HEAP
+    if count >= N or x_BV.numel() < 1 << 14:
+        return x_BV.topk(min(count, V), dim=1)
+    heaps_BRN = x_BV[:, : HEAP * N].unflatten(1, (HEAP, N))
+    column_BC = heaps_BRN.amax(dim=1).topk(count, dim=1).indices
+    chosen_BRC = column_BC[:, None].expand(B, HEAP, count)
+    offset_R1 = torch.arange(0, HEAP * N, N, device=x_BV.device)[:, None]
+    left_L = torch.arange(HEAP * N, V, device=x_BV.device)
+    found_BM = torch.cat([heaps_BRN.gather(2, chosen_BRC).flatten(1), x_BV[:, HEAP * N :]], dim=1)
+    column_BM = torch.cat([(chosen_BRC + offset_R1).flatten(1), left_L.expand(B, -1)], dim=1)
+    value_BC, place_BC = found_BM.topk(count, dim=1)
+    return value_BC, column_BM.gather(1, place_BC)
 
 
 def begin(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:

@@ -32,10 +32,10 @@ from allyouneed.decode.base import (
     Hypothesis,
     as_float32,
     device_of,
-    log_total,
     pack,
     pad_right,
     predicting,
+    top_words,
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
@@ -131,14 +131,12 @@ class Candidates:
 def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Candidates:
     """The `count` best continuations of each sentence's K rows; where there are fewer, impossible ones fill up."""
     N, K = logprob_NK.shape
-    # The best of a union are among the best of its parts: the vocabulary is read once for its sum, once for its maxima,
-    # and normalised log-probabilities exist for a few tokens only.
+    # The best of a union are among the best of its parts.
     per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
-    logit_BR, word_BR = logits_BV[:, FIRST_WORD:].topk(per_row, dim=1)
-    shift_B = logprob_NK.flatten() - log_total(logits_BV, logit_BR[:, 0])
-    logprob_NM = (logit_BR + shift_B[:, None]).view(N, K * per_row)
+    more_BR, token_BR = top_words(logits_BV, per_row)
+    logprob_NM = (more_BR + logprob_NK.flatten()[:, None]).view(N, K * per_row)
     logprob_NC, place = logprob_NM.topk(min(count, K * per_row), dim=1)
-    token_NC = word_BR.view(N, K * per_row).gather(1, place) + FIRST_WORD
+    token_NC = token_BR.view(N, K * per_row).gather(1, place)
     first_N1 = torch.arange(0, N * K, K, device=logits_BV.device)[:, None]
     row_NC = place // per_row + first_N1
     missing = count - logprob_NC.shape[1]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import FIRST_WORD, Hypothesis, as_float32, log_total
+from allyouneed.decode.base import Hypothesis, as_float32, top_words
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import EOS
@@ -49,5 +49,5 @@ def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], c
 
 def best_token(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token (B) that may be said, and its log-probability (B) among all tokens."""
-    best_B, word_B = logits_BV[:, FIRST_WORD:].max(dim=1)
-    return word_B + FIRST_WORD, best_B - log_total(logits_BV, best_B)
+    logprob_B1, token_B1 = top_words(logits_BV, 1)
+    return token_B1[:, 0], logprob_B1[:, 0]

@@ -4,7 +4,7 @@ Beams of one sentence have the same source, so several rows in a row may *share*
 for all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,13 +29,24 @@ class CrossState:
     valid_NS: Tensor | None
     sharing: int = 1  # rows of the batch for each memory
 
+    def by_columns(self) -> "CrossState":
+        """The same with keys in the order in which a few queries read them fastest, for many steps to come."""
+        if self.k_NHSK.mT.is_contiguous():
+            return self
+        return replace(self, k_NHSK=self.k_NHSK.mT.contiguous().mT, v_NHSR=self.v_NHSR.contiguous())
+
+    def by_rows(self) -> "CrossState":
+        """The same with keys in the order that the fused kernel can read."""
+        return self if self.k_NHSK.stride(-1) == 1 else replace(self, k_NHSK=self.k_NHSK.contiguous())
+
     def select(self, rows_B: Tensor) -> "CrossState":
         """The memories of some rows; rows that keep sharing cost nothing."""
         group, sharing = regroup(rows_B, self.k_NHSK.shape[0], self.sharing)
         if group is None:
-            return CrossState(self.k_NHSK, self.v_NHSR, self.valid_NS, sharing)
+            return replace(self, sharing=sharing)
         valid = None if self.valid_NS is None else self.valid_NS.index_select(0, group)
-        return CrossState(self.k_NHSK.index_select(0, group), self.v_NHSR.index_select(0, group), valid, sharing)
+        k_NHSK = self.k_NHSK.mT.index_select(0, group).mT  # keys by columns stay so
+        return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), valid, sharing)
 
 
 def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, int]:

@@ -157,10 +157,16 @@ class Softmax(Mixer):
     ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
         B = x_BD.shape[0]
         if isinstance(state, CrossState):
+            state = state.by_columns()
             N = state.k_NHSK.shape[0]
             q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
             visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
-            y_NHTR = self._look_up(q_NHTK, state.k_NHSK, state.v_NHSR, None, visible, False)
+            alpha_NHTS = soft_alpha(
+                q_NHTK, state.k_NHSK, None, visible
+            )  # for so few queries the fused kernel is slower
+            if (sink := map_sink()) is not None:
+                sink(self, alpha_NHTS)
+            y_NHTR = lookup(alpha_NHTS, state.v_NHSR)
             return self.output(y_NHTR.transpose(1, 2).reshape(B, self.values)), state
         if state is None or self.position is not None or state.valid_BS is not None:
             return super().advance(x_BD, state=state, memory=memory)
@@ -186,6 +192,7 @@ class Softmax(Mixer):
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
             k_NHSK, v_NHSR = self._keys_values(self.key_value(memory.x_BSD))
             state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
+        state = state.by_rows()
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))
