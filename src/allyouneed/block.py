@@ -99,15 +99,21 @@ class Block(nn.Module):
         state: BlockState | None = None,
     ) -> tuple[Tensor, BlockState]:
         """The block's output for the new positions, and the state that the next ones need."""
-        return self._run(x_BTD, partial(self.mixer, valid_BT=valid_BT), self.cross, memory, state)
+        return self._run(x_BTD, partial(self.mixer, valid_BT=valid_BT), self.cross, memory, state, self.feedforward)
 
     def advance(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
         """The same for one new position of each row."""
         cross = self.cross.advance if self.cross is not None else None
-        return self._run(x_BD, self.mixer.advance, cross, memory, state)
+        return self._run(x_BD, self.mixer.advance, cross, memory, state, self.feedforward.forward)
 
     def _run(
-        self, x: Tensor, mix: Mix, cross: Mix | None, memory: Memory | None, state: BlockState | None
+        self,
+        x: Tensor,
+        mix: Mix,
+        cross: Mix | None,
+        memory: Memory | None,
+        state: BlockState | None,
+        feed: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, BlockState]:
         pre = self.norm_place == "pre"
         y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
@@ -116,9 +122,9 @@ class Block(nn.Module):
         if cross is not None:
             y, crossed = cross(self.cross_norm(x) if pre else x, memory=memory, state=state.cross if state else None)
             x = self._add(x, y, self.cross_norm)
-        y = self.feedforward(self.feedforward_norm(x) if pre else x)
+        y = feed(self.feedforward_norm(x) if pre else x)
         return self._add(x, y, self.feedforward_norm), BlockState(mixed, crossed)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        x = self.dropout.add(x, y)
+        x = self.dropout.add(x, y) if self.training else x + y
         return norm(x) if self.norm_place == "post" else x

@@ -41,6 +41,10 @@ class ScorePosition(nn.Module):
         """Queries or keys, turned by their positions."""
         return x_BHTK
 
+    def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
+        """The same where all rows stand at one position (T = 1): what decoding does again and again."""
+        return self.rotate(x_BHTK, torch.tensor([place], device=x_BHTK.device))
+
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
         """What is added to the scaled scores, broadcastable to (B, H, T, S); None: nothing."""
         return None
@@ -271,16 +275,31 @@ class Rotary(ScorePosition):
             raise ConfigError(f"rotary positions turn pairs of features: head width {head_width} is odd")
         frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
         self.register_buffer("frequency_R", frequency_R, persistent=False)
+        self._known: tuple[Tensor, Tensor] | None = None  # of the first positions
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
+        if position.ndim == 2:  # rows with positions of their own: (B, T) -> (B, 1, T)
+            position = position.unsqueeze(1)
+        return self._turn(x_BHTK, *self._waves(position, x_BHTK.dtype))
+
+    def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
+        known = self._known  # another thread may put others in their place
+        if known is None or place >= known[0].shape[0] or known[0].dtype != x_BHTK.dtype:
+            first_N = torch.arange(max(64, 2 * place + 2), device=x_BHTK.device)
+            self._known = known = self._waves(first_N, x_BHTK.dtype)
+        return self._turn(x_BHTK, known[0][place], known[1][place])
+
+    def _waves(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(cos, cos) and (-sin, sin) of the angles: (..., K) each."""
         angle = position.unsqueeze(-1).to(torch.float64) * self.frequency_R.to(torch.float64)
-        if angle.ndim == 3:  # rows with positions of their own: (B, T, R) -> (B, 1, T, R)
-            angle = angle.unsqueeze(1)
-        cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+    @staticmethod
+    def _turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         left, right = x_BHTK.chunk(2, dim=-1)
         # x cos + swapped(x) sin with the sign in the sine: few passes over x, which is much larger than the angles.
-        swapped_BHTK = torch.cat([right, left], dim=-1)
-        return torch.addcmul(x_BHTK * torch.cat([cos, cos], dim=-1), swapped_BHTK, torch.cat([-sin, sin], dim=-1))
+        return torch.addcmul(x_BHTK * cos, torch.cat([right, left], dim=-1), sin)
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:

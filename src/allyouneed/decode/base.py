@@ -103,17 +103,9 @@ def as_float32(logits: Tensor) -> Tensor:
 
 
 def top_words(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` most probable words of each row, best first, as ids (B, C), after their log-probabilities (B, C).
-
-    The probabilities are those among all tokens; the sum over them is read off a softmax, log sum exp z = z_max -
-    log p_max, which is one pass where `logsumexp` makes several.
-    """
-    logit_BC, word_BC = largest(logits_BV[:, FIRST_WORD:], count)
-    p_BV = logits_BV.softmax(dim=1)
-    unsaid_B = logits_BV[:, :FIRST_WORD].amax(dim=1)
-    p_B = torch.maximum(p_BV[:, FIRST_WORD:].gather(1, word_BC[:, :1])[:, 0], p_BV[:, :FIRST_WORD].amax(dim=1))
-    total_B = torch.maximum(logit_BC[:, 0], unsaid_B) - p_B.log_()
-    return logit_BC - total_B[:, None], word_BC + FIRST_WORD
+    """The `count` best words of each row, best first: log-probabilities (B, C) among all tokens, and ids (B, C)."""
+    logprob_BC, word_BC = largest(logits_BV.log_softmax(dim=1)[:, FIRST_WORD:], count)
+    return logprob_BC, word_BC + FIRST_WORD
 
 
 HEAP = 16  # columns that compete for one maximum
@@ -128,7 +120,7 @@ def largest(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     B, V = x_BV.shape
     N = V // HEAP
     if count >= N or x_BV.numel() < 1 << 14:
-        return x_BV.topk(min(count, V), dim=1)
+        return x_BV.topk(min(count, V), dim=1) if count > 1 else x_BV.max(dim=1, keepdim=True)
     heaps_BRN = x_BV[:, : HEAP * N].unflatten(1, (HEAP, N))
     column_BC = heaps_BRN.amax(dim=1).topk(count, dim=1).indices
     chosen_BRC = column_BC[:, None].expand(B, HEAP, count)

@@ -157,25 +157,39 @@ class Softmax(Mixer):
     ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
         B = x_BD.shape[0]
         if isinstance(state, CrossState):
+            return self._advance_cross(x_BD, state)
+        if state is None or state.valid_BS is not None:
+            return super().advance(x_BD, state=state, memory=memory)
+        packed_BN, place = self.query_key_value(x_BD), state.past.length
+        if self.position is not None:  # the past keeps turned keys
+            both = packed_BN[:, : 2 * self.keys].view(B, 2 * self.heads, 1, -1)
+            turned = self.position.rotate_one(both, place)
+            if turned is not both:
+                packed_BN = torch.cat([turned.view(B, -1), packed_BN[:, 2 * self.keys :]], dim=1)
+        query, kept = packed_BN.split([self.keys, self.keys + self.values], dim=1)
+        q_BHTK = query.view(B, self.heads, 1, -1)
+        bias = None
+        if self.position is not None:
+            place_S = torch.arange(place + 1, device=x_BD.device)
+            bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
+        past = state.past.append(kept.unsqueeze(1))
+        k_BHSK, v_BHSR = self._keys_values(past.tensor)
+        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, None, False)
+        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, None)
+
+    def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
+        B, N = x_BD.shape[0], state.k_NHSK.shape[0]
+        q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
+        visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
+        if B == 1:
+            y_NHTR = self._look_up(q_NHTK, state.by_rows().k_NHSK, state.v_NHSR, None, visible, False)
+        else:  # many rows, few queries each: the fused kernel is slower than its parts on keys that stand by columns
             state = state.by_columns()
-            N = state.k_NHSK.shape[0]
-            q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
-            visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
-            alpha_NHTS = soft_alpha(
-                q_NHTK, state.k_NHSK, None, visible
-            )  # for so few queries the fused kernel is slower
+            alpha_NHTS = soft_alpha(q_NHTK, state.k_NHSK, None, visible)
             if (sink := map_sink()) is not None:
                 sink(self, alpha_NHTS)
             y_NHTR = lookup(alpha_NHTS, state.v_NHSR)
-            return self.output(y_NHTR.transpose(1, 2).reshape(B, self.values)), state
-        if state is None or self.position is not None or state.valid_BS is not None:
-            return super().advance(x_BD, state=state, memory=memory)
-        packed_BN = self.query_key_value(x_BD)
-        past = state.past.append(packed_BN[:, None, self.keys :])
-        q_BHTK = packed_BN[:, : self.keys].view(B, self.heads, 1, -1)
-        k_BHSK, v_BHSR = self._keys_values(past.tensor)
-        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, None, None, False)
-        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, None)
+        return self.output(y_NHTR.transpose(1, 2).reshape(B, self.values)), state
 
     def _visible(self, valid_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""

@@ -57,11 +57,13 @@ class Growable:
         """This tensor with new positions at its end."""
         if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
             return Growable(torch.cat([self.tensor, new_BTN], dim=1))
-        base, grown = self, self.length + new_BTN.shape[1]
-        if self._end[0] != self._begin + self.length or self._begin + grown > self._buffer.shape[1]:
+        base, T = self, new_BTN.shape[1]
+        grown, end = self.length + T, self._begin + self.length
+        if self._end[0] != end or end + T > self._buffer.shape[1]:
             base = self._copy(grown + max(SLACK, grown // 2))
-        base._buffer.narrow(1, base._begin + self.length, new_BTN.shape[1]).copy_(new_BTN)
-        base._end[0] = base._begin + grown
+            end = self.length
+        base._buffer.narrow(1, end, T).copy_(new_BTN)
+        base._end[0] = end + T
         return base._view(base._begin, grown)
 
     def keep_last(self, count: int) -> "Growable":

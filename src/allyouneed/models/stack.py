@@ -54,13 +54,13 @@ class Embedding(nn.Module):
 
     def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
         """One token for each row, after `seen` others."""
-        x_BD = nn.functional.embedding(token_B, self.weight_VD) * self.scale
+        x_BD = torch.embedding(self.weight_VD, token_B) * self.scale
         if self.position is not None:
             if isinstance(seen, int):
                 x_BD = x_BD + self.position.table(seen + 1, token_B.device)[seen]
             else:
                 x_BD = x_BD + self.position(seen)
-        out_BD: Tensor = self.dropout(x_BD)
+        out_BD: Tensor = self.dropout(x_BD) if self.training else x_BD
         return out_BD
 
 
