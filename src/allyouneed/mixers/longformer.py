@@ -21,7 +21,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
-from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of
+from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
 from allyouneed.positions import ScorePosition
 
 
@@ -53,8 +53,7 @@ class LongformerConfig(HeadsConfig):
         return Cost(projections + 4 * pairs * width, 0, sequential=1, path=1)
 
     def position_queries(self, length: int) -> int:
-        bands = bands_of(self.pattern, length, length)
-        return sum(band.blocks * band.size for band in bands) + min(self.everywhere, length)
+        return meetings(bands_of(self.pattern, length, length)) + min(self.everywhere, length)
 
 
 @final
@@ -100,8 +99,8 @@ class Longformer(Mixer):
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place_T), self.position.rotate(k_BHTK, place_T)
             far_BHGK, keys = self.position.rotate(far_BHGK, place_T[:G]), self.position.rotate(keys, place_T)
             bias = self.position.bias(far_BHGK, place_T[:G], place_T)
-        scheme = None if self.position is None else self.position.bias
-        y_BHTK = attend_sparsely(q_BHTK, k_BHTK, v_BHTK, self.config.pattern, scheme)
+        scheme = bias_of(self.position)
+        y_BHTK = attend_sparsely(q_BHTK, k_BHTK, v_BHTK, bands_of(self.config.pattern, T, T), scheme)
         global_BHGK = soft_lookup(far_BHGK, keys, values, bias=bias)
         if (sink := map_sink()) is not None:
             visible = self.config.pattern.sees(place_T[:, None], place_T)

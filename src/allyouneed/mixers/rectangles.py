@@ -2,10 +2,11 @@
 
     out_t = sum_r exp(lse_rt - lse_t) out_rt,     lse_t = log sum_r exp(lse_rt)
 
-Nothing of size n x n exists, and nothing is padded. A *band* is many equal rectangles along the diagonal, read in one
-call on overlapping views of keys and values. On a CPU a call is torch's flash kernel, which also gives the log-sum-exp;
-its backward pass is handed the output and log-sum-exp of *all* rectangles of a query, P = exp(score - lse), so each
-rectangle's gradient is exact without differentiating the merge.
+Nothing of size n x n exists. A *band* is many equal rectangles, read in one call: along the diagonal on overlapping
+views of keys and values, between positions that are a stride apart on strided views, or on gathered *runs* of keys. On
+a CPU a call is torch's flash kernel, which also gives the log-sum-exp; its backward pass is handed the output and
+log-sum-exp of *all* rectangles of a query, P = exp(score - lse), so each rectangle's gradient is exact without
+differentiating the merge.
 
 `attend_plainly` says the same in ordinary operations: on other devices, wherever something is added to the scores, and
 where somebody counts operations. Cost: O(covered area x K) time, O(T K) memory (plainly: O(covered area)).
@@ -13,21 +14,86 @@ The identity of the backward pass is that of Liu et al. 2023, arXiv:2310.01889 (
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# What is added to the scaled scores of one block: from queries (B, H, T, K), their positions (T), the keys' (S).
+from allyouneed.positions import ScorePosition
+
+# What is added to the scaled scores: from queries (B, H, T, K), their positions ((T) or (B, T)) and those of the keys.
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+# Who sees whom: from positions of queries and keys that broadcast.
+Sees = Callable[[Tensor, Tensor], Tensor]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-AT_ONCE = 4096  # queries whose unfolded key gradients are held at a time: cache-sized
+AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, are held at a time: cache-sized
+
+
+@dataclass(frozen=True)
+class Band:
+    """Blocks i = 0, 1, ..: `size` queries from `query` + i hop on read `length` keys from `key` + i hop on.
+
+    Queries and keys of a block stand `step` apart. With `runs` the keys are others: for each head (or once for all) and
+    each block, the first keys of several runs of `length`. Runs may end behind the last key, where nobody may see.
+    """
+
+    query: int
+    key: int
+    size: int
+    length: int
+    blocks: int = 1
+    again: bool = False  # whether all of these queries also stand in bands before: results are merged
+    step: int = 1
+    hop: int = 0  # 0: as long as a block
+    runs_HNR: Tensor | None = None
+    sees: Sees | None = None  # the same for all blocks, each of whose queries must see something; None: everything
+
+    def __post_init__(self) -> None:
+        if not self.hop:
+            object.__setattr__(self, "hop", self.size)
+
+    @property
+    def width(self) -> int:
+        """Keys that a query meets."""
+        return self.length if self.runs_HNR is None else self.length * self.runs_HNR.shape[2]
+
+    def part(self, begin: int, end: int) -> "Band":
+        """Some of its blocks."""
+        step = begin * self.hop
+        runs = None if self.runs_HNR is None else self.runs_HNR[:, begin:end]
+        return replace(self, query=self.query + step, key=self.key + step, blocks=end - begin, runs_HNR=runs)
+
+    def parts(self) -> Iterator["Band"]:
+        """All of its blocks, a few at a time."""
+        group = max(1, AT_ONCE // self.size)
+        for begin in range(0, self.blocks, group):
+            yield self.part(begin, min(begin + group, self.blocks))
+
+    def queries(self, device: torch.device | None = None) -> Tensor:
+        """(blocks, size): which queries they are."""
+        return self._positions(self.query, self.size, device)
+
+    def keys(self, device: torch.device | None = None) -> Tensor:
+        """(H or 1, blocks, width): where its keys stand."""
+        if self.runs_HNR is None:
+            return self._positions(self.key, self.length, device)[None]
+        return (self.runs_HNR.to(device)[..., None] + torch.arange(self.length, device=device)).flatten(2)
+
+    def visible(self, before: int, device: torch.device | None = None) -> Tensor | None:
+        """(size, width) for any of its blocks; None: everything."""
+        if self.sees is None:
+            return None
+        return self.sees(self.queries(device)[0][:, None] + before, self.keys(device)[0, 0])
+
+    def _positions(self, first: int, count: int, device: torch.device | None) -> Tensor:
+        block_N = torch.arange(self.blocks, device=device) * self.hop
+        return first + block_N[:, None] + torch.arange(count, device=device) * self.step
 
 
 @dataclass(frozen=True)
@@ -45,23 +111,6 @@ class Pattern:
         return near | (key < self.everywhere) if self.everywhere else near
 
 
-@dataclass(frozen=True)
-class Band:
-    """Blocks i = 0, 1, ..: `size` queries from `query` + i size on read `length` keys from `key` + i size on."""
-
-    query: int
-    key: int
-    size: int
-    length: int
-    blocks: int = 1
-    again: bool = False  # whether these queries also stand in a band before: results are merged
-
-    def part(self, begin: int, end: int) -> "Band":
-        """Some of its blocks."""
-        step = begin * self.size
-        return Band(self.query + step, self.key + step, self.size, self.length, end - begin, self.again)
-
-
 def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     """The rectangles of a pattern for the last `queries` of `keys` positions.
 
@@ -77,14 +126,14 @@ def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
         here = before + begin  # the key of the first query
         inner = (keys - right - here) // size if here >= clear else 0
         if inner > 0:
-            bands.append(Band(begin, here - left, size, size + left + right, inner))
+            bands.append(Band(begin, here - left, size, size + left + right, inner, sees=pattern.sees))
             begin += inner * size
             continue
         stop = min(begin + size, queries)
         if here < clear:
             stop = min(stop, begin + clear - here)
         first, last = (0 if here < clear else here - left), min(keys, before + stop + right)
-        bands.append(Band(begin, first, stop - begin, last - first))
+        bands.append(Band(begin, first, stop - begin, last - first, sees=pattern.sees))
         begin = stop
     touching = max(0, clear - before)
     if pattern.everywhere and touching < queries:
@@ -92,141 +141,223 @@ def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     return bands
 
 
+def dilated(bands: Sequence[Band], pattern: Pattern, queries: range, key: int) -> list[Band]:
+    """The same bands where positions stand further apart: among these queries, and as distant keys from `key` on."""
+    step = queries.step
+    sees = Pattern(pattern.left * step, pattern.right * step).sees
+    return [
+        replace(
+            band,
+            query=queries.start + band.query * step,
+            key=key + band.key * step,
+            step=step,
+            hop=band.hop * step,
+            sees=sees,
+        )
+        for band in bands
+    ]
+
+
 def area(bands: Sequence[Band]) -> int:
     """How many pairs are computed."""
-    return sum(band.blocks * band.size * band.length for band in bands)
+    return sum(band.blocks * band.size * band.width for band in bands)
+
+
+def meetings(bands: Sequence[Band]) -> int:
+    """How many queries are met, some of them several times."""
+    return sum(band.blocks * band.size for band in bands)
+
+
+def bias_of(position: ScorePosition | None) -> Bias | None:
+    """What a scheme adds to scores; None for those that only turn queries and keys."""
+    return None if position is None or type(position).bias is ScorePosition.bias else position.bias
 
 
 def attend_sparsely(
-    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, pattern: Pattern, bias: Bias | None = None
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
-    """softmax attention over what the pattern lets each query see; the queries are the last T of S positions."""
-    bands = bands_of(pattern, q_BHTK.shape[2], k_BHSK.shape[2])
+    """softmax attention over what the bands let each query see; the queries are the last T of S positions."""
     if bias is None and q_BHTK.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
-        out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands, pattern)
+        out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands)
         return out_BHTK
-    return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, pattern, bias)
+    return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, bias)
 
 
 def attend_plainly(
-    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], pattern: Pattern, bias: Bias | None = None
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
-    """The same in ordinary operations."""
-    before = k_BHSK.shape[2] - q_BHTK.shape[2]
-    found = [(band, *_plain_band(q_BHTK, k_BHSK, v_BHSK, band, pattern, bias, before)) for band in bands]
-    y_BHTK = torch.cat([y for band, y, _ in found if not band.again], dim=2)
-    total = torch.cat([lse for band, _, lse in found if not band.again], dim=2)
-    for band, more, more_total in found:
-        if band.again:  # it goes on to the last query
-            here = total[:, :, band.query :]
-            both = torch.logaddexp(here, more_total)
-            merged = y_BHTK[:, :, band.query :] * (here - both).exp() + more * (more_total - both).exp()
-            y_BHTK = torch.cat([y_BHTK[:, :, : band.query], merged], dim=2)
-    return y_BHTK
+    """The same in ordinary operations. Of the keys only those that are read are touched."""
+    outputs, totals, places = zip(*(_plain_band(q_BHTK, k_BHSK, v_BHSK, band, bias) for band in bands), strict=True)
+    y_BHNK, total_BHN, where_N = torch.cat(outputs, dim=2), torch.cat(totals, dim=2), torch.cat(places)
+    if len(where_N) == q_BHTK.shape[2]:  # nothing to merge
+        return y_BHNK.index_select(2, where_N.argsort())
+    # What is subtracted cancels; it only has to be near the largest.
+    most_BHT = total_BHN.new_full(q_BHTK.shape[:3], float("-inf"))
+    most_BHT = most_BHT.scatter_reduce(2, where_N.expand_as(total_BHN), total_BHN.detach(), "amax")
+    weight_BHN = (total_BHN - most_BHT.index_select(2, where_N)).exp()
+    sum_BHT = torch.zeros_like(most_BHT).index_add(2, where_N, weight_BHN)
+    y_BHTK = torch.zeros_like(q_BHTK).index_add(2, where_N, y_BHNK * weight_BHN[..., None])
+    return y_BHTK / sum_BHT[..., None]
 
 
 def _plain_band(
-    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, band: Band, pattern: Pattern, bias: Bias | None, before: int
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of the queries of one band."""
-    B, H, _, K = q_BHTK.shape
-    rows = band.blocks * band.size
-    reach = rows - band.size + band.length
-    q = q_BHTK[:, :, band.query : band.query + rows].unflatten(2, (band.blocks, band.size))
-    k, v = (x[:, :, band.key : band.key + reach].unfold(2, band.length, band.size) for x in (k_BHSK, v_BHSK))
-    score = q @ k / math.sqrt(K)  # (B, H, blocks, size, length)
-    here, there = _positions(band, before, q.device)
-    if bias is not None and (added := bias(q.transpose(1, 2).flatten(0, 1), here, there)) is not None:
-        added = added.expand(B * band.blocks, H, -1, -1)
-        score = score + added.unflatten(0, (B, band.blocks)).transpose(1, 2)
-    score = score.masked_fill(~pattern.sees(here[:, None], there), float("-inf"))
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, band: Band, bias: Bias | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and log-sum-exp of the queries of one band, and which they are."""
+    before, device = k_BHSK.shape[2] - q_BHTK.shape[2], q_BHTK.device
+    here, there = band.queries(device), band.keys(device)
+    q = q_BHTK.index_select(2, here.flatten()).unflatten(2, here.shape)  # (B, H, blocks, size, K)
+    k, v = (_chosen(x, there.clamp(max=x.shape[2] - 1)) for x in (k_BHSK, v_BHSK))
+    score = q @ k.mT / math.sqrt(q.shape[-1])
+    if bias is not None and (added := _added(bias, q, here + before, there, band)) is not None:
+        score = score + added
+    if (visible := band.visible(before, device)) is not None:
+        score = score.masked_fill(~visible, float("-inf"))
     total = score.logsumexp(dim=-1, keepdim=True)
-    return ((score - total).exp() @ v.mT).flatten(2, 3), total.flatten(2, 3)
+    return ((score - total).exp() @ v).flatten(2, 3), total.flatten(2), here.flatten()
 
 
-def _positions(band: Band, before: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of the queries and keys of a band's first block."""
-    here = torch.arange(band.query, band.query + band.size, device=device) + before
-    return here, torch.arange(band.key, band.key + band.length, device=device)
+def _chosen(x_BHSK: Tensor, index: Tensor) -> Tensor:
+    """(B, H, blocks, width, K): vectors at positions (H or 1, blocks, width)."""
+    if index.shape[0] == 1:
+        return x_BHSK.index_select(2, index.flatten()).unflatten(2, index.shape[1:])
+    return x_BHSK[:, torch.arange(index.shape[0], device=index.device)[:, None, None], index]
+
+
+def _added(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -> Tensor | None:
+    """What is added to the scores of a band: (B, H, blocks, size, width) or what broadcasts to it."""
+    B, H, blocks = q.shape[:3]
+    if band.runs_HNR is None:  # all blocks have the same distances
+        added = bias(q.transpose(1, 2).flatten(0, 1), here[0], there[0, 0])
+        return None if added is None else added.expand(B * blocks, H, -1, -1).unflatten(0, (B, -1)).transpose(1, 2)
+    parts = []
+    for head, keys in enumerate(there):
+        heads = slice(None) if len(there) == 1 else slice(head, head + 1)
+        queries = q[:, heads].transpose(1, 2).flatten(0, 1)
+        added = bias(queries, here.repeat(B, 1), keys.repeat(B, 1))
+        if added is None:
+            return None
+        parts.append(added.expand(-1, H, -1, -1)[:, heads])
+    return torch.cat(parts, dim=1).unflatten(0, (B, -1)).transpose(1, 2)
 
 
 class _Rectangles(torch.autograd.Function):
-    """All bands by flash calls on strided views."""
+    """All bands by flash calls."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: list[Band], pattern: Pattern
-    ) -> Tensor:
+    def forward(ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band]) -> Tensor:
         B, H, T, K = q_BHTK.shape
-        q, k, v = (x.reshape(B * H, -1, K).contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
+        before = k_BHSK.shape[2] - T
+        q, (k, v) = _flat(q_BHTK, T), (_flat(x, _room(bands, x.shape[2])) for x in (k_BHSK, v_BHSK))
         # The kernel keeps sums in float32 at least.
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1, dtype=wide)
-        masks = []
-        for band in bands:
-            mask = _mask(band, k.shape[1] - T, pattern, q)
-            y, total = _flash(_blocks(q, band), _keys(k, band), _keys(v, band), 0.0, False, attn_mask=mask)
-            total = total.unsqueeze(-1)
-            here, sofar = _blocks(out, band), _blocks(lse, band)
-            if band.again:
-                both = torch.logaddexp(sofar, total)
-                here.copy_(here * (sofar - both).exp_() + y * (total - both).exp_())
-                sofar.copy_(both)
-            else:
-                here.copy_(y)
-                sofar.copy_(total)
-            masks.append(mask)
-        ctx.save_for_backward(q, k, v, out, lse, *(mask for mask in masks if mask is not None))
-        ctx.bands, ctx.masked, ctx.shape = bands, [mask is not None for mask in masks], (B, H)
+        masks = [_mask(band, before, q) for band in bands]
+        for whole, mask in zip(bands, masks, strict=True):
+            for band in [whole] if whole.runs_HNR is None else whole.parts():
+                where = _rows(band, k, H)
+                y, total = _flash(
+                    _queries(q, band), _keys(k, band, where), _keys(v, band, where), 0.0, False, attn_mask=mask
+                )
+                total = total.unsqueeze(-1)
+                here, sofar = _queries(out, band), _queries(lse, band)
+                if band.again:
+                    both = torch.logaddexp(sofar, total)
+                    here.copy_(here * (sofar - both).exp_() + y * (total - both).exp_())
+                    sofar.copy_(both)
+                else:
+                    here.copy_(y)
+                    sofar.copy_(total)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.bands, ctx.masks, ctx.shape = bands, masks, (B, H, k_BHSK.shape[2])
         return out.view(B, H, T, K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *masks = ctx.saved_tensors
+        q, k, v, out, lse = ctx.saved_tensors
+        B, H, S = ctx.shape
         grad = grads[0].reshape(q.shape).contiguous()
         grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        remaining = iter(masks)
-        for whole, masked in zip(ctx.bands, ctx.masked, strict=True):
-            mask = next(remaining) if masked else None
-            group = max(1, AT_ONCE // whole.size)
-            for begin in range(0, whole.blocks, group):
-                band = whole.part(begin, min(begin + group, whole.blocks))
-                read = _keys(k, band), _keys(v, band)
-                done = _blocks(out, band), _blocks(lse, band).squeeze(-1).contiguous()
+        for whole, mask in zip(ctx.bands, ctx.masks, strict=True):
+            for band in whole.parts():
+                where = _rows(band, k, H)
+                read = _keys(k, band, where), _keys(v, band, where)
+                done = _queries(out, band), _queries(lse, band).squeeze(-1).contiguous()
                 a, b, c = _flash_backward(
-                    _blocks(grad, band), _blocks(q, band), *read, *done, 0.0, False, attn_mask=mask
+                    _queries(grad, band), _queries(q, band), *read, *done, 0.0, False, attn_mask=mask
                 )
-                _blocks(grad_q, band).add_(a)
-                # Neighbouring blocks read the same keys: what overlaps is added piece by piece.
-                step = band.size if band.blocks > 1 else band.length
-                for start in range(0, band.length, step):
-                    end = min(start + step, band.length)
-                    piece = Band(band.query, band.key + start, band.size, end - start, band.blocks)
-                    _keys(grad_k, piece).add_(b[:, :, start:end])
-                    _keys(grad_v, piece).add_(c[:, :, start:end])
-        shape = *ctx.shape, -1, q.shape[-1]
-        return grad_q.view(shape), grad_k.view(shape), grad_v.view(shape), None, None
+                _queries(grad_q, band).add_(a)
+                _add_to_keys(grad_k, b, band, where)
+                _add_to_keys(grad_v, c, band, where)
+        grad_k, grad_v = (x.view(B, H, -1, x.shape[-1])[:, :, :S] for x in (grad_k, grad_v))
+        return grad_q.view(B, H, -1, q.shape[-1]), grad_k, grad_v, None
 
 
-def _blocks(x_NTK: Tensor, band: Band) -> Tensor:
+def _flat(x_BHSK: Tensor, room: int) -> Tensor:
+    """(B H, room, K), contiguous."""
+    if room > x_BHSK.shape[2]:
+        x_BHSK = torch.nn.functional.pad(x_BHSK, (0, 0, 0, room - x_BHSK.shape[2]))
+    return x_BHSK.reshape(-1, room, x_BHSK.shape[-1]).contiguous()
+
+
+def _room(bands: Sequence[Band], keys: int) -> int:
+    """How many keys there must be so that no run ends behind them."""
+    return max([keys, *(int(band.runs_HNR.max()) + band.length for band in bands if band.runs_HNR is not None)])
+
+
+def _queries(x_NTK: Tensor, band: Band) -> Tensor:
     """The queries of each block: (N, blocks, size, K), a view."""
-    return x_NTK[:, band.query : band.query + band.blocks * band.size].unflatten(1, (band.blocks, band.size))
+    return _strided(x_NTK, band, band.query, band.size)
 
 
-def _keys(x_NSK: Tensor, band: Band) -> Tensor:
-    """The keys of each block: (N, blocks, length, K), a view in which blocks may overlap."""
+def _keys(x_NSK: Tensor, band: Band, rows: Tensor | None) -> Tensor:
+    """The keys of each block: (N, blocks, width, K): a view in which blocks may overlap, or a copy of runs."""
+    if rows is None:
+        return _strided(x_NSK, band, band.key, band.length)
+    N, _, K = x_NSK.shape
+    return _every_run(x_NSK, band).index_select(0, rows).view(N, band.blocks, band.width, K)
+
+
+def _add_to_keys(sum_NSK: Tensor, grad: Tensor, band: Band, rows: Tensor | None) -> None:
+    """Adds (N, blocks, width, K) to where it was read."""
+    if rows is not None:
+        _every_run(sum_NSK, band).index_add_(0, rows, grad.reshape(len(rows), -1))
+        return
+    # Neighbouring blocks may read the same keys: what overlaps is added piece by piece.
+    overlap = band.blocks > 1 and band.hop % band.step == 0
+    piece = band.hop // band.step if overlap else band.length
+    for start in range(0, band.length, piece):
+        end = min(start + piece, band.length)
+        _strided(sum_NSK, band, band.key + start * band.step, end - start).add_(grad[:, :, start:end])
+
+
+def _strided(x_NSK: Tensor, band: Band, first: int, count: int) -> Tensor:
     N, S, K = x_NSK.shape
     return x_NSK.as_strided(
-        (N, band.blocks, band.length, K), (S * K, band.size * K, K, 1), x_NSK.storage_offset() + band.key * K
+        (N, band.blocks, count, K), (S * K, band.hop * K, band.step * K, 1), x_NSK.storage_offset() + first * K
     )
 
 
-def _mask(band: Band, before: int, pattern: Pattern, like: Tensor) -> Tensor | None:
-    """What is added to the scores of a block, the same for all blocks of a band; None where everybody sees all."""
-    if band.again:
+def _every_run(x_NSK: Tensor, band: Band) -> Tensor:
+    """(rows, length K): row i is the run that begins at the i-th vector; a view in which all overlap."""
+    N, S, K = x_NSK.shape
+    return x_NSK.as_strided((N * S - band.length + 1, band.length * K), (K, 1))
+
+
+def _rows(band: Band, k_NSK: Tensor, heads: int) -> Tensor | None:
+    """The rows of `_every_run` that a band reads."""
+    if band.runs_HNR is None:
         return None
-    here, there = _positions(band, before, like.device)
-    visible = pattern.sees(here[:, None], there)
-    hidden = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
+    N, S, _ = k_NSK.shape
+    first = (torch.arange(N) * S).view(-1, heads, 1, 1)
+    return (first + band.runs_HNR).flatten()
+
+
+def _mask(band: Band, before: int, like: Tensor) -> Tensor | None:
+    """What is added to the scores of a block, the same for all blocks of a band; None where everybody sees all."""
+    visible = band.visible(before)
+    if visible is None:
+        return None
+    hidden = torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, float("-inf"))
     return hidden[None, None]

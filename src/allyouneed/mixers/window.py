@@ -13,7 +13,6 @@ Differs: padding is no position: the window counts real tokens only. The kernel 
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, final
 
 import torch
@@ -24,7 +23,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of
+from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -39,16 +38,22 @@ class WindowConfig(HeadsConfig):
     window: PositiveInt = 256  # how many positions it sees to each side (causal: before it)
     dilation: PositiveInt = 1  # it sees every d-th position only, as far as window times dilation
 
+    def bands(self, role: Role, queries: int, keys: int) -> list[Band]:
+        """Who reads whom among the last `queries` of `keys` positions."""
+        pattern = Pattern(self.window, 0 if role == "causal" else self.window)
+        bands = []
+        for first in range(min(self.dilation, keys)):  # positions that see each other have the same remainder
+            seen = range(first, keys, self.dilation)
+            here = range((first - (keys - queries)) % self.dilation, queries, self.dilation)
+            bands += dilated(bands_of(pattern, len(here), len(seen)), pattern, here, first)
+        return bands
+
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Window":
         self.require(role, position)
         return Window(self, width, role, position)
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
-        right = 0 if role == "causal" else self.window
-        pairs = 0
-        for first in range(min(self.dilation, length)):
-            size = len(range(first, length, self.dilation))
-            pairs += area(bands_of(Pattern(self.window, right), size, size))
+        pairs = area(self.bands(role, length, length))
         reach = self.window * self.dilation
         state = 8 * min(length, reach) * width if role == "causal" else 0
         distance = length - 1
@@ -118,27 +123,16 @@ class Window(Mixer):
         if sink is not None:
             place_S = torch.arange(S, device=q_BHTK.device)
             sink(self, soft_alpha(q_BHTK, k_BHSK, self._bias(q_BHTK, place_S[S - T :], place_S), self._sees(T, S)))
-        pattern = Pattern(self.config.window, 0 if self.role == "causal" else self.config.window)
-        scheme = None if self.position is None else partial(self._bias, step=step)
         if T == 1:  # decoding: everything that is kept is seen
             near = slice(S - 1 - min(self.config.window, (S - 1) // step) * step, None, step)
             place_S = torch.arange(S, device=q_BHTK.device)
             bias = self._bias(q_BHTK, place_S[-1:], place_S[near])
             visible = None if real_BS is None else real_BS[:, None, None, near]
             return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias, visible=visible)
-        if step == 1:
-            return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, pattern, scheme)
-        parts = []
-        for first in range(step):  # positions that see each other have the same remainder
-            here, keys = slice((first - (S - T)) % step, None, step), slice(first, None, step)
-            if here.start < T:
-                part = attend_sparsely(q_BHTK[:, :, here], k_BHSK[:, :, keys], v_BHSK[:, :, keys], pattern, scheme)
-                parts.append((torch.arange(T, device=q_BHTK.device)[here], part))
-        order_T = torch.cat([index for index, _ in parts]).argsort()
-        return torch.cat([part for _, part in parts], dim=2).index_select(2, order_T)
+        return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias_of(self.position))
 
-    def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor, step: int = 1) -> Tensor | None:
-        return None if self.position is None else self.position.bias(q_BHTK, query_place * step, key_place * step)
+    def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor) -> Tensor | None:
+        return None if self.position is None else self.position.bias(q_BHTK, query_place, key_place)
 
     def _sees(self, T: int, S: int) -> Tensor:
         device = self.project.output.weight.device
