@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.mixers import Mixer, MixerConfig, Role
+from allyouneed.mixers.bigbird import BigBirdConfig, draw
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
 from allyouneed.mixers.longformer import Longformer
 from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
+from allyouneed.mixers.patterned import Patterned
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.projections import Projections
 from allyouneed.mixers.softmax import Softmax
+from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.window import Window
 from allyouneed.positions import Alibi, Rotary, Shaw, T5Bias
 
@@ -123,6 +126,62 @@ def longformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
             rows.append(attend_by_loops(score, lambda _, s, t=t: visible(t, s), v_SK, 1)[0])  # type: ignore[misc]
         outputs.append(torch.stack(rows))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def bigbird_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Blocks that read neighbours, global blocks and drawn ones   (Zaheer et al. 2020, section 2 and appendix D)."""
+    assert isinstance(mixer, Patterned)
+    config = mixer.config
+    assert isinstance(config, BigBirdConfig)
+    last = (sum(reading.valid) - 1) // config.block
+
+    def reads(head: int, i: int, j: int) -> bool:
+        """Whether block i reads block j: of the drawn ones only their numbers are taken from the code under test."""
+        if abs(i - j) <= 1 or j < config.globals:
+            return True
+        if reading.role == "causal":
+            others = [o for o in range(config.globals, i) if o < i - 1]
+        elif i < config.globals or last in (i, j):
+            return True
+        else:
+            others = [o for o in range(config.globals, last) if abs(o - i) > 1]
+        return j in [others[number] for number in draw(config, i, len(others))[head].tolist()]
+
+    return _read_by_loops(mixer, x_TD, reading, lambda head, t, s: reads(head, t // config.block, s // config.block))
+
+
+def sparse_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """The union of two sets, A1 and A2   (Child et al. 2019, section 4.3 and equation 7)."""
+    assert isinstance(mixer, Patterned)
+    config = mixer.config
+    assert isinstance(config, SparseConfig)
+    stride = config.stride
+
+    def strided(head: int, t: int, s: int) -> bool:
+        return abs(t - s) < stride or (t - s) % stride == 0
+
+    def fixed(head: int, t: int, s: int) -> bool:
+        assert config.summaries is not None
+        return t // stride == s // stride or s % stride in range(stride - config.summaries, stride)
+
+    return _read_by_loops(mixer, x_TD, reading, strided if config.pattern == "strided" else fixed)
+
+
+def _read_by_loops(mixer: Patterned, x_TD: Tensor, reading: Reading, reads: Callable[[int, int, int], bool]) -> Tensor:
+    """Multi-head attention in which head h at place t reads the places s that `reads(h, t, s)` allows."""
+    outputs = []
+    for head in range(mixer.config.heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+            return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], reading.place(t), reading.place(s))
+
+        def visible(t: int, s: int, head: int = head) -> bool:
+            return reading.visible(t, s) and reads(head, reading.place(t), reading.place(s))
+
+        outputs.append(attend_by_loops(score, visible, v_SK, x_TD.shape[0]))
     y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
     return y_TD
 
@@ -246,7 +305,7 @@ def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor
     return nn.functional.linear(y, weight[part], None if bias is None else bias[part])
 
 
-Scored = Softmax | Window | Longformer  # mixers with a score in which positions act
+Scored = Softmax | Window | Longformer | Patterned  # mixers with a score in which positions act
 
 
 def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from mixer_oracles import (
     Oracle,
     Reading,
+    bigbird_oracle,
     linear_oracle,
     linformer_oracle,
     longformer_oracle,
     performer_oracle,
     softmax_of_projections,
     softmax_oracle,
+    sparse_oracle,
     window_oracle,
 )
 from torch import Tensor, nn
@@ -30,11 +32,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.block import Block, BlockConfig
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import MIXERS, Cost, Memory, Mixer, MixerConfig, Role, State, select_rows
+from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.window import WindowConfig
 from allyouneed.positions import POSITIONS, AlibiConfig, PositionConfig, SinusoidalConfig
 from helpers import tensors_of
@@ -59,6 +63,20 @@ SMALL: dict[str, list[MixerConfig]] = {
         LongformerConfig(heads=2, window=1, everywhere=1, bias=False),
         LongformerConfig(heads=2, window=2, everywhere=3),
     ],
+    "bigbird": [
+        BigBirdConfig(heads=3, block=2, random=2, seed=1),
+        BigBirdConfig(heads=2, block=1, globals=2, random=1, bias=False),
+        BigBirdConfig(heads=1, block=3, random=0),
+        BigBirdConfig(heads=2, block=64),
+    ],
+    "sparse": [
+        SparseConfig(heads=3, pattern="fixed", stride=3, summaries=2),
+        SparseConfig(heads=3, pattern="strided", stride=3),
+        SparseConfig(heads=2, pattern="fixed", stride=4, summaries=1, bias=False),
+        SparseConfig(heads=1, pattern="fixed", stride=2, summaries=2),
+        SparseConfig(heads=2, pattern="strided", stride=1),
+        SparseConfig(heads=2, pattern="strided", stride=8),
+    ],
     "linear": [LinearConfig(heads=3), LinearConfig(heads=2, bias=False)],
     "performer": [PerformerConfig(heads=3, features=9), PerformerConfig(heads=1, features=30, bias=False)],
     "linformer": [
@@ -71,6 +89,8 @@ ORACLES: dict[str, Oracle] = {
     "softmax": Oracle(softmax_oracle),
     "window": Oracle(window_oracle),
     "longformer": Oracle(longformer_oracle),
+    "bigbird": Oracle(bigbird_oracle),
+    "sparse": Oracle(sparse_oracle),
     "linear": Oracle(linear_oracle),
     "performer": Oracle(
         performer_oracle, approximates=softmax_of_projections, finer=PerformerConfig(heads=3, features=3000)
@@ -81,7 +101,8 @@ ORACLES: dict[str, Oracle] = {
 SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
 
 LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many steps; half of it is not enough
-STEPS = {"softmax": 150, "window": 150, "longformer": 150, "linear": 400, "performer": 400, "linformer": 400}
+STEPS = dict.fromkeys(("softmax", "window", "longformer", "bigbird", "sparse"), 150)
+STEPS |= dict.fromkeys(("linear", "performer", "linformer"), 400)
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -447,7 +468,7 @@ def test_declared_flops_are_those_counted(case: Case, length: int) -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         run(mixer, x_BTD.detach(), Read(memory_BSD))
     heads, head_width = case.config.position_heads, case.config.position_width(WIDTH)
-    queries = case.config.position_queries(length)
+    queries = case.config.position_queries(length, case.role)
     position = case.position_config().flops(queries, length, heads, head_width)
     assert _cost(case, length, memory=5).flops + position == counter.get_total_flops()
 

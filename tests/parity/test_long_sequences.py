@@ -2,16 +2,22 @@
 
 import os
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers", reason="transformers is not installed (extra: bench)")
 
+from transformers import BigBirdConfig as TheirBigBirdConfig
 from transformers import LongformerConfig as TheirConfig
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
+from allyouneed.mixers import bigbird
+from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
 
 
@@ -48,3 +54,65 @@ def test_longformer(window: int, everywhere: int, length: int) -> None:
     close(our_y_BTD, their_y_BTD)
     noise_BTD = torch.randn_like(our_y_BTD)
     close(*(torch.autograd.grad(y, x_BTD, noise_BTD)[0] for y in (our_y_BTD, their_y_BTD)))
+
+
+@pytest.mark.parametrize(("block", "blocks", "random"), [(4, 12, 3), (3, 9, 1), (2, 13, 2), (16, 16, 3)])
+def test_bigbird(monkeypatch: pytest.MonkeyPatch, block: int, blocks: int, random: int) -> None:
+    """With the random blocks that theirs draws in training (in evaluation it reads block 0 instead)."""
+    width, heads, length = 24, 3, block * blocks
+    ours = BigBirdConfig(heads=heads, block=block, random=random).build(width, role="bidirectional").double()
+    settings = TheirBigBirdConfig(
+        hidden_size=width,
+        num_attention_heads=heads,
+        block_size=block,
+        num_random_blocks=random,
+        max_position_embeddings=length,
+    )
+    theirs = BigBirdBlockSparseAttention(settings, seed=5).double().train()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(std=0.4)
+        stored = ours.project.query_key_value
+        weights, biases = stored.weight.split(width), stored.bias.split(width)
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            getattr(theirs, name).weight.copy_(weight)
+            getattr(theirs, name).bias.copy_(bias)
+    drawn = their_draw(monkeypatch, theirs)
+    x_BTD = torch.randn(2, length, width, dtype=torch.float64, requires_grad=True)
+    ones = torch.ones(2, blocks, block, dtype=torch.float64)
+    y_BTD = theirs(
+        x_BTD,
+        band_mask=torch.ones(2, 1, blocks - 4, block, 3 * block, dtype=torch.float64),
+        from_mask=torch.ones(2, 1, length, 1, dtype=torch.float64),
+        to_mask=torch.ones(2, 1, 1, length, dtype=torch.float64),
+        from_blocked_mask=ones,
+        to_blocked_mask=ones,
+    )[0]
+
+    def same(config: BigBirdConfig, i: int, choices: int) -> Tensor:
+        """Their blocks as numbers among the blocks that may be drawn."""
+        others = [j for j in range(1, blocks - 1) if abs(i - j) > 1]
+        assert len(others) == choices
+        return torch.tensor([[others.index(j) for j in drawn[head][i - 1]] for head in range(heads)])
+
+    monkeypatch.setattr(bigbird, "draw", same)
+    bigbird._bands.cache_clear()
+    our_y_BTD, their_y_BTD = ours(x_BTD)[0], ours.project.output(y_BTD)
+    bigbird._bands.cache_clear()
+    torch.testing.assert_close(our_y_BTD, their_y_BTD)
+    noise_BTD = torch.randn_like(our_y_BTD)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x_BTD, noise_BTD)[0] for y in (our_y_BTD, their_y_BTD)))
+
+
+def their_draw(monkeypatch: pytest.MonkeyPatch, theirs: BigBirdBlockSparseAttention) -> list[list[list[int]]]:
+    """For each head and inner block the blocks that it will have drawn."""
+    drawn: list[list[list[int]]] = []
+    original = theirs._bigbird_block_rand_mask_with_head
+
+    def watched(*settings: Any, **named: Any) -> Any:
+        found = original(*settings, **named)
+        drawn.extend(head.tolist() for head in found)
+        return found
+
+    monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", watched)
+    return drawn

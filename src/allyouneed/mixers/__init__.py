@@ -9,11 +9,13 @@ from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
+from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.state import select_rows
 from allyouneed.mixers.window import WindowConfig
 
@@ -21,6 +23,8 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
     "window": WindowConfig,
     "longformer": LongformerConfig,
+    "bigbird": BigBirdConfig,
+    "sparse": SparseConfig,
     "linear": LinearConfig,
     "performer": PerformerConfig,
     "linformer": LinformerConfig,

@@ -84,7 +84,7 @@ class MixerConfig(Config, ABC):
         """How wide the queries and keys of one head are."""
         return width // self.position_heads
 
-    def position_queries(self, length: int) -> int:
+    def position_queries(self, length: int, role: Role) -> int:
         """How many queries of a sequence of `length` meet a relative position; some may meet it twice."""
         return length
 

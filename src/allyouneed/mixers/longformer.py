@@ -52,7 +52,7 @@ class LongformerConfig(HeadsConfig):
         # The first position is global, so it reaches the last at once; two others far apart need two layers.
         return Cost(projections + 4 * pairs * width, 0, sequential=1, path=1)
 
-    def position_queries(self, length: int) -> int:
+    def position_queries(self, length: int, role: Role) -> int:
         return meetings(bands_of(self.pattern, length, length)) + min(self.everywhere, length)
 
 

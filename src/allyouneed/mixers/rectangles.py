@@ -26,7 +26,7 @@ from allyouneed.positions import ScorePosition
 
 # What is added to the scaled scores: from queries (B, H, T, K), their positions ((T) or (B, T)) and those of the keys.
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
-# Who sees whom: from positions of queries and keys that broadcast.
+# Who sees whom: from positions of queries and keys that broadcast; torch.ge is the past.
 Sees = Callable[[Tensor, Tensor], Tensor]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -40,7 +40,7 @@ class Band:
     """Blocks i = 0, 1, ..: `size` queries from `query` + i hop on read `length` keys from `key` + i hop on.
 
     Queries and keys of a block stand `step` apart. With `runs` the keys are others: for each head (or once for all) and
-    each block, the first keys of several runs of `length`. Runs may end behind the last key, where nobody may see.
+    each block, the first keys of several runs of `length`.
     """
 
     query: int
@@ -158,6 +158,22 @@ def dilated(bands: Sequence[Band], pattern: Pattern, queries: range, key: int) -
     ]
 
 
+def grouped(rectangles: Sequence[tuple[int, int, int, int]], sees: Sees | None = None) -> Iterator[Band]:
+    """Rectangles (query, key, size, length); equal ones along a diagonal form one band."""
+    band: Band | None = None
+    for query, key, size, length in rectangles:
+        if band is not None and (band.size, band.length) == (size, length):
+            done = band.blocks * size
+            if (query, key) == (band.query + done, band.key + done):
+                band = replace(band, blocks=band.blocks + 1)
+                continue
+        if band is not None:
+            yield band
+        band = Band(query, key, size, length, sees=sees)
+    if band is not None:
+        yield band
+
+
 def area(bands: Sequence[Band]) -> int:
     """How many pairs are computed."""
     return sum(band.blocks * band.size * band.width for band in bands)
@@ -166,6 +182,19 @@ def area(bands: Sequence[Band]) -> int:
 def meetings(bands: Sequence[Band]) -> int:
     """How many queries are met, some of them several times."""
     return sum(band.blocks * band.size for band in bands)
+
+
+def visible_of(bands: Sequence[Band], H: int, T: int, S: int, device: torch.device) -> Tensor:
+    """(H, T, S): who sees whom, all pairs at once; for pictures of short sequences."""
+    visible_HTS = torch.zeros(H, T, S, dtype=torch.bool, device=device)
+    for band in bands:
+        here, there = band.queries(device), band.keys(device).expand(H, -1, -1)
+        seen = band.visible(S - T, device)
+        for head in range(H):
+            for block in range(band.blocks):
+                query, key = here[block][:, None].expand(-1, band.width), there[head, block].expand(band.size, -1)
+                visible_HTS[head, query, key] |= True if seen is None else seen
+    return visible_HTS
 
 
 def bias_of(position: ScorePosition | None) -> Bias | None:
@@ -207,7 +236,7 @@ def _plain_band(
     before, device = k_BHSK.shape[2] - q_BHTK.shape[2], q_BHTK.device
     here, there = band.queries(device), band.keys(device)
     q = q_BHTK.index_select(2, here.flatten()).unflatten(2, here.shape)  # (B, H, blocks, size, K)
-    k, v = (_chosen(x, there.clamp(max=x.shape[2] - 1)) for x in (k_BHSK, v_BHSK))
+    k, v = _chosen(k_BHSK, there), _chosen(v_BHSK, there)
     score = q @ k.mT / math.sqrt(q.shape[-1])
     if bias is not None and (added := _added(bias, q, here + before, there, band)) is not None:
         score = score + added
@@ -248,7 +277,7 @@ class _Rectangles(torch.autograd.Function):
     def forward(ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band]) -> Tensor:
         B, H, T, K = q_BHTK.shape
         before = k_BHSK.shape[2] - T
-        q, (k, v) = _flat(q_BHTK, T), (_flat(x, _room(bands, x.shape[2])) for x in (k_BHSK, v_BHSK))
+        q, k, v = (x.reshape(B * H, -1, K).contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
         # The kernel keeps sums in float32 at least.
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1, dtype=wide)
@@ -269,14 +298,14 @@ class _Rectangles(torch.autograd.Function):
                     here.copy_(y)
                     sofar.copy_(total)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.bands, ctx.masks, ctx.shape = bands, masks, (B, H, k_BHSK.shape[2])
+        ctx.bands, ctx.masks, ctx.shape = bands, masks, (B, H)
         return out.view(B, H, T, K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        B, H, S = ctx.shape
+        B, H = ctx.shape
         grad = grads[0].reshape(q.shape).contiguous()
         grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for whole, mask in zip(ctx.bands, ctx.masks, strict=True):
@@ -290,20 +319,7 @@ class _Rectangles(torch.autograd.Function):
                 _queries(grad_q, band).add_(a)
                 _add_to_keys(grad_k, b, band, where)
                 _add_to_keys(grad_v, c, band, where)
-        grad_k, grad_v = (x.view(B, H, -1, x.shape[-1])[:, :, :S] for x in (grad_k, grad_v))
-        return grad_q.view(B, H, -1, q.shape[-1]), grad_k, grad_v, None
-
-
-def _flat(x_BHSK: Tensor, room: int) -> Tensor:
-    """(B H, room, K), contiguous."""
-    if room > x_BHSK.shape[2]:
-        x_BHSK = torch.nn.functional.pad(x_BHSK, (0, 0, 0, room - x_BHSK.shape[2]))
-    return x_BHSK.reshape(-1, room, x_BHSK.shape[-1]).contiguous()
-
-
-def _room(bands: Sequence[Band], keys: int) -> int:
-    """How many keys there must be so that no run ends behind them."""
-    return max([keys, *(int(band.runs_HNR.max()) + band.length for band in bands if band.runs_HNR is not None)])
+        return *(x.view(B, H, *x.shape[1:]) for x in (grad_q, grad_k, grad_v)), None
 
 
 def _queries(x_NTK: Tensor, band: Band) -> Tensor:

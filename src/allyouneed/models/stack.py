@@ -132,7 +132,7 @@ class Stack(nn.Module):
             mixer, width = self._config.mixer_of(layer), self._config.width
             total += mixer.cost(length, width, role=self._role).flops
             heads, head_width = mixer.position_heads, mixer.position_width(width)
-            total += self._config.positions.flops(mixer.position_queries(length), length, heads, head_width)
+            total += self._config.positions.flops(mixer.position_queries(length, self._role), length, heads, head_width)
             total += length * self._config.feedforward_flops(width)
             if self._cross is not None:
                 total += self._cross.cost(length, width, role="cross", memory=memory).flops

@@ -1,0 +1,144 @@
+"""Attention along a fixed pattern: where a position stands decides whom it reads, whatever the positions hold.
+
+    head_h,t = softmax over s in A_h(t) of (q_t . k_s / sqrt(K)) V
+
+A mechanism of this kind is only its sets A, given as bands of rectangles (`rectangles.py`); everything else is here:
+projections, positions inside the score, padding, and a state that keeps all keys and values, because some later
+position may read any of them.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from allyouneed.mixers.base import Memory, Mixer, Role, map_sink
+from allyouneed.mixers.lookup import soft_alpha
+from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.rectangles import Band, area, attend_plainly, attend_sparsely, bias_of, meetings, visible_of
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+
+class PatternedConfig(HeadsConfig):
+    """The settings of such a mechanism."""
+
+    roles = frozenset({"causal", "bidirectional"})
+    takes_positions = True
+
+    @abstractmethod
+    def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
+        """Who reads whom among the last `queries` of `keys` positions. Where causal, a longer past changes nothing."""
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Patterned":
+        self.require(role, position)
+        return Patterned(self, width, role, position)
+
+    def attention_flops(self, role: Role, length: int, width: int) -> int:
+        """Of a forward pass, with projections."""
+        return self.projection_flops(length, length, width) + 4 * area(self.bands(role, length, length)) * width
+
+    def position_queries(self, length: int, role: Role) -> int:
+        return meetings(self.bands(role, length, length))
+
+
+@dataclass(frozen=True)
+class PatternedState:
+    """All keys and values; the newest stands last."""
+
+    past: Growable  # (B, S, N)
+    seen: (
+        int | Tensor
+    )  # how many of them are there: one number, or one for each row (B), whose other slots mean nothing
+
+
+@final
+class Patterned(Mixer):
+    def __init__(self, config: PatternedConfig, width: int, role: Role, position: ScorePosition | None) -> None:
+        super().__init__()
+        self.config, self.role, self.position = config, role, position
+        self.project = Projections(config, width, role)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: PatternedState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, PatternedState | None]:
+        if self.role == "bidirectional":
+            refuse_state(state)
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        if self.position is not None:
+            place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
+            if state is not None:
+                place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
+            q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place)
+        if valid_BT is not None:
+            y_BHTK, state = self._read_padded(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
+        elif state is None:
+            y_BHTK = self._read(q_BHTK, k_BHTK, v_BHTK)
+            if self.role == "causal":
+                state = PatternedState(Growable(_packed(k_BHTK, v_BHTK)), x_BTD.shape[1])
+        else:
+            past, seen = state.past.append(_packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
+            y_BHTK, state = self._read_past(q_BHTK, past, seen), PatternedState(past, seen)
+        return self.project.merge(y_BHTK), state
+
+    def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
+        """The queries are the last T of S positions."""
+        (_, H, T, _), S = q_BHTK.shape, k_BHSK.shape[2]
+        bands, bias = self.config.bands(self.role, T, S), bias_of(self.position)
+        if (sink := map_sink()) is not None:
+            place_S = torch.arange(S, device=q_BHTK.device)
+            added = None if bias is None else bias(q_BHTK, place_S[S - T :], place_S)
+            sink(self, soft_alpha(q_BHTK, k_BHSK, added, visible_of(bands, H, T, S, q_BHTK.device)))
+        # For a single position, copying all keys into the layout of the kernel would cost more than it saves.
+        attend = attend_plainly if T == 1 else attend_sparsely
+        return attend(q_BHTK, k_BHSK, v_BHSK, bands, bias)
+
+    def _read_past(self, q_BHTK: Tensor, past: Growable, seen: int | Tensor) -> Tensor:
+        keys, values = self.project.split(past.tensor, 2)
+        if isinstance(seen, int):
+            return self._read(q_BHTK, keys, values)
+        rows = []
+        for row, count in enumerate(seen.tolist()):
+            here, there = slice(row, row + 1), slice(past.length - count, None)
+            rows.append(self._read(q_BHTK[here], keys[here, :, there], values[here, :, there]))
+        return torch.cat(rows)
+
+    def _read_padded(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor, state: PatternedState | None
+    ) -> tuple[Tensor, PatternedState | None]:
+        """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
+        B = q_BHTK.shape[0]
+        new_BTN = _packed(k_BHTK, v_BHTK)
+        outputs, pasts = [], []
+        for row in range(B):
+            real_R = valid_BT[row].nonzero()[:, 0]
+            past = new_BTN[row].index_select(0, real_R)
+            if state is not None:
+                count = state.seen if isinstance(state.seen, int) else int(state.seen[row])
+                past = torch.cat([state.past.tensor[row, state.past.length - count :], past])
+            q, y = q_BHTK[row : row + 1], q_BHTK.new_zeros(1, *q_BHTK.shape[1:])
+            if len(real_R):
+                read = self._read(q.index_select(2, real_R), *self.project.split(past[None], 2))
+                y = y.index_copy(2, real_R, read)
+            outputs.append(y)
+            pasts.append(past)
+        y_BHTK = torch.cat(outputs)
+        if self.role == "bidirectional":
+            return y_BHTK, None
+        longest = max(len(past) for past in pasts)
+        aligned = [torch.nn.functional.pad(past, (0, 0, longest - len(past), 0)) for past in pasts]
+        seen_B = torch.tensor([len(past) for past in pasts], device=q_BHTK.device)
+        return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
+
+
+def _packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+    """(B, T, N): the keys of all heads, then their values."""
+    return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)

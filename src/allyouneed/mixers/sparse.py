@@ -1,0 +1,132 @@
+"""Sparse attention in two factors: a near one, and a far one that reaches everything by way of a near one.
+
+    strided:  A(t) = {s : t - s < l}              with {s : t - s a multiple of l}
+    fixed:    A(t) = {s in the same block of l}   with {s among the last c of any block of l}
+
+of which a causal mixer reads s <= t. The strided pattern suits what repeats with a period (images, music); the fixed
+one suits text: the last c positions of a block sum it up for everybody after it.
+
+Cost: O(n (l + n / l) D) time, strided, O(n (l + c n / l) D), fixed: O(n sqrt(n) D) for l near sqrt(n); O(n D) state, 1
+sequential step, path 2 (1 within a factor).
+Paper: Child et al. 2019, arXiv:1904.10509, section 4.
+Differs: of the paper's three ways to combine the factors this is the merged head, equation 7: every head reads the
+union. Bidirectional where asked for, with distances to either side (the paper is causal only).
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+
+from allyouneed.mixers.base import Cost, Role
+from allyouneed.mixers.patterned import PatternedConfig
+from allyouneed.mixers.rectangles import Band, Pattern, bands_of, grouped
+
+ROWS = 128  # queries of a column that are read at once: fewer waste calls, more compute what is masked
+
+
+class SparseConfig(PatternedConfig):
+    summary = "near positions, and every l-th (strided) or the last of every block (fixed): all meet in two layers"
+    paper = "Child et al. 2019, arXiv:1904.10509"
+
+    type: Literal["sparse"] = "sparse"
+    pattern: Literal["strided", "fixed"] = "fixed"
+    stride: PositiveInt = 128  # the paper's l, near the square root of the length
+    summaries: Annotated[PositiveInt | None, Field(validate_default=True)] = None  # the paper's c; stride / 16 if fixed
+
+    @field_validator("summaries", mode="after")
+    @classmethod
+    def _of_a_block(cls, value: int | None, info: ValidationInfo) -> int | None:
+        pattern, stride = info.data.get("pattern"), info.data.get("stride")
+        if pattern is None or stride is None:  # refused already
+            return value
+        if pattern == "strided" and value is not None:
+            raise ValueError("only the fixed pattern has summaries; leave it out")
+        if value is not None and value > stride:
+            raise ValueError(f"{value}, but a block has only {stride} positions")
+        return value
+
+    @property
+    def kept(self) -> int:
+        """How many last positions of a block are read by all."""
+        return self.summaries or max(1, self.stride // 16)
+
+    def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
+        causal = role == "causal"
+        if self.pattern == "strided":
+            return tuple(_strided(self.stride, queries, keys, causal))
+        if causal:
+            return _fixed(self.stride, self.kept, queries, keys)
+        return tuple(_fixed_both_ways(self.stride, self.kept, keys))
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        state = 8 * length * width if role == "causal" else 0
+        distance = length - 1
+        direct = distance < self.stride
+        if self.pattern == "strided":
+            direct = direct or distance % self.stride == 0
+        else:
+            direct = direct or self.kept == self.stride
+        return Cost(self.attention_flops(role, length, width), state, sequential=1, path=1 if direct else 2)
+
+
+def _strided(stride: int, queries: int, keys: int, causal: bool) -> Iterator[Band]:
+    """A window, then the columns: positions with the same remainder. Neighbouring columns are the blocks of a band."""
+    yield from bands_of(Pattern(stride - 1, 0 if causal else stride - 1), queries, keys)
+    before = keys - queries
+    begin = max(before, stride) if causal else 0
+    # From `begin` on, a position begins each column. Where the remainder wraps, or the last row ends, columns change.
+    for first, end in pairwise(sorted({0, -begin % stride, (keys - begin) % stride, stride})):
+        column, rows = (begin + first) % stride, len(range(begin + first, keys, stride))
+        above = (begin + first) // stride  # positions of the column before its first query
+        if above + rows < 2:  # nobody to read
+            continue
+        for top in range(0, rows, ROWS):
+            size = min(ROWS, rows - top)
+            length = above + top + size - 1 if causal else rows
+            yield Band(
+                begin + first + top * stride - before,
+                column,
+                size,
+                length,
+                blocks=end - first,
+                again=True,
+                step=stride,
+                hop=1,
+                sees=torch.gt if causal else torch.ne,
+            )
+
+
+@lru_cache(maxsize=32)
+def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
+    """Each block reads itself up to each query, and what the blocks before it kept."""
+    before = keys - queries
+    near, far = [], []
+    summary = torch.arange(stride - kept, keys + stride, stride)[None, None]
+    for start in range(before - before % stride, keys, stride):
+        begin, end = max(before, start), min(keys, start + stride)
+        near.append((begin - before, start, end - begin, end - start))
+        if start:
+            runs_HNR = summary[..., : start // stride]
+            far.append(Band(begin - before, 0, end - begin, kept, again=True, runs_HNR=runs_HNR))
+    return *grouped(near, torch.ge), *far
+
+
+def _fixed_both_ways(stride: int, kept: int, keys: int) -> Iterator[Band]:
+    """Everybody reads the rest of its own block, and what all blocks kept; the last block may have kept fewer."""
+    whole, rest = divmod(keys, stride)
+    again = False
+    if whole:
+        yield Band(0, 0, keys, kept, runs_HNR=torch.arange(stride - kept, whole * stride, stride)[None, None])
+        again = True
+        if kept < stride:
+            yield Band(0, 0, stride, stride - kept, whole, again=True)
+    if rest:
+        start, own = whole * stride, min(rest, stride - kept)
+        if own:
+            yield Band(start, start, rest, own, again=again)
+        if own < rest:
+            yield Band(0, start + own, keys, rest - own, again=True)
