@@ -15,7 +15,9 @@ from allyouneed.mixers import Mixer, MixerConfig, Role
 from allyouneed.mixers.bigbird import BigBirdConfig, draw
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
+from allyouneed.mixers.local import Local
 from allyouneed.mixers.longformer import Longformer
+from allyouneed.mixers.memory_compressed import MemoryCompressed
 from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
 from allyouneed.mixers.patterned import Patterned
 from allyouneed.mixers.performer import Performer
@@ -265,6 +267,66 @@ def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     return y_TD
 
 
+def local_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Multi-head attention in which only the own block is visible   (Liu et al. 2018, section 4.2.4)."""
+    assert isinstance(mixer, Local)
+    config = mixer.config
+
+    def visible(t: int, s: int) -> bool:
+        return reading.place(t) // config.block == reading.place(s) // config.block and reading.visible(t, s)
+
+    outputs = []
+    for head in range(config.heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+            return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], reading.place(t), reading.place(s))
+
+        outputs.append(attend_by_loops(score, visible, v_SK, x_TD.shape[0]))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def memory_compressed_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Attention over a null slot and one slot for every `stride` real positions   (Liu et al. 2018, section 4.2.4)."""
+    assert isinstance(mixer, MemoryCompressed)
+    stride, heads, width = mixer.config.stride, mixer.config.heads, mixer.project.width
+    real = [s for s in range(len(reading.valid)) if reading.valid[s]]
+    members = [real[i : i + stride] for i in range(0, len(real), stride)]  # of each slot; the last may be incomplete
+    ends = [0, *(reading.place(slot[-1]) for slot in members)]  # where slots stand; the null slot at 0
+
+    def visible(t: int, j: int) -> bool:
+        if reading.role != "causal" or j == 0:
+            return True
+        return len(members[j - 1]) == stride and ends[j] <= reading.place(t)
+
+    def slots(y_SK: Tensor, which: int, head: int) -> Tensor:
+        """Keys (which = 0) or values (1) of a head."""
+        K = y_SK.shape[1]
+        begin = which * width + head * K
+        rows = [mixer.null_N[begin : begin + K]]
+        kernel = mixer.along_NPK[which * heads + head]
+        for slot in members:
+            row = torch.zeros_like(rows[0]) if mixer.bias_N1K is None else mixer.bias_N1K[which * heads + head, 0]
+            for i, s in enumerate(slot):
+                for a in range(K):
+                    row = row + y_SK[s, a] * kernel[i * K + a]
+            rows.append(row)
+        return torch.stack(rows)
+
+    outputs = []
+    for head in range(heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+        key_slots, value_slots = slots(k_SK, 0, head), slots(v_SK, 1, head)
+
+        def score(t: int, j: int, q_TK: Tensor = q_TK, keys: Tensor = key_slots, head: int = head) -> Tensor:
+            return SCORES[reading.position](mixer, head, q_TK[t], keys[j], reading.place(t), ends[j])
+
+        outputs.append(attend_by_loops(score, visible, value_slots, x_TD.shape[0]))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
 def _head_of(project: Projections, x_TD: Tensor, reading: Reading, head: int) -> tuple[Tensor, ...]:
     """Queries, keys and values of one head."""
     memory_SD = x_TD if reading.memory_SD is None else reading.memory_SD
@@ -305,7 +367,8 @@ def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor
     return nn.functional.linear(y, weight[part], None if bias is None else bias[part])
 
 
-Scored = Softmax | Window | Longformer | Patterned  # mixers with a score in which positions act
+# Mixers with a score in which positions act.
+Scored = Softmax | Window | Longformer | Patterned | Local | MemoryCompressed
 
 
 def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:

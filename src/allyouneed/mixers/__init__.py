@@ -12,7 +12,9 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
+from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
@@ -28,6 +30,8 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "linear": LinearConfig,
     "performer": PerformerConfig,
     "linformer": LinformerConfig,
+    "local": LocalConfig,
+    "memory-compressed": MemoryCompressedConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

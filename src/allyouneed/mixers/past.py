@@ -86,3 +86,12 @@ def count_positions(valid_BS: Tensor | None, length: int, device: torch.device) 
     if valid_BS is None:
         return torch.arange(length, device=device)
     return (valid_BS.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def compact(x_BSN: Tensor, valid_BS: Tensor) -> Tensor:
+    """The real slots of each row, in order, from the left; zeros behind the last of a shorter row: (B, L, N)."""
+    longest = int(valid_BS.sum(dim=1).max())
+    order_BL = (~valid_BS).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    x_BLN = x_BSN.gather(1, order_BL.unsqueeze(-1).expand(-1, -1, x_BSN.shape[2]))
+    # Padding may hold anything, and zero times infinity is no number.
+    return x_BLN.masked_fill(~valid_BS.gather(1, order_BL).unsqueeze(-1), 0.0)

@@ -206,10 +206,15 @@ def attend_sparsely(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
     """softmax attention over what the bands let each query see; the queries are the last T of S positions."""
-    if bias is None and q_BHTK.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
+    if bias is None and has_kernel(q_BHTK.device):
         out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands)
         return out_BHTK
     return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, bias)
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether the fused kernel runs there and nobody has switched it off."""
+    return device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled()
 
 
 def attend_plainly(

@@ -1,0 +1,187 @@
+"""Local attention: the text is cut into blocks of b positions, and each position reads its own block only.
+
+    head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s // b = t // b   (causal: and s <= t)
+
+Blocks never meet: such layers are mixed with others that see everything, as in T-DMCA (memory_compressed.py).
+
+Cost: O(T b D) time, O(b D) state, 1 sequential step, path 1 inside a block; other blocks are never reached.
+Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4.
+Differs: padding is no position: a block has b real tokens. The last block may be shorter.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.lookup import soft_alpha, soft_lookup
+from allyouneed.mixers.past import compact, count_positions
+from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+
+class LocalConfig(HeadsConfig):
+    summary = "each position reads its own block of neighbours; blocks never meet"
+    paper = "Liu et al. 2018, arXiv:1801.10198"
+    roles = frozenset({"causal", "bidirectional"})
+    takes_positions = True
+
+    type: Literal["local"] = "local"
+    block: PositiveInt = 256  # positions
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Local":
+        self.require(role, position)
+        return Local(self, width, role, position)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        blocks, rest = divmod(length, self.block)
+        pairs = blocks * self.block**2 + rest**2
+        state = 8 * rest * width if role == "causal" else 0
+        path = 1 if length <= self.block else None
+        return Cost(self.projection_flops(length, length, width) + 4 * pairs * width, state, sequential=1, path=path)
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """Keys and values of the block that is not complete yet."""
+
+    past: Growable  # (B, S, N)
+    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all)
+
+
+@final
+class Local(Mixer):
+    def __init__(self, config: LocalConfig, width: int, role: Role, position: ScorePosition | None) -> None:
+        super().__init__()
+        self.config, self.role, self.position = config, role, position
+        self.project = Projections(config, width, role)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: LocalState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, LocalState | None]:
+        if self.role == "bidirectional":
+            refuse_state(state)
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins
+        if state is not None:
+            place = place + (state.past.length if state.begun_B is None else state.begun_B.unsqueeze(1))
+        if self.position is not None:  # only distances inside a block matter
+            inside = place % self.config.block
+            q_BHTK, k_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
+        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+        if valid_BT is None and (state is None or state.begun_B is None):
+            return self._read_evenly(q_BHTK, new_BTN, place, state)
+        return self._read_unevenly(q_BHTK, new_BTN, place, valid_BT, state)
+
+    def _read_evenly(
+        self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
+    ) -> tuple[Tensor, LocalState | None]:
+        """Every row has as many positions."""
+        line = Growable(new_BTN) if state is None else state.past.append(new_BTN)
+        k_BHLK, v_BHLK = self.project.split(line.tensor, 2)
+        L, T = line.length, q_BHTK.shape[2]
+        self._show(q_BHTK, k_BHLK, place_T, None)
+        if self.config.block >= L:
+            y_BHTK = self._read_one_block(q_BHTK, k_BHLK, v_BHLK, place_T, None)
+        else:
+            y_BHTK = self._read_blocks(F.pad(q_BHTK, (0, 0, L - T, 0)), k_BHLK, v_BHLK, None)[:, :, L - T :]
+        y_BTD = self.project.merge(y_BHTK)
+        if self.role == "bidirectional":
+            return y_BTD, None
+        if self.config.block <= L:  # a copy, for a view would hold all
+            line = Growable(line.tensor[:, L // self.config.block * self.config.block :].clone())
+        return y_BTD, LocalState(line, None)
+
+    def _read_unevenly(
+        self, q_BHTK: Tensor, new_BTN: Tensor, place: Tensor, valid_BT: Tensor | None, state: LocalState | None
+    ) -> tuple[Tensor, LocalState | None]:
+        """Rows differ: each becomes a line without padding, beginning with the block of its state."""
+        (B, T, _), device = new_BTN.shape, new_BTN.device
+        real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if valid_BT is None else valid_BT
+        both_BSN, R = new_BTN, 0
+        if state is not None:
+            R = state.past.length
+            begun_B = torch.full((B,), R, device=device) if state.begun_B is None else state.begun_B
+            both_BSN = torch.cat([state.past.tensor, new_BTN], dim=1)
+            real_BS = torch.cat([torch.arange(R, device=device) < begun_B[:, None], real_BS], dim=1)
+        line_BLN, length_B = compact(both_BSN, real_BS), real_BS.sum(dim=1)
+        place_BT = place.expand(B, T)
+        k_BHLK, v_BHLK = self.project.split(line_BLN, 2)
+        L = line_BLN.shape[1]
+        self._show(q_BHTK, k_BHLK, place_BT, length_B)
+        if self.config.block >= L:
+            y_BHTK = self._read_one_block(q_BHTK, k_BHLK, v_BHLK, place_BT, length_B)
+        else:
+            q_BSD = F.pad(q_BHTK.transpose(1, 2).flatten(2), (0, 0, R, 0))
+            (q_BHLK,) = self.project.split(compact(q_BSD, real_BS), 1)
+            y_BHLK = self._read_blocks(q_BHLK, k_BHLK, v_BHLK, length_B)
+            index = place_BT[:, None, :, None].expand(-1, q_BHTK.shape[1], -1, q_BHTK.shape[3])
+            y_BHTK = y_BHLK.gather(2, index.clamp(max=L - 1))  # padding behind the last real one reads anything
+        y_BTD = self.project.merge(y_BHTK)
+        if self.role == "bidirectional":
+            return y_BTD, None
+        rest_B = length_B % self.config.block
+        column_BR = (length_B - rest_B)[:, None] + torch.arange(int(rest_B.max()), device=device)
+        column_BR1 = column_BR.clamp(max=L - 1).unsqueeze(-1)
+        return y_BTD, LocalState(Growable(line_BLN.gather(1, column_BR1.expand(-1, -1, line_BLN.shape[2]))), rest_B)
+
+    def _read_one_block(
+        self, q_BHTK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, place: Tensor, length_B: Tensor | None
+    ) -> Tensor:
+        """Everything stands in one block."""
+        T, L = q_BHTK.shape[2], k_BHLK.shape[2]
+        if L == 0:  # nothing but padding
+            return torch.zeros_like(q_BHTK)
+        there_L = torch.arange(L, device=q_BHTK.device)
+        bias = None if self.position is None else self.position.bias(q_BHTK, place, there_L)
+        if length_B is None and (T == 1 or T == L or self.role == "bidirectional"):
+            return soft_lookup(q_BHTK, k_BHLK, v_BHLK, bias=bias, causal=self.role == "causal" and T > 1)
+        return soft_lookup(q_BHTK, k_BHLK, v_BHLK, bias=bias, visible=self._visible(place, there_L, length_B))
+
+    def _read_blocks(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, length_B: Tensor | None) -> Tensor:
+        """A line that begins with a block: all complete blocks at once, as rows of a larger batch, then the last."""
+        B, L, size = q_BHLK.shape[0], q_BHLK.shape[2], self.config.block
+        whole = L // size * size
+        q, k, v = (_as_rows(x[:, :, :whole], size) for x in (q_BHLK, k_BHLK, v_BHLK))
+        place_T = torch.arange(size, device=q.device)
+        lengths = None
+        if length_B is not None:  # of each row's blocks
+            lengths = length_B[:, None] - torch.arange(0, whole, size, device=q.device)
+            lengths = lengths.clamp(0, size).flatten()
+        y = self._read_one_block(q, k, v, place_T, lengths).unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)
+        if whole == L:
+            return y
+        q, k, v = (x[:, :, whole:] for x in (q_BHLK, k_BHLK, v_BHLK))
+        left = None if length_B is None else (length_B - whole).clamp(min=0)
+        return torch.cat([y, self._read_one_block(q, k, v, place_T[: L - whole], left)], dim=2)
+
+    def _visible(self, place: Tensor, there_L: Tensor, length_B: Tensor | None) -> Tensor:
+        """Who reads whom, broadcastable to (B, H, T, L)."""
+        here = place.unsqueeze(-1).unsqueeze(-3)
+        visible = here // self.config.block == there_L // self.config.block
+        if self.role == "causal":
+            visible = visible & (there_L <= here)
+        elif length_B is not None:
+            visible = visible & (there_L < length_B[:, None, None, None])
+        return visible
+
+    def _show(self, q_BHTK: Tensor, k_BHLK: Tensor, place: Tensor, length_B: Tensor | None) -> None:
+        if (sink := map_sink()) is not None:
+            there_L = torch.arange(k_BHLK.shape[2], device=place.device)
+            bias = None if self.position is None else self.position.bias(q_BHTK, place, there_L)
+            sink(self, soft_alpha(q_BHTK, k_BHLK, bias, self._visible(place, there_L, length_B)))
+
+
+def _as_rows(x_BHLK: Tensor, size: int) -> Tensor:
+    """(B, H, N size, K) -> (B N, H, size, K)."""
+    return x_BHLK.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
