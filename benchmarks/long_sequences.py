@@ -44,6 +44,9 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
     "performer": ("bidirectional", {"type": "performer", "features": 256}),
     "performer causal": ("causal", {"type": "performer", "features": 256}),
     "linformer": ("bidirectional", {"type": "linformer", "slots": 256, "max_length": 65536}),
+    "local causal": ("causal", {"type": "local", "block": 256}),
+    "memory-compressed": ("bidirectional", {"type": "memory-compressed", "stride": 3}),
+    "memory-compressed causal": ("causal", {"type": "memory-compressed", "stride": 3}),
 }
 
 
@@ -145,6 +148,12 @@ def local_attention() -> Layer:
     return run
 
 
+def memory_compressed_attention(causal: bool) -> Layer:
+    from memory_compressed_attention import MemoryCompressedAttention
+
+    return MemoryCompressedAttention(WIDTH, HEADS, causal=causal, compression_factor=3)
+
+
 PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "full SDPA": (None, lambda _: FullAttention()),
     "Hugging Face Longformer": ("transformers", lambda _: hugging_face_longformer()),
@@ -153,6 +162,8 @@ PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "performer-pytorch causal": ("performer_pytorch", lambda _: performer_pytorch(True)),
     "linformer package": ("linformer", linformer_package),
     "local-attention causal": ("local_attention", lambda _: local_attention()),
+    "m-c-attention": ("memory_compressed_attention", lambda _: memory_compressed_attention(False)),
+    "m-c-attention causal": ("memory_compressed_attention", lambda _: memory_compressed_attention(True)),
 }
 FITS = {"Hugging Face BigBird": 16384}  # tokens
 
