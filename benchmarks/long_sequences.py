@@ -2,10 +2,10 @@
 
     python benchmarks/long_sequences.py [--lengths 1024,4096,16384] [--repeats 3] [--only window,linear]
 
-One layer of width 256 with 4 heads, projections included, batch 1, one thread. Each repeat runs every candidate once,
-in turn, so that a busy machine slows all; the median of CPU time counts. Memory is the peak above what stood before,
-each candidate in a process of its own. Peers that are not installed are named and left out, and so is Hugging Face's
-BigBird beyond 16384 tokens, where it asks for more than 10 GB.
+One layer of width 256 with 4 heads, projections included, batch 1, one thread; a "stack" is five whole blocks. Each
+repeat runs every candidate once, in turn, so that a busy machine slows all; the median of CPU time counts. Memory is
+the peak above what stood before, each candidate in a process of its own. Peers that are not installed are named and
+left out, and so is Hugging Face's BigBird beyond 16384 tokens, where it asks for more than 10 GB.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from allyouneed.config import parse
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import MIXERS, Role
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.stack import Stack
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
 BLOCK, RANDOM = 64, 3  # of BigBird
@@ -50,7 +52,23 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
 }
 
 
+# Stacks of five blocks: the decoder alone, and the one for long sources (Liu et al. 2018).
+STACKS: dict[str, list[dict[str, object]]] = {
+    "T-D stack": [{"type": "softmax"}],
+    "T-DMCA stack": [{"type": "local", "block": 256}, {"type": "memory-compressed", "stride": 3}],
+}
+
+
+def stacked(name: str) -> Layer:
+    mixers = [{**settings, "heads": HEADS} for settings in STACKS[name]]
+    config = parse(DecoderConfig, {"width": WIDTH, "hidden": 4 * WIDTH, "norm": "pre", "dropout": 0.0, "mixer": mixers})
+    stack = Stack(config, 5, "causal")
+    return lambda x_BTD: stack(x_BTD, stack.start())[0]
+
+
 def ours(name: str) -> Layer:
+    if name in STACKS:
+        return stacked(name)
     role, settings = OURS[name]
     config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
     mixer = config.build(WIDTH, role=role)
@@ -170,7 +188,7 @@ FITS = {"Hugging Face BigBird": 16384}  # tokens
 
 def build(name: str, length: int) -> Layer:
     torch.manual_seed(0)
-    return ours(name) if name in OURS else PEERS[name][1](length)
+    return ours(name) if name in {*OURS, *STACKS} else PEERS[name][1](length)
 
 
 def once(layer: Layer, x_BTD: Tensor) -> tuple[float, float]:
@@ -220,7 +238,7 @@ def main() -> None:
         return
     keep_freed_memory()  # for all: they share this process
     missing = {needs for needs, _ in PEERS.values() if needs is not None and find_spec(needs) is None}
-    names = [*OURS, *(name for name, (needs, _) in PEERS.items() if needs not in missing)]
+    names = [*OURS, *STACKS, *(name for name, (needs, _) in PEERS.items() if needs not in missing)]
     names = [name for name in names if not options.only or name in options.only.split(",")]
     if missing:
         print("not installed, left out:", ", ".join(sorted(missing)))
