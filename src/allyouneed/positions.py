@@ -6,7 +6,8 @@ Two kinds:
 - **inside the score** of every self-attention, where it sees pairs: Shaw, T5, ALiBi, rotary (`ScorePosition`).
 
 A position is the number of real (not padded) tokens before it, so padding on either side changes nothing. Positions
-arrive as `position_T` (the same for all rows) or `position_BT`.
+arrive as `position_T` (the same for all rows) or `position_BT`; a score in which heads read different slots also has
+`position_BHT`.
 """
 
 import math
@@ -205,6 +206,8 @@ class T5Bias(ScorePosition):
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
         bucket = self.bucket(_distance(query_position, key_position))
+        if query_position.ndim == 3:  # heads differ
+            return self.bias_RH.T[torch.arange(bucket.shape[1], device=bucket.device)[:, None, None], bucket]
         return self.bias_RH[bucket.squeeze(-3)].movedim(-1, -3)
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -303,9 +306,9 @@ class Rotary(ScorePosition):
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Key minus query position with room for heads: (1, T, S), or (B, 1, T, S) where rows differ."""
+    """Key minus query position with room for heads: (1, T, S), (B, 1, T, S) where rows differ, or (B, H, T, S)."""
     distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
-    return distance.unsqueeze(-3)
+    return distance if query_position.ndim == 3 else distance.unsqueeze(-3)
 
 
 POSITIONS: dict[str, type[PositionConfig]] = {

@@ -22,6 +22,7 @@ from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
 from allyouneed.mixers.patterned import Patterned
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.projections import Projections
+from allyouneed.mixers.reformer import Reformer
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.window import Window
@@ -327,6 +328,79 @@ def memory_compressed_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Te
     return y_TD
 
 
+def reformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """softmax over the nearest members of one's bucket in any round   (Kitaev et al. 2020, equations 2, 3 and 7).
+
+    Its own place is read by whom nobody else is visible to. Of each bucket, `chunk` members before (and after) count.
+    """
+    assert isinstance(mixer, Reformer)
+    config = mixer.config
+    real = [s for s in range(x_TD.shape[0]) if reading.valid[s]]
+
+    def visible(head: int, q_TK: Tensor) -> dict[int, set[int]]:
+        turned = [_turned(q_TK[s], reading.place(s)) if reading.position == "rotary" else q_TK[s] for s in real]
+        half, found = config.buckets // 2, {t: set[int]() for t in real}
+        for r in range(config.rounds):
+            matrix = mixer.rotation_HKM[head, :, r * half : (r + 1) * half]
+            buckets: dict[int, list[int]] = {}
+            for s, x_K in zip(real, turned, strict=True):
+                sides = [_dot(x_K, matrix[:, j]).item() for j in range(half)]
+                sides += [-side for side in sides]
+                buckets.setdefault(sides.index(max(sides)), []).append(s)
+            for members in buckets.values():
+                for i, t in enumerate(members):
+                    found[t] |= set(members[max(0, i - config.chunk) : i])
+                    if reading.role == "bidirectional":
+                        found[t] |= set(members[i + 1 : i + 1 + config.chunk])
+        return {t: seen or {t} for t, seen in found.items()}
+
+    return _shared_query_key(mixer, x_TD, reading, visible)
+
+
+def full_shared_query_key(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """What hashing approximates: everybody but oneself is read   (Kitaev et al. 2020, section 2)."""
+    assert isinstance(mixer, Reformer)
+    T = x_TD.shape[0]
+
+    def visible(head: int, q_TK: Tensor) -> dict[int, set[int]]:
+        return {t: {s for s in range(T) if s != t and reading.visible(t, s)} or {t} for t in range(T)}
+
+    return _shared_query_key(mixer, x_TD, reading, visible)
+
+
+def _shared_query_key(
+    mixer: Reformer, x_TD: Tensor, reading: Reading, visible: Callable[[int, Tensor], dict[int, set[int]]]
+) -> Tensor:
+    heads, outputs = mixer.config.heads, []
+    weights = mixer.query_value.weight.chunk(2)
+    biases = [None, None] if mixer.query_value.bias is None else mixer.query_value.bias.chunk(2)
+    for head in range(heads):
+        q_TK, v_TK = (_project(x_TD, both, head, heads) for both in zip(weights, biases, strict=True))
+        seen = visible(head, q_TK)
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, head: int = head) -> Tensor:
+            k_K = q_TK[s] / torch.sqrt(_dot(q_TK[s], q_TK[s]) / q_TK.shape[1] + 1e-6)
+            return SCORES[reading.position](mixer, head, q_TK[t], k_K, reading.place(t), reading.place(s))
+
+        def sees(t: int, s: int, seen: dict[int, set[int]] = seen) -> bool:
+            return s in seen.get(t, set())
+
+        outputs.append(attend_by_loops(score, sees, v_TK, x_TD.shape[0]))
+    y_TD: Tensor = mixer.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
+def _turned(x_K: Tensor, place: int) -> Tensor:
+    """Rotary positions: feature pairs (i, i + K/2) as complex numbers, times exp(i place / base^(2i/K))."""
+    K = x_K.shape[0]
+    real, imaginary = [], []
+    for i in range(K // 2):
+        angle = place * 10000.0 ** (-2 * i / K)
+        real.append(x_K[i] * math.cos(angle) - x_K[i + K // 2] * math.sin(angle))
+        imaginary.append(x_K[i] * math.sin(angle) + x_K[i + K // 2] * math.cos(angle))
+    return torch.stack(real + imaginary)
+
+
 def _head_of(project: Projections, x_TD: Tensor, reading: Reading, head: int) -> tuple[Tensor, ...]:
     """Queries, keys and values of one head."""
     memory_SD = x_TD if reading.memory_SD is None else reading.memory_SD
@@ -368,7 +442,7 @@ def _project(y: Tensor, projection: Projection, head: int, heads: int) -> Tensor
 
 
 # Mixers with a score in which positions act.
-Scored = Softmax | Window | Longformer | Patterned | Local | MemoryCompressed
+Scored = Softmax | Window | Longformer | Patterned | Local | MemoryCompressed | Reformer
 
 
 def _dot(a_K: Tensor, b_K: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
 from allyouneed.mixers.performer import PerformerConfig
+from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.state import select_rows
@@ -32,6 +33,7 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "linformer": LinformerConfig,
     "local": LocalConfig,
     "memory-compressed": MemoryCompressedConfig,
+    "reformer": ReformerConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

@@ -1,0 +1,209 @@
+"""Reformer: a position reads those whose queries are like its own, found by locality-sensitive hashing.
+
+    score_ts = q_t . k_s / sqrt(K),     k_s = sqrt(K) q_s / |q_s|                 (queries and keys are one projection)
+    bucket_r(x) = argmax([x R_r; -x R_r])                                    for rounds r, R_r random and never trained
+    out_t = softmax of score_ts over s in read_t, times V,     out_t = v_t where read_t is empty
+    read_t = union over r of the last w before t (bidirectional: and the next w after t) with bucket_r(s) = bucket_r(t)
+
+A score is large where the angle between two queries is small, and then they likely share a bucket in some round: what
+is left out of the softmax is mostly what would have weighed little. More rounds leave out less.
+
+Cost: O(n r w D) time for r rounds and chunks of w, plus O(n r b D / 2) for hashing into b buckets and a sort; O(n D)
+state; 1 sequential step; path 1 between positions that share a bucket (it depends on what they hold).
+Paper: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451.
+Differs: the paper cuts the sorted positions into chunks that read themselves and the chunk before. Where a chunk ends
+depends on all positions, later ones too, so the future leaks into a causal model. Here a position reads a window of the
+w members of its bucket that stand before it (the paper's: 0 to 2w - 1, of any bucket in most code), which is a function
+of its past alone: decoding step by step gives what training saw, and chunks never show. For the same reason the number
+of buckets is a setting and does not follow the length, and the rotations are drawn once and kept with the weights. A
+pair that meets in several rounds counts in the first only, which is what the paper's correction by - log N_ts amounts
+to. Keys are scaled to the length sqrt(K), as in the authors' code; the paper's text says 1. No reversible layers.
+
+Rotary positions turn the queries before they are hashed and before they become keys: what is hashed is what is scored.
+Hashing is a decision: it is made in float32 at least, and carries no gradient. Two buckets that tie up to rounding may
+be told apart differently when a sum is computed in another order.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal, final
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.buckets import PADDING, Reach, attend_in_buckets, sees
+from allyouneed.mixers.lookup import soft_alpha, soft_lookup
+from allyouneed.mixers.past import count_positions, extend_valid
+from allyouneed.mixers.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+EPSILON = 1e-6  # of the mean square of a query, as in the authors' code: a query of length zero has no direction
+
+
+class ReformerConfig(HeadsConfig):
+    summary = "reads the positions whose queries are like its own, found by hashing (LSH)"
+    paper = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451"
+    roles = frozenset({"causal", "bidirectional"})
+    takes_positions = True
+
+    type: Literal["reformer"] = "reformer"
+    buckets: Annotated[int, Field(ge=2, le=2**15 - 1, multiple_of=2)] = (
+        64  # about n / chunk, so that most are read whole
+    )
+    rounds: PositiveInt = 4  # of hashing
+    chunk: PositiveInt = 64  # how many members of its bucket it reads before it (bidirectional: to each side)
+
+    def reach(self, role: Role) -> Reach:
+        """Whom it reads in its bucket."""
+        return Reach(self.chunk, 0 if role == "causal" else self.chunk)
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Reformer":
+        self.require(role, position)
+        return Reformer(self, width, role, position)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        projections = 6 * length * width * width  # queries, which are the keys; values; output
+        hashing = length * width * self.rounds * self.buckets
+        attention = 4 * self.rounds * self.reach(role).area(length) * width
+        state = length * (8 * width + 2 * self.heads * self.rounds) if role == "causal" else 0
+        return Cost(projections + hashing + attention, state, sequential=1, path=1)
+
+    def position_queries(self, length: int) -> int:
+        return self.rounds * self.reach("causal").rows(length)
+
+
+@dataclass(frozen=True)
+class BucketState:
+    """Keys and values of the past, and the buckets in which they lie."""
+
+    past: Growable  # (B, S, 2 D): keys and values
+    bucket: Growable  # (B, S, H R), 16-bit; PADDING where there is no position
+
+
+@final
+class Reformer(Mixer):
+    rotation_HKM: Tensor
+
+    def __init__(self, config: ReformerConfig, width: int, role: Role, position: ScorePosition | None) -> None:
+        super().__init__()
+        self.config, self.role, self.position = config, role, position
+        self.reach, head_width = config.reach(role), config.head_width(width)
+        self.biased = position is not None and type(position).bias is not ScorePosition.bias
+        self.query_value = nn.Linear(width, 2 * width, bias=config.bias)
+        self.output = nn.Linear(width, width, bias=config.bias)
+        for layer in (self.query_value, self.output):
+            initialise(layer, width)
+        # Saved with the weights, which were trained to live with these buckets.
+        columns = config.rounds * config.buckets // 2
+        self.register_buffer("rotation_HKM", torch.randn(config.heads, head_width, columns))
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: BucketState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, BucketState | None]:
+        if self.role == "bidirectional":
+            refuse_state(state)
+        B, T, D = x_BTD.shape
+        with full_precision(x_BTD):  # rounded queries would fall into other buckets
+            packed_BTN = self.query_value(x_BTD.to(self.query_value.weight.dtype))
+            if valid_BT is not None:  # padding may hold anything
+                packed_BTN = packed_BTN.masked_fill(~valid_BT.unsqueeze(-1), 0.0)
+            q_BHTK, v_BHTK = self._split(packed_BTN)
+            place = None
+            if self.position is not None:
+                place = _places(state, valid_BT, B, T, x_BTD.device)
+                q_BHTK = self.position.rotate(q_BHTK, place[..., -T:])
+            k_BHTK = q_BHTK * (q_BHTK.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
+            kept_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+            grown = _grow(state, kept_BTN, self._hash(q_BHTK, valid_BT))
+            if state is not None and T == 1 and map_sink() is None:
+                y_BHTK = self._step(q_BHTK, state, grown, place)
+            else:
+                y_BHTK = self._read(q_BHTK, grown, place)
+        if not torch.is_autocast_enabled(x_BTD.device.type):
+            y_BHTK = y_BHTK.to(self.output.weight.dtype)
+        y_BTD = self.output(y_BHTK.transpose(1, 2).reshape(B, T, D))
+        return y_BTD, grown if self.role == "causal" else None
+
+    def _split(self, x_BSN: Tensor) -> tuple[Tensor, ...]:
+        """(B, S, 2 D) -> two tensors (B, H, S, K)."""
+        return x_BSN.unflatten(2, (2 * self.config.heads, -1)).transpose(1, 2).chunk(2, dim=1)
+
+    @torch.no_grad()
+    def _hash(self, q_BHTK: Tensor, valid_BT: Tensor | None) -> Tensor:
+        """The buckets of each position for each head and round: (B, T, H R)."""
+        rotation_HKM = widened(self.rotation_HKM).to(widened(q_BHTK).dtype)
+        turned = (widened(q_BHTK) @ rotation_HKM).unflatten(-1, (self.config.rounds, -1))
+        # argmax([x; -x]) without the copy: the largest in size, and its sign.
+        best = turned.abs().argmax(dim=-1, keepdim=True)
+        negative = turned.gather(-1, best) < 0
+        bucket_BHTR = (best + negative * turned.shape[-1]).squeeze(-1).to(torch.int16)
+        bucket_BTN = bucket_BHTR.transpose(1, 2).flatten(2)
+        return bucket_BTN if valid_BT is None else bucket_BTN.masked_fill(~valid_BT.unsqueeze(-1), PADDING)
+
+    def _read(self, q_BHTK: Tensor, seen: "BucketState", place: Tensor | None) -> Tensor:
+        """The last T positions of all that were seen."""
+        T, S = q_BHTK.shape[2], seen.past.length
+        k_BHSK, v_BHSK = self._split(seen.past.tensor)
+        bucket_BHRS = seen.bucket.tensor.unflatten(2, (self.config.heads, -1)).permute(0, 2, 3, 1)
+        if (sink := map_sink()) is not None:
+            bias = None
+            if self.position is not None and place is not None:
+                bias = self.position.bias(q_BHTK, place[..., -T:], place)
+            sink(self, soft_alpha(q_BHTK, k_BHSK, bias, sees(bucket_BHRS, self.reach)[:, :, -T:]))
+        # Queries of the past are not asked again: anything may stand for them. What they read is wasted, but a segment
+        # with a past still costs no more than the whole.
+        asked_BHSK = q_BHTK if T == S else torch.cat([k_BHSK[:, :, : S - T].detach(), q_BHTK], dim=2)
+        scheme = partial(self._bias, place=place) if self.biased else None
+        return attend_in_buckets(asked_BHSK, k_BHSK, v_BHSK, bucket_BHRS, self.reach, scheme)[:, :, S - T :]
+
+    def _bias(
+        self, q_NHTK: Tensor, here_NHT: Tensor, there_NHS: Tensor, row_N: Tensor, *, place: Tensor | None
+    ) -> Tensor | None:
+        """What positions add to the scores of queries and keys that are known by their slots."""
+        if self.position is None:
+            return None
+        if place is not None and place.ndim == 2:
+            row_N11 = row_N[:, None, None]
+            here_NHT, there_NHS = place[row_N11, here_NHT], place[row_N11, there_NHS]
+        return self.position.bias(q_NHTK, here_NHT, there_NHS)
+
+    def _step(self, q_BHTK: Tensor, before: "BucketState", seen: "BucketState", place: Tensor | None) -> Tensor:
+        """One position reads what it finds in its buckets: nothing but their numbers is looked at along the past."""
+        B, H, S = *q_BHTK.shape[:2], before.past.length
+        number_BHRS = before.bucket.tensor.unflatten(2, (H, -1)).permute(0, 2, 3, 1)
+        now_BHR1 = seen.bucket.tensor[:, -1].view(B, H, -1, 1)
+        slot_S = torch.arange(S, dtype=torch.int32, device=q_BHTK.device)
+        slot_BHRS = torch.where(number_BHRS == now_BHR1, slot_S, -1)
+        found_BHN = slot_BHRS.topk(min(self.config.chunk, S), dim=-1).values.flatten(2).sort(dim=-1).values.long()
+        real_BHN = found_BHN >= 0
+        real_BHN[..., 1:] &= found_BHN[..., 1:] != found_BHN[..., :-1]  # met in several rounds, read once
+        # Its own slot stands first, for those who find nothing.
+        found_BHN = torch.cat([torch.full_like(found_BHN[..., :1], S), found_BHN.clamp(min=0)], dim=-1)
+        real_BHN = torch.cat([~real_BHN.any(dim=-1, keepdim=True), real_BHN], dim=-1)
+        row_B, head_H = torch.arange(B, device=q_BHTK.device), torch.arange(H, device=q_BHTK.device)
+        both_BPMK = seen.past.tensor.unflatten(2, (2 * H, -1))
+        k_BHNK, v_BHNK = (both_BPMK[row_B[:, None, None], found_BHN, first + head_H[:, None]] for first in (0, H))
+        bias = self._bias(q_BHTK, torch.full_like(found_BHN[..., :1], S), found_BHN, row_B, place=place)
+        return soft_lookup(q_BHTK, k_BHNK, v_BHNK, bias=bias, visible=real_BHN.unsqueeze(2))
+
+
+def _grow(state: BucketState | None, kept_BTN: Tensor, bucket_BTM: Tensor) -> BucketState:
+    if state is None:
+        return BucketState(Growable(kept_BTN), Growable(bucket_BTM))
+    return BucketState(state.past.append(kept_BTN), state.bucket.append(bucket_BTM))
+
+
+def _places(state: BucketState | None, valid_BT: Tensor | None, B: int, T: int, device: torch.device) -> Tensor:
+    """The positions of all slots, old and new: (S), or (B, S) where rows differ."""
+    old_BS, before = None, 0
+    if state is not None:
+        old_BS, before = state.bucket.tensor[:, :, 0] != PADDING, state.bucket.length
+    return count_positions(extend_valid(old_BS, valid_BT, B, before, T), before + T, device)
