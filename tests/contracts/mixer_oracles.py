@@ -26,6 +26,7 @@ from allyouneed.mixers.reformer import Reformer
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.window import Window
+from allyouneed.mixers.xl import XL, Distances
 from allyouneed.positions import Alibi, Rotary, Shaw, T5Bias
 
 
@@ -288,6 +289,25 @@ def local_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     return y_TD
 
 
+def xl_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Scores of four terms over the memory before each position   (Dai et al. 2019, section 3.3)."""
+    assert isinstance(mixer, XL)
+
+    def visible(t: int, s: int) -> bool:
+        return reading.visible(t, s) and reading.place(t) - reading.place(s) <= mixer.config.memory
+
+    outputs = []
+    for head in range(mixer.config.heads):
+        q_TK, k_SK, v_SK = _head_of(mixer.project, x_TD, reading, head)
+
+        def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+            return xl_score(mixer.distances, head, q_TK[t], k_SK[s], reading.place(t) - reading.place(s))
+
+        outputs.append(attend_by_loops(score, visible, v_SK, x_TD.shape[0]))
+    y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
+    return y_TD
+
+
 def memory_compressed_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     """Attention over a null slot and one slot for every `stride` real positions   (Liu et al. 2018, section 4.2.4)."""
     assert isinstance(mixer, MemoryCompressed)
@@ -399,6 +419,17 @@ def _turned(x_K: Tensor, place: int) -> Tensor:
         real.append(x_K[i] * math.cos(angle) - x_K[i + K // 2] * math.sin(angle))
         imaginary.append(x_K[i] * math.sin(angle) + x_K[i + K // 2] * math.cos(angle))
     return torch.stack(real + imaginary)
+
+
+def xl_score(distances: Distances, head: int, q_K: Tensor, k_K: Tensor, apart: int) -> Tensor:
+    """A = q.k + q.(W_R r) + u.k + v.(W_R r), over sqrt(K); r is sines, then cosines, of the distance."""
+    D, K = distances.content_D.shape[0], q_K.shape[0]
+    mine = slice(head * K, (head + 1) * K)
+    angles = [apart / 10000.0 ** (2 * i / D) for i in range(D // 2)]
+    r_D = q_K.new_tensor([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+    far_K = torch.stack([_dot(row_D, r_D) for row_D in distances.project.weight[mine]])
+    u_K, v_K = distances.content_D[mine], distances.place_D[mine]
+    return (_dot(q_K, k_K) + _dot(q_K, far_K) + _dot(u_K, k_K) + _dot(v_K, far_K)) / math.sqrt(K)
 
 
 def _head_of(project: Projections, x_TD: Tensor, reading: Reading, head: int) -> tuple[Tensor, ...]:

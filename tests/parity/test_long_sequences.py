@@ -13,12 +13,14 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 from transformers import BigBirdConfig as TheirBigBirdConfig
 from transformers import LongformerConfig as TheirConfig
+from transformers import XLNetConfig, XLNetModel
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from allyouneed.mixers import bigbird
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.mixers.xl import XLConfig
 
 
 @pytest.mark.parametrize(("window", "everywhere", "length"), [(4, 2, 32), (8, 1, 16), (2, 5, 40)])
@@ -116,3 +118,48 @@ def their_draw(monkeypatch: pytest.MonkeyPatch, theirs: BigBirdBlockSparseAttent
 
     monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", watched)
     return drawn
+
+
+@pytest.mark.parametrize(("memory", "old", "new"), [(20, 7, 5), (3, 7, 5), (5, 0, 9), (6, 6, 1)])
+def test_xl(memory: int, old: int, new: int) -> None:
+    """Transformer-XL's attention as XLNet keeps it, with its shift and its mems; forward and all gradients."""
+    width, heads = 24, 3
+    settings = XLNetConfig(vocab_size=5, d_model=width, n_head=heads, n_layer=1, d_inner=8, dropout=0.0)
+    model = XLNetModel(settings).double().eval()
+    theirs = model.layer[0].rel_attn
+    ours = XLConfig(heads=heads, memory=memory, bias=False).build(width).double()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.normal_(std=0.4)
+        query, key, value = ours.project.query_key_value.weight.split(width)
+        pairs = [(theirs.q, query), (theirs.k, key), (theirs.v, value), (theirs.r, ours.distances.project.weight)]
+        for mine, weight in pairs:
+            mine.copy_(weight.T.view_as(mine))
+        theirs.o.copy_(ours.project.output.weight.view_as(theirs.o))
+        theirs.r_w_bias.copy_(ours.distances.content_D.view(heads, -1))
+        theirs.r_r_bias.copy_(ours.distances.place_D.view(heads, -1))
+    x_BTD = torch.randn(2, old + new, width, dtype=torch.float64, requires_grad=True)
+    our_y_BTD = ours(x_BTD)[0]
+    if old:
+        _, state = ours(x_BTD[:, :old])
+        torch.testing.assert_close(ours(x_BTD[:, old:], state=state)[0], our_y_BTD[:, old:])
+    h = x_BTD.transpose(0, 1)
+    apart = torch.arange(old, old + new)[:, None] - torch.arange(old + new)
+    hidden = ((apart < 0) | (apart > memory)).double()[:, :, None, None]
+    r = model.relative_positional_encoding(new, old + new, bsz=2).double()
+    their_y = theirs(h[old:], None, hidden, None, r, None, mems=h[:old] if old else None)[0]
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)  # their sines are in float32
+    normed = theirs.layer_norm(our_y_BTD[:, old:] + x_BTD[:, old:])
+    close(normed, their_y.transpose(0, 1))
+    noise = torch.randn_like(normed)
+    mine = torch.autograd.grad(normed, [x_BTD, *ours.parameters()], noise, retain_graph=True)
+    names = [theirs.q, theirs.k, theirs.v, theirs.o, theirs.r_w_bias, theirs.r_r_bias, theirs.r]
+    its_x, *its = torch.autograd.grad(their_y.transpose(0, 1), [x_BTD, *names], noise)
+    by_name = dict(zip(["x", *(name for name, _ in ours.named_parameters())], mine, strict=True))
+    rows = torch.cat([grad.reshape(width, width).T for grad in its[:3]])
+    close(by_name["x"], its_x)
+    close(by_name["project.query_key_value.weight"], rows)
+    close(by_name["project.output.weight"], its[3].reshape(width, width))
+    close(by_name["distances.content_D"], its[4].flatten())
+    close(by_name["distances.place_D"], its[5].flatten())
+    close(by_name["distances.project.weight"], its[6].reshape(width, width).T)

@@ -21,6 +21,7 @@ from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
 from allyouneed.mixers.state import select_rows
 from allyouneed.mixers.window import WindowConfig
+from allyouneed.mixers.xl import XLConfig
 
 MIXERS: dict[str, type[MixerConfig]] = {
     "softmax": SoftmaxConfig,
@@ -34,6 +35,7 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "local": LocalConfig,
     "memory-compressed": MemoryCompressedConfig,
     "reformer": ReformerConfig,
+    "xl": XLConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

@@ -57,6 +57,11 @@ class Projections(nn.Module):
         """Queries, keys and values of a sequence that reads itself."""
         return self.split(self.query_key_value(x_BTD), 3)
 
+    def keys_and_values(self, x_BSD: Tensor) -> Tensor:
+        """Keys, then values, of positions of which no queries are wanted: (B, S, 2 D)."""
+        weight, bias = self.query_key_value.weight[self.width :], self.query_key_value.bias
+        return nn.functional.linear(x_BSD, weight, None if bias is None else bias[self.width :])
+
     def queries(self, x_BTD: Tensor) -> Tensor:
         """Queries of a sequence that reads a memory."""
         return self.split(self.query(x_BTD), 1)[0]

@@ -1,0 +1,250 @@
+"""Transformer-XL: a memory of the positions before the segment, and positions that are distances.
+
+    score_ts = ((q_t + u) . k_s + (q_t + v) . W_R r_{t-s}) / sqrt(K),      t - M <= s <= t
+    r_d = (sin(d f_0), sin(d f_1), .., cos(d f_0), ..),   f_i = 10000^(-2i/D)
+
+u and v are trained vectors: what a key is worth to any query, and what a distance is. A text is read segment by
+segment; the state holds the last M vectors of the layer, and their keys and values are made anew with the weights of
+today. `memory` is no part of the weights: a trained model may be given a longer one.
+
+Cost: O(T M D) time, O(M D) state, 1 sequential step, path n / M.
+Paper: Dai et al. 2019, arXiv:1901.02860, section 3.
+Differs: every position reads exactly the M before it, the authors' `same_length` of evaluation, in training too: so it
+does not matter where segments begin and end, and what is trained is what is evaluated. u and v belong to each layer.
+The gradient stops where one segment hands its state to the next (tasks/loss.py), not inside the mixer. Padding is no
+position.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, final
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.lookup import soft_alpha, soft_lookup
+from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
+from allyouneed.mixers.rectangles import Pattern, area, attend_plainly, bands_of
+from allyouneed.mixers.state import Growable
+from allyouneed.positions import ScorePosition
+
+
+class XLConfig(HeadsConfig):
+    summary = "a memory of the segments before, and relative positions of its own"
+    paper = "Dai et al. 2019, arXiv:1901.02860"
+    roles = frozenset({"causal"})
+
+    type: Literal["xl"] = "xl"
+    memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "XL":
+        self.require(role, position)
+        return XL(self, width, role)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        bands, reach = bands_of(Pattern(self.memory, 0), length, length), min(self.memory, length - 1)
+        places = sum(
+            band.blocks * band.size * (min(reach, band.query - band.key + band.size - 1) + 1) for band in bands
+        )
+        distances = 2 * (reach + 1) * width * width + 2 * places * width
+        attention = 4 * area(bands) * width
+        state = (8 * min(length, self.memory) + 4 * (reach + 1)) * width  # keys and values; the keys of distances
+        path = math.ceil((length - 1) / self.memory)
+        flops = self.projection_flops(length, length, width) + distances + attention
+        return Cost(flops, state, sequential=1, path=path)
+
+
+class Distances(nn.Module):
+    """The part of a score that knows how far apart two positions are: u, v and W_R."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.content_D = nn.Parameter(torch.zeros(width))  # u
+        self.place_D = nn.Parameter(torch.zeros(width))  # v
+        self.project = nn.Linear(width, width, bias=False)  # W_R
+        initialise(self.project, width)
+
+    def keys(self, reach: int) -> Tensor:
+        """W_R r_d for each head, from d = reach down to 0."""
+        weight = self.project.weight
+        distance_R = torch.arange(reach, -1, -1, device=weight.device)
+        keys_RD: Tensor = self.project(waves(distance_R, weight.shape[1]).to(weight.dtype))
+        return keys_RD.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
+
+    def with_content(self, q_BHTK: Tensor) -> Tensor:
+        """q + u."""
+        return q_BHTK + self._by_head(self.content_D)
+
+    def scores(self, q_BHTK: Tensor, keys_HKR: Tensor) -> Tensor:
+        """(q + v) . W_R r_d / sqrt(K), from queries that have u added already."""
+        q_BHTK = q_BHTK + self._by_head(self.place_D - self.content_D)
+        return q_BHTK @ keys_HKR / math.sqrt(q_BHTK.shape[-1])
+
+    def _by_head(self, vector_D: Tensor) -> Tensor:
+        return vector_D.view(self.heads, 1, -1)
+
+
+def waves(distance_R: Tensor, width: int) -> Tensor:
+    """Sines, then cosines; in float64, as large angles need it."""
+    exponent_N = torch.arange(0, width, 2, dtype=torch.float64, device=distance_R.device) / width
+    angle_RN = distance_R[:, None].to(torch.float64) * 10000.0**-exponent_N
+    return torch.cat([angle_RN.sin(), angle_RN.cos()], dim=1)[:, :width]
+
+
+def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
+    """From scores by distance (R-1 .. 0) to scores by key: (t, s) takes distance `first` + t - s, or zero without one.
+
+    Row t begins one place earlier than the row above it: cut out of the flattened matrix, rows of one number less do
+    just that, and no pair needs an index.
+    """
+    T, R = score_BHTR.shape[-2:]
+    before = first + T - R  # columns that are missing in front of the farthest distance
+    wide_BHTN = F.pad(score_BHTR, (before, keys + T - R - before))
+    N = wide_BHTN.shape[-1]
+    return wide_BHTN.flatten(-2)[..., T - 1 : T * N - 1].unflatten(-1, (T, N - 1))[..., :keys]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The keys of distances, kept while decoding: of the weights, not of any row."""
+
+    keys_HKR: Tensor
+
+    def select(self, rows_B: Tensor) -> "Known":
+        """The same for whatever rows."""
+        return self
+
+
+@dataclass(frozen=True)
+class XLState:
+    """The last M vectors, the newest last."""
+
+    past: Growable  # (B, S, N): what the layer was given, or keys and values where no gradient can ask for more
+    projected: bool
+    real_BS: Tensor | None = None  # which of them are there: rows may have had fewer (None: all)
+    known: Known | None = None
+
+
+@final
+class XL(Mixer):
+    def __init__(self, config: XLConfig, width: int, role: Role) -> None:
+        super().__init__()
+        self.config = config
+        self.project = Projections(config, width, role)
+        self.distances = Distances(config.heads, width)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: XLState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, XLState]:
+        T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
+        if valid_BT is not None or (real_BS is not None and T > 1):
+            return self._row_by_row(x_BTD, valid_BT, state)
+        q_BHTK, k_BHSK, v_BHSK, after = self._remember(x_BTD, state)
+        if real_BS is not None:
+            real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
+        S = k_BHSK.shape[2]
+        known = self._known(min(self.config.memory, S - 1), state)
+        y_BHTK = self._read(self.distances.with_content(q_BHTK), k_BHSK, v_BHSK, known.keys_HKR, real_BS)
+        if real_BS is not None:
+            real_BS = None if bool(real_BS[:, -self.config.memory :].all()) else real_BS[:, -self.config.memory :]
+        kept = None if torch.is_grad_enabled() else known
+        past = after.past.keep_last(self.config.memory)
+        return self.project.merge(y_BHTK), XLState(past, after.projected, real_BS, kept)
+
+    def _remember(self, x_BTD: Tensor, state: XLState | None) -> tuple[Tensor, Tensor, Tensor, XLState]:
+        """Queries of the new positions, keys and values of old and new ones, and what holds them.
+
+        Training keeps vectors, so that the weights learn from what they make of the memory; else keys and values.
+        """
+        packed = not torch.is_grad_enabled() or (state is not None and state.projected)
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2) if packed else x_BTD
+        if state is None:
+            return q_BHTK, k_BHTK, v_BHTK, XLState(Growable(new_BTN), packed)
+        past = state.past
+        if packed and not state.projected:
+            past = Growable(self.project.keys_and_values(past.tensor))
+        if packed:
+            past = past.append(new_BTN)
+            k_BHSK, v_BHSK = self.project.split(past.tensor, 2)
+        else:
+            old = self.project.split(self.project.keys_and_values(past.tensor), 2)
+            k_BHSK, v_BHSK = (torch.cat(pair, dim=2) for pair in zip(old, (k_BHTK, v_BHTK), strict=True))
+            past = past.append(new_BTN)
+        return q_BHTK, k_BHSK, v_BHSK, XLState(past, packed)
+
+    def _known(self, reach: int, state: XLState | None) -> Known:
+        """The keys of all distances up to `reach`; while decoding they are made rarely, in growing numbers."""
+        if torch.is_grad_enabled() or state is None:
+            return Known(self.distances.keys(reach))
+        known = state.known
+        if known is None or known.keys_HKR.shape[2] <= reach:
+            known = Known(self.distances.keys(min(self.config.memory, 2 * reach)))
+        return known
+
+    def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keys_HKR: Tensor, real_BS: Tensor | None) -> Tensor:
+        """The last T of S positions read the M before them; for a single one, some may not be there."""
+        T, S = q_BHTK.shape[2], k_BHSK.shape[2]
+        pattern, sink = Pattern(self.config.memory, 0), map_sink()
+        if sink is not None:
+            place_S = torch.arange(S, device=q_BHTK.device)
+            bias_BHTS = self._bias(q_BHTK, place_S[S - T :], place_S, keys_HKR=keys_HKR)
+            sink(self, soft_alpha(q_BHTK, k_BHSK, bias_BHTS, pattern.sees(place_S[S - T :, None], place_S)))
+        if T == 1:
+            S = min(S, self.config.memory + 1)
+            k_BHSK, v_BHSK = k_BHSK[:, :, -S:], v_BHSK[:, :, -S:]
+            bias_BHTS = self.distances.scores(q_BHTK, keys_HKR[:, :, -S:])
+            visible = None if real_BS is None else real_BS[:, None, None, -S:]
+            return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias_BHTS, visible=visible)
+        bands = bands_of(pattern, T, S)
+        return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, pattern, partial(self._bias, keys_HKR=keys_HKR))
+
+    def _bias(self, q_BHTK: Tensor, here_T: Tensor, there_S: Tensor, *, keys_HKR: Tensor) -> Tensor:
+        first = int(here_T[0] - there_S[0])
+        farthest = first + len(here_T)  # more distances than these do not occur
+        return shift(self.distances.scores(q_BHTK, keys_HKR[:, :, -farthest:]), first, len(there_S))
+
+    def _row_by_row(self, x_BTD: Tensor, valid_BT: Tensor | None, state: XLState | None) -> tuple[Tensor, XLState]:
+        """Rows whose real positions differ: each is read without its padding."""
+        outputs, rows = [], []
+        for row in range(x_BTD.shape[0]):
+            here = slice(row, row + 1)
+            real_N = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+            if valid_BT is not None:
+                real_N = valid_BT[row].nonzero()[:, 0]
+            alone = None
+            if state is not None:
+                past = state.past.tensor[here]
+                past = past if state.real_BS is None else past[:, state.real_BS[row]]
+                alone = replace(state, past=Growable(past), real_BS=None) if past.shape[1] else None
+            y = torch.zeros_like(x_BTD[here])
+            if len(real_N):
+                read, alone = self(x_BTD[here].index_select(1, real_N), state=alone)
+                y = y.to(read.dtype).index_copy(1, real_N, read)
+            outputs.append(y)
+            rows.append(alone)
+        return torch.cat(outputs), self._aligned(rows, x_BTD, state)
+
+    def _aligned(self, rows: list[XLState | None], x_BTD: Tensor, state: XLState | None) -> XLState:
+        """Rows of different lengths with their newest position last."""
+        packed = not torch.is_grad_enabled() or (state is not None and state.projected)
+        none = x_BTD.new_zeros(1, 0, (2 if packed else 1) * x_BTD.shape[2])
+        pasts = [none if row is None else row.past.tensor for row in rows]
+        for number, row in enumerate(rows):
+            if row is not None and packed and not row.projected:  # a row without news may be kept as it was
+                pasts[number] = self.project.keys_and_values(pasts[number])
+        length_B = torch.tensor([past.shape[1] for past in pasts], device=x_BTD.device)
+        longest = int(length_B.max())
+        past = torch.cat([F.pad(past, (0, 0, longest - past.shape[1], 0)) for past in pasts])
+        real_BS = torch.arange(longest, device=x_BTD.device) >= longest - length_B[:, None]
+        return XLState(Growable(past), packed, None if bool(real_BS.all()) else real_BS)
