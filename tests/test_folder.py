@@ -18,7 +18,10 @@ from allyouneed.config import Config
 from allyouneed.errors import FolderError
 from allyouneed.folder import fill_model, load_folder, model_tensors, save_folder
 from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.mixers.xl import XLConfig
 from allyouneed.models import MODELS, Model
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
 from allyouneed.storage import new_folder
 from allyouneed.tasks.codec import Codec
@@ -125,6 +128,23 @@ def test_round_trip_of_a_language_model_and_a_classifier(tmp_path: Path) -> None
     model = build("encoder", Sizes(CHARACTERS.size, 2))
     path = save_folder(tmp_path / "classes", model, Codec(CHARACTERS, classes=("no", "yes")), ExampleTask(), "")
     assert load_folder(path).codec.classes == ("no", "yes")
+
+
+def test_what_is_no_part_of_the_weights_may_be_changed(tmp_path: Path) -> None:
+    config = DecoderConfig(
+        width=6, hidden=10, layers=2, mixer=XLConfig(heads=3, memory=4), positions=NoPositionConfig()
+    )
+    model = config.build(Sizes(0, CHARACTERS.size))
+    save_folder(tmp_path / "m", model, Codec(None, CHARACTERS), ExampleTask(), "")
+    longer = load_folder(tmp_path / "m", sets=["model.mixer.memory=9", "length=5"])
+    assert longer.model.config.mixer == XLConfig(heads=3, memory=9)  # type: ignore[union-attr]
+    assert longer.recipe["length"] == 5
+    for name, tensor in model_tensors(model).items():
+        assert torch.equal(tensor, model_tensors(longer.model)[name])
+    with pytest.raises(FolderError, match="tensor decoder"):
+        load_folder(tmp_path / "m", sets=["model.layers=3"])
+    with pytest.raises(FolderError, match="did you mean 'memory'"):
+        load_folder(tmp_path / "m", sets=["model.mixer.memroy=3"])
 
 
 def test_a_folder_is_replaced_by_a_new_one(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from allyouneed import __version__
-from allyouneed.config import Config, Tree, parse
+from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
 from allyouneed.sizes import Sizes
@@ -86,13 +86,16 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     return Path(path)
 
 
-def load_folder(path: str | Path, device: str | torch.device = "cpu") -> Bundle:
-    """A ready model from a model folder, or from the run folder that holds one."""
+def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = ()) -> Bundle:
+    """A ready model from a model folder, or from the run folder that holds one.
+
+    `sets` change what is no part of the weights (`model.mixer.memory=512`, `task.segment=128`); others do not fit.
+    """
     sealed = open_folder(_model_folder(Path(path)))
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
-    config = _read_config(sealed)
+    config = _read_config(sealed, sets)
     for name in sealed.files.keys() - {WEIGHTS}:
         sealed.read(name)  # the codec opens its files by itself: compare them with the manifest here
     model = _read_model(sealed, config)
@@ -128,7 +131,7 @@ def _model_folder(path: Path) -> Path:
     raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
 
 
-def _read_config(sealed: Sealed) -> FolderConfig:
+def _read_config(sealed: Sealed, sets: Sequence[str] = ()) -> FolderConfig:
     where, tree = sealed.path / CONFIG, sealed.read_json(CONFIG)
     if not isinstance(tree, dict) or "format" not in tree:
         raise FolderError(f"{where}: is not the config of a model")
@@ -137,9 +140,16 @@ def _read_config(sealed: Sealed) -> FolderConfig:
             f"{where}: format {tree['format']!r}; allyouneed {__version__} reads format {FORMAT}: is the folder newer?"
         )
     try:
-        return parse(FolderConfig, tree, str(where))
+        return parse(FolderConfig, _changed(tree, sets) if sets else tree, str(where))
     except (ConfigError, RecursionError) as error:
         raise FolderError(str(error)) from None
+
+
+def _changed(tree: Tree, sets: Sequence[str]) -> Tree:
+    """The architecture and the recipe that holds it once more, with some settings changed in both."""
+    of_model = [pair for pair in sets if pair.startswith("model.")]
+    changed = override({"model": tree.get("model")}, of_model)
+    return {**tree, **changed, "recipe": override(tree.get("recipe", {}), sets)}
 
 
 def _read_model(sealed: Sealed, config: FolderConfig) -> Model:

@@ -78,6 +78,23 @@ def test_later_windows_read_what_came_before(tmp_path: Path) -> None:
     assert given[1, :4].tolist() == [BOS, *said[0, 5:8].tolist()]
 
 
+@pytest.mark.parametrize(("batch", "overlap", "segment"), [(3, 0, 4), (1, 2, 7), (5, 6, 1), (200, 3, 7)])
+def test_with_segments_held_out_text_is_read_as_long_streams(
+    batch: int, overlap: int, segment: int, tmp_path: Path
+) -> None:
+    data = language(tmp_path, batch=batch, overlap=overlap, segment=segment)
+    assert data.batch(0, 0).segment == segment
+    (streams,) = data.held_out("valid")
+    assert streams.segment == segment
+    given, said = ids(streams)
+    assert given.shape[0] <= batch
+    assert data.codec.target is not None
+    predicted = data.codec.target.decode(said[said != PAD].tolist())
+    assert predicted == TEXT[int(len(TEXT) * 0.9) :]
+    assert (said[1:, :overlap] == PAD).all()  # given, not asked
+    assert data.units("valid").how == f"segment:{segment}|carried|streams:{batch}|overlap:{overlap}"
+
+
 def test_three_shares_and_several_files(tmp_path: Path) -> None:
     data = language(tmp_path, split=[0.5, 0.25, 0.25])
     assert data.units("test").characters == len(TEXT) - int(len(TEXT) * 0.75)
@@ -110,6 +127,7 @@ def test_parts_are_cut_by_characters(content: str, share: float, tmp_path_factor
         ({"split": [0.9, 0.2]}, "sum up to 1"),
         ({"split": [0.9, 0.1], "valid": "y"}, "either valid files or split"),
         ({"valid": "y", "context": 8, "overlap": 8}, "less than context"),
+        ({"valid": "y", "context": 8, "segment": 9}, "not be more than context"),
         ({"valid": "y", "tokenizer": {"kind": "bpe", "dropout": 0.1}}, "dropout is for translation"),
     ],
 )

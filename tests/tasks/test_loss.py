@@ -5,11 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from allyouneed.config import parse
-from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.decoder import Decoder, DecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import loss as module
 from allyouneed.tasks.base import PAD, Batch
-from allyouneed.tasks.loss import batch_loss, linear_cross_entropy
+from allyouneed.tasks.loss import batch_loss, linear_cross_entropy, losses
+
+XL: dict[str, object] = {"type": "xl", "heads": 2, "memory": 5}
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
@@ -49,3 +51,55 @@ def test_padding_of_the_target_does_not_count() -> None:
     ]
     assert whole.count == 5
     torch.testing.assert_close(whole.total, parts[0].total + parts[1].total)
+
+
+def small(mixer: dict[str, object], positions: str = "rotary") -> Decoder:
+    tree = {"width": 8, "hidden": 16, "layers": 2, "dropout": 0.0, "mixer": mixer, "positions": positions}
+    return parse(DecoderConfig, tree).build(Sizes(0, 9)).double()
+
+
+def windows(segment: int | None) -> Batch:
+    tokens = torch.randint(3, 9, (2, 12), generator=torch.Generator().manual_seed(0))
+    tokens[1, 7] = PAD  # not to be predicted
+    return Batch(input_BT=tokens[:, :-1].clamp(min=1), output_BT=tokens[:, 1:], segment=segment)
+
+
+@pytest.mark.parametrize("segment", [1, 4, 11, 50])
+@pytest.mark.parametrize(
+    ("mixer", "positions"),
+    [({"type": "softmax", "heads": 2}, "rotary"), ({"type": "linear", "heads": 2}, "sinusoidal"), (XL, "none")],
+)
+def test_read_in_segments_the_loss_is_the_same(mixer: dict[str, object], positions: str, segment: int) -> None:
+    model = small(mixer, positions)
+    whole, parts = (batch_loss(model, windows(size)) for size in (None, segment))
+    assert whole.count == parts.count == 21
+    torch.testing.assert_close(parts.total, whole.total)
+
+
+def test_the_gradient_ends_where_a_segment_begins() -> None:
+    model = small({"type": "softmax", "heads": 2})
+    batch = windows(4)
+    assert batch.input_BT is not None
+    assert batch.output_BT is not None
+    gradients = torch.autograd.grad(batch_loss(model, batch).total, list(model.parameters()))
+    expected = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for begin in (0, 4, 8):
+        with torch.no_grad():
+            state = model.hidden(batch.input_BT[:, :begin], model.start())[1] if begin else model.start()
+        x_BTD, _ = model.hidden(batch.input_BT[:, begin : begin + 4], state)
+        target = batch.output_BT[:, begin : begin + 4].flatten()
+        loss = F.cross_entropy(model.head(x_BTD).flatten(0, 1), target, ignore_index=PAD, reduction="sum")
+        for total, part in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            total += part
+    torch.testing.assert_close(list(gradients), expected)
+    whole = torch.autograd.grad(batch_loss(model, windows(None)).total, list(model.parameters()))
+    assert not torch.allclose(gradients[0], whole[0])
+
+
+def test_each_segment_can_be_differentiated_when_it_comes() -> None:
+    """As training does it, so that the activations of one segment are held at a time."""
+    model = small(XL, "none")
+    together = torch.autograd.grad(batch_loss(model, windows(3)).total, list(model.parameters()))
+    for loss in losses(model, windows(3)):
+        loss.total.backward()
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], list(together))

@@ -40,6 +40,9 @@ TINY: dict[str, Any] = {
 }
 
 
+MEMORY = {"type": "xl", "heads": 2, "memory": 6}
+
+
 def recipe(**train: Any) -> Recipe:
     return parse(Recipe, {**TINY, "train": {**TINY["train"], **train}})
 
@@ -97,6 +100,20 @@ def test_features_drawn_anew_while_training_are_the_same_after_a_resumption(work
     kept = checkpoints.load(last).tensors["model"]
     salt = int(kept["decoder.blocks.0.mixer.salt"])
     assert torch.equal(kept["decoder.blocks.0.mixer.direction_HMK"], draw_directions(2, 4, 8, salt, draw=2))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_text_read_in_segments_resumes_to_the_same_bits(workers: int, tmp_path: Path) -> None:
+    """Nothing is carried from one step to the next, so nothing of it has to be saved."""
+    (tmp_path / "text").write_text("".join(f"line {number} of the text\n" for number in range(60)))
+    task = {"type": "language", "train": str(tmp_path / "text"), "split": [0.8, 0.2], "context": 13, "segment": 4}
+    model = {"type": "decoder", "width": 16, "hidden": 32, "layers": 2, "positions": "none", "mixer": MEMORY}
+    wanted = parse(Recipe, {"task": task, "model": model, "train": {**TINY["train"], "workers": workers}})
+    train(wanted, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(wanted, tmp_path / "parts", Stopper(2))
+    train(wanted, tmp_path / "parts")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
 def test_a_changed_byte_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:

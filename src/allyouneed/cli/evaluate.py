@@ -20,6 +20,10 @@ def command(
     ] = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses side by side.", show_default="the recipe's")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Alpha.", show_default="the recipe's")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting that is no part of the weights: --set model.mixer.memory=512."),
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """Measure a model on held-out data or on files.
@@ -34,9 +38,10 @@ def command(
         raise ConfigError("--source and --reference belong together; give both, or --data")
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
-    bundle = open_model(model, device)
+    bundle = open_model(model, device, sets or ())
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
     scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search, note)
     for score in scores:
-        print(f"{score.name} = {score.value:.4f}  {printable(score.signature)}")
+        signature = "|".join([score.signature, *(sets or ())])
+        print(f"{score.name} = {score.value:.4f}  {printable(signature)}")

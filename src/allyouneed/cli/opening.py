@@ -1,5 +1,6 @@
 """Opening a model that a command will only predict with."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
 
 
-def open_model(folder: str, device: str = "cpu") -> "Bundle":
+def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = ()) -> "Bundle":
     """The model of a folder, its memory laid out for prediction."""
     from allyouneed.folder import load_folder
     from allyouneed.malloc import keep_freed_memory
@@ -21,7 +22,7 @@ def open_model(folder: str, device: str = "cpu") -> "Bundle":
 
     check_device(device)
     keep_freed_memory()
-    bundle = load_folder(folder, device)
+    bundle = load_folder(folder, device, sets)
     lay_out_for_prediction(bundle.model)
     return bundle
 

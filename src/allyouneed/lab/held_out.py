@@ -200,10 +200,9 @@ class _TextFile(TaskData):
         for text in blocks(resolve(files[0])):
             ids += codec.target.encode(text)
             characters, size = characters + len(text), size + len(text.encode())
-        how = f"context:{task.context}|overlap:{task.given}"
         if len(ids) == 1:
             raise DataError(f"{files[0]}: is empty; should hold some text")
-        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, how)
+        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, task.reading)
 
     def batch(self, seed: int, index: int) -> Batch:
         raise NotImplementedError("files are for evaluation")

@@ -19,7 +19,7 @@ from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
-from allyouneed.mixers.state import select_rows
+from allyouneed.mixers.state import detach, select_rows
 from allyouneed.mixers.window import WindowConfig
 from allyouneed.mixers.xl import XLConfig
 
@@ -49,5 +49,6 @@ __all__ = [
     "MixerConfig",
     "Role",
     "State",
+    "detach",
     "select_rows",
 ]

@@ -33,6 +33,21 @@ def _select(node: Any, rows_B: Tensor) -> Any:
     return node  # None and plain numbers are the same for every row
 
 
+def detach(state: Tree) -> Tree:
+    """The same state, through which no gradient flows back."""
+    return _detach(state)
+
+
+def _detach(node: Any) -> Any:
+    if isinstance(node, Tensor | Growable):
+        return node.detach()
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return dataclasses.replace(node, **{f.name: _detach(getattr(node, f.name)) for f in dataclasses.fields(node)})
+    if isinstance(node, list | tuple):
+        return type(node)(_detach(item) for item in node)
+    return node
+
+
 class Growable:
     """A tensor (B, S, N) that grows along S at amortised constant cost, may forget its beginning, and behaves like a
     value.
@@ -78,6 +93,10 @@ class Growable:
         chosen = self._empty(len(rows_B), self._buffer.shape[1] - self._begin)
         torch.index_select(self.tensor, 0, rows_B, out=chosen.tensor)
         return chosen
+
+    def detach(self) -> "Growable":
+        """The same without its gradient."""
+        return Growable(self.tensor.detach())
 
     def _copy(self, capacity: int) -> "Growable":
         copy = self._empty(self._buffer.shape[0], capacity)

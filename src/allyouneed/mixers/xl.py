@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
-from allyouneed.mixers.lookup import soft_alpha, soft_lookup
+from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.rectangles import Pattern, area, attend_plainly, bands_of
 from allyouneed.mixers.state import Growable
@@ -207,6 +207,12 @@ class XL(Mixer):
             visible = None if real_BS is None else real_BS[:, None, None, -S:]
             return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias_BHTS, visible=visible)
         bands = bands_of(pattern, T, S)
+        if len(bands) == 1 and bands[0].blocks == 1:  # a segment that is no longer than the memory: one rectangle
+            k_BHSK, v_BHSK = k_BHSK[:, :, bands[0].key :], v_BHSK[:, :, bands[0].key :]
+            place_S = torch.arange(bands[0].key, S, device=q_BHTK.device)
+            bias_BHTS = self._bias(q_BHTK, place_S[-T:], place_S, keys_HKR=keys_HKR)
+            alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias_BHTS, pattern.sees(place_S[-T:, None], place_S))
+            return lookup(alpha_BHTS, v_BHSK)
         return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, pattern, partial(self._bias, keys_HKR=keys_HKR))
 
     def _bias(self, q_BHTK: Tensor, here_T: Tensor, there_S: Tensor, *, keys_HKR: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Batch:
     input_BT: Tensor | None = None  # what the decoder is given: BOS first
     output_BT: Tensor | None = None  # what it should say: ends in EOS; PAD does not count
     class_B: Tensor | None = None
+    segment: int | None = None  # read the target so many positions at a time, through the state; None: at once
 
     @property
     def tokens(self) -> int:

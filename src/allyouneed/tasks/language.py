@@ -7,6 +7,9 @@ BOS begins every window: it says that nothing is known of what stands before, as
 Training takes windows at random. Evaluation predicts every token of the held-out text once, each window being
 given up to `overlap` earlier tokens to read, so that the loss does not depend much on where windows begin.
 
+With a `segment` a window is read that many tokens at a time, each segment going on from the state of the one before:
+as a model with a memory reads. Held-out text is then read as a few long streams, whose states are never dropped.
+
 Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 """
 
@@ -45,6 +48,7 @@ class LanguageConfig(TaskConfig):
     context: Annotated[int, Field(ge=1)] = 256
     batch: Annotated[int, Field(ge=1)] = 32  # sequences
     overlap: Annotated[int, Field(ge=0)] | None = None  # default: half the context
+    segment: Annotated[int, Field(ge=1)] | None = None  # tokens read at once, the state carried on; default: all
 
     @model_validator(mode="after")
     def _consistent(self) -> "LanguageConfig":
@@ -59,12 +63,21 @@ class LanguageConfig(TaskConfig):
             raise ValueError("tokenizer.dropout is for translation: a stream of text is tokenised once")
         if self.overlap is not None and self.overlap >= self.context:
             raise ValueError(f"overlap={self.overlap}: should be less than context={self.context}")
+        if self.segment is not None and self.segment > self.context:
+            raise ValueError(f"segment={self.segment}: should not be more than context={self.context}")
         return self
 
     @property
     def given(self) -> int:
         """Tokens that a window of the held-out text is given before the first one it predicts."""
         return self.context // 2 if self.overlap is None else self.overlap
+
+    @property
+    def reading(self) -> str:
+        """How held-out text is read, for signatures."""
+        if self.segment is None:
+            return f"context:{self.context}|overlap:{self.given}"
+        return f"segment:{self.segment}|carried|streams:{self.batch}|overlap:{self.given}"
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
         files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
@@ -157,7 +170,7 @@ class LanguageData(TaskData):
         windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
         windows[:, 0] = BOS
         tokens_BT = torch.from_numpy(windows)
-        return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]))
+        return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]), segment=self._task.segment)
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         return text_windows(self._stream(split), self._task)
@@ -168,7 +181,7 @@ class LanguageData(TaskData):
     def units(self, split: Split) -> Units:
         self._stream(split)
         tokens, characters, size = self._units[split]
-        return Units(tokens, characters, size, f"context:{self._task.context}|overlap:{self._task.given}")
+        return Units(tokens, characters, size, self._task.reading)
 
     def _stream(self, split: Split) -> Array:
         if split not in self._streams:
@@ -179,6 +192,8 @@ class LanguageData(TaskData):
 def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
     """Windows over a text (its first id is BOS) in which every token is predicted once."""
     length, overlap = task.context, task.given
+    if task.segment is not None:  # one batch of windows as long as the text permits
+        length = max(length, -(-(len(stream) - 1 + (task.batch - 1) * overlap) // task.batch))
     # Window k predicts tokens first[k] .. first[k + 1]; the first window has nothing before it.
     first = np.concatenate([[1], np.arange(1 + length, len(stream), length - overlap)])
     for begin in range(0, len(first), task.batch):
@@ -190,7 +205,7 @@ def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
         output_BT = _no_start(torch.from_numpy(padded([row[1:] for row, _ in rows], pad=PAD)))
         for line, (_, known) in zip(output_BT, rows, strict=True):
             line[:known] = PAD
-        yield Batch(input_BT=input_BT, output_BT=output_BT)
+        yield Batch(input_BT=input_BT, output_BT=output_BT, segment=task.segment)
 
 
 def _no_start(output_BT: torch.Tensor) -> torch.Tensor:

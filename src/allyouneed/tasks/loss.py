@@ -11,12 +11,14 @@ summed x instead of on N x V numbers. Paper: Szegedy et al. 2016, arXiv:1512.005
 2017, section 5.4 (eps = 0.1).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from allyouneed.mixers import detach
 from allyouneed.tasks.base import PAD, Batch, Learner, Loss
 
 PIECE_BYTES = 8 << 20  # of logits: measured best between 4 and 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
@@ -88,19 +90,33 @@ def _widened(logits: Tensor) -> Tensor:
 
 def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
     """The summed loss over every prediction of a batch that counts."""
+    parts = list(losses(model, batch, smoothing))
+    return Loss(torch.stack([part.total for part in parts]).sum(), sum(part.count for part in parts))
+
+
+def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Loss]:
+    """The loss of each segment of a batch in turn; most batches are one segment.
+
+    A segment begins with the state that the one before it left, but its gradient ends there (SG(h) of Dai et al. 2019;
+    truncated backpropagation through time): whoever differentiates each loss when it comes holds one segment at a time.
+    """
     if batch.class_B is not None:
         assert batch.source_BS is not None
         logits_BV = model.classify(batch.source_BS, batch.source_valid_BS)
         total = F.cross_entropy(logits_BV, batch.class_B, reduction="sum", label_smoothing=smoothing)
-        return Loss(total, batch.class_B.shape[0])
+        yield Loss(total, batch.class_B.shape[0])
+        return
     assert batch.input_BT is not None
     assert batch.output_BT is not None
     source_BS, valid_BS = batch.source_BS, batch.source_valid_BS
     state = model.start() if source_BS is None else model.condition(source_BS, valid_BS)
-    # The padding of the target stands on its right, where no real position can see it.
-    x_BTD, _ = model.hidden(batch.input_BT, state)
-    counts_N = (batch.output_BT != PAD).flatten().nonzero().squeeze(1)
-    x_ND = x_BTD.flatten(0, 1).index_select(0, counts_N)
-    target_N = batch.output_BT.flatten().index_select(0, counts_N)
-    head = model.head
-    return Loss(linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing), target_N.shape[0])
+    size = batch.segment or batch.input_BT.shape[1]
+    for input_BT, output_BT in zip(batch.input_BT.split(size, 1), batch.output_BT.split(size, 1), strict=True):
+        # The padding of the target stands on its right, where no real position can see it.
+        x_BTD, after = model.hidden(input_BT, state)
+        counts_N = (output_BT != PAD).flatten().nonzero().squeeze(1)
+        x_ND = x_BTD.flatten(0, 1).index_select(0, counts_N)
+        target_N = output_BT.flatten().index_select(0, counts_N)
+        head = model.head
+        yield Loss(linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing), target_N.shape[0])
+        state = detach(after)

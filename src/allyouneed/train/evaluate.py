@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch where the model is."""
     if device.type == "cpu":
         return batch
-    return Batch(**{name: None if value is None else value.to(device) for name, value in vars(batch).items()})
+    tensors = {name: value.to(device) for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    return replace(batch, **tensors)
 
 
 def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:

@@ -35,7 +35,7 @@ from allyouneed.mixers import Mixer
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
 from allyouneed.storage import lock, verify, write_atomic
-from allyouneed.tasks.loss import batch_loss
+from allyouneed.tasks.loss import losses
 from allyouneed.train.average import Average
 from allyouneed.train.board import Board
 from allyouneed.train.budget import Spent
@@ -165,10 +165,14 @@ class Run:
 
         def job(number: int) -> Callable[[nn.Module], float]:
             def forward_backward(replica: nn.Module) -> float:
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-                    loss = batch_loss(replica, batches[number], self.config.label_smoothing)  # type: ignore[arg-type]
-                (loss.total / tokens).backward()
-                return float(loss.total.detach())
+                total, segments = 0.0, losses(replica, batches[number], self.config.label_smoothing)  # type: ignore[arg-type]
+                while True:
+                    with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+                        loss = next(segments, None)
+                    if loss is None:
+                        return total
+                    (loss.total / tokens).backward()
+                    total += float(loss.total.detach())
 
             return forward_backward
 
