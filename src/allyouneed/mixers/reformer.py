@@ -71,8 +71,8 @@ class ReformerConfig(HeadsConfig):
         state = length * (8 * width + 2 * self.heads * self.rounds) if role == "causal" else 0
         return Cost(projections + hashing + attention, state, sequential=1, path=1)
 
-    def position_queries(self, length: int) -> int:
-        return self.rounds * self.reach("causal").rows(length)
+    def position_queries(self, length: int, role: Role) -> int:
+        return self.rounds * self.reach(role).rows(length)
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class XL(Mixer):
             bias_BHTS = self._bias(q_BHTK, place_S[-T:], place_S, keys_HKR=keys_HKR)
             alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias_BHTS, pattern.sees(place_S[-T:, None], place_S))
             return lookup(alpha_BHTS, v_BHSK)
-        return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, pattern, partial(self._bias, keys_HKR=keys_HKR))
+        return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, partial(self._bias, keys_HKR=keys_HKR))
 
     def _bias(self, q_BHTK: Tensor, here_T: Tensor, there_S: Tensor, *, keys_HKR: Tensor) -> Tensor:
         first = int(here_T[0] - there_S[0])

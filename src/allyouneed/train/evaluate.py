@@ -20,7 +20,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     tensors = {name: value.to(device) for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    return replace(batch, **tensors)
+    return replace(batch, **tensors)  # type: ignore[arg-type]  # only tensors
 
 
 def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:
