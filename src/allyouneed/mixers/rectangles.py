@@ -297,7 +297,7 @@ class _Rectangles(torch.autograd.Function):
                 here, sofar = _queries(out, band), _queries(lse, band)
                 if band.again:
                     both = torch.logaddexp(sofar, total)
-                    here.copy_(here * (sofar - both).exp_() + y * (total - both).exp_())
+                    here.mul_((sofar - both).exp_()).addcmul_(y, total.sub_(both).exp_())
                     sofar.copy_(both)
                 else:
                     here.copy_(y)
@@ -312,7 +312,7 @@ class _Rectangles(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         B, H = ctx.shape
         grad = grads[0].reshape(q.shape).contiguous()
-        grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for whole, mask in zip(ctx.bands, ctx.masks, strict=True):
             for band in whole.parts():
                 where = _rows(band, k, H)
@@ -321,7 +321,10 @@ class _Rectangles(torch.autograd.Function):
                 a, b, c = _flash_backward(
                     _queries(grad, band), _queries(q, band), *read, *done, 0.0, False, attn_mask=mask
                 )
-                _queries(grad_q, band).add_(a)
+                if band.again:
+                    _queries(grad_q, band).add_(a)
+                else:
+                    _queries(grad_q, band).copy_(a)
                 _add_to_keys(grad_k, b, band, where)
                 _add_to_keys(grad_v, c, band, where)
         return *(x.view(B, H, *x.shape[1:]) for x in (grad_q, grad_k, grad_v)), None
