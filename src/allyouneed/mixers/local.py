@@ -71,17 +71,20 @@ class Local(Mixer):
     ) -> tuple[Tensor, LocalState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        packed_BTN = self.project.query_key_value(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.split(packed_BTN, 3)
+        new = packed_BTN[..., self.project.width :]
         place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins
         if state is not None:
             place = place + (state.past.length if state.begun_B is None else state.begun_B.unsqueeze(1))
         if self.position is not None:  # only distances inside a block matter
             inside = place % self.config.block
-            q_BHTK, k_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
-        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+            q_BHTK, turned_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
+            if turned_BHTK is not k_BHTK:
+                new = torch.cat([turned_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
         if valid_BT is None and (state is None or state.begun_B is None):
-            return self._read_evenly(q_BHTK, new_BTN, place, state)
-        return self._read_unevenly(q_BHTK, new_BTN, place, valid_BT, state)
+            return self._read_evenly(q_BHTK, new, place, state)
+        return self._read_unevenly(q_BHTK, new, place, valid_BT, state)
 
     def _read_evenly(
         self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
@@ -94,7 +97,8 @@ class Local(Mixer):
         if self.config.block >= L:
             y_BHTK = self._read_one_block(q_BHTK, k_BHLK, v_BHLK, place_T, None)
         else:
-            y_BHTK = self._read_blocks(F.pad(q_BHTK, (0, 0, L - T, 0)), k_BHLK, v_BHLK, None)[:, :, L - T :]
+            q_BHLK = F.pad(q_BHTK, (0, 0, L - T, 0)) if T < L else q_BHTK
+            y_BHTK = self._read_blocks(q_BHLK, k_BHLK, v_BHLK, None)[:, :, L - T :]
         y_BTD = self.project.merge(y_BHTK)
         if self.role == "bidirectional":
             return y_BTD, None
@@ -158,7 +162,9 @@ class Local(Mixer):
         if length_B is not None:  # of each row's blocks
             lengths = length_B[:, None] - torch.arange(0, whole, size, device=q.device)
             lengths = lengths.clamp(0, size).flatten()
-        y = self._read_one_block(q, k, v, place_T, lengths).unflatten(0, (B, -1)).transpose(1, 2).flatten(2, 3)
+        # The kernel writes heads side by side, as `merge` wants them: views, no copies.
+        y = self._read_one_block(q, k, v, place_T, lengths).transpose(1, 2)
+        y = y.unflatten(0, (B, -1)).flatten(1, 2).transpose(1, 2)
         if whole == L:
             return y
         q, k, v = (x[:, :, whole:] for x in (q_BHLK, k_BHLK, v_BHLK))

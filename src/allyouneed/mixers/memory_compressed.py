@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import compact, count_positions
@@ -115,14 +116,15 @@ class MemoryCompressed(Mixer):
     ) -> tuple[Tensor, CompressedState | None]:
         if self.role == "cross":
             if state is None:
-                k_BHSK, v_BHSK = self.project.remembered(memory)
-                assert memory is not None
-                state = self._whole(_packed(k_BHSK, v_BHSK), memory.valid_BS)
+                if memory is None:
+                    raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+                state = self._whole(self.project.key_value(memory.x_BSD), memory.valid_BS)
             return self._read(self.project.queries(x_BTD), state, None), state
         if self.role == "bidirectional":
             refuse_state(state)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        new_BTN = _packed(k_BHTK, v_BHTK)
+        packed_BTN = self.project.query_key_value(x_BTD)
+        (q_BHTK,) = self.project.split(packed_BTN[..., : self.project.width], 1)
+        new = packed_BTN[..., self.project.width :]
         even = valid_BT is None and (state is None or isinstance(state.seen, int))
         place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
         if state is not None:
@@ -130,8 +132,8 @@ class MemoryCompressed(Mixer):
         if self.position is not None:
             q_BHTK = self.position.rotate(q_BHTK, place)
         if self.role == "bidirectional":
-            return self._read(q_BHTK, self._whole(new_BTN, valid_BT), place), None
-        state = self._grown_evenly(new_BTN, state) if even else self._grown_unevenly(new_BTN, valid_BT, state)
+            return self._read(q_BHTK, self._whole(new, valid_BT), place), None
+        state = self._grown_evenly(new, state) if even else self._grown_unevenly(new, valid_BT, state)
         return self._read(q_BHTK, state, place), state
 
     # Compression.
@@ -285,8 +287,3 @@ class MemoryCompressed(Mixer):
         alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias, visible)
         sink(self, alpha_BHTS)
         return lookup(alpha_BHTS, v_BHSK)
-
-
-def _packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-    """(B, T, N): the keys of all heads, then their values."""
-    return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
