@@ -49,6 +49,8 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
     "local causal": ("causal", {"type": "local", "block": 256}),
     "memory-compressed": ("bidirectional", {"type": "memory-compressed", "stride": 3}),
     "memory-compressed causal": ("causal", {"type": "memory-compressed", "stride": 3}),
+    "reformer": ("bidirectional", {"type": "reformer", "buckets": 256, "chunk": 64}),
+    "reformer causal": ("causal", {"type": "reformer", "buckets": 256, "chunk": 64}),
 }
 
 
@@ -172,6 +174,32 @@ def memory_compressed_attention(causal: bool) -> Layer:
     return MemoryCompressedAttention(WIDTH, HEADS, causal=causal, compression_factor=3)
 
 
+def reformer_pytorch(causal: bool) -> Layer:
+    """4 rounds, chunks of 64, as ours; it has no bias, makes n / 64 buckets, and reads up to 127 keys in a round."""
+    from reformer_pytorch import LSHSelfAttention
+
+    layer = LSHSelfAttention(dim=WIDTH, heads=HEADS, bucket_size=64, n_hashes=4, causal=causal)
+    return lambda x_BTD: layer(x_BTD)
+
+
+def hugging_face_reformer(length: int) -> Layer:
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    config = ReformerConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        attention_head_size=WIDTH // HEADS,
+        num_hashes=4,
+        num_buckets=max(2, length // 64),
+        lsh_attn_chunk_length=64,
+        lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=True,
+    )
+    layer, outer = LSHSelfAttention(config), nn.Linear(WIDTH, WIDTH)
+    return lambda x_BTD: outer(layer(x_BTD).hidden_states)
+
+
 PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "full SDPA": (None, lambda _: FullAttention()),
     "Hugging Face Longformer": ("transformers", lambda _: hugging_face_longformer()),
@@ -179,6 +207,9 @@ PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "performer-pytorch": ("performer_pytorch", lambda _: performer_pytorch(False)),
     "performer-pytorch causal": ("performer_pytorch", lambda _: performer_pytorch(True)),
     "linformer package": ("linformer", linformer_package),
+    "reformer-pytorch": ("reformer_pytorch", lambda _: reformer_pytorch(False)),
+    "reformer-pytorch causal": ("reformer_pytorch", lambda _: reformer_pytorch(True)),
+    "Hugging Face LSH causal": ("transformers", hugging_face_reformer),
     "local-attention causal": ("local_attention", lambda _: local_attention()),
     "m-c-attention": ("memory_compressed_attention", lambda _: memory_compressed_attention(False)),
     "m-c-attention causal": ("memory_compressed_attention", lambda _: memory_compressed_attention(True)),

@@ -134,8 +134,8 @@ ORACLES: dict[str, Oracle] = {
 SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
 
 LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many steps; half of it is not enough
-STEPS = dict.fromkeys(("softmax", "window", "longformer", "bigbird", "sparse", "local", "xl"), 150)
-STEPS |= dict.fromkeys(("linear", "performer", "linformer", "memory-compressed", "reformer"), 400)
+STEPS = dict.fromkeys(("softmax", "window", "longformer", "bigbird", "sparse", "local", "xl", "reformer"), 150)
+STEPS |= dict.fromkeys(("linear", "performer", "linformer", "memory-compressed"), 400)
 BY_CONTENT = {"reformer"}  # who reads whom depends on what they hold, so the declared path is that of some inputs
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -1,4 +1,4 @@
-"""The long-sequence family against Hugging Face's models with the same weights."""
+"""The long-sequence family against public implementations with the same weights."""
 
 import os
 from functools import partial
@@ -13,14 +13,18 @@ pytest.importorskip("transformers", reason="transformers is not installed (extra
 
 from transformers import BigBirdConfig as TheirBigBirdConfig
 from transformers import LongformerConfig as TheirConfig
+from transformers import ReformerConfig as TheirReformerConfig
 from transformers import XLNetConfig, XLNetModel
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from allyouneed.mixers import bigbird
+from allyouneed.mixers import Role, bigbird
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.xl import XLConfig
+from helpers import assert_same_gradients
 
 
 @pytest.mark.parametrize(("window", "everywhere", "length"), [(4, 2, 32), (8, 1, 16), (2, 5, 40)])
@@ -163,3 +167,80 @@ def test_xl(memory: int, old: int, new: int) -> None:
     close(by_name["distances.content_D"], its[4].flatten())
     close(by_name["distances.place_D"], its[5].flatten())
     close(by_name["distances.project.weight"], its[6].reshape(width, width).T)
+
+
+@pytest.mark.parametrize("role", ["causal", "bidirectional"])
+@pytest.mark.parametrize(("length", "their_chunk"), [(7, 8), (16, 8)], ids=["one chunk", "two chunks, hashed"])
+def test_reformer_where_everybody_meets(role: Role, length: int, their_chunk: int) -> None:
+    """Theirs reads chunks of a sorted list, whatever bucket they hold: the two definitions agree where both read all.
+
+    For theirs that is one chunk, or two, each of which also sees the other (through their hashing and sorting); for
+    ours one bucket, which is what rotations of zero make, and a window as long as the sequence.
+    """
+    width = 24
+    ours = ReformerConfig(heads=3, buckets=4, rounds=2, chunk=length, bias=False).build(width, role=role).double()
+    settings = TheirReformerConfig(
+        hidden_size=width,
+        num_attention_heads=3,
+        attention_head_size=8,
+        num_hashes=1,  # the first chunk of a second round would see the last of the first round, not its own other
+        num_buckets=2,
+        hash_seed=1,
+        lsh_attn_chunk_length=their_chunk,
+        lsh_num_chunks_before=1,
+        lsh_num_chunks_after=0,
+        lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=role == "causal",
+    )
+    theirs = LSHSelfAttention(settings).double()
+    with torch.no_grad():
+        ours.rotation_HKM.zero_()
+        for layer, weight in zip((theirs.query_key, theirs.value), ours.query_value.weight.chunk(2), strict=True):
+            layer.weight.copy_(weight)
+    x_BTD = torch.randn(2, length, width, dtype=torch.float64, requires_grad=True)
+    their_y_BTD = ours.output(theirs(x_BTD).hidden_states)
+    our_y_BTD = ours(x_BTD)[0]
+    assert_same_gradients(our_y_BTD, their_y_BTD, [x_BTD])
+    noise_BTD = torch.randn_like(our_y_BTD)
+    (our_gradient,) = torch.autograd.grad(our_y_BTD, ours.query_value.weight, noise_BTD)
+    their_gradients = torch.autograd.grad(their_y_BTD, [theirs.query_key.weight, theirs.value.weight], noise_BTD)
+    torch.testing.assert_close(our_gradient, torch.cat(their_gradients))
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_causal_reformer_within_buckets(rounds: int) -> None:
+    """reformer-pytorch (extra: peers) can keep to buckets and count pairs once, as ours does.
+
+    With two chunks in all, its chunks hide nothing that stands before a position in its bucket; with more they do, so
+    only here the definitions agree. Its keys have the length 1 and its scores are divided by sqrt(K): its queries are
+    given that factor. Both hash with our buckets.
+    """
+    package = pytest.importorskip("reformer_pytorch.reformer_pytorch", reason="not installed (extra: peers)")
+    width, heads, length = 12, 2, 20
+    ours = ReformerConfig(heads=heads, buckets=2, rounds=rounds, chunk=length).build(width).double()
+    theirs = package.LSHAttention(
+        bucket_size=length // 2,
+        n_hashes=rounds,
+        causal=True,
+        allow_duplicate_attention=False,
+        attend_across_buckets=False,
+    )
+    x_BTD = torch.randn(2, length, width, dtype=torch.float64, requires_grad=True)
+    q_BHTK, v_BHTK = ours.query_value(x_BTD).view(2, length, 2 * heads, 6).transpose(1, 2).chunk(2, dim=1)
+    matrix_HKM = ours.rotation_HKM
+
+    def hash_vectors(count: int, vectors: Tensor, **_: object) -> Tensor:
+        turned = (q_BHTK.detach() @ matrix_HKM).unflatten(-1, (rounds, -1))
+        bucket_NTR = torch.cat([turned, -turned], dim=-1).argmax(dim=-1).flatten(0, 1)
+        return (bucket_NTR + count * torch.arange(rounds)).mT.flatten(1)
+
+    theirs.hash_vectors = hash_vectors
+    y_NTK, _, _ = theirs(q_BHTK.flatten(0, 1) * 6**0.5, v_BHTK.flatten(0, 1))
+    their_y_BTD = ours.output(y_NTK.view(2, heads, length, 6).transpose(1, 2).flatten(2))
+    our_y_BTD = ours(x_BTD)[0]
+    close = partial(
+        torch.testing.assert_close, rtol=1e-4, atol=1e-5
+    )  # theirs adds 1e-9 to counts, ours 1e-6 to squares
+    close(our_y_BTD, their_y_BTD)
+    noise_BTD = torch.randn_like(our_y_BTD)
+    close(*(torch.autograd.grad(y, x_BTD, noise_BTD, retain_graph=True)[0] for y in (our_y_BTD, their_y_BTD)))
