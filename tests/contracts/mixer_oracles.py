@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from allyouneed.mixers import Mixer, MixerConfig, Role
 from allyouneed.mixers.bigbird import BigBirdConfig, draw
+from allyouneed.mixers.compressive import Compressive
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
 from allyouneed.mixers.local import Local
@@ -419,6 +420,47 @@ def _turned(x_K: Tensor, place: int) -> Tensor:
         real.append(x_K[i] * math.cos(angle) - x_K[i + K // 2] * math.sin(angle))
         imaginary.append(x_K[i] * math.sin(angle) + x_K[i + K // 2] * math.cos(angle))
     return torch.stack(real + imaginary)
+
+
+def compressive_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Each real position with its own line of slots and positions   (Rae et al. 2020, section 3)."""
+    assert isinstance(mixer, Compressive)
+    config = mixer.config
+    real = [t for t in range(x_TD.shape[0]) if reading.valid[t]]
+    if not real:
+        return torch.zeros_like(x_TD)
+    x_TD = x_TD[real]
+    groups = [x_TD[i : i + config.rate].detach() for i in range(0, len(real) - config.rate + 1, config.rate)]
+    slots = [slot_of(mixer, group).detach() for group in groups]
+    rows = []
+    for t in range(len(real)):
+        old = 0
+        while t - ((old + 1) * config.rate - 1) > config.memory:  # the last position of the group is too far away
+            old += 1
+        line = slots[max(0, old - config.compressed) : old] + [x_TD[s] for s in range(old * config.rate, t + 1)]
+        line_TD, outputs = torch.stack(line), []
+        alone = Reading("bidirectional", "none", [True] * len(line))
+        for head in range(config.heads):
+            q_TK, k_SK, v_SK = _head_of(mixer.project, line_TD, alone, head)
+
+            def score(_: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
+                return xl_score(mixer.distances, head, q_TK[-1], k_SK[s], len(k_SK) - 1 - s)
+
+            outputs.append(attend_by_loops(score, lambda t, s: True, v_SK, 1)[0])
+        rows.append(mixer.project.output(torch.cat(outputs)))
+    y_TD = torch.zeros(len(reading.valid), x_TD.shape[1], dtype=x_TD.dtype)
+    return y_TD.index_copy(0, torch.tensor(real), torch.stack(rows))
+
+
+def slot_of(mixer: Compressive, group_SD: Tensor) -> Tensor:
+    """One vector for a group: feature by feature its mean or maximum, or a filter over all of it."""
+    if mixer.config.compression == "convolution":
+        flat = torch.cat(list(group_SD))
+        return torch.stack(
+            [_dot(row, flat) + b for row, b in zip(mixer.compress.weight, mixer.compress.bias, strict=True)]
+        )
+    columns = group_SD.unbind(dim=1)
+    return torch.stack([c.sum() / len(c) if mixer.config.compression == "mean" else c.sort()[0][-1] for c in columns])
 
 
 def xl_score(distances: Distances, head: int, q_K: Tensor, k_K: Tensor, apart: int) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State, send_losses_to
 from allyouneed.mixers.bigbird import BigBirdConfig
+from allyouneed.mixers.compressive import CompressiveConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
@@ -36,6 +37,7 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "memory-compressed": MemoryCompressedConfig,
     "reformer": ReformerConfig,
     "xl": XLConfig,
+    "compressive": CompressiveConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]
@@ -51,4 +53,5 @@ __all__ = [
     "State",
     "detach",
     "select_rows",
+    "send_losses_to",
 ]

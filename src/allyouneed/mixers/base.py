@@ -144,13 +144,34 @@ _sink: ContextVar[MapSink | None] = ContextVar("attention map sink", default=Non
 def send_maps_to(sink: MapSink) -> Iterator[None]:
     """While this is open, each mixer that weighs positions hands `sink(mixer, weights_BHTS)` who read whom.
 
-    Linear attention never has such weights; a mixer that reads padded rows one by one hands them one by one.
+    Linear attention never has such weights, and slots of a compressed memory are no positions. A mixer that
+    reads padded rows one by one hands them one by one.
     """
     token = _sink.set(sink)
     try:
         yield
     finally:
         _sink.reset(token)
+
+
+LossSink = Callable[[Tensor], None]
+_loss_sink: ContextVar[LossSink | None] = ContextVar("loss sink", default=None)
+
+
+@contextmanager
+def send_losses_to(sink: LossSink) -> Iterator[None]:
+    """While this is open, each mixer that learns something by a loss of its own hands it to `sink`, summed over rows
+    and positions."""
+    token = _loss_sink.set(sink)
+    try:
+        yield
+    finally:
+        _loss_sink.reset(token)
+
+
+def loss_sink() -> LossSink | None:
+    """Where a mixer sends a loss of its own; None: nobody trains."""
+    return _loss_sink.get()
 
 
 def map_sink() -> MapSink | None:

@@ -109,6 +109,11 @@ def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
     return wide_BHTN.flatten(-2)[..., T - 1 : T * N - 1].unflatten(-1, (T, N - 1))[..., :keys]
 
 
+def longer(past: Growable, new_BTN: Tensor) -> Growable:
+    """`append` for vectors that need no gradient themselves, but that a weight may have kept for its own."""
+    return Growable(torch.cat([past.tensor, new_BTN], dim=1)) if torch.is_grad_enabled() else past.append(new_BTN)
+
+
 @dataclass(frozen=True)
 class Known:
     """The keys of distances, kept while decoding: of the weights, not of any row."""
@@ -180,7 +185,7 @@ class XL(Mixer):
         else:
             old = self.project.split(self.project.keys_and_values(past.tensor), 2)
             k_BHSK, v_BHSK = (torch.cat(pair, dim=2) for pair in zip(old, (k_BHTK, v_BHTK), strict=True))
-            past = past.append(new_BTN)
+            past = longer(past, new_BTN)
         return q_BHTK, k_BHSK, v_BHSK, XLState(past, packed)
 
     def _known(self, reach: int, state: XLState | None) -> Known:

@@ -55,6 +55,12 @@ class Loss:
 
     total: Tensor  # nats, smoothed if training asks for it; differentiable
     count: int
+    beside: Tensor | float = 0.0  # what mixers learn by losses of their own; no part of the score
+
+    @property
+    def objective(self) -> Tensor:
+        """What is minimised."""
+        return self.total + self.beside
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ summed x instead of on N x V numbers. Paper: Szegedy et al. 2016, arXiv:1512.005
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers import detach
+from allyouneed.mixers import detach, send_losses_to
 from allyouneed.tasks.base import PAD, Batch, Learner, Loss
 
 PIECE_BYTES = 8 << 20  # of logits: measured best between 4 and 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
@@ -91,7 +92,8 @@ def _widened(logits: Tensor) -> Tensor:
 def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
     """The summed loss over every prediction of a batch that counts."""
     parts = list(losses(model, batch, smoothing))
-    return Loss(torch.stack([part.total for part in parts]).sum(), sum(part.count for part in parts))
+    total, count = torch.stack([part.total for part in parts]).sum(), sum(part.count for part in parts)
+    return Loss(total, count, sum(part.beside for part in parts))
 
 
 def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Loss]:
@@ -113,10 +115,13 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
     size = batch.segment or batch.input_BT.shape[1]
     for input_BT, output_BT in zip(batch.input_BT.split(size, 1), batch.output_BT.split(size, 1), strict=True):
         # The padding of the target stands on its right, where no real position can see it.
-        x_BTD, after = model.hidden(input_BT, state)
+        beside: list[Tensor] = []
+        with send_losses_to(beside.append) if torch.is_grad_enabled() else nullcontext():
+            x_BTD, after = model.hidden(input_BT, state)
         counts_N = (output_BT != PAD).flatten().nonzero().squeeze(1)
         x_ND = x_BTD.flatten(0, 1).index_select(0, counts_N)
         target_N = output_BT.flatten().index_select(0, counts_N)
         head = model.head
-        yield Loss(linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing), target_N.shape[0])
+        total = linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing)
+        yield Loss(total, target_N.shape[0], torch.stack(beside).sum() if beside else 0.0)
         state = detach(after)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,8 +20,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch where the model is."""
     if device.type == "cpu":
         return batch
-    tensors = {name: value.to(device) for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    return replace(batch, **tensors)  # type: ignore[arg-type]  # only tensors
+    tensors: dict[str, Any] = {
+        name: value.to(device) for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
+    }
+    return replace(batch, **tensors)
 
 
 def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:

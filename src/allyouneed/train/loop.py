@@ -171,7 +171,7 @@ class Run:
                         loss = next(segments, None)
                     if loss is None:
                         return total
-                    (loss.total / tokens).backward()
+                    (loss.objective / tokens).backward()
                     total += float(loss.total.detach())
 
             return forward_backward

@@ -1,0 +1,295 @@
+"""Compressive Transformer: what leaves the memory of Transformer-XL is not forgotten but compressed.
+
+    groups      g = positions g c .. g c + c - 1;   slot_g = f(x of its c positions)
+    of t        n_t = max(0, floor((t - M) / c)) groups are older than the M positions before t, each of them as a whole
+    t reads     slots n_t - C .. n_t - 1, then positions n_t c .. t, as one line: the distance of the r-th from the end
+                is r, be it a slot or a position. The score is that of xl.py.
+
+f is a convolution of width and stride c, or a mean or maximum over the group. It learns by a loss of its own, which the
+trainer adds (`send_losses_to`): what the queries of a segment read from the positions that were compressed meanwhile,
+and what they would read from their slots instead, by content alone, should be the same:
+
+    sum_t || attn(q_t, old) - attn(q_t, f(old)) ||^2 / D
+
+Neither loss reaches the other's weights: slots are constants to the model, and the model is constant to this loss.
+
+Cost: O(T (M + C) D) time, O((M + C) D) state, 1 sequential step, path n / (M + c C).
+Paper: Rae et al. 2020, arXiv:1911.05507.
+Differs: groups are counted from the beginning of the text, and each position on its own says which of them are old: so
+it does not matter where segments begin and end. Positions that wait for their group to fill (fewer than c) are read
+as they are. The loss is squared; that of the paper is a norm.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
+from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
+from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
+from allyouneed.mixers.state import Growable
+from allyouneed.mixers.xl import Distances, Known, longer, shift
+from allyouneed.positions import ScorePosition
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Neighbouring queries and all that any of them reads."""
+
+    begin: int  # queries begin .. end - 1
+    end: int
+    position: int  # positions position .. end - 1
+    slot: int  # slots slot .. slots - 1
+    slots: int
+
+    @property
+    def pairs(self) -> int:
+        return (self.end - self.begin) * (self.end - self.position + self.slots - self.slot)
+
+
+class CompressiveConfig(HeadsConfig):
+    summary = "a memory of the segments before, and a compressed one of what leaves it"
+    paper = "Rae et al. 2020, arXiv:1911.05507"
+    roles = frozenset({"causal"})
+
+    type: Literal["compressive"] = "compressive"
+    memory: PositiveInt = 128  # how many positions before itself each one reads, at least; may change after training
+    compressed: NonNegativeInt = 128  # how many slots before those; may change after training
+    rate: PositiveInt = 4  # positions for each slot
+    compression: Literal["convolution", "mean", "max"] = "convolution"
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Compressive":
+        self.require(role, position)
+        return Compressive(self, width, role)
+
+    def old(self, t: int) -> int:
+        """n_t: how many groups position t finds compressed."""
+        return max(0, (t - self.memory) // self.rate)
+
+    def tiles(self, begin: int, end: int) -> Iterator[Tile]:
+        """Queries begin .. end - 1 in pieces, so that time and room grow with the length and not with its square."""
+        size = max(16, min(256, self.memory + self.compressed))
+        for first in range(begin, end, size):
+            last, old = min(first + size, end), self.old(first)
+            yield Tile(first, last, old * self.rate, max(0, old - self.compressed), self.old(last - 1))
+
+    def reach(self, length: int) -> int:
+        """The largest distance within so many positions."""
+        return min(length - 1, self.memory + self.rate - 1 + self.compressed)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        old, distances = self.old(length), self.reach(length) + 1
+        group = self.rate if self.compression == "convolution" else 0
+        slots = 2 * old * (group + 2) * width * width
+        places = 2 * distances * width * (width + length)
+        attention = 4 * sum(tile.pairs for tile in self.tiles(0, length)) * width
+        kept = 3 * (length - old * self.rate) + 2 * min(old, self.compressed) + distances
+        t, path = length - 1, 0
+        while t > 0:
+            t, path = max(0, self.old(t) - self.compressed) * self.rate, path + 1
+        flops = self.projection_flops(length, length, width) + slots + places + attention
+        return Cost(flops, 4 * kept * width, sequential=1, path=path)
+
+
+@dataclass(frozen=True)
+class CompressiveState:
+    """Positions that no slot holds yet, and the last slots; the newest stand last.
+
+    While training both are vectors; else there are also the keys and values of positions, and only those of slots.
+    """
+
+    recent: Growable  # (B, S, N)
+    slots: Growable  # (B, R, N)
+    projected: bool
+    seen: int | Tensor  # positions so far: one number, or one for each row (B)
+    known: Known | None = None
+
+
+@final
+class Compressive(Mixer):
+    def __init__(self, config: CompressiveConfig, width: int, role: Role) -> None:
+        super().__init__()
+        self.config, self.width = config, width
+        self.project = Projections(config, width, role)
+        self.distances = Distances(config.heads, width)
+        if config.compression == "convolution":
+            self.compress = nn.Linear(config.rate * width, width)  # of stride c: each group once
+            initialise(self.compress, width)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: CompressiveState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, CompressiveState]:
+        seen = 0 if state is None else state.seen
+        if isinstance(seen, Tensor) and bool((seen == seen[0]).all()):
+            seen = int(seen[0])
+        if valid_BT is not None or isinstance(seen, Tensor):
+            return self._row_by_row(x_BTD, valid_BT, state)
+        return self._forward(x_BTD, state, seen)
+
+    def _forward(self, x_BTD: Tensor, state: CompressiveState | None, seen: int) -> tuple[Tensor, CompressiveState]:
+        """Rows that have seen equally many positions."""
+        config, end = self.config, seen + x_BTD.shape[1]
+        before, after = config.old(seen), config.old(end)
+        state = state or self._nothing(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        new_BTN = x_BTD
+        if state.projected:
+            new_BTN = torch.cat([x_BTD, torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)], dim=2)
+        recent = longer(state.recent, new_BTN)
+        leaving_BSD = recent.tensor[:, : (after - before) * config.rate, : self.width].detach()
+        fresh_BRD = self._compress(leaving_BSD)
+        slots = state.slots
+        if after > before:
+            made_BRD = fresh_BRD.detach()
+            slots = longer(slots, self.project.keys_and_values(made_BRD) if state.projected else made_BRD)
+        keys_values = self._keys_and_values(state, recent, slots, (k_BHTK, v_BHTK))
+        known = self._known(config.reach(end), state)
+        q_BHTK = self.distances.with_content(q_BHTK)
+        sink, outputs = loss_sink(), []
+        first = before * config.rate, after - slots.length  # what stands first in `recent` and in `slots`
+        for tile in config.tiles(seen, end):
+            here = slice(tile.begin - seen, tile.end - seen)
+            outputs.append(self._read(q_BHTK[:, :, here], keys_values, tile, first, known.keys_HKR))
+            groups = config.old(tile.begin) - before, config.old(tile.end) - before
+            if sink is not None and config.compression == "convolution" and groups[1] > groups[0]:
+                part = slice(groups[0] * config.rate, groups[1] * config.rate)
+                sink(self._difference(x_BTD[:, here], leaving_BSD[:, part], fresh_BRD[:, slice(*groups)]))
+        kept = None if torch.is_grad_enabled() else known
+        recent, slots = recent.keep_last(end - after * config.rate), slots.keep_last(config.compressed)
+        y_BTD = self.project.merge(torch.cat(outputs, dim=2))
+        return y_BTD, CompressiveState(recent, slots, state.projected, end, kept)
+
+    def _nothing(self, x_BTD: Tensor) -> CompressiveState:
+        packed = not torch.is_grad_enabled()
+        recent, slots = (x_BTD.new_zeros(x_BTD.shape[0], 0, n * self.width) for n in ((3, 2) if packed else (1, 1)))
+        return CompressiveState(Growable(recent), Growable(slots), packed, 0)
+
+    def _compress(self, x_BSD: Tensor) -> Tensor:
+        """f: a vector for each group."""
+        B, S, D = x_BSD.shape
+        groups = x_BSD.reshape(B, S // self.config.rate, self.config.rate, D)
+        if self.config.compression == "convolution":
+            slots: Tensor = self.compress(groups.flatten(2))
+            return slots
+        return groups.mean(dim=2) if self.config.compression == "mean" else groups.amax(dim=2)
+
+    def _keys_and_values(
+        self, state: CompressiveState, recent: Growable, slots: Growable, new: tuple[Tensor, Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of the slots, and of the positions."""
+        split = self.project.split
+        if state.projected:
+            return split(slots.tensor, 2), split(recent.tensor[..., self.width :].contiguous(), 2)
+        of_slots = split(self.project.keys_and_values(slots.tensor), 2)
+        if not state.recent.length:
+            return of_slots, new
+        old = split(self.project.keys_and_values(state.recent.tensor), 2)
+        return of_slots, tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
+
+    def _known(self, reach: int, state: CompressiveState) -> Known:
+        known = state.known
+        if known is not None and not torch.is_grad_enabled():
+            if known.keys_HKR.shape[2] > reach:
+                return known
+            reach = self.config.reach(2 * reach)
+        return Known(self.distances.keys(reach))
+
+    def _read(
+        self,
+        q_BHTK: Tensor,
+        keys_values: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+        tile: Tile,
+        first: tuple[int, int],
+        keys_HKR: Tensor,
+    ) -> Tensor:
+        """What the queries of a tile read from slots and positions, in one softmax."""
+        B, H, T, _ = q_BHTK.shape
+        config, device = self.config, q_BHTK.device
+        slots, places = (
+            slice(tile.slot - first[1], tile.slots - first[1]),
+            slice(tile.position - first[0], tile.end - first[0]),
+        )
+        (slot_k, slot_v), (place_k, place_v) = keys_values
+        k_BHSK = torch.cat([slot_k[:, :, slots], place_k[:, :, places]], dim=2)
+        v_BHSK = torch.cat([slot_v[:, :, slots], place_v[:, :, places]], dim=2)
+        score_BHTR = self.distances.scores(q_BHTK, keys_HKR)
+        R = score_BHTR.shape[-1]
+        t_T1 = torch.arange(tile.begin, tile.end, device=device)[:, None]
+        old_T1 = ((t_T1 - config.memory) // config.rate).clamp(min=0)
+        g_N = torch.arange(tile.slot, tile.slots, device=device)
+        s_M = torch.arange(tile.position, tile.end, device=device)
+        # The line of a position: n_t slots, then t - n_t c + 1 positions.
+        apart_TN = t_T1 - old_T1 * (config.rate - 1) - g_N
+        column_TN = (R - 1 - apart_TN).clamp(0, R - 1)
+        bias_BHTS = torch.cat(
+            [
+                score_BHTR.gather(-1, column_TN.expand(B, H, -1, -1)),
+                shift(score_BHTR, tile.begin - tile.position, len(s_M)),
+            ],
+            dim=-1,
+        )
+        visible_TS = torch.cat(
+            [(g_N < old_T1) & (g_N >= old_T1 - config.compressed), (s_M <= t_T1) & (s_M >= old_T1 * config.rate)], dim=1
+        )
+        if T == 1:
+            return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias_BHTS, visible=visible_TS)
+        return lookup(soft_alpha(q_BHTK, k_BHSK, bias_BHTS, visible_TS), v_BHSK)
+
+    def _difference(self, x_BTD: Tensor, old_BSD: Tensor, slots_BRD: Tensor) -> Tensor:
+        """What reading slots changes, by content alone; its gradient reaches nothing but the slots."""
+        layer = self.project.query_key_value
+        weight_ND, bias_N = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        D = self.width
+        q_BHTK = self.project.split(F.linear(x_BTD.detach(), weight_ND[:D], None if bias_N is None else bias_N[:D]), 1)[
+            0
+        ]
+        read = []
+        for y in (old_BSD, slots_BRD):
+            packed = F.linear(y, weight_ND[D:], None if bias_N is None else bias_N[D:])
+            k, v = self.project.split(packed, 2)
+            read.append(soft_lookup(q_BHTK, k, v))
+        return (read[0] - read[1]).square().sum() / D
+
+    def _row_by_row(
+        self, x_BTD: Tensor, valid_BT: Tensor | None, state: CompressiveState | None
+    ) -> tuple[Tensor, CompressiveState]:
+        """Rows whose real positions differ: each is read without its padding."""
+        outputs, rows = [], []
+        for row in range(x_BTD.shape[0]):
+            here = slice(row, row + 1)
+            real_N = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+            if valid_BT is not None:
+                real_N = valid_BT[row].nonzero()[:, 0]
+            alone = self._nothing(x_BTD[here]) if state is None else self._of_row(state, row)
+            y = torch.zeros_like(x_BTD[here])
+            if len(real_N):
+                read, alone = self._forward(x_BTD[here].index_select(1, real_N), alone, int(alone.seen))
+                y = y.to(read.dtype).index_copy(1, real_N, read)
+            outputs.append(y)
+            rows.append(alone)
+        seen_B = torch.tensor([int(row.seen) for row in rows], device=x_BTD.device)
+        recent, slots = (_aligned([getattr(row, name).tensor for row in rows]) for name in ("recent", "slots"))
+        return torch.cat(outputs), CompressiveState(recent, slots, rows[0].projected, seen_B)
+
+    def _of_row(self, state: CompressiveState, row: int) -> CompressiveState:
+        """One row, without what was put before it to align it with others."""
+        seen = int(state.seen[row]) if isinstance(state.seen, Tensor) else state.seen
+        old = self.config.old(seen)
+        recent = state.recent.tensor[row : row + 1, state.recent.length - (seen - old * self.config.rate) :]
+        slots = state.slots.tensor[row : row + 1, state.slots.length - min(old, self.config.compressed) :]
+        return CompressiveState(Growable(recent), Growable(slots), state.projected, seen)
+
+
+def _aligned(rows: list[Tensor]) -> Growable:
+    longest = max(row.shape[1] for row in rows)
+    return Growable(torch.cat([F.pad(row, (0, 0, longest - row.shape[1], 0)) for row in rows]))
