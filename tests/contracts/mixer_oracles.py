@@ -465,6 +465,7 @@ def slot_of(mixer: Compressive, group_SD: Tensor) -> Tensor:
 
 def xl_score(distances: Distances, head: int, q_K: Tensor, k_K: Tensor, apart: int) -> Tensor:
     """A = q.k + q.(W_R r) + u.k + v.(W_R r), over sqrt(K); r is sines, then cosines, of the distance."""
+    apart = apart if distances.clamp is None else min(apart, distances.clamp)
     D, K = distances.content_D.shape[0], q_K.shape[0]
     mine = slice(head * K, (head + 1) * K)
     angles = [apart / 10000.0 ** (2 * i / D) for i in range(D // 2)]

@@ -110,10 +110,10 @@ SMALL: dict[str, list[MixerConfig]] = {
         ReformerConfig(heads=2, buckets=4, rounds=2, chunk=2),
         ReformerConfig(heads=2, buckets=6, rounds=1, chunk=1, bias=False),
     ],
-    "xl": [XLConfig(heads=3, memory=12), XLConfig(heads=2, memory=3, bias=False), XLConfig(heads=1, memory=1)],
+    "xl": [XLConfig(heads=3, memory=12), XLConfig(heads=2, memory=3, clamp=2, bias=False), XLConfig(heads=1, memory=1)],
     "compressive": [
         CompressiveConfig(heads=3, memory=8, compressed=4, rate=2),
-        CompressiveConfig(heads=2, memory=1, compressed=2, rate=2, bias=False),
+        CompressiveConfig(heads=2, memory=1, compressed=2, rate=2, clamp=3, bias=False),
         CompressiveConfig(heads=1, memory=1, compressed=1, rate=1, compression="mean"),
         CompressiveConfig(heads=2, memory=2, compressed=0, rate=3, compression="max"),
     ],

@@ -33,7 +33,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.state import Growable
-from allyouneed.mixers.xl import Distances, Known, longer, shift
+from allyouneed.mixers.xl import Distances, Known, longer, nearest, shift
 from allyouneed.positions import ScorePosition
 
 
@@ -62,6 +62,7 @@ class CompressiveConfig(HeadsConfig):
     compressed: NonNegativeInt = 128  # how many slots before those; may change after training
     rate: PositiveInt = 4  # positions for each slot
     compression: Literal["convolution", "mean", "max"] = "convolution"
+    clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Compressive":
         self.require(role, position)
@@ -86,7 +87,7 @@ class CompressiveConfig(HeadsConfig):
         old, distances = self.old(length), self.reach(length) + 1
         group = self.rate if self.compression == "convolution" else 0
         slots = 2 * old * (group + 2) * width * width
-        places = 2 * distances * width * (width + length)
+        places = 2 * (nearest(distances - 1, self.clamp) + 1) * width * width + 2 * length * distances * width
         attention = 4 * sum(tile.pairs for tile in self.tiles(0, length)) * width
         kept = 3 * (length - old * self.rate) + 2 * min(old, self.compressed) + distances
         t, path = length - 1, 0
@@ -116,7 +117,7 @@ class Compressive(Mixer):
         super().__init__()
         self.config, self.width = config, width
         self.project = Projections(config, width, role)
-        self.distances = Distances(config.heads, width)
+        self.distances = Distances(config.heads, width, config.clamp)
         if config.compression == "convolution":
             self.compress = nn.Linear(config.rate * width, width)  # of stride c: each group once
             initialise(self.compress, width)

@@ -5,7 +5,8 @@
 
 u and v are trained vectors: what a key is worth to any query, and what a distance is. A text is read segment by
 segment; the state holds the last M vectors of the layer, and their keys and values are made anew with the weights of
-today. `memory` is no part of the weights: a trained model may be given a longer one.
+today. `memory` is no part of the weights: a trained model may be given a longer one. Distances that it never met would
+confuse it, so those beyond `clamp` count as `clamp` (the authors' clamp_len).
 
 Cost: O(T M D) time, O(M D) state, 1 sequential step, path n / M.
 Paper: Dai et al. 2019, arXiv:1901.02860, section 3.
@@ -40,6 +41,7 @@ class XLConfig(HeadsConfig):
 
     type: Literal["xl"] = "xl"
     memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
+    clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "XL":
         self.require(role, position)
@@ -50,7 +52,7 @@ class XLConfig(HeadsConfig):
         places = sum(
             band.blocks * band.size * (min(reach, band.query - band.key + band.size - 1) + 1) for band in bands
         )
-        distances = 2 * (reach + 1) * width * width + 2 * places * width
+        distances = 2 * (nearest(reach, self.clamp) + 1) * width * width + 2 * places * width
         attention = 4 * area(bands) * width
         state = (8 * min(length, self.memory) + 4 * (reach + 1)) * width  # keys and values; the keys of distances
         path = math.ceil((length - 1) / self.memory)
@@ -61,9 +63,9 @@ class XLConfig(HeadsConfig):
 class Distances(nn.Module):
     """The part of a score that knows how far apart two positions are: u, v and W_R."""
 
-    def __init__(self, heads: int, width: int) -> None:
+    def __init__(self, heads: int, width: int, clamp: int | None) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.clamp = heads, clamp
         self.content_D = nn.Parameter(torch.zeros(width))  # u
         self.place_D = nn.Parameter(torch.zeros(width))  # v
         self.project = nn.Linear(width, width, bias=False)  # W_R
@@ -71,9 +73,11 @@ class Distances(nn.Module):
 
     def keys(self, reach: int) -> Tensor:
         """W_R r_d for each head, from d = reach down to 0."""
-        weight = self.project.weight
-        distance_R = torch.arange(reach, -1, -1, device=weight.device)
-        keys_RD: Tensor = self.project(waves(distance_R, weight.shape[1]).to(weight.dtype))
+        weight, near = self.project.weight, nearest(reach, self.clamp)
+        distance_N = torch.arange(near, -1, -1, device=weight.device)
+        keys_RD: Tensor = self.project(waves(distance_N, weight.shape[1]).to(weight.dtype))
+        if near < reach:
+            keys_RD = torch.cat([keys_RD[:1].expand(reach - near, -1), keys_RD])
         return keys_RD.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
 
     def with_content(self, q_BHTK: Tensor) -> Tensor:
@@ -87,6 +91,11 @@ class Distances(nn.Module):
 
     def _by_head(self, vector_D: Tensor) -> Tensor:
         return vector_D.view(self.heads, 1, -1)
+
+
+def nearest(reach: int, clamp: int | None) -> int:
+    """The largest distance that is told from smaller ones."""
+    return reach if clamp is None else min(reach, clamp)
 
 
 def waves(distance_R: Tensor, width: int) -> Tensor:
@@ -141,7 +150,7 @@ class XL(Mixer):
         super().__init__()
         self.config = config
         self.project = Projections(config, width, role)
-        self.distances = Distances(config.heads, width)
+        self.distances = Distances(config.heads, width, config.clamp)
 
     def forward(
         self,
