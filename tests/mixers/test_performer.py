@@ -69,3 +69,16 @@ def test_float32_is_enough(scale: float, width: int, role: Role) -> None:
 def test_each_layer_draws_its_own() -> None:
     config = PerformerConfig(heads=1, features=4)
     assert not torch.equal(config.build(8).direction_HMK, config.build(8).direction_HMK)
+
+
+def test_a_text_of_several_segments_is_read_as_one(monkeypatch):
+    """Long texts go through the state in segments; that must not show, with padding and a state of their own too."""
+    torch.manual_seed(0)
+    mixer = PerformerConfig(heads=2, features=8).build(12).double()
+    x_BTD, valid_BT = torch.randn(2, 700, 12, dtype=torch.float64), torch.rand(2, 700) < 0.9
+    _, state = mixer(torch.randn(2, 5, 12, dtype=torch.float64))
+    whole, after = mixer(x_BTD, valid_BT=valid_BT, state=state)
+    monkeypatch.setattr("allyouneed.mixers.performer.SEGMENT", 256)
+    parts, after_parts = mixer(x_BTD, valid_BT=valid_BT, state=state)
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(after_parts.sum_BHMR, after.sum_BHMR)

@@ -24,10 +24,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
-from allyouneed.mixers.linear import CHUNK, divide, hide, read, sum_cost, with_ones
+from allyouneed.mixers.linear import divide, hide, read, sum_cost, with_ones
 from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
+CHUNK = 128  # positions; more features than linear attention has want larger chunks: 64 take 1.6 times as long
+SEGMENT = 16 * CHUNK  # positions read at a time: what is made of them stays in the cache, 1.7 times as fast at 16,384
 EMPTY = float("-inf")  # the largest exponent of nothing
 
 
@@ -47,7 +49,7 @@ class PerformerConfig(HeadsConfig):
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         seen = length if memory is None or role != "cross" else memory
         head_width = self.head_width(width)
-        flops, state = sum_cost(length, seen, self.features, head_width, role)
+        flops, state = sum_cost(length, seen, self.features, head_width, role, CHUNK)
         flops += 2 * (length + seen) * head_width * self.features
         chunks = -(-length // CHUNK) if role == "causal" else 1
         projections = self.projection_flops(length, seen, width)
@@ -95,13 +97,10 @@ class Performer(Mixer):
         else:
             q_BHTK, k_BHSK, v_BHSK = self.project.itself(x_BTD)
         with full_precision(x_BTD):
-            exponent_BHTM = self._exponents(q_BHTK)
-            q_BHTM = (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                exponent_BHTM = self._exponents(k_BHSK, valid_BT)
-                y_BHTK, state = read_scaled(q_BHTM, exponent_BHTM, hide(with_ones(widened(v_BHSK)), valid_BT), state)
+                y_BHTK, state = self._read_segments(q_BHTK, k_BHSK, v_BHSK, valid_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
@@ -110,8 +109,27 @@ class Performer(Mixer):
                     k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, valid))
                     state = ScaledState(k_BHSM.mT @ hide(with_ones(widened(v_BHSK)), valid), largest_BH11)
                 assert state is not None
-                y_BHTK = read(q_BHTM, state.sum_BHMR)
+                y_BHTK = read(self._query_features(q_BHTK), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
+
+    def _read_segments(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: ScaledState | None
+    ) -> tuple[Tensor, ScaledState]:
+        """A long text, segment by segment through the state: all of its features at once would fill the memory."""
+        outputs = []
+        for begin in range(0, max(1, q_BHTK.shape[2]), SEGMENT):
+            here = slice(begin, begin + SEGMENT)
+            valid = None if valid_BT is None else valid_BT[:, here]
+            values = hide(with_ones(widened(v_BHTK[:, :, here])), valid)
+            exponents = self._exponents(k_BHTK[:, :, here], valid)
+            y, state = read_scaled(self._query_features(q_BHTK[:, :, here]), exponents, values, state)
+            outputs.append(y)
+        assert state is not None
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
+
+    def _query_features(self, q_BHTK: Tensor) -> Tensor:
+        exponent_BHTM = self._exponents(q_BHTK)
+        return (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
 
     def _exponents(self, x_BHTK: Tensor, valid_BT: Tensor | None = None) -> Tensor:
         x_BHTK = widened(x_BHTK) * self.shape[-1] ** -0.25
