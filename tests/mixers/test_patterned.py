@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import Role
+from allyouneed.mixers import Role, patterned
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.mixers.bigbird import BigBirdConfig, draw
 from allyouneed.mixers.patterned import PatternedConfig
 from allyouneed.mixers.rectangles import area, attend_plainly, attend_sparsely, visible_of
 from allyouneed.mixers.sparse import SparseConfig
+from allyouneed.positions import POSITIONS
 from helpers import assert_same_gradients
 
 HEADS = 3
@@ -75,7 +76,7 @@ def test_a_pattern_is_dense_attention_with_its_mask(config: PatternedConfig, rol
     q_BHTK = torch.randn(2, HEADS, T, 4, dtype=torch.float64, requires_grad=True)
     k_BHSK, v_BHSK = (torch.randn(2, HEADS, S, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     bands, visible = config.bands(role, T, S), wanted(config, role, T, S)
-    assert torch.equal(visible_of(bands, HEADS, T, S, q_BHTK.device), visible)
+    assert torch.equal(visible_of(bands, T, S).expand(HEADS, -1, -1), visible)
     inputs = q_BHTK, k_BHSK, v_BHSK
     dense_BHTK = F.scaled_dot_product_attention(*inputs, attn_mask=visible)
     assert_same_gradients(attend_sparsely(*inputs, bands), dense_BHTK, inputs)
@@ -87,10 +88,42 @@ def test_a_longer_text_changes_nothing_of_what_its_beginning_reads(
     config: BigBirdConfig, length: int, longer: int
 ) -> None:
     short, long = (
-        visible_of(config.bands("causal", n, n), HEADS, n, n, torch.device("cpu")) for n in (length, length + longer)
+        visible_of(config.bands("causal", n, n), n, n).expand(HEADS, -1, -1) for n in (length, length + longer)
     )
     assert torch.equal(long[:, :length, :length], short)
     assert not long[:, :length, length:].any()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BigBirdConfig(heads=2, block=4, random=2),
+        SparseConfig(heads=2, pattern="strided", stride=5),
+        SparseConfig(heads=2, pattern="fixed", stride=5, summaries=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("role", ["causal", "bidirectional"])
+@pytest.mark.parametrize("position", ["none", "t5", "rotary"])
+def test_short_sequences_are_read_as_long_ones(
+    monkeypatch: pytest.MonkeyPatch, config: PatternedConfig, role: Role, position: str
+) -> None:
+    """By one masked call or by bands: whole, padded and in pieces, forward and gradient."""
+    scheme = config.build_position(POSITIONS[position].model_validate({}), 12, role)
+    mixer = config.build(12, role=role, position=scheme).double()
+    x_BTD = torch.randn(2, 41, 12, dtype=torch.float64, requires_grad=True)
+    valid_BT = torch.rand(2, 41) < 0.8
+    found = []
+    for short in (0, 512):
+        monkeypatch.setattr(patterned, "SHORT", short)
+        whole_BTD, _ = mixer(x_BTD)
+        outputs = [whole_BTD, mixer(x_BTD, valid_BT=valid_BT)[0]]
+        if role == "causal":
+            _, state = mixer(x_BTD[:, :17], valid_BT=valid_BT[:, :17])
+            rest_BTD, state = mixer(x_BTD[:, 17:30], state=state)
+            outputs += [rest_BTD, mixer(x_BTD[:, 30:], valid_BT=valid_BT[:, 30:], state=state)[0]]
+        found.append(torch.cat(outputs, dim=1))
+    assert_same_gradients(found[0], found[1], [x_BTD, *mixer.parameters()])
 
 
 @pytest.mark.parametrize("role", ["causal", "bidirectional"])
@@ -152,7 +185,7 @@ def test_what_it_reads_can_be_seen() -> None:
     with torch.no_grad(), send_maps_to(lambda _, weights_BHTS: maps.append(weights_BHTS)):
         mixer(x_BTD)
     (weights_BHTS,) = maps
-    assert torch.equal(weights_BHTS[0] > 0, visible_of(config.bands("causal", 15, 15), 2, 15, 15, x_BTD.device))
+    assert torch.equal(weights_BHTS[0] > 0, visible_of(config.bands("causal", 15, 15), 15, 15))
 
 
 @pytest.mark.parametrize(

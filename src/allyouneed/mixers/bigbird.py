@@ -77,7 +77,7 @@ def _scrambled(seed: int, block: int, turn: int, head_H: NDArray[np.uint64]) -> 
     return bits_H
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _causal_bands(config: BigBirdConfig, queries: int, keys: int) -> tuple[Band, ...]:
     """Each block reads itself up to each query and the block before it; the global ones; random ones between."""
     size, first, before = config.block, config.globals, keys - queries
@@ -94,7 +94,7 @@ def _causal_bands(config: BigBirdConfig, queries: int, keys: int) -> tuple[Band,
     return *bands, *_random_bands(drawn, size, before, keys)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _bands(config: BigBirdConfig, keys: int) -> tuple[Band, ...]:
     """The global blocks read everything; each other block reads its neighbours, the global ones and random ones."""
     size, first, last = config.block, config.globals, -(-keys // config.block) - 1

@@ -9,18 +9,30 @@ position may read any of them.
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import torch
 from torch import Tensor
 
 from allyouneed.mixers.base import Memory, Mixer, Role, map_sink
-from allyouneed.mixers.lookup import soft_alpha
+from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import Band, area, attend_plainly, attend_sparsely, bias_of, meetings, visible_of
+from allyouneed.mixers.rectangles import (
+    Band,
+    area,
+    attend_plainly,
+    attend_sparsely,
+    bias_of,
+    fused,
+    meetings,
+    visible_of,
+)
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
+
+SHORT = 512  # positions up to which one call with the pattern as a mask is faster than many without
 
 
 class PatternedConfig(HeadsConfig):
@@ -91,15 +103,18 @@ class Patterned(Mixer):
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
         """The queries are the last T of S positions."""
-        (_, H, T, _), S = q_BHTK.shape, k_BHSK.shape[2]
-        bands, bias = self.config.bands(self.role, T, S), bias_of(self.position)
-        if (sink := map_sink()) is not None:
+        T, S = q_BHTK.shape[2], k_BHSK.shape[2]
+        bias, sink = bias_of(self.position), map_sink()
+        if sink is not None or (T > 1 and S <= SHORT and fused()):
             place_S = torch.arange(S, device=q_BHTK.device)
             added = None if bias is None else bias(q_BHTK, place_S[S - T :], place_S)
-            sink(self, soft_alpha(q_BHTK, k_BHSK, added, visible_of(bands, H, T, S, q_BHTK.device)))
+            visible = _visible(self.config, self.role, T, S).to(q_BHTK.device)
+            if sink is None:
+                return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=added, visible=visible[None])
+            sink(self, soft_alpha(q_BHTK, k_BHSK, added, visible))
         # For a single position, copying all keys into the layout of the kernel would cost more than it saves.
         attend = attend_plainly if T == 1 else attend_sparsely
-        return attend(q_BHTK, k_BHSK, v_BHSK, bands, bias)
+        return attend(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias)
 
     def _read_past(self, q_BHTK: Tensor, past: Growable, seen: int | Tensor) -> Tensor:
         keys, values = self.project.split(past.tensor, 2)
@@ -137,6 +152,11 @@ class Patterned(Mixer):
         aligned = [torch.nn.functional.pad(past, (0, 0, longest - len(past), 0)) for past in pasts]
         seen_B = torch.tensor([len(past) for past in pasts], device=q_BHTK.device)
         return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
+
+
+@lru_cache(maxsize=256)
+def _visible(config: PatternedConfig, role: Role, queries: int, keys: int) -> Tensor:
+    return visible_of(config.bands(role, queries, keys), queries, keys)
 
 
 def _packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:

@@ -184,22 +184,26 @@ def meetings(bands: Sequence[Band]) -> int:
     return sum(band.blocks * band.size for band in bands)
 
 
-def visible_of(bands: Sequence[Band], H: int, T: int, S: int, device: torch.device) -> Tensor:
-    """(H, T, S): who sees whom, all pairs at once; for pictures of short sequences."""
-    visible_HTS = torch.zeros(H, T, S, dtype=torch.bool, device=device)
+def visible_of(bands: Sequence[Band], T: int, S: int) -> Tensor:
+    """(H or 1, T, S): who sees whom, all pairs at once; for short sequences."""
+    H = max(1 if band.runs_HNR is None else band.runs_HNR.shape[0] for band in bands)
+    times_HTS = torch.zeros(H, T, S, dtype=torch.int8)
+    head = torch.arange(H).view(-1, 1, 1, 1)
     for band in bands:
-        here, there = band.queries(device), band.keys(device).expand(H, -1, -1)
-        seen = band.visible(S - T, device)
-        for head in range(H):
-            for block in range(band.blocks):
-                query, key = here[block][:, None].expand(-1, band.width), there[head, block].expand(band.size, -1)
-                visible_HTS[head, query, key] |= True if seen is None else seen
-    return visible_HTS
+        seen = band.visible(S - T)
+        seen = torch.ones(1, dtype=torch.int8) if seen is None else seen.to(torch.int8)
+        times_HTS.index_put_((head, band.queries()[..., None], band.keys()[:, :, None]), seen, accumulate=True)
+    return times_HTS > 0
 
 
 def bias_of(position: ScorePosition | None) -> Bias | None:
     """What a scheme adds to scores; None for those that only turn queries and keys."""
     return None if position is None or type(position).bias is ScorePosition.bias else position.bias
+
+
+def fused() -> bool:
+    """Whether fused kernels may be used; where operations are counted they may not."""
+    return torch.backends.cuda.flash_sdp_enabled()
 
 
 def attend_sparsely(
@@ -214,7 +218,7 @@ def attend_sparsely(
 
 def has_kernel(device: torch.device) -> bool:
     """Whether the fused kernel runs there and nobody has switched it off."""
-    return device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled()
+    return device.type == "cpu" and fused()
 
 
 def attend_plainly(

@@ -100,7 +100,7 @@ def _strided(stride: int, queries: int, keys: int, causal: bool) -> Iterator[Ban
             )
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
     """Each block reads itself up to each query, and what the blocks before it kept."""
     before = keys - queries
