@@ -49,8 +49,8 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
     "local causal": ("causal", {"type": "local", "block": 256}),
     "memory-compressed": ("bidirectional", {"type": "memory-compressed", "stride": 3}),
     "memory-compressed causal": ("causal", {"type": "memory-compressed", "stride": 3}),
-    "reformer": ("bidirectional", {"type": "reformer", "buckets": 256, "chunk": 64}),
-    "reformer causal": ("causal", {"type": "reformer", "buckets": 256, "chunk": 64}),
+    "reformer": ("bidirectional", {"type": "reformer", "chunk": 64}),
+    "reformer causal": ("causal", {"type": "reformer", "chunk": 64}),
 }
 
 
@@ -68,10 +68,12 @@ def stacked(name: str) -> Layer:
     return lambda x_BTD: stack(x_BTD, stack.start())[0]
 
 
-def ours(name: str) -> Layer:
+def ours(name: str, length: int) -> Layer:
     if name in STACKS:
         return stacked(name)
     role, settings = OURS[name]
+    if settings["type"] == "reformer":
+        settings = {**settings, "buckets": max(2, length // 64)}  # as its peers choose it
     config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
     mixer = config.build(WIDTH, role=role)
     return lambda x_BTD: mixer(x_BTD)[0]
@@ -219,7 +221,7 @@ FITS = {"Hugging Face BigBird": 16384}  # tokens
 
 def build(name: str, length: int) -> Layer:
     torch.manual_seed(0)
-    return ours(name) if name in {*OURS, *STACKS} else PEERS[name][1](length)
+    return ours(name, length) if name in {*OURS, *STACKS} else PEERS[name][1](length)
 
 
 def once(layer: Layer, x_BTD: Tensor) -> tuple[float, float]:

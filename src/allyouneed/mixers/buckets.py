@@ -4,8 +4,8 @@
     out_t = softmax over read_t of (q_t . k_s / sqrt(K)) V,          and out_t = v_t where nothing is to be read
 
 rank_r counts the members of a bucket in time. Sorted by bucket and time, all that a position reads stands next to it:
-all rows, heads and rounds form one long list, in which blocks of queries read a stretch of keys each, on overlapping
-views, and a mask leaves what is meant.
+all rows and heads form one long list, in which blocks of queries read a stretch of keys each, on overlapping views, and
+a mask leaves what is meant.
 Nothing of size n x n exists. A pair that meets in several rounds belongs to the first of them, so that it counts once;
 rounds are merged by log-sum-exp.
 
@@ -34,8 +34,8 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 PADDING = -1  # the bucket of what is no position
 HIDDEN = -1e30  # not infinity: a round in which somebody reads nothing has a finite, weightless log-sum-exp
-NOWHERE = -(2**30)  # a place far from all others
-AT_ONCE = 2**16  # vectors that are sorted at a time
+NOWHERE = -(2**28)  # a place far from all others
+AT_ONCE = 2**21  # pairs that are masked and read at a time: a few megabytes
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,9 @@ class Reach:
         return self.rows(positions) * self.length
 
     def near(self, here: Tensor, there: Tensor) -> Tensor:
-        """Whether a query at one place reads a key at another, in one round."""
-        back = here - there
-        if self.right == 0:
-            return (back > 0) & (back <= self.left)
-        return (back >= -self.right) & (back <= self.left) & (back != 0)
+        """Whether a key lies within reach of a query, given their places; a position is within its own reach."""
+        # left >= here - there >= -right, by one comparison.
+        return (2 * here - (self.left - self.right) - 2 * there).abs_() <= self.left + self.right
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,26 @@ class Sorting:
             nobody_BHRT.gather(-1, rank_BHRT).all(dim=2),
         )
 
+    def listed(self, r: int, reach: Reach) -> Tensor:
+        """Which vector, of those of all rows and heads, stands where in the list of one round."""
+        return _list(self.order_BHRT[:, :, r] + self._first(self.order_BHRT.shape[-1]), reach, 0)
+
+    def back(self, r: int, rows: int) -> Tensor:
+        """From time to that list, without its room: where each position stands, with so many rows for each head."""
+        return (self.rank_BHRT[:, :, r] + self._first(rows)).view(-1)
+
+    def _first(self, rows: int) -> Tensor:
+        B, H, _, _ = self.order_BHRT.shape
+        return torch.arange(B * H, device=self.order_BHRT.device).view(B, H, 1) * rows
+
 
 def sees(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
     """Who reads whom as one dense mask (B, H, T, T): to look at, not to compute with."""
     sorting = Sorting.of(bucket_BHRT, reach)
     place_BHRT = sorting.place_BHRT
     visible_BHTS = reach.near(place_BHRT.unsqueeze(-1), place_BHRT.unsqueeze(-2)).any(dim=2)
-    return visible_BHTS | torch.diag_embed(sorting.alone_BHT)
+    visible_BHTS.diagonal(dim1=-2, dim2=-1).copy_(sorting.alone_BHT)
+    return visible_BHTS
 
 
 def attend_in_buckets(
@@ -122,50 +133,38 @@ def attend_in_buckets(
 def attend_plainly(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: SlotBias | None = None) -> Tensor:
     """The same in ordinary operations; N is 3 K: queries, keys and values side by side."""
     B, H, T, N = packed_BHTN.shape
-    R = sorting.order_BHRT.shape[2]
-    rounds = slice(0, R)
-    listed = packed_BHTN.flatten(0, 2)[_source(sorting, reach, rounds)]
-    queries, keys, values = listed.split(N // 3, dim=-1)
-    q, k, v = _queries(queries, reach), _windows(keys, reach), _windows(values, reach)
-    score = q @ k.mT / math.sqrt(N // 3)  # (blocks, size, length), the blocks of all rows, heads and rounds
-    if bias is not None:
-        slots = _listed(sorting.order_BHRT, reach, 0)
-        # For a position scheme, which knows heads, the blocks of all rounds of a row are rows.
-        q, here, there = (
-            x.unflatten(0, (B, H, -1)).transpose(1, 2).flatten(0, 1)
-            for x in (q, _queries(slots, reach), _windows(slots, reach))
-        )
-        row = torch.arange(B, device=q.device).repeat_interleave(len(q) // B)
-        if (added := bias(q, here, there, row)) is not None:
-            added = added.expand(len(row), H, -1, -1)
-            score = score + added.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
-    score = score.masked_fill(~_visible(sorting, reach, rounds), HIDDEN)
-    total = score.logsumexp(dim=-1, keepdim=True)
-    y = (score - total).exp() @ v
-    back = _back(sorting.rank_BHRT, reach.rows(T))
-    y, total = (x.flatten(0, 1)[back].view(B, H, R, T, -1) for x in (y, total))
-    return (y * total.softmax(dim=2)).sum(dim=2)
+    outputs, totals = [], []
+    for r in range(sorting.order_BHRT.shape[2]):
+        queries, keys, values = packed_BHTN.flatten(0, 2)[sorting.listed(r, reach)].split(N // 3, dim=-1)
+        q, k, v = _queries(queries, reach), _windows(keys, reach), _windows(values, reach)
+        score = q @ k.mT / math.sqrt(N // 3)  # (blocks, size, length), the blocks of all rows and heads
+        if bias is not None:
+            slots = _list(sorting.order_BHRT[:, :, r], reach, 0)
+            # For a position scheme, which knows heads, the blocks of a row are rows.
+            q, here, there = (
+                x.unflatten(0, (B, H, -1)).transpose(1, 2).flatten(0, 1)
+                for x in (q, _queries(slots, reach), _windows(slots, reach))
+            )
+            row = torch.arange(B, device=q.device).repeat_interleave(len(q) // B)
+            if (added := bias(q, here, there, row)) is not None:
+                added = added.expand(len(row), H, -1, -1)
+                score = score + added.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
+        visible = _Who.reads(sorting, reach, r).whom(slice(0, len(score)))
+        score = score.masked_fill(~visible, HIDDEN)
+        total = score.logsumexp(dim=-1, keepdim=True)
+        y = (score - total).exp() @ v
+        back = sorting.back(r, reach.rows(T))
+        outputs.append(y.flatten(0, 1)[back].view(B, H, T, -1))
+        totals.append(total.flatten(0, 1)[back].view(B, H, T, 1))
+    weights = torch.stack(totals).softmax(dim=0)
+    return (torch.stack(outputs) * weights).sum(dim=0)
 
 
-def _listed(x_BHRT: Tensor, reach: Reach, value: int) -> Tensor:
-    """Numbers in order as one list: each row, head and round in whole blocks, and room at either end for the reach."""
-    T = x_BHRT.shape[-1]
-    blocks = F.pad(x_BHRT, (0, reach.rows(T) - T), value=value)
-    return F.pad(blocks.reshape(-1), (reach.left, reach.right), value=value)
-
-
-def _source(sorting: Sorting, reach: Reach, rounds: slice) -> Tensor:
-    """Which vector, of those of all rows and heads, stands where in the list of some rounds."""
-    B, H, _, T = sorting.order_BHRT.shape
-    row_BH11 = torch.arange(B * H, device=sorting.order_BHRT.device).view(B, H, 1, 1) * T
-    return _listed(sorting.order_BHRT[:, :, rounds] + row_BH11, reach, 0)
-
-
-def _back(rank_BHRT: Tensor, rows: int) -> Tensor:
-    """From time to the list, without its room: where each position stands, with so many rows for each round."""
-    B, H, R, _ = rank_BHRT.shape
-    first_BHR1 = torch.arange(B * H * R, device=rank_BHRT.device).view(B, H, R, 1) * rows
-    return (rank_BHRT + first_BHR1).view(-1)
+def _list(x_BHT: Tensor, reach: Reach, value: int) -> Tensor:
+    """Numbers in order as one list: each row and head in whole blocks, and room at either end for the reach."""
+    T = x_BHT.shape[-1]
+    blocks = F.pad(x_BHT, (0, reach.rows(T) - T), value=value)
+    return F.pad(blocks.view(-1), (reach.left, reach.right), value=value)
 
 
 def _queries(listed: Tensor, reach: Reach) -> Tensor:
@@ -178,104 +177,121 @@ def _windows(listed: Tensor, reach: Reach) -> Tensor:
     return listed.unfold(0, reach.length, reach.size).movedim(-1, 1)
 
 
-def _visible(sorting: Sorting, reach: Reach, rounds: slice) -> Tensor:
-    """Who reads whom in each block of some rounds: (blocks, size, length)."""
-    B, H, _, T = sorting.order_BHRT.shape
-    order = sorting.order_BHRT[:, :, rounds]
-    visible = _near(sorting.place_BHRT[:, :, rounds].gather(-1, order), reach)
-    by_round = visible.view(B, H, order.shape[2], -1, reach.size, reach.length)
-    for earlier in range(rounds.stop - 1):  # a pair belongs to the first round in which it meets
-        later = max(0, earlier + 1 - rounds.start)
-        rest = order[:, :, later:]
-        met = _near(sorting.place_BHRT[:, :, earlier, None].expand_as(rest).gather(-1, rest), reach)
-        by_round[:, :, later:].logical_and_(met.logical_not_().view_as(by_round[:, :, later:]))
-    if rounds.start == 0:
-        alone = F.pad(sorting.alone_BHT.gather(-1, order[:, :, 0]), (0, reach.rows(T) - T))
-        itself = by_round[:, :, 0].diagonal(reach.left, dim1=-2, dim2=-1)
-        itself.logical_or_(alone.unflatten(-1, (-1, reach.size)))
-    return visible
+@dataclass(frozen=True)
+class _Who:
+    """Who reads whom in the blocks of one round."""
+
+    reach: Reach
+    places: list[Tensor]  # listed: in this round, then in each earlier one
+    alone: Tensor  # for each query, whether it reads itself: in the first round, if it finds nobody in any
+
+    @staticmethod
+    def reads(sorting: Sorting, reach: Reach, r: int) -> "_Who":
+        order_BHT = sorting.order_BHRT[:, :, r]
+        places = [sorting.place_BHRT[:, :, other].gather(-1, order_BHT) for other in (r, *range(r))]
+        alone_BHT = sorting.alone_BHT.gather(-1, order_BHT) & (r == 0)
+        alone = _queries(_list(alone_BHT, reach, False), reach)
+        return _Who(reach, [_list(place_BHT, reach, NOWHERE) for place_BHT in places], alone)
+
+    def whom(self, blocks: slice) -> Tensor:
+        """(blocks, size, length); a pair belongs to the first round in which it meets."""
+        visible, *earlier = (self._near(listed, blocks) for listed in self.places)
+        for met in earlier:
+            visible.logical_and_(met.logical_not_())
+        visible.diagonal(self.reach.left, dim1=-2, dim2=-1).copy_(self.alone[blocks])
+        return visible
+
+    def _near(self, listed: Tensor, blocks: slice) -> Tensor:
+        part = listed[_stretch(blocks, self.reach)]
+        return self.reach.near(_queries(part, self.reach).unsqueeze(-1), _windows(part, self.reach).unsqueeze(-2))
 
 
-def _near(place: Tensor, reach: Reach) -> Tensor:
-    """Of places in order: which pairs of each block are near. Nobody is near to what fills the blocks."""
-    listed = _listed(place, reach, NOWHERE)
-    return reach.near(_queries(listed, reach).unsqueeze(-1), _windows(listed, reach).unsqueeze(-2))
+def _stretch(blocks: slice, reach: Reach) -> slice:
+    """The part of the list that some blocks read."""
+    return slice(blocks.start * reach.size, blocks.stop * reach.size + reach.left + reach.right)
+
+
+def _slabs(blocks: int, reach: Reach) -> list[slice]:
+    step = max(1, AT_ONCE // (reach.size * reach.length))
+    return [slice(begin, min(begin + step, blocks)) for begin in range(0, blocks, step)]
 
 
 class _Blocks(torch.autograd.Function):
-    """All blocks of a few rounds in one flash call; what was sorted for it is sorted again for the backward pass."""
+    """Round by round, many blocks in one flash call; what was sorted for it is sorted again for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, packed_BHTN: Tensor, sorting: Sorting, reach: Reach) -> Tensor:
         B, H, T, N = packed_BHTN.shape
-        R, K = sorting.order_BHRT.shape[2], N // 3
+        K, R = N // 3, sorting.order_BHRT.shape[2]
         vectors, masks = packed_BHTN.view(-1, N), []
-        group = max(1, AT_ONCE // (B * H * T))
+        wide = torch.float64 if packed_BHTN.dtype == torch.float64 else torch.float32  # what the kernel sums in
         out = total = packed_BHTN.new_empty(0)
-        for begin in range(0, R, group):
-            rounds = slice(begin, min(begin + group, R))
-            masks.append(_visible(sorting, reach, rounds))
-            q, k, v = vectors.index_select(0, _source(sorting, reach, rounds)).split(K, dim=-1)
-            y, lse = _flash(
-                _queries(q, reach)[:, None],
-                _windows(k, reach)[:, None],
-                _windows(v, reach)[:, None],
-                0.0,
-                False,
-                attn_mask=_hide(masks[-1], q),
-            )
-            back = _back(sorting.rank_BHRT[:, :, rounds], reach.rows(T))
-            y = y.reshape(-1, K).index_select(0, back).view(B, H, -1, T, K)
-            lse = lse.reshape(-1).index_select(0, back).view(B, H, -1, T)
-            both = lse.logsumexp(dim=2)
-            if begin:
-                both = torch.logaddexp(total, both)
-            y = torch.einsum("bhrtk,bhrt->bhtk", y, (lse - both.unsqueeze(2)).exp().to(y.dtype))
-            out = y.addcmul_(out, (total - both).exp().unsqueeze(-1).to(y.dtype)) if begin else y
+        for r in range(R):
+            who, source = _Who.reads(sorting, reach, r), sorting.listed(r, reach)
+            blocks = len(who.alone)
+            y, lse = vectors.new_empty(blocks, reach.size, K), vectors.new_empty(blocks, reach.size, dtype=wide)
+            visible = torch.empty(blocks, reach.size, reach.length, dtype=torch.bool, device=vectors.device)
+            for slab in _slabs(blocks, reach):
+                visible[slab] = who.whom(slab)
+                q, k, v = vectors.index_select(0, source[_stretch(slab, reach)]).split(K, dim=-1)
+                y[slab, None], lse[slab, None] = _flash(
+                    _queries(q, reach)[:, None],
+                    _windows(k, reach)[:, None],
+                    _windows(v, reach)[:, None],
+                    0.0,
+                    False,
+                    attn_mask=_hide(visible[slab], q),
+                )
+            masks.append(visible)
+            back = sorting.back(r, reach.rows(T))
+            y, lse = y.view(-1, K).index_select(0, back), lse.view(-1, 1).index_select(0, back)
+            if r == 0:
+                out, total = y, lse
+                continue
+            both = torch.logaddexp(total, lse)
+            out.mul_((total - both).exp_().to(y.dtype)).addcmul_(y, (lse - both).exp_().to(y.dtype))
             total = both
         ctx.save_for_backward(packed_BHTN, out, total, *masks)
-        ctx.sorting, ctx.reach, ctx.group = sorting, reach, group
-        return out
+        ctx.sorting, ctx.reach = sorting, reach
+        return out.view(B, H, T, K)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         packed, out, total, *masks = ctx.saved_tensors
         sorting, reach = ctx.sorting, ctx.reach
-        B, H, T, N = packed.shape
-        R, K, size = sorting.order_BHRT.shape[2], N // 3, reach.size
-        vectors = torch.cat([packed, out, grads[0]], dim=-1).view(B * H * T, -1)
-        result = torch.zeros_like(packed)
-        for begin, visible in zip(range(0, R, ctx.group), masks, strict=True):
-            rounds = slice(begin, min(begin + ctx.group, R))
-            source = _source(sorting, reach, rounds)
-            q, k, v, y, grad = vectors.index_select(0, source).split(K, dim=-1)
-            of_q, of_k, of_v = _flash_backward(
-                _queries(grad, reach)[:, None],
-                _queries(q, reach)[:, None],
-                _windows(k, reach)[:, None],
-                _windows(v, reach)[:, None],
-                _queries(y, reach)[:, None],
-                _queries(total.view(-1)[source], reach)[:, None],
-                0.0,
-                False,
-                attn_mask=_hide(visible, q),
-            )
-            blocks = len(visible)
-            pieces = -(-reach.length // size)
-            sums = q.new_zeros(blocks + pieces, size, N)
-            sums.view(-1, N)[reach.left :][: blocks * size, :K] = of_q.reshape(-1, K)
-            # Neighbouring blocks read the same keys: what overlaps is added piece by piece.
-            for piece in range(pieces):
-                part = slice(piece * size, min((piece + 1) * size, reach.length))
-                here = sums[piece : piece + blocks, : part.stop - part.start]
-                here[..., K : 2 * K].add_(of_k[:, 0, part])
-                here[..., 2 * K :].add_(of_v[:, 0, part])
-            back = _back(sorting.rank_BHRT[:, :, rounds], reach.rows(T)) + reach.left
-            result += sums.view(-1, N).index_select(0, back).view(B, H, -1, T, N).sum(dim=2)
-        return result, None, None
+        N, T = packed.shape[-1], packed.shape[2]
+        K, size = N // 3, reach.size
+        vectors = torch.cat([packed.view(-1, N), out, grads[0].reshape(-1, K)], dim=-1)
+        result, pieces = torch.zeros_like(packed).view(-1, N), -(-reach.length // size)
+        for r, visible in enumerate(masks):
+            source, sums = sorting.listed(r, reach), packed.new_zeros(len(visible) + pieces, size, N)
+            for slab in _slabs(len(visible), reach):
+                here = source[_stretch(slab, reach)]
+                q, k, v, y, grad = vectors.index_select(0, here).split(K, dim=-1)
+                of_q, of_k, of_v = _flash_backward(
+                    _queries(grad, reach)[:, None],
+                    _queries(q, reach)[:, None],
+                    _windows(k, reach)[:, None],
+                    _windows(v, reach)[:, None],
+                    _queries(y, reach)[:, None],
+                    _queries(total.view(-1)[here], reach)[:, None],
+                    0.0,
+                    False,
+                    attn_mask=_hide(visible[slab], q),
+                )
+                first = slab.start * size + reach.left
+                sums.view(-1, N)[first : first + len(of_q) * size, :K] = of_q.reshape(-1, K)
+                # Neighbouring blocks read the same keys: what overlaps is added piece by piece.
+                for piece in range(pieces):
+                    part = slice(piece * size, min((piece + 1) * size, reach.length))
+                    read = sums[slab.start + piece : slab.stop + piece, : part.stop - part.start]
+                    read[..., K : 2 * K].add_(of_k[:, 0, part])
+                    read[..., 2 * K :].add_(of_v[:, 0, part])
+            result += sums.view(-1, N).index_select(0, sorting.back(r, reach.rows(T)) + reach.left)
+        return result.view_as(packed), None, None
 
 
 def _hide(visible: Tensor, like: Tensor) -> Tensor:
     """What is added to the scores: (blocks, 1, size, length)."""
-    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, HIDDEN)[:, None]
+    return visible.to(like.dtype).sub_(1.0).mul_(-HIDDEN)[:, None]
