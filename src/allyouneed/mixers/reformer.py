@@ -17,7 +17,7 @@ w members of its bucket that stand before it (the paper's: 0 to 2w - 1, of any b
 of its past alone: decoding step by step gives what training saw, and chunks never show. For the same reason the number
 of buckets is a setting and does not follow the length, and the rotations are drawn once and kept with the weights. A
 pair that meets in several rounds counts in the first only, which is what the paper's correction by - log N_ts amounts
-to. Keys are scaled to the length sqrt(K), as in the authors' code; the paper's text says 1. No reversible layers.
+to. Keys are scaled to the length sqrt(K), as in Hugging Face's port; the paper's text says 1. No reversible layers.
 
 Rotary positions turn the queries before they are hashed and before they become keys: what is hashed is what is scored.
 Hashing is a decision: it is made in float32 at least, and carries no gradient. Two buckets that tie up to rounding may
@@ -40,7 +40,7 @@ from allyouneed.mixers.projections import HeadsConfig, full_precision, initialis
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
-EPSILON = 1e-6  # of the mean square of a query, as in the authors' code: a query of length zero has no direction
+EPSILON = 1e-6  # of the mean square of a query, as in Hugging Face's port: a query of length zero has no direction
 
 
 class ReformerConfig(HeadsConfig):
