@@ -5,7 +5,7 @@
 One layer of width 256 with 4 heads, projections included, batch 1, one thread; a "stack" is five whole blocks. Each
 repeat runs every candidate once, in turn, so that a busy machine slows all; the median of CPU time counts. Memory is
 the peak above what stood before, each candidate in a process of its own. Peers that are not installed are named and
-left out, and so is Hugging Face's BigBird beyond 16384 tokens, where it asks for more than 10 GB.
+left out, and so are all peers beyond 16,384 tokens.
 """
 
 import argparse
@@ -49,6 +49,8 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
     "local causal": ("causal", {"type": "local", "block": 256}),
     "memory-compressed": ("bidirectional", {"type": "memory-compressed", "stride": 3}),
     "memory-compressed causal": ("causal", {"type": "memory-compressed", "stride": 3}),
+    "xl": ("causal", {"type": "xl", "memory": WINDOW}),
+    "compressive": ("causal", {"type": "compressive", "memory": WINDOW // 2, "compressed": WINDOW // 2}),
     "reformer": ("bidirectional", {"type": "reformer", "chunk": 64}),
     "reformer causal": ("causal", {"type": "reformer", "chunk": 64}),
 }
@@ -202,12 +204,19 @@ def hugging_face_reformer(length: int) -> Layer:
     return lambda x_BTD: outer(layer(x_BTD).hidden_states)
 
 
+def linear_attention_transformer() -> Layer:
+    from linear_attention_transformer.linear_attention_transformer import SelfAttention
+
+    return SelfAttention(WIDTH, HEADS, causal=True)
+
+
 PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "full SDPA": (None, lambda _: FullAttention()),
     "Hugging Face Longformer": ("transformers", lambda _: hugging_face_longformer()),
     "Hugging Face BigBird": ("transformers", hugging_face_bigbird),
     "performer-pytorch": ("performer_pytorch", lambda _: performer_pytorch(False)),
     "performer-pytorch causal": ("performer_pytorch", lambda _: performer_pytorch(True)),
+    "linear-attention-transformer causal": ("linear_attention_transformer", lambda _: linear_attention_transformer()),
     "linformer package": ("linformer", linformer_package),
     "reformer-pytorch": ("reformer_pytorch", lambda _: reformer_pytorch(False)),
     "reformer-pytorch causal": ("reformer_pytorch", lambda _: reformer_pytorch(True)),
@@ -216,7 +225,25 @@ PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "m-c-attention": ("memory_compressed_attention", lambda _: memory_compressed_attention(False)),
     "m-c-attention causal": ("memory_compressed_attention", lambda _: memory_compressed_attention(True)),
 }
-FITS = {"Hugging Face BigBird": 16384}  # tokens
+# Beyond 16,384 tokens peers, and what is quadratic, take minutes or more memory than there is.
+QUADRATIC = {"softmax", "softmax causal", "memory-compressed", "memory-compressed causal", *STACKS}
+FITS = dict.fromkeys({*PEERS, *QUADRATIC}, 16384)
+# Who reads as much in the same way.
+AGAINST = [
+    ("window", "full SDPA"),
+    ("longformer", "Hugging Face Longformer"),
+    ("bigbird", "Hugging Face BigBird"),
+    ("window causal", "local-attention causal"),
+    ("linear causal", "linear-attention-transformer causal"),
+    ("performer", "performer-pytorch"),
+    ("performer causal", "performer-pytorch causal"),
+    ("linformer", "linformer package"),
+    ("reformer", "reformer-pytorch"),
+    ("reformer causal", "reformer-pytorch causal"),
+    ("reformer causal", "Hugging Face LSH causal"),
+    ("memory-compressed", "m-c-attention"),
+    ("memory-compressed causal", "m-c-attention causal"),
+]
 
 
 def build(name: str, length: int) -> Layer:
@@ -239,7 +266,7 @@ def peak(name: str, length: int) -> float:
     """MiB that one forward and backward pass needs, in a process of its own."""
     command = [sys.executable, __file__, "--peak", name, "--lengths", str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout) if done.returncode == 0 else math.nan
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else math.nan
 
 
 def print_peak(name: str, length: int) -> None:
@@ -262,6 +289,7 @@ def main() -> None:
     arguments.add_argument("--lengths", default="1024,4096,16384")
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--only", default="", help="names, separated by commas; default: all")
+    arguments.add_argument("--keep-freed", action="store_true", help="our allocator setting, for the peers too")
     arguments.add_argument("--peak", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -269,13 +297,15 @@ def main() -> None:
     if options.peak:
         print_peak(options.peak, lengths[0])
         return
-    keep_freed_memory()  # for all: they share this process
+    if options.keep_freed:
+        keep_freed_memory()  # for all: they share this process
     missing = {needs for needs, _ in PEERS.values() if needs is not None and find_spec(needs) is None}
     names = [*OURS, *STACKS, *(name for name, (needs, _) in PEERS.items() if needs not in missing)]
     names = [name for name in names if not options.only or name in options.only.split(",")]
     if missing:
         print("not installed, left out:", ", ".join(sorted(missing)))
     print(f"{'layer':26} {'length':>7} {'forward ms':>11} {'+ backward':>11} {'spread':>13} {'peak MiB':>9}")
+    times: dict[str, dict[int, float]] = {}
     for length in lengths:
         x_BTD = torch.randn(1, length, WIDTH, requires_grad=True)
         layers = {name: build(name, length) for name in names if length <= FITS.get(name, length)}
@@ -286,11 +316,27 @@ def main() -> None:
         for name in layers:
             forward = statistics.median(run[0] for run in runs[name]) * 1e3
             both = sorted(run[1] * 1e3 for run in runs[name])
+            times.setdefault(name, {})[length] = statistics.median(both)
             print(
                 f"{name:26} {length:7} {forward:11.1f} {statistics.median(both):11.1f} "
                 f"{both[0]:6.0f}-{both[-1]:<6.0f} {peak(name, length):9.0f}",
                 flush=True,
             )
+        for mine, theirs in AGAINST:
+            if mine in runs and theirs in runs:
+                ratios = sorted(b[1] / a[1] for a, b in zip(runs[mine], runs[theirs], strict=True))
+                spread = f"{ratios[0]:.2f}-{ratios[-1]:.2f}"
+                print(f"  {mine} is {statistics.median(ratios):.2f} ({spread}) times as fast as {theirs}", flush=True)
+    for name, found in times.items():
+        far = {length: found[length] for length in found if length >= 4096}
+        if len(far) > 1:
+            print(f"time of {name} grows with n^{slope(far):.2f} from {min(far):,} to {max(far):,}")
+
+
+def slope(times: dict[int, float]) -> float:
+    """Of the line through the logarithms."""
+    x, y = ([math.log(value) for value in values] for values in (times.keys(), times.values()))
+    return statistics.linear_regression(x, y).slope
 
 
 if __name__ == "__main__":

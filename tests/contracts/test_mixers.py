@@ -317,10 +317,10 @@ def test_the_future_changes_nothing(case: Case, seed: int, length: int, data: st
     with torch.no_grad():
         y_BTD, z_BTD = mixer(x_BTD)[0], mixer(other_BTD)[0]
     torch.testing.assert_close(y_BTD[:, :cut], z_BTD[:, :cut], rtol=1e-12, atol=1e-12)
-    # Where the first position never reaches the last, there may be nothing to read at all.
-    assert _cost(case, length).path is None or not torch.equal(y_BTD[:, cut:], z_BTD[:, cut:])
-    # Who reads others only may find a single one, and then gives its value whatever itself holds.
-    assert case.name in BY_CONTENT or not torch.equal(y_BTD[:, cut:], z_BTD[:, cut:])
+    # A text shorter than a slot has nothing to read; who reads others only may find a single one, and then gives its
+    # value whatever itself holds.
+    blind = case.name in BY_CONTENT or (case.name == "memory-compressed" and _cost(case, length).path is None)
+    assert blind or not torch.equal(y_BTD[:, cut:], z_BTD[:, cut:])
 
 
 @causal_cases
