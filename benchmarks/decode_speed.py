@@ -8,14 +8,18 @@ into MarianMTModel. Before anything is timed, both must say the same:
 - fixed length: EOS has a bias that never lets it win, so both take every step (what is timed);
 - natural ends: EOS competes, without length penalty, where both searches are defined alike.
 
-Then both are timed in turn, so that a busy machine slows both. CPU time of the process counts; wall time is shown.
+Each side is a process of its own; they take turns, so that a busy machine slows all. The peer runs twice: as its users
+run it, and with our allocator setting (`+malloc`), which `allyouneed translate` makes for itself. CPU time counts; wall
+time is shown.
 """
 
 import argparse
+import json
 import random
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,21 +80,52 @@ def some_sources(count: int, seed: int = 0) -> list[list[int]]:
     return [[numbers.randrange(4, VOCABULARY) for _ in range(numbers.randrange(8, 24))] + [EOS] for _ in range(count)]
 
 
-def timed(decode: Callable[..., Any], model: Any, sources: list[list[int]], beam: int, again: int) -> Seconds:
-    """CPU and wall seconds."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    for _ in range(again):
-        decode(model, sources, beam)
-    return time.process_time() - cpu, time.perf_counter() - wall
+class Side:
+    """One of the processes: it decodes what it is told to, and says what came out and how long it took."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        command = [sys.executable, __file__, "--side", name, "--threads", str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def decode(self, bias: float, beam: int, batch: int, again: int = 1) -> tuple[list[list[int]], Seconds]:
+        """The targets, and the CPU and wall seconds of saying them `again` times."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps([bias, beam, batch, again]), file=self.process.stdin, flush=True)
+        said, cpu, wall = json.loads(self.process.stdout.readline())
+        return said, (cpu, wall)
 
 
-def check_same(ours: EncoderDecoder, theirs: MarianMTModel, beam: int, batch: int, what: str) -> None:
-    sources = some_sources(batch)
-    for number, (one, two) in enumerate(
-        zip(decode_ours(ours, sources, beam), decode_theirs(theirs, sources, beam), strict=True)
-    ):
-        if one != two:
-            raise SystemExit(f"{what}, beam {beam}, batch {batch}, sentence {number}:\nours   {one}\ntheirs {two}")
+def serve(name: str) -> None:
+    """The life of such a process."""
+    torch.manual_seed(0)
+    ours = our_model()
+    theirs = marian(ours).eval()
+    if name != "generate":
+        keep_freed_memory()
+    lay_out_for_prediction(ours)  # what `allyouneed translate` does with a model, too
+    decode: Any = decode_ours if name == "ours" else decode_theirs
+    model = ours if name == "ours" else theirs
+    for line in sys.stdin:
+        bias, beam, batch, again = json.loads(line)
+        set_end_bias(ours, theirs, bias)
+        sources = some_sources(batch)
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(again):
+            said = decode(model, sources, beam)
+        print(json.dumps([said, time.process_time() - cpu, time.perf_counter() - wall]), flush=True)
+
+
+def check_same(sides: list[Side], bias: float, beam: int, batch: int) -> None:
+    first, *others = [(side.name, side.decode(bias, beam, batch)[0]) for side in sides]
+    for name, said in others:
+        for number, (one, two) in enumerate(zip(first[1], said, strict=True)):
+            if one != two:
+                raise SystemExit(
+                    f"EOS bias {bias}, beam {beam}, batch {batch}, sentence {number}:\n"
+                    f"{first[0]:10} {one}\n{name:10} {two}"
+                )
 
 
 def set_end_bias(ours: EncoderDecoder, theirs: MarianMTModel, value: float) -> None:
@@ -104,37 +139,34 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--side", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    ours = our_model()
-    theirs = marian(ours).eval()
-    keep_freed_memory()  # for both: they share this process
-    lay_out_for_prediction(ours)  # what `allyouneed translate` does with a model, too
+    if options.side:
+        serve(options.side)
+        return
+    sides = [Side(name, options.threads) for name in ("ours", "generate", "generate+malloc")]
     cases = [(1, 1), (1, 32), (5, 1), (5, 32)]
-    for bias in (0.0, 6.0, 12.0):
-        set_end_bias(ours, theirs, bias)
+    for bias in (0.0, 6.0, 12.0, NEVER):
         for beam, batch in cases:
-            check_same(ours, theirs, beam, batch, f"natural ends, bias {bias}")
-    set_end_bias(ours, theirs, NEVER)
+            check_same(sides, bias, beam, batch)
     for beam, batch in cases:
-        check_same(ours, theirs, beam, batch, "fixed length")
         again = 16 if batch == 1 else 1
-        work = (some_sources(batch), beam, again)
-        runs = [(timed(decode_ours, ours, *work), timed(decode_theirs, theirs, *work)) for _ in range(options.repeats)]
-        report(f"beam {beam} batch {batch:2}", again * batch * LONGEST, runs)
+        runs = [[side.decode(NEVER, beam, batch, again)[1] for side in sides] for _ in range(options.repeats)]
+        report(f"beam {beam} batch {batch:2}", again * batch * LONGEST, sides, runs)
 
 
-def report(case: str, tokens: int, runs: list[tuple[Seconds, Seconds]]) -> None:
-    ratios = sorted(theirs[0] / ours[0] for ours, theirs in runs)
-    walls = sorted(theirs[1] / ours[1] for ours, theirs in runs)
-    our_speed, their_speed = (tokens / statistics.median(run[side][0] for run in runs) for side in (0, 1))
-    print(
-        f"{case}: ours {our_speed:7,.0f}  generate {their_speed:7,.0f} tokens per CPU-second; "
-        f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}), "
-        f"wall {statistics.median(walls):.2f} ({walls[0]:.2f}-{walls[-1]:.2f}), n={len(runs)}",
-        flush=True,
-    )
+def report(case: str, tokens: int, sides: list[Side], runs: list[list[Seconds]]) -> None:
+    speed = [tokens / statistics.median(run[side][0] for run in runs) for side in range(len(sides))]
+    print(f"{case}: ours {speed[0]:7,.0f} tokens per CPU-second", flush=True)
+    for number, side in enumerate(sides[1:], start=1):
+        ratios, walls = (sorted(run[number][what] / run[0][what] for run in runs) for what in (0, 1))
+        print(
+            f"    {side.name:16} {speed[number]:7,.0f}; ratio {statistics.median(ratios):.2f} "
+            f"({ratios[0]:.2f}-{ratios[-1]:.2f}), "
+            f"wall {statistics.median(walls):.2f} ({walls[0]:.2f}-{walls[-1]:.2f}), n={len(runs)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
