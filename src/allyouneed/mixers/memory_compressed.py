@@ -32,7 +32,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import compact, count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import Band, attend_sparsely, has_kernel
+from allyouneed.mixers.rectangles import Band, attend_sparsely, bias_of, has_kernel
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -252,7 +252,7 @@ class MemoryCompressed(Mixer):
     @property
     def _biased(self) -> bool:
         """Whether something is added to the scores."""
-        return self.position is not None and type(self.position).bias is not ScorePosition.bias
+        return bias_of(self.position) is not None
 
     def _bands(self, queries: int, keys: int, seen: int) -> list[Band]:
         """Rectangles that all queries of a block see, and the stairs at their ends."""

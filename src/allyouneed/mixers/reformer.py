@@ -37,6 +37,7 @@ from allyouneed.mixers.buckets import PADDING, Reach, attend_in_buckets, sees
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions, extend_valid
 from allyouneed.mixers.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.rectangles import bias_of
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -91,7 +92,7 @@ class Reformer(Mixer):
         super().__init__()
         self.config, self.role, self.position = config, role, position
         self.reach, head_width = config.reach(role), config.head_width(width)
-        self.biased = position is not None and type(position).bias is not ScorePosition.bias
+        self.biased = bias_of(position) is not None
         self.query_value = nn.Linear(width, 2 * width, bias=config.bias)
         self.output = nn.Linear(width, width, bias=config.bias)
         for layer in (self.query_value, self.output):
