@@ -27,6 +27,8 @@ from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, b
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
 
+SHORT = 512  # positions up to which padded rows are read together, all pairs of them
+
 
 class WindowConfig(HeadsConfig):
     summary = "each position reads its neighbours; far positions meet through layers"
@@ -90,6 +92,8 @@ class Window(Mixer):
             refuse_state(state)
         q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
+        if valid_BT is not None and self.role == "bidirectional" and T <= SHORT:
+            return self.project.merge(self._read_together(q_BHTK, k_BHTK, v_BHTK, valid_BT)), None
         if valid_BT is not None or (real_BS is not None and T > 1):
             y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
             return self.project.merge(y_BHTK), state
@@ -131,12 +135,24 @@ class Window(Mixer):
             return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias, visible=visible)
         return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias_of(self.position))
 
+    def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> Tensor:
+        """Short rows with padding: one call with the window as a mask."""
+        place_BT = count_positions(valid_BT, valid_BT.shape[1], valid_BT.device)
+        near = self._near(place_BT.unsqueeze(1) - place_BT.unsqueeze(2)) & valid_BT.unsqueeze(1)
+        bias = self._bias(q_BHTK, place_BT, place_BT)
+        if (sink := map_sink()) is not None:
+            sink(self, soft_alpha(q_BHTK, k_BHTK, bias, near.unsqueeze(1)))
+        return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=near.unsqueeze(1))
+
     def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor) -> Tensor | None:
         return None if self.position is None else self.position.bias(q_BHTK, query_place, key_place)
 
     def _sees(self, T: int, S: int) -> Tensor:
         device = self.project.output.weight.device
         distance = torch.arange(S, device=device) - torch.arange(S - T, S, device=device)[:, None]
+        return self._near(distance)
+
+    def _near(self, distance: Tensor) -> Tensor:
         near = (distance.abs() <= self.reach) & (distance % self.config.dilation == 0)
         return near & (distance <= 0) if self.role == "causal" else near
 
