@@ -45,7 +45,7 @@ OURS: dict[str, tuple[Role, dict[str, object]]] = {
     "linear causal": ("causal", {"type": "linear"}),
     "performer": ("bidirectional", {"type": "performer", "features": 256}),
     "performer causal": ("causal", {"type": "performer", "features": 256}),
-    "linformer": ("bidirectional", {"type": "linformer", "slots": 256, "max_length": 65536}),
+    "linformer": ("bidirectional", {"type": "linformer", "slots": 256}),
     "local causal": ("causal", {"type": "local", "block": 256}),
     "memory-compressed": ("bidirectional", {"type": "memory-compressed", "stride": 3}),
     "memory-compressed causal": ("causal", {"type": "memory-compressed", "stride": 3}),
@@ -76,6 +76,8 @@ def ours(name: str, length: int) -> Layer:
     role, settings = OURS[name]
     if settings["type"] == "reformer":
         settings = {**settings, "buckets": max(2, length // 64)}  # as its peers choose it
+    if settings["type"] == "linformer":
+        settings = {**settings, "max_length": length}  # as its peer
     config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
     mixer = config.build(WIDTH, role=role)
     return lambda x_BTD: mixer(x_BTD)[0]
