@@ -114,9 +114,10 @@ class Pattern:
 def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     """The rectangles of a pattern for the last `queries` of `keys` positions.
 
-    Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are as long
-    as the window, up to 192: shorter ones waste calls, longer ones compute what is masked (256: 5 to 10 % slower). Keys that everybody reads
-    are one more rectangle for the queries whose windows do not touch them; the others' blocks begin at key 0.
+    Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are as long as
+    the window, up to 192: shorter ones waste calls, longer ones compute what is masked (256: 5 to 10 % slower). Keys
+    that everybody reads are one more rectangle for the queries whose windows do not touch them; the others' blocks
+    begin at key 0.
     """
     left, right = pattern.left, pattern.right
     size = max(16, min(192, left + right))
