@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
+from allyouneed.mixers.past import packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.state import Growable
 from allyouneed.mixers.xl import Distances, Known, longer, nearest, shift
@@ -145,7 +146,7 @@ class Compressive(Mixer):
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         new_BTN = x_BTD
         if state.projected:
-            new_BTN = torch.cat([x_BTD, torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)], dim=2)
+            new_BTN = torch.cat([x_BTD, packed(k_BHTK, v_BHTK)], dim=2)
         recent = longer(state.recent, new_BTN)
         leaving_BSD = recent.tensor[:, : (after - before) * config.rate, : self.width].detach()
         fresh_BRD = self._compress(leaving_BSD)
@@ -171,9 +172,9 @@ class Compressive(Mixer):
         return y_BTD, CompressiveState(recent, slots, state.projected, end, kept)
 
     def _nothing(self, x_BTD: Tensor) -> CompressiveState:
-        packed = not torch.is_grad_enabled()
-        recent, slots = (x_BTD.new_zeros(x_BTD.shape[0], 0, n * self.width) for n in ((3, 2) if packed else (1, 1)))
-        return CompressiveState(Growable(recent), Growable(slots), packed, 0)
+        projected = not torch.is_grad_enabled()
+        recent, slots = (x_BTD.new_zeros(x_BTD.shape[0], 0, n * self.width) for n in ((3, 2) if projected else (1, 1)))
+        return CompressiveState(Growable(recent), Growable(slots), projected, 0)
 
     def _compress(self, x_BSD: Tensor) -> Tensor:
         """f: a vector for each group."""
@@ -256,8 +257,7 @@ class Compressive(Mixer):
         ]
         read = []
         for y in (old_BSD, slots_BRD):
-            packed = F.linear(y, weight_ND[D:], None if bias_N is None else bias_N[D:])
-            k, v = self.project.split(packed, 2)
+            k, v = self.project.split(F.linear(y, weight_ND[D:], None if bias_N is None else bias_N[D:]), 2)
             read.append(soft_lookup(q_BHTK, k, v))
         return (read[0] - read[1]).square().sum() / D
 

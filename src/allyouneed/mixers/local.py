@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import compact, count_positions
+from allyouneed.mixers.past import compact, count_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
@@ -81,7 +81,7 @@ class Local(Mixer):
             inside = place % self.config.block
             q_BHTK, turned_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
             if turned_BHTK is not k_BHTK:
-                new = torch.cat([turned_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+                new = packed(turned_BHTK, v_BHTK)
         if valid_BT is None and (state is None or state.begun_B is None):
             return self._read_evenly(q_BHTK, new, place, state)
         return self._read_unevenly(q_BHTK, new, place, valid_BT, state)

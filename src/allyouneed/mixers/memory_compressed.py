@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import compact, count_positions
+from allyouneed.mixers.past import compact, next_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Band, attend_sparsely, bias_of, has_kernel
 from allyouneed.mixers.state import Growable
@@ -126,9 +126,7 @@ class MemoryCompressed(Mixer):
         (q_BHTK,) = self.project.split(packed_BTN[..., : self.project.width], 1)
         new = packed_BTN[..., self.project.width :]
         even = valid_BT is None and (state is None or isinstance(state.seen, int))
-        place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
-        if state is not None:
-            place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
+        place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
         if self.position is not None:
             q_BHTK = self.position.rotate(q_BHTK, place)
         if self.role == "bidirectional":

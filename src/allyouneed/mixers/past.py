@@ -88,6 +88,21 @@ def count_positions(valid_BS: Tensor | None, length: int, device: torch.device) 
     return (valid_BS.cumsum(dim=1) - 1).clamp(min=0)
 
 
+def next_positions(seen: int | Tensor, new: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """The positions of what is new (B, T, ..) after `seen` others: (T), or (B, T) where rows differ."""
+    length = new.shape[1]
+    if isinstance(seen, Tensor):
+        seen = seen.unsqueeze(1)
+    elif valid_BT is None:
+        return torch.arange(seen, seen + length, device=new.device)
+    return count_positions(valid_BT, length, new.device) + seen
+
+
+def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+    """(B, T, N), as a past is kept: the keys of all heads, then their values. `Projections.split` takes them apart."""
+    return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+
+
 def compact(x_BSN: Tensor, valid_BS: Tensor) -> Tensor:
     """The real slots of each row, in order, from the left; zeros behind the last of a shorter row: (B, L, N)."""
     longest = int(valid_BS.sum(dim=1).max())

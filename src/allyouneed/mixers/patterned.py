@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.past import next_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import (
     Band,
@@ -62,9 +62,8 @@ class PatternedState:
     """All keys and values; the newest stands last."""
 
     past: Growable  # (B, S, N)
-    seen: (
-        int | Tensor
-    )  # how many of them are there: one number, or one for each row (B), whose other slots mean nothing
+    # How many of them are there: one number, or one for each row (B), whose other slots mean nothing.
+    seen: int | Tensor
 
 
 @final
@@ -86,18 +85,16 @@ class Patterned(Mixer):
             refuse_state(state)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         if self.position is not None:
-            place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
-            if state is not None:
-                place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
+            place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place)
         if valid_BT is not None:
             y_BHTK, state = self._read_padded(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
         elif state is None:
             y_BHTK = self._read(q_BHTK, k_BHTK, v_BHTK)
             if self.role == "causal":
-                state = PatternedState(Growable(_packed(k_BHTK, v_BHTK)), x_BTD.shape[1])
+                state = PatternedState(Growable(packed(k_BHTK, v_BHTK)), x_BTD.shape[1])
         else:
-            past, seen = state.past.append(_packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
+            past, seen = state.past.append(packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
             y_BHTK, state = self._read_past(q_BHTK, past, seen), PatternedState(past, seen)
         return self.project.merge(y_BHTK), state
 
@@ -131,7 +128,7 @@ class Patterned(Mixer):
     ) -> tuple[Tensor, PatternedState | None]:
         """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
         B = q_BHTK.shape[0]
-        new_BTN = _packed(k_BHTK, v_BHTK)
+        new_BTN = packed(k_BHTK, v_BHTK)
         outputs, pasts = [], []
         for row in range(B):
             real_R = valid_BT[row].nonzero()[:, 0]
@@ -157,8 +154,3 @@ class Patterned(Mixer):
 @lru_cache(maxsize=256)
 def _visible(config: PatternedConfig, role: Role, queries: int, keys: int) -> Tensor:
     return visible_of(config.bands(role, queries, keys), queries, keys)
-
-
-def _packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-    """(B, T, N): the keys of all heads, then their values."""
-    return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.buckets import PADDING, Reach, attend_in_buckets, sees
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions, extend_valid
+from allyouneed.mixers.past import count_positions, extend_valid, packed
 from allyouneed.mixers.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
 from allyouneed.mixers.rectangles import bias_of
 from allyouneed.mixers.state import Growable
@@ -122,7 +122,7 @@ class Reformer(Mixer):
                 place = _places(state, valid_BT, B, T, x_BTD.device)
                 q_BHTK = self.position.rotate(q_BHTK, place[..., -T:])
             k_BHTK = q_BHTK * (q_BHTK.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
-            kept_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+            kept_BTN = packed(k_BHTK, v_BHTK)
             grown = _grow(state, kept_BTN, self._hash(q_BHTK, valid_BT))
             if state is not None and T == 1 and map_sink() is None:
                 y_BHTK = self._step(q_BHTK, state, grown, place)

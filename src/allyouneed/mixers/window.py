@@ -21,7 +21,7 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.past import count_positions, next_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
 from allyouneed.mixers.state import Growable
@@ -99,7 +99,7 @@ class Window(Mixer):
             return self.project.merge(y_BHTK), state
         if self.role == "bidirectional":
             return self.project.merge(self._read(q_BHTK, k_BHTK, v_BHTK)), None
-        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
+        new_BTN = packed(k_BHTK, v_BHTK)
         past = Growable(new_BTN) if state is None else state.past.append(new_BTN)
         keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(past.tensor, 2)
         if real_BS is not None:
@@ -115,9 +115,7 @@ class Window(Mixer):
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         if self.position is None:
             return q_BHTK, k_BHTK, v_BHTK
-        place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)
-        if state is not None:
-            place = place + (state.seen.unsqueeze(1) if isinstance(state.seen, Tensor) else state.seen)
+        place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
         return self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place), v_BHTK
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *, real_BS: Tensor | None = None) -> Tensor:
@@ -188,10 +186,7 @@ def _aligned(keys: list[Tensor], values: list[Tensor], seen_B: Tensor) -> Window
     """Rows of different lengths with their newest position last."""
     longest = max(k.shape[2] for k in keys)
     pad = torch.nn.functional.pad
-    rows = [
-        pad(torch.cat([k, v], dim=1).transpose(1, 2).flatten(2), (0, 0, longest - k.shape[2], 0))
-        for k, v in zip(keys, values, strict=True)
-    ]
+    rows = [pad(packed(k, v), (0, 0, longest - k.shape[2], 0)) for k, v in zip(keys, values, strict=True)]
     length_B = torch.tensor([k.shape[2] for k in keys], device=seen_B.device)
     real_BS = torch.arange(longest, device=seen_B.device) >= longest - length_B[:, None]
     return WindowState(Growable(torch.cat(rows)), None if bool(real_BS.all()) else real_BS, seen_B)

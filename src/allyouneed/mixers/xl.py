@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
+from allyouneed.mixers.past import packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.rectangles import Pattern, area, attend_plainly, bands_of
 from allyouneed.mixers.state import Growable
@@ -180,22 +181,22 @@ class XL(Mixer):
 
         Training keeps vectors, so that the weights learn from what they make of the memory; else keys and values.
         """
-        packed = not torch.is_grad_enabled() or (state is not None and state.projected)
+        projected = not torch.is_grad_enabled() or (state is not None and state.projected)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        new_BTN = torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2) if packed else x_BTD
+        new_BTN = packed(k_BHTK, v_BHTK) if projected else x_BTD
         if state is None:
-            return q_BHTK, k_BHTK, v_BHTK, XLState(Growable(new_BTN), packed)
+            return q_BHTK, k_BHTK, v_BHTK, XLState(Growable(new_BTN), projected)
         past = state.past
-        if packed and not state.projected:
+        if projected and not state.projected:
             past = Growable(self.project.keys_and_values(past.tensor))
-        if packed:
+        if projected:
             past = past.append(new_BTN)
             k_BHSK, v_BHSK = self.project.split(past.tensor, 2)
         else:
             old = self.project.split(self.project.keys_and_values(past.tensor), 2)
             k_BHSK, v_BHSK = (torch.cat(pair, dim=2) for pair in zip(old, (k_BHTK, v_BHTK), strict=True))
             past = longer(past, new_BTN)
-        return q_BHTK, k_BHSK, v_BHSK, XLState(past, packed)
+        return q_BHTK, k_BHSK, v_BHSK, XLState(past, projected)
 
     def _known(self, reach: int, state: XLState | None) -> Known:
         """The keys of all distances up to `reach`; while decoding they are made rarely, in growing numbers."""
@@ -257,14 +258,14 @@ class XL(Mixer):
 
     def _aligned(self, rows: list[XLState | None], x_BTD: Tensor, state: XLState | None) -> XLState:
         """Rows of different lengths with their newest position last."""
-        packed = not torch.is_grad_enabled() or (state is not None and state.projected)
-        none = x_BTD.new_zeros(1, 0, (2 if packed else 1) * x_BTD.shape[2])
+        projected = not torch.is_grad_enabled() or (state is not None and state.projected)
+        none = x_BTD.new_zeros(1, 0, (2 if projected else 1) * x_BTD.shape[2])
         pasts = [none if row is None else row.past.tensor for row in rows]
         for number, row in enumerate(rows):
-            if row is not None and packed and not row.projected:  # a row without news may be kept as it was
+            if row is not None and projected and not row.projected:  # a row without news may be kept as it was
                 pasts[number] = self.project.keys_and_values(pasts[number])
         length_B = torch.tensor([past.shape[1] for past in pasts], device=x_BTD.device)
         longest = int(length_B.max())
         past = torch.cat([F.pad(past, (0, 0, longest - past.shape[1], 0)) for past in pasts])
         real_BS = torch.arange(longest, device=x_BTD.device) >= longest - length_B[:, None]
-        return XLState(Growable(past), packed, None if bool(real_BS.all()) else real_BS)
+        return XLState(Growable(past), projected, None if bool(real_BS.all()) else real_BS)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.mixers import Memory
+from allyouneed.mixers.past import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
-from allyouneed.models.stack import Embedding, Stack, StackConfig, new_embedding, next_positions
+from allyouneed.models.stack import Embedding, Stack, StackConfig, new_embedding
 from allyouneed.sizes import Sizes
 
 

@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig
+from allyouneed.mixers.past import next_positions
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding, next_positions
+from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.sizes import Sizes
 
 Layers = Annotated[int, Field(ge=0)]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from allyouneed.block import Block, BlockConfig, BlockState
 from allyouneed.dropout import Dropout
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
-from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
 
@@ -137,12 +136,3 @@ class Stack(nn.Module):
             if self._cross is not None:
                 total += self._cross.cost(length, width, role="cross", memory=memory).flops
         return total
-
-
-def next_positions(seen: int | Tensor, tokens_BT: Tensor, valid_BT: Tensor | None) -> Tensor:
-    """The positions of new tokens: (T), or (B, T) where rows differ."""
-    if isinstance(seen, Tensor):
-        seen = seen.unsqueeze(1)
-    elif valid_BT is None:
-        return torch.arange(seen, seen + tokens_BT.shape[1], device=tokens_BT.device)
-    return count_positions(valid_BT, tokens_BT.shape[1], tokens_BT.device) + seen
