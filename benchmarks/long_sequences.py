@@ -75,12 +75,18 @@ def ours(name: str, length: int) -> Layer:
         return stacked(name)
     role, settings = OURS[name]
     if settings["type"] == "reformer":
-        settings = {**settings, "buckets": max(2, length // 64)}  # as its peers choose it
+        settings = {**settings, "buckets": buckets(length // 64)}  # as many as its peers choose
     if settings["type"] == "linformer":
         settings = {**settings, "max_length": length}  # as its peer
     config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
     mixer = config.build(WIDTH, role=role)
     return lambda x_BTD: mixer(x_BTD)[0]
+
+
+def buckets(count: int) -> int | list[int]:
+    """As Hugging Face's layer chooses them if it is not told: by two hashes, if they are more than 128."""
+    half = 2 ** (int(math.log2(count)) // 2)
+    return max(2, count) if count <= 128 else [half, count // half]
 
 
 class FullAttention(nn.Module):

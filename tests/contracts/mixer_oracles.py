@@ -360,14 +360,17 @@ def reformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
     def visible(head: int, q_TK: Tensor) -> dict[int, set[int]]:
         turned = [_turned(q_TK[s], reading.place(s)) if reading.position == "rotary" else q_TK[s] for s in real]
-        half, found = config.buckets // 2, {t: set[int]() for t in real}
-        for r in range(config.rounds):
-            matrix = mixer.rotation_HKM[head, :, r * half : (r + 1) * half]
-            buckets: dict[int, list[int]] = {}
+        columns, found = iter(mixer.rotation_HKM[head].T), {t: set[int]() for t in real}
+        for _ in range(config.rounds):
+            hashes = [[next(columns) for _ in range(factor // 2)] for factor in config.factors]
+            buckets: dict[tuple[int, ...], list[int]] = {}
             for s, x_K in zip(real, turned, strict=True):
-                sides = [_dot(x_K, matrix[:, j]).item() for j in range(half)]
-                sides += [-side for side in sides]
-                buckets.setdefault(sides.index(max(sides)), []).append(s)
+                bucket = []
+                for hashing in hashes:
+                    sides = [_dot(x_K, column_K).item() for column_K in hashing]
+                    sides += [-side for side in sides]
+                    bucket.append(sides.index(max(sides)))
+                buckets.setdefault(tuple(bucket), []).append(s)
             for members in buckets.values():
                 for i, t in enumerate(members):
                     found[t] |= set(members[max(0, i - config.chunk) : i])

@@ -107,7 +107,7 @@ SMALL: dict[str, list[MixerConfig]] = {
     ],
     "reformer": [
         ReformerConfig(heads=3, buckets=2, rounds=3, chunk=12),
-        ReformerConfig(heads=2, buckets=4, rounds=2, chunk=2),
+        ReformerConfig(heads=2, buckets=(2, 4), rounds=2, chunk=2),
         ReformerConfig(heads=2, buckets=6, rounds=1, chunk=1, bias=False),
     ],
     "xl": [XLConfig(heads=3, memory=12), XLConfig(heads=2, memory=3, clamp=2, bias=False), XLConfig(heads=1, memory=1)],

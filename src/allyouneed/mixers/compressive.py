@@ -20,7 +20,7 @@ it does not matter where segments begin and end. Positions that wait for their g
 as they are. The loss is squared; that of the paper is a norm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -28,6 +28,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
@@ -159,9 +160,21 @@ class Compressive(Mixer):
         q_BHTK = self.distances.with_content(q_BHTK)
         sink, outputs = loss_sink(), []
         first = before * config.rate, after - slots.length  # what stands first in `recent` and in `slots`
-        for tile in config.tiles(seen, end):
+        tiles = list(config.tiles(seen, end))
+        asked = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
+        read = zip(tiles, asked, _windows(keys_values, tiles, first), strict=True)
+        again = (
+            len(tiles) > 1 and torch.is_grad_enabled()
+        )  # the scores of all tiles together would be most of the memory
+        for tile, q_BHMK, window in read:
             here = slice(tile.begin - seen, tile.end - seen)
-            outputs.append(self._read(q_BHTK[:, :, here], keys_values, tile, first, known.keys_HKR))
+            outputs.append(
+                checkpoint(
+                    self._read, q_BHMK, window, tile, known.keys_HKR, use_reentrant=False, preserve_rng_state=False
+                )
+                if again
+                else self._read(q_BHMK, window, tile, known.keys_HKR)
+            )
             groups = config.old(tile.begin) - before, config.old(tile.end) - before
             if sink is not None and config.compression == "convolution" and groups[1] > groups[0]:
                 part = slice(groups[0] * config.rate, groups[1] * config.rate)
@@ -206,24 +219,10 @@ class Compressive(Mixer):
             reach = self.config.reach(2 * reach)
         return Known(self.distances.keys(reach))
 
-    def _read(
-        self,
-        q_BHTK: Tensor,
-        keys_values: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
-        tile: Tile,
-        first: tuple[int, int],
-        keys_HKR: Tensor,
-    ) -> Tensor:
+    def _read(self, q_BHTK: Tensor, window: tuple[Tensor, Tensor], tile: Tile, keys_HKR: Tensor) -> Tensor:
         """What the queries of a tile read from slots and positions, in one softmax."""
         B, H, T, _ = q_BHTK.shape
-        config, device = self.config, q_BHTK.device
-        slots, places = (
-            slice(tile.slot - first[1], tile.slots - first[1]),
-            slice(tile.position - first[0], tile.end - first[0]),
-        )
-        (slot_k, slot_v), (place_k, place_v) = keys_values
-        k_BHSK = torch.cat([slot_k[:, :, slots], place_k[:, :, places]], dim=2)
-        v_BHSK = torch.cat([slot_v[:, :, slots], place_v[:, :, places]], dim=2)
+        config, device, (k_BHSK, v_BHSK) = self.config, q_BHTK.device, window
         score_BHTR = self.distances.scores(q_BHTK, keys_HKR)
         R = score_BHTR.shape[-1]
         t_T1 = torch.arange(tile.begin, tile.end, device=device)[:, None]
@@ -289,6 +288,33 @@ class Compressive(Mixer):
         recent = state.recent.tensor[row : row + 1, state.recent.length - (seen - old * self.config.rate) :]
         slots = state.slots.tensor[row : row + 1, state.slots.length - min(old, self.config.compressed) :]
         return CompressiveState(Growable(recent), Growable(slots), state.projected, seen)
+
+
+def _windows(
+    keys_values: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], tiles: list[Tile], first: tuple[int, int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Keys and values of the slots and positions of each tile, side by side."""
+    spans = [slice(tile.slot - first[1], tile.slots - first[1]) for tile in tiles]
+    stretches = [slice(tile.position - first[0], tile.end - first[0]) for tile in tiles]
+    keys, values = (
+        _gathered(of_slots, of_places, spans, stretches) for of_slots, of_places in zip(*keys_values, strict=True)
+    )
+    return zip(keys, values, strict=True)
+
+
+def _gathered(slots_BHRK: Tensor, places_BHSK: Tensor, spans: list[slice], stretches: list[slice]) -> Sequence[Tensor]:
+    """For each span of slots and stretch of places, both in one tensor.
+
+    All are gathered at once: the gradient of a slice is as long as what it was cut from, so that a slice for each tile
+    would cost the square of the length.
+    """
+    if len(spans) == 1:
+        return [torch.cat([slots_BHRK[:, :, spans[0]], places_BHSK[:, :, stretches[0]]], dim=2)]
+    every_N = torch.arange(slots_BHRK.shape[2] + places_BHSK.shape[2], device=slots_BHRK.device)
+    of_slots_R, of_places_S = every_N.tensor_split([slots_BHRK.shape[2]])
+    rows = [torch.cat([of_slots_R[a], of_places_S[b]]) for a, b in zip(spans, stretches, strict=True)]
+    both_BHNK = torch.cat([slots_BHRK, places_BHSK], dim=2)
+    return both_BHNK.index_select(2, torch.cat(rows)).split([len(row) for row in rows], dim=2)
 
 
 def _aligned(rows: list[Tensor]) -> Growable:

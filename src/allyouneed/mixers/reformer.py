@@ -9,7 +9,8 @@ A score is large where the angle between two queries is small, and then they lik
 is left out of the softmax is mostly what would have weighed little. More rounds leave out less.
 
 Cost: O(n r w D) time for r rounds and chunks of w, plus O(n r b D / 2) for hashing into b buckets and a sort; O(n D)
-state; 1 sequential step; path 1 between positions that share a bucket (it depends on what they hold).
+state; 1 sequential step; path 1 between positions that share a bucket (it depends on what they hold). Longer texts need
+more buckets, about n / w: the authors' code hashes into b1 and into b2, which makes b1 b2 at the price of b1 + b2.
 Paper: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451.
 Differs: the paper cuts the sorted positions into chunks that read themselves and the chunk before. Where a chunk ends
 depends on all positions, later ones too, so the future leaks into a causal model. Here a position reads a window of the
@@ -24,12 +25,13 @@ Hashing is a decision: it is made in float32 at least, and carries no gradient. 
 be told apart differently when a sum is computed in another order.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, final
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
@@ -44,6 +46,10 @@ from allyouneed.positions import ScorePosition
 EPSILON = 1e-6  # of the mean square of a query, as in Hugging Face's port: a query of length zero has no direction
 
 
+Buckets = Annotated[int, Field(ge=2, le=2**15 - 1, multiple_of=2)]
+AT_ONCE = 2**20  # numbers that are compared at a time to find buckets: a few megabytes
+
+
 class ReformerConfig(HeadsConfig):
     summary = "reads the positions whose queries are like its own, found by hashing (LSH)"
     paper = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451"
@@ -51,11 +57,25 @@ class ReformerConfig(HeadsConfig):
     takes_positions = True
 
     type: Literal["reformer"] = "reformer"
-    buckets: Annotated[int, Field(ge=2, le=2**15 - 1, multiple_of=2)] = (
-        64  # about n / chunk, so that most are read whole
+    buckets: Buckets | tuple[Buckets, Buckets] = (
+        64  # about n / chunk, so that most are read whole; [32, 32] makes 1,024
     )
     rounds: PositiveInt = 4  # of hashing
     chunk: PositiveInt = 64  # how many members of its bucket it reads before it (bidirectional: to each side)
+
+    @field_validator("buckets")
+    @classmethod
+    def _fit(cls, buckets: int | tuple[int, int]) -> int | tuple[int, int]:
+        if isinstance(buckets, tuple) and math.prod(buckets) >= 2**15:
+            raise ValueError(
+                f"{buckets[0]} times {buckets[1]} buckets are {math.prod(buckets):,}; at most {2**15 - 1:,}"
+            )
+        return buckets
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Into how many buckets each hash of a round leads; together they make their product."""
+        return self.buckets if isinstance(self.buckets, tuple) else (self.buckets,)
 
     def reach(self, role: Role) -> Reach:
         """Whom it reads in its bucket."""
@@ -67,7 +87,7 @@ class ReformerConfig(HeadsConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         projections = 6 * length * width * width  # queries, which are the keys; values; output
-        hashing = length * width * self.rounds * self.buckets
+        hashing = length * width * self.rounds * sum(self.factors)
         attention = 4 * self.rounds * self.reach(role).area(length) * width
         state = length * (8 * width + 2 * self.heads * self.rounds) if role == "causal" else 0
         return Cost(projections + hashing + attention, state, sequential=1, path=1)
@@ -98,7 +118,7 @@ class Reformer(Mixer):
         for layer in (self.query_value, self.output):
             initialise(layer, width)
         # Saved with the weights, which were trained to live with these buckets.
-        columns = config.rounds * config.buckets // 2
+        columns = config.rounds * sum(config.factors) // 2
         self.register_buffer("rotation_HKM", torch.randn(config.heads, head_width, columns))
 
     def forward(
@@ -141,13 +161,22 @@ class Reformer(Mixer):
     def _hash(self, q_BHTK: Tensor, valid_BT: Tensor | None) -> Tensor:
         """The buckets of each position for each head and round: (B, T, H R)."""
         rotation_HKM = widened(self.rotation_HKM).to(widened(q_BHTK).dtype)
-        turned = (widened(q_BHTK) @ rotation_HKM).unflatten(-1, (self.config.rounds, -1))
-        # argmax([x; -x]) without the copy: the largest in size, and its sign.
-        best = turned.abs().argmax(dim=-1, keepdim=True)
-        negative = turned.gather(-1, best) < 0
-        bucket_BHTR = (best + negative * turned.shape[-1]).squeeze(-1).to(torch.int16)
+        step = max(1, AT_ONCE // (rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
+        pieces = [self._numbers(widened(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
+        bucket_BHTR = torch.cat(pieces, dim=2)
         bucket_BTN = bucket_BHTR.transpose(1, 2).flatten(2)
         return bucket_BTN if valid_BT is None else bucket_BTN.masked_fill(~valid_BT.unsqueeze(-1), PADDING)
+
+    def _numbers(self, turned_BHTM: Tensor) -> Tensor:
+        """From what the rotations make of queries to the buckets in which they lie: (B, H, T, R), 16-bit."""
+        factors, number = self.config.factors, torch.zeros((), dtype=torch.long, device=turned_BHTM.device)
+        half = [factor // 2 for factor in factors]
+        for side in turned_BHTM.unflatten(-1, (self.config.rounds, -1)).split(half, dim=-1):
+            # argmax([x; -x]) without the copy: the largest in size, and its sign.
+            best = side.abs().argmax(dim=-1, keepdim=True)
+            negative = side.gather(-1, best) < 0
+            number = number * (2 * side.shape[-1]) + (best + negative * side.shape[-1]).squeeze(-1)
+        return number.to(torch.int16)
 
     def _read(self, q_BHTK: Tensor, seen: "BucketState", place: Tensor | None) -> Tensor:
         """The last T positions of all that were seen."""
