@@ -57,6 +57,7 @@ class PositionConfig(Config, ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     shared: ClassVar[bool] = False  # whether one module serves all layers
+    turns: ClassVar[bool] = False  # whether it turns queries and keys
 
     type: str
 
@@ -262,6 +263,7 @@ class RotaryConfig(PositionConfig):
 
     summary = "queries and keys turned by an angle proportional to their position"
     paper = "Su et al. 2021, arXiv:2104.09864"
+    turns = True
     type: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
 

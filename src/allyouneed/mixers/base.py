@@ -88,6 +88,10 @@ class MixerConfig(Config, ABC):
         """How many queries of a sequence of `length` meet a relative position; some may meet it twice."""
         return length
 
+    def turning_flops(self, length: int, width: int, role: Role) -> int:
+        """What a scheme that turns queries and keys costs this mechanism, beyond turning them."""
+        return 0
+
     def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
         """The part of a position scheme that acts inside this mixer's score."""
         return position.build_score(self.position_heads, self.position_width(width), causal=role == "causal")

@@ -3,7 +3,8 @@
     t global:  out_t = softmax over all s of (q'_t . k'_s / sqrt(K)) V'          with projections of its own
     else:      out_t = softmax over |s - t| <= w and s global of (q_t . k_s / sqrt(K)) V
 
-Two positions that are far apart meet through a global one in two layers.
+Two positions that are far apart meet through a global one in two layers. A few global queries need no key and no value
+of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_everything`).
 
 Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
@@ -11,6 +12,7 @@ Differs: the global positions are the first g real tokens (the paper chooses the
 of which stand first). Like the paper's, it is not causal: a global position sees the future.
 """
 
+import math
 from typing import Literal, final
 
 import torch
@@ -19,10 +21,10 @@ from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions
+from allyouneed.mixers.past import SHORT, count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
-from allyouneed.positions import ScorePosition
+from allyouneed.positions import Rotary, ScorePosition
 
 
 class LongformerConfig(HeadsConfig):
@@ -46,11 +48,27 @@ class LongformerConfig(HeadsConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "bidirectional", memory: int | None = None) -> Cost:
         everywhere = min(self.everywhere, length)
-        pairs = area(bands_of(self.pattern, length, length)) + everywhere * length
-        # The global queries are projected for themselves, the global keys and values for everybody.
-        projections = self.projection_flops(length, length, width) + (2 * everywhere + 4 * length) * width * width
+        pairs = area(bands_of(self.pattern, length, length))
+        projections = self.projection_flops(length, length, width) + 2 * everywhere * width * width
+        read = min(self._by_vectors(everywhere, length, width), self._by_keys(everywhere, length, width))
         # The first position is global, so it reaches the last at once; two others far apart need two layers.
-        return Cost(projections + 4 * pairs * width, 0, sequential=1, path=1)
+        return Cost(projections + 4 * pairs * width + read, 0, sequential=1, path=1)
+
+    def turning_flops(self, length: int, width: int, role: Role) -> int:
+        everywhere = min(self.everywhere, length)
+        by_keys = self._by_keys(everywhere, length, width)
+        return by_keys - min(self._by_vectors(everywhere, length, width), by_keys)
+
+    def by_vectors(self, length: int, width: int) -> bool:
+        """Whether the global positions read the vectors as they are, which is cheaper if they are few."""
+        everywhere = min(self.everywhere, length)
+        return self._by_vectors(everywhere, length, width) <= self._by_keys(everywhere, length, width)
+
+    def _by_vectors(self, everywhere: int, length: int, width: int) -> int:
+        return 4 * everywhere * (width + self.heads * length) * width
+
+    def _by_keys(self, everywhere: int, length: int, width: int) -> int:
+        return 4 * length * (width + everywhere) * width
 
     def position_queries(self, length: int, role: Role) -> int:
         return meetings(bands_of(self.pattern, length, length)) + min(self.everywhere, length)
@@ -62,6 +80,7 @@ class Longformer(Mixer):
         super().__init__()
         self.config, self.position = config, position
         self.project = Projections(config, width, "bidirectional")
+        self.turned = isinstance(position, Rotary)  # then what a key says depends on where it stands
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
@@ -78,6 +97,8 @@ class Longformer(Mixer):
         refuse_state(state)
         if valid_BT is None:
             return self._read(x_BTD), None
+        if x_BTD.shape[1] <= SHORT:
+            return self._read_together(x_BTD, valid_BT), None
         rows = []
         for x_TD, valid_T in zip(x_BTD, valid_BT, strict=True):  # each row without its padding
             real_N = valid_T.nonzero()[:, 0]
@@ -91,20 +112,72 @@ class Longformer(Mixer):
     def _read(self, x_BTD: Tensor) -> Tensor:
         T, G = x_BTD.shape[1], min(self.config.everywhere, x_BTD.shape[1])
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        (far_BHGK,) = self.project.split(self.global_query(x_BTD[:, :G]), 1)
-        keys, values = self.project.split(self.global_key_value(x_BTD), 2)
         place_T = count_positions(None, T, x_BTD.device)
-        bias = None
         if self.position is not None:
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place_T), self.position.rotate(k_BHTK, place_T)
-            far_BHGK, keys = self.position.rotate(far_BHGK, place_T[:G]), self.position.rotate(keys, place_T)
-            bias = self.position.bias(far_BHGK, place_T[:G], place_T)
-        scheme = bias_of(self.position)
-        y_BHTK = attend_sparsely(q_BHTK, k_BHTK, v_BHTK, bands_of(self.config.pattern, T, T), scheme)
-        global_BHGK = soft_lookup(far_BHGK, keys, values, bias=bias)
+        scheme, pattern, sink = bias_of(self.position), self.config.pattern, map_sink()
+        y_BHTK = attend_sparsely(q_BHTK, k_BHTK, v_BHTK, bands_of(pattern, T, T), scheme)
+        (far_BHGK,) = self.project.split(self.global_query(x_BTD[:, :G]), 1)
+        if not self.turned and sink is None and self.config.by_vectors(T, x_BTD.shape[2]):
+            bias = None if scheme is None else scheme(far_BHGK, place_T[:G], place_T)
+            global_BHGK = self._read_everything(far_BHGK, x_BTD, bias)
+        else:
+            keys, values = self.project.split(self.global_key_value(x_BTD), 2)
+            if self.position is not None:
+                far_BHGK, keys = self.position.rotate(far_BHGK, place_T[:G]), self.position.rotate(keys, place_T)
+            bias = None if scheme is None else scheme(far_BHGK, place_T[:G], place_T)
+            global_BHGK = soft_lookup(far_BHGK, keys, values, bias=bias)
+            if sink is not None:
+                near_bias = None if scheme is None else scheme(q_BHTK, place_T, place_T)
+                alpha = soft_alpha(q_BHTK, k_BHTK, near_bias, pattern.sees(place_T[:, None], place_T))
+                sink(self, torch.cat([soft_alpha(far_BHGK, keys, bias), alpha[:, :, G:]], dim=2))
+        # Put together in the layout in which heads are merged.
+        y_BTHK = torch.cat([global_BHGK.transpose(1, 2), y_BHTK.transpose(1, 2)[:, G:]], dim=1)
+        return self.project.merge(y_BTHK.transpose(1, 2))
+
+    def _read_together(self, x_BTD: Tensor, valid_BT: Tensor) -> Tensor:
+        """Short rows with padding: one call for everybody and one for the global positions, with masks."""
+        (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
+        place_BT = count_positions(valid_BT, T, valid_BT.device)
+        # The first real slots of each row; where there are fewer, padding, whose results mean nothing.
+        slot_BG = (~valid_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, : self.config.everywhere]
+        place_BG = place_BT.gather(1, slot_BG)
+        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        chosen_BGD = x_BTD.gather(1, slot_BG.unsqueeze(-1).expand(-1, -1, D))
+        (far_BHGK,) = self.project.split(self.global_query(chosen_BGD), 1)
+        keys, values = self.project.split(self.global_key_value(x_BTD), 2)
+        if self.position is not None:
+            q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place_BT), self.position.rotate(k_BHTK, place_BT)
+            far_BHGK, keys = self.position.rotate(far_BHGK, place_BG), self.position.rotate(keys, place_BT)
+        bias, far_bias = None, None
+        if scheme is not None:
+            bias, far_bias = scheme(q_BHTK, place_BT, place_BT), scheme(far_BHGK, place_BG, place_BT)
+        real_B11T = valid_BT[:, None, None]
+        visible = self.config.pattern.sees(place_BT[:, None, :, None], place_BT[:, None, None]) & real_B11T
+        y_BHTK = soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=visible)
+        global_BHGK = soft_lookup(far_BHGK, keys, values, bias=far_bias, visible=real_B11T)
         if (sink := map_sink()) is not None:
-            visible = self.config.pattern.sees(place_T[:, None], place_T)
-            near_bias = None if scheme is None else scheme(q_BHTK, place_T, place_T)
-            alpha = soft_alpha(q_BHTK, k_BHTK, near_bias, visible)
-            sink(self, torch.cat([soft_alpha(far_BHGK, keys, bias), alpha[:, :, G:]], dim=2))
-        return self.project.merge(torch.cat([global_BHGK, y_BHTK[:, :, G:]], dim=2))
+            alpha = soft_alpha(q_BHTK, k_BHTK, bias, visible)
+            sink(self, _put(alpha, slot_BG, soft_alpha(far_BHGK, keys, far_bias, real_B11T)))
+        return self.project.merge(_put(y_BHTK, slot_BG, global_BHGK))
+
+    def _read_everything(self, far_BHGK: Tensor, x_BTD: Tensor, bias: Tensor | None) -> Tensor:
+        """What global queries find, without a key or a value of anybody.
+
+        The bias of the keys adds the same to all scores of a query, and a softmax does not see it.
+        """
+        (B, H, _, K), D = far_BHGK.shape, x_BTD.shape[2]
+        key_HKD, value_HKD = self.global_key_value.weight.view(2 * H, K, D).chunk(2)
+        asked_BND = (far_BHGK @ key_HKD).flatten(1, 2)  # the queries of all heads
+        added = None if bias is None else bias.expand(B, H, -1, -1).flatten(1, 2)
+        score_BNT = asked_BND @ x_BTD.mT / math.sqrt(K)
+        alpha_BNT = (score_BNT if added is None else score_BNT + added).softmax(dim=-1)
+        y_BHGK = (alpha_BNT @ x_BTD).unflatten(1, (H, -1)) @ value_HKD.mT
+        if self.global_key_value.bias is not None:
+            y_BHGK = y_BHGK + self.global_key_value.bias.view(2 * H, 1, K)[H:]
+        return y_BHGK
+
+
+def _put(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor) -> Tensor:
+    """x with new vectors in some slots."""
+    return x_BHTN.scatter(2, slot_BG[:, None, :, None].expand(new_BHGN.shape), new_BHGN)

@@ -103,10 +103,24 @@ def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
     return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
 
 
+SHORT = 512  # positions up to which padded rows are read together, all pairs of them with a mask
+
+
 def compact(x_BSN: Tensor, valid_BS: Tensor) -> Tensor:
     """The real slots of each row, in order, from the left; zeros behind the last of a shorter row: (B, L, N)."""
     longest = int(valid_BS.sum(dim=1).max())
     order_BL = (~valid_BS).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    return _arranged(x_BSN, valid_BS, order_BL)
+
+
+def newest_last(x_BSN: Tensor, valid_BS: Tensor) -> Tensor:
+    """The same from the right: zeros stand before the first of a shorter row."""
+    longest = int(valid_BS.sum(dim=1).max())
+    order_BL = valid_BS.to(torch.uint8).argsort(dim=1, stable=True)[:, valid_BS.shape[1] - longest :]
+    return _arranged(x_BSN, valid_BS, order_BL)
+
+
+def _arranged(x_BSN: Tensor, valid_BS: Tensor, order_BL: Tensor) -> Tensor:
     x_BLN = x_BSN.gather(1, order_BL.unsqueeze(-1).expand(-1, -1, x_BSN.shape[2]))
     # Padding may hold anything, and zero times infinity is no number.
     return x_BLN.masked_fill(~valid_BS.gather(1, order_BL).unsqueeze(-1), 0.0)

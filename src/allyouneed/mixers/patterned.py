@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import next_positions, packed
+from allyouneed.mixers.past import SHORT, count_positions, newest_last, next_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import (
     Band,
@@ -31,8 +31,6 @@ from allyouneed.mixers.rectangles import (
 )
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
-
-SHORT = 512  # positions up to which one call with the pattern as a mask is faster than many without
 
 
 class PatternedConfig(HeadsConfig):
@@ -87,7 +85,12 @@ class Patterned(Mixer):
         if self.position is not None:
             place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place)
-        if valid_BT is not None:
+        if valid_BT is not None and state is None and x_BTD.shape[1] <= SHORT:
+            y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, valid_BT)
+            if self.role == "causal":
+                kept_BSN = newest_last(packed(k_BHTK, v_BHTK), valid_BT)
+                state = PatternedState(Growable(kept_BSN), valid_BT.sum(dim=1))
+        elif valid_BT is not None:
             y_BHTK, state = self._read_padded(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
         elif state is None:
             y_BHTK = self._read(q_BHTK, k_BHTK, v_BHTK)
@@ -112,6 +115,24 @@ class Patterned(Mixer):
         # For a single position, copying all keys into the layout of the kernel would cost more than it saves.
         attend = attend_plainly if T == 1 else attend_sparsely
         return attend(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias)
+
+    def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> Tensor:
+        """Short rows with padding: one call with the pattern of each row as a mask."""
+        visible_BHTS, scheme = torch.stack([self._sees(valid_T) for valid_T in valid_BT]), bias_of(self.position)
+        place_BT = count_positions(valid_BT, valid_BT.shape[1], valid_BT.device)
+        bias = None if scheme is None else scheme(q_BHTK, place_BT, place_BT)
+        if (sink := map_sink()) is not None:
+            sink(self, soft_alpha(q_BHTK, k_BHTK, bias, visible_BHTS))
+        return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=visible_BHTS)
+
+    def _sees(self, valid_T: Tensor) -> Tensor:
+        """Who sees whom in a row some of whose slots are real: (H or 1, T, T)."""
+        real_N = valid_T.nonzero()[:, 0]
+        pattern_HNN = _visible(self.config, self.role, max(1, len(real_N)), max(1, len(real_N))).to(valid_T.device)
+        visible_HTT = pattern_HNN.new_zeros(pattern_HNN.shape[0], *2 * valid_T.shape)
+        if len(real_N):
+            visible_HTT[:, real_N[:, None], real_N] = pattern_HNN
+        return visible_HTT
 
     def _read_past(self, q_BHTK: Tensor, past: Growable, seen: int | Tensor) -> Tensor:
         keys, values = self.project.split(past.tensor, 2)
@@ -151,6 +172,6 @@ class Patterned(Mixer):
         return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)  # of at most 256 KiB for each head
 def _visible(config: PatternedConfig, role: Role, queries: int, keys: int) -> Tensor:
     return visible_of(config.bands(role, queries, keys), queries, keys)

@@ -21,13 +21,11 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions, next_positions, packed
+from allyouneed.mixers.past import SHORT, count_positions, newest_last, next_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
 from allyouneed.mixers.state import Growable
 from allyouneed.positions import ScorePosition
-
-SHORT = 512  # positions up to which padded rows are read together, all pairs of them
 
 
 class WindowConfig(HeadsConfig):
@@ -92,8 +90,9 @@ class Window(Mixer):
             refuse_state(state)
         q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
-        if valid_BT is not None and self.role == "bidirectional" and T <= SHORT:
-            return self.project.merge(self._read_together(q_BHTK, k_BHTK, v_BHTK, valid_BT)), None
+        if valid_BT is not None and state is None and T <= SHORT:
+            y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, valid_BT)
+            return self.project.merge(y_BHTK), self._remembered(k_BHTK, v_BHTK, valid_BT)
         if valid_BT is not None or (real_BS is not None and T > 1):
             y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
             return self.project.merge(y_BHTK), state
@@ -141,6 +140,15 @@ class Window(Mixer):
         if (sink := map_sink()) is not None:
             sink(self, soft_alpha(q_BHTK, k_BHTK, bias, near.unsqueeze(1)))
         return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=near.unsqueeze(1))
+
+    def _remembered(self, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> WindowState | None:
+        """What the next positions need of rows with padding."""
+        if self.role == "bidirectional":
+            return None
+        past = Growable(newest_last(packed(k_BHTK, v_BHTK), valid_BT)).keep_last(self.reach)
+        slot_S, seen_B = torch.arange(past.length, device=valid_BT.device), valid_BT.sum(dim=1)
+        real_BS = slot_S >= past.length - seen_B[:, None]
+        return WindowState(past, None if bool(real_BS.all()) else real_BS, seen_B)
 
     def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor) -> Tensor | None:
         return None if self.position is None else self.position.bias(q_BHTK, query_place, key_place)
