@@ -118,7 +118,8 @@ class Patterned(Mixer):
 
     def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> Tensor:
         """Short rows with padding: one call with the pattern of each row as a mask."""
-        visible_BHTS, scheme = torch.stack([self._sees(valid_T) for valid_T in valid_BT]), bias_of(self.position)
+        rows, scheme = torch.broadcast_tensors(*(self._sees(valid_T) for valid_T in valid_BT)), bias_of(self.position)
+        visible_BHTS = torch.stack(rows)
         place_BT = count_positions(valid_BT, valid_BT.shape[1], valid_BT.device)
         bias = None if scheme is None else scheme(q_BHTK, place_BT, place_BT)
         if (sink := map_sink()) is not None:
