@@ -2,6 +2,8 @@
 
     head_h = softmax(q_h (E_h K_h)^T / sqrt(K)) (F_h V_h),      E_h, F_h: k x n
 
+E (x W) = (E x) W: where all heads share E, positions are summed up before they are projected, and only slots are.
+
 Cost: O(T R D) time for R slots (and O(n R) parameters), 1 sequential step, path 1.
 Paper: Wang et al. 2020, arXiv:2006.04768.
 Differs: shorter sequences use the first columns of E and F, so any length up to `max_length` works; padding takes no
@@ -19,7 +21,7 @@ from allyouneed.errors import DataError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.projections import HeadsConfig, Projections, given, refuse_state
 from allyouneed.positions import ScorePosition
 
 
@@ -39,10 +41,16 @@ class LinformerConfig(HeadsConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "bidirectional", memory: int | None = None) -> Cost:
         read = length if memory is None or role != "cross" else memory
-        along = 4 * read * self.slots * width
+        summed_up, kinds = self.sums_up_first(read), 1 if self.share == "key-value" else 2
+        along = 2 * (kinds if summed_up else 2) * read * self.slots * width
+        projections = self.projection_flops(length, self.slots if summed_up else read, width)
         attention = 4 * length * self.slots * width
         state = 8 * self.slots * width if role == "cross" else 0
-        return Cost(self.projection_flops(length, read, width) + along + attention, state, sequential=1, path=1)
+        return Cost(projections + along + attention, state, sequential=1, path=1)
+
+    def sums_up_first(self, read: int) -> bool:
+        """Whether so many positions become slots before they become keys and values."""
+        return self.share != "none" and read >= self.slots
 
 
 @dataclass(frozen=True)
@@ -75,15 +83,14 @@ class Linformer(Mixer):
     ) -> tuple[Tensor, SlotState | None]:
         if self.role == "cross":
             if state is None:
-                k_BHSK, v_BHSK = self.project.remembered(memory)
-                state = self._slots(k_BHSK, v_BHSK, memory.valid_BS if memory else None)
+                read = given(memory)
+                state = self._slots(read.x_BSD, read.valid_BS)
             return self._read(self.project.queries(x_BTD), state), state
         refuse_state(state)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        return self._read(q_BHTK, self._slots(k_BHTK, v_BHTK, valid_BT)), None
+        return self._read(self.project.queries(x_BTD), self._slots(x_BTD, valid_BT)), None
 
-    def _slots(self, k_BHSK: Tensor, v_BHSK: Tensor, valid_BS: Tensor | None) -> SlotState:
-        S = k_BHSK.shape[2]
+    def _slots(self, x_BSD: Tensor, valid_BS: Tensor | None) -> SlotState:
+        S = x_BSD.shape[1]
         longest = S if valid_BS is None else int(valid_BS.sum(dim=1).max())
         if longest > self.config.max_length:
             raise DataError(
@@ -91,13 +98,29 @@ class Linformer(Mixer):
                 "shorten it, or train with a larger mixer.max_length"
             )
         if valid_BS is None:
-            along = self.along_NHRS[:, None, :, :, :S]
-            return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, None)
-        column_BS = count_positions(valid_BS, S, k_BHSK.device)
-        along = self.along_NHRS[..., column_BS].movedim(-2, 1) * valid_BS[:, None, None, :]  # (N, B, H, R, S)
-        # Padding may hold anything, and zero times infinity is no number.
-        k_BHSK, v_BHSK = (x.masked_fill(~valid_BS[:, None, :, None], 0.0) for x in (k_BHSK, v_BHSK))
-        return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, valid_BS.any(dim=1))
+            along, something_B = self.along_NHRS[:, None, :, :, :S], None
+        else:
+            column_BS, something_B = count_positions(valid_BS, S, x_BSD.device), valid_BS.any(dim=1)
+            along = self.along_NHRS[..., column_BS].movedim(-2, 1) * valid_BS[:, None, None, :]  # (N, B, H, R, S)
+            # Padding may hold anything, and zero times infinity is no number.
+            x_BSD = x_BSD.masked_fill(~valid_BS.unsqueeze(-1), 0.0)
+        if self.config.sums_up_first(S):
+            return SlotState(*self._project(along.squeeze(2), x_BSD), something_B)
+        k_BHSK, v_BHSK = self.project.split(self.project.keys_and_values(x_BSD), 2)
+        return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, something_B)
+
+    def _project(self, along_NBRS: Tensor, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots: E (x W + b) = (E x) W + (E 1) b."""
+        weight, bias = self.project.of_keys_and_values()
+        summed_NBRD = along_NBRS @ x_BSD
+        found: list[Tensor] = []
+        for kind, weight_DD in zip((0, -1), weight.chunk(2), strict=True):
+            slots_BRD = nn.functional.linear(summed_NBRD[kind], weight_DD)
+            if bias is not None:
+                bias_D = bias.chunk(2)[kind]
+                slots_BRD = slots_BRD + along_NBRS[kind].sum(dim=-1, keepdim=True) * bias_D
+            found += self.project.split(slots_BRD, 1)
+        return found[0], found[1]
 
     def _read(self, q_BHTK: Tensor, slots: SlotState) -> Tensor:
         something = None if slots.something_B is None else slots.something_B[:, None, None, None]

@@ -37,7 +37,7 @@ class Projections(nn.Module):
     def __init__(self, config: HeadsConfig, width: int, role: Role) -> None:
         super().__init__()
         config.head_width(width)  # refuses what cannot be divided
-        self.heads, self.width = config.heads, width
+        self.heads, self.width, self.role = config.heads, width, role
         if role == "cross":
             self.query = nn.Linear(width, width, bias=config.bias)
             self.key_value = nn.Linear(width, 2 * width, bias=config.bias)
@@ -59,18 +59,25 @@ class Projections(nn.Module):
 
     def keys_and_values(self, x_BSD: Tensor) -> Tensor:
         """Keys, then values, of positions of which no queries are wanted: (B, S, 2 D)."""
-        weight, bias = self.query_key_value.weight[self.width :], self.query_key_value.bias
-        return nn.functional.linear(x_BSD, weight, None if bias is None else bias[self.width :])
+        return nn.functional.linear(x_BSD, *self.of_keys_and_values())
+
+    def of_keys_and_values(self) -> tuple[Tensor, Tensor | None]:
+        """The weight (2 D, D) and bias that make keys, then values."""
+        if self.role == "cross":
+            return self.key_value.weight, self.key_value.bias
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        return weight[self.width :], None if bias is None else bias[self.width :]
 
     def queries(self, x_BTD: Tensor) -> Tensor:
-        """Queries of a sequence that reads a memory."""
-        return self.split(self.query(x_BTD), 1)[0]
+        """Queries alone."""
+        if self.role == "cross":
+            return self.split(self.query(x_BTD), 1)[0]
+        weight, bias = self.query_key_value.weight[: self.width], self.query_key_value.bias
+        return self.split(nn.functional.linear(x_BTD, weight, None if bias is None else bias[: self.width]), 1)[0]
 
     def remembered(self, memory: Memory | None) -> tuple[Tensor, ...]:
         """Keys and values of a memory."""
-        if memory is None:
-            raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-        return self.split(self.key_value(memory.x_BSD), 2)
+        return self.split(self.key_value(given(memory).x_BSD), 2)
 
     def merge(self, y_BHTK: Tensor) -> Tensor:
         """Concat(heads) W^O."""
@@ -99,6 +106,13 @@ def full_precision(like: Tensor) -> Iterator[None]:
 def widened(x: Tensor) -> Tensor:
     """In float32 at least."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def given(memory: Memory | None) -> Memory:
+    """For cross mixers."""
+    if memory is None:
+        raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+    return memory
 
 
 def refuse_state(state: object) -> None:
