@@ -1,4 +1,4 @@
-"""The contract of a model: encode, start, step, classify, for every architecture."""
+"""What is particular to the Transformers; what all models have in common is tests/contracts/test_models.py."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import select_rows
 from allyouneed.mixers.softmax import Softmax, SoftmaxConfig
 from allyouneed.models import MODELS, Model
 from allyouneed.models.decoder import Decoder, DecoderConfig
@@ -23,6 +22,7 @@ from allyouneed.sizes import Sizes
 
 SIZES = Sizes(source=11, target=13)
 GENERATING = ["encoder-decoder", "decoder"]
+TRANSFORMERS = [*GENERATING, "encoder"]
 every_position = pytest.mark.parametrize("positions", POSITIONS)
 
 
@@ -79,20 +79,6 @@ def test_padding_of_sources_changes_nothing(kind: str, seed: int, positions: str
     torch.testing.assert_close(padded_BTV, bare_BTV, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", GENERATING)
-def test_selected_rows_go_on(kind: str) -> None:
-    model, (source_BS, target_BT) = build(kind), texts()
-    rows_B = torch.tensor([2, 2, 0, 1])
-    with torch.no_grad():
-        _, state = model.step(target_BT[:, :4], begin(model, source_BS))
-        after_BTV, _ = model.step(target_BT[rows_B, 4:], select_rows(state, rows_B))
-        whole_BTV, _ = model.step(target_BT[rows_B], begin(model, source_BS[rows_B]))
-        # A state that has not seen a token yet holds the memory itself.
-        fresh_BTV, _ = model.step(target_BT[rows_B], select_rows(begin(model, source_BS), rows_B))
-    torch.testing.assert_close(after_BTV, whole_BTV[:, 4:], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(fresh_BTV, whole_BTV, rtol=1e-9, atol=1e-9)
-
-
 def test_to_a_decoder_the_source_is_the_beginning_of_the_text() -> None:
     model, (source_BS, target_BT) = build("decoder"), texts()
     with torch.no_grad():
@@ -108,7 +94,7 @@ def test_logits_are_the_head_of_the_hidden_vectors() -> None:
 
 
 @every_position
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TRANSFORMERS)
 @pytest.mark.parametrize("feedforward", ["relu", "swiglu"])
 def test_declared_flops_are_those_counted(kind: str, positions: str, feedforward: str) -> None:
     model, (source_BS, target_BT) = build(kind, positions=positions, feedforward=feedforward), texts(B=1)
