@@ -144,3 +144,19 @@ def test_a_detached_state_goes_on_to_the_same_outputs() -> None:
     mixer, x_BTD = built(memory=3, compressed=2, rate=2), text(20)
     _, state = mixer(x_BTD[:, :13])
     torch.testing.assert_close(mixer(x_BTD[:, 13:], state=detach(state))[0], mixer(x_BTD)[0][:, 13:])
+
+
+def test_stretched_training_compresses_nothing_within_a_segment() -> None:
+    """Position t of a segment reads what a memory reads that is longer by the way from the segment's beginning to t."""
+    settings = {"heads": 3, "compressed": 3, "rate": 2, "compression": "mean"}
+    stretched = parse(CompressiveConfig, {**settings, "memory": 4, "stretch": True}).build(12).double()
+    x_BTD = torch.randn(2, 31, 12, dtype=torch.float64)
+    _, state = stretched(x_BTD[:, :13])
+    y_BTD, _ = stretched(x_BTD[:, 13:], state=state)
+    for t in range(13, 31):
+        exact = parse(CompressiveConfig, {**settings, "memory": 4 + t - 13}).build(12).double()
+        exact.load_state_dict(stretched.state_dict())
+        torch.testing.assert_close(y_BTD[:, t - 13], exact(x_BTD)[0][:, t])
+    exact = parse(CompressiveConfig, {**settings, "memory": 4}).build(12).double()
+    exact.load_state_dict(stretched.state_dict())
+    torch.testing.assert_close(stretched.eval()(x_BTD)[0], exact(x_BTD)[0])

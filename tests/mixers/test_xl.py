@@ -114,3 +114,17 @@ def test_a_long_sequence_needs_no_square_matrix() -> None:
         with Watch():
             mixer(torch.randn(1, 20_000, 8))
     assert max(sizes) < 20_000 * 200
+
+
+def test_stretched_training_reads_the_memory_and_the_whole_segment() -> None:
+    """The authors' training: as a memory that is longer by the segment. Evaluation reads exactly the memory."""
+    stretched, exact, long = (
+        XLConfig(heads=3, memory=memory, stretch=stretch).build(WIDTH).double()
+        for memory, stretch in ((5, True), (5, False), (11, False))
+    )
+    exact.load_state_dict(stretched.state_dict())
+    long.load_state_dict(stretched.state_dict())
+    x_BTD = torch.randn(2, 16, WIDTH, dtype=torch.float64)
+    _, state = stretched(x_BTD[:, :9])
+    torch.testing.assert_close(stretched(x_BTD[:, 9:], state=state)[0], long(x_BTD[:, 9:], state=state)[0])
+    torch.testing.assert_close(stretched.eval()(x_BTD)[0], exact(x_BTD)[0])

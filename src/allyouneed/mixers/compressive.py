@@ -17,7 +17,8 @@ Cost: O(T (M + C) D) time, O((M + C) D) state, 1 sequential step, path n / (M + 
 Paper: Rae et al. 2020, arXiv:1911.05507.
 Differs: groups are counted from the beginning of the text, and each position on its own says which of them are old: so
 it does not matter where segments begin and end. Positions that wait for their group to fill (fewer than c) are read
-as they are. The loss is squared; that of the paper is a norm.
+as they are. The loss is squared; that of the paper is a norm. `stretch` trains as the paper does: what a segment finds
+compressed at its beginning is all that any of its positions finds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,7 @@ class Tile:
     position: int  # positions position .. end - 1
     slot: int  # slots slot .. slots - 1
     slots: int
+    fixed: int | None = None  # how many groups each of them finds compressed, if all find as many
 
     @property
     def pairs(self) -> int:
@@ -65,6 +67,7 @@ class CompressiveConfig(HeadsConfig):
     rate: PositiveInt = 4  # positions for each slot
     compression: Literal["convolution", "mean", "max"] = "convolution"
     clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
+    stretch: bool = False  # while training, compresses nothing within a segment: meets the distances of longer memories
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Compressive":
         self.require(role, position)
@@ -74,16 +77,20 @@ class CompressiveConfig(HeadsConfig):
         """n_t: how many groups position t finds compressed."""
         return max(0, (t - self.memory) // self.rate)
 
-    def tiles(self, begin: int, end: int) -> Iterator[Tile]:
-        """Queries begin .. end - 1 in pieces, so that time and room grow with the length and not with its square."""
+    def tiles(self, begin: int, end: int, fixed: int | None = None) -> Iterator[Tile]:
+        """Queries begin .. end - 1 in pieces, so that time and room grow with the length and not with its square.
+
+        All of them may find the same, `fixed`, number of groups compressed.
+        """
         size = max(16, min(256, self.memory + self.compressed))
         for first in range(begin, end, size):
-            last, old = min(first + size, end), self.old(first)
-            yield Tile(first, last, old * self.rate, max(0, old - self.compressed), self.old(last - 1))
+            last = min(first + size, end)
+            old, newest = (self.old(first), self.old(last - 1)) if fixed is None else (fixed, fixed)
+            yield Tile(first, last, old * self.rate, max(0, old - self.compressed), newest, fixed)
 
-    def reach(self, length: int) -> int:
-        """The largest distance within so many positions."""
-        return min(length - 1, self.memory + self.rate - 1 + self.compressed)
+    def reach(self, length: int, segment: int = 1) -> int:
+        """The largest distance within so many positions, if nothing is compressed within a segment."""
+        return min(length - 1, self.memory + self.rate - 1 + self.compressed + segment - 1)
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         old, distances = self.old(length), self.reach(length) + 1
@@ -156,16 +163,15 @@ class Compressive(Mixer):
             made_BRD = fresh_BRD.detach()
             slots = longer(slots, self.project.keys_and_values(made_BRD) if state.projected else made_BRD)
         keys_values = self._keys_and_values(state, recent, slots, (k_BHTK, v_BHTK))
-        known = self._known(config.reach(end), state)
+        fixed = before if config.stretch and self.training else None
+        known = self._known(config.reach(end, 1 if fixed is None else end - seen), state)
         q_BHTK = self.distances.with_content(q_BHTK)
         sink, outputs = loss_sink(), []
         first = before * config.rate, after - slots.length  # what stands first in `recent` and in `slots`
-        tiles = list(config.tiles(seen, end))
+        tiles = list(config.tiles(seen, end, fixed))
         asked = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
         read = zip(tiles, asked, _windows(keys_values, tiles, first), strict=True)
-        again = (
-            len(tiles) > 1 and torch.is_grad_enabled()
-        )  # the scores of all tiles together would be most of the memory
+        again = len(tiles) > 1 and torch.is_grad_enabled()  # all scores together would be most of the memory
         for tile, q_BHMK, window in read:
             here = slice(tile.begin - seen, tile.end - seen)
             outputs.append(
@@ -227,6 +233,8 @@ class Compressive(Mixer):
         R = score_BHTR.shape[-1]
         t_T1 = torch.arange(tile.begin, tile.end, device=device)[:, None]
         old_T1 = ((t_T1 - config.memory) // config.rate).clamp(min=0)
+        if tile.fixed is not None:
+            old_T1 = torch.full_like(t_T1, tile.fixed)
         g_N = torch.arange(tile.slot, tile.slots, device=device)
         s_M = torch.arange(tile.position, tile.end, device=device)
         # The line of a position: n_t slots, then t - n_t c + 1 positions.

@@ -11,7 +11,8 @@ confuse it, so those beyond `clamp` count as `clamp` (the authors' clamp_len).
 Cost: O(T M D) time, O(M D) state, 1 sequential step, path n / M.
 Paper: Dai et al. 2019, arXiv:1901.02860, section 3.
 Differs: every position reads exactly the M before it, the authors' `same_length` of evaluation, in training too: so it
-does not matter where segments begin and end, and what is trained is what is evaluated. u and v belong to each layer.
+does not matter where segments begin and end, and what is trained is what is evaluated. `stretch` trains as the authors
+do: a position reads the M before its segment, and its segment up to itself. u and v belong to each layer.
 The gradient stops where one segment hands its state to the next (tasks/loss.py), not inside the mixer. Padding is no
 position.
 """
@@ -43,6 +44,7 @@ class XLConfig(HeadsConfig):
     type: Literal["xl"] = "xl"
     memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
     clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
+    stretch: bool = False  # while training, also reads all of its own segment: meets the distances of longer memories
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "XL":
         self.require(role, position)
@@ -167,14 +169,17 @@ class XL(Mixer):
         q_BHTK, k_BHSK, v_BHSK, after = self._remember(x_BTD, state)
         if real_BS is not None:
             real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
-        S = k_BHSK.shape[2]
-        known = self._known(min(self.config.memory, S - 1), state)
+        known = self._known(min(self._reach(T), k_BHSK.shape[2] - 1), state)
         y_BHTK = self._read(self.distances.with_content(q_BHTK), k_BHSK, v_BHSK, known.keys_HKR, real_BS)
         if real_BS is not None:
             real_BS = None if bool(real_BS[:, -self.config.memory :].all()) else real_BS[:, -self.config.memory :]
         kept = None if torch.is_grad_enabled() else known
         past = after.past.keep_last(self.config.memory)
         return self.project.merge(y_BHTK), XLState(past, after.projected, real_BS, kept)
+
+    def _reach(self, segment: int) -> int:
+        """How far the last position of a segment looks back."""
+        return self.config.memory + (segment - 1 if self.config.stretch and self.training else 0)
 
     def _remember(self, x_BTD: Tensor, state: XLState | None) -> tuple[Tensor, Tensor, Tensor, XLState]:
         """Queries of the new positions, keys and values of old and new ones, and what holds them.
@@ -210,7 +215,7 @@ class XL(Mixer):
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keys_HKR: Tensor, real_BS: Tensor | None) -> Tensor:
         """The last T of S positions read the M before them; for a single one, some may not be there."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
-        pattern, sink = Pattern(self.config.memory, 0), map_sink()
+        pattern, sink = Pattern(self._reach(T), 0), map_sink()
         if sink is not None:
             place_S = torch.arange(S, device=q_BHTK.device)
             bias_BHTS = self._bias(q_BHTK, place_S[S - T :], place_S, keys_HKR=keys_HKR)
