@@ -117,12 +117,12 @@ class Performer(Mixer):
     ) -> tuple[Tensor, ScaledState]:
         """A long text, segment by segment through the state: all of its features at once would fill the memory."""
         outputs = []
-        for begin in range(0, max(1, q_BHTK.shape[2]), SEGMENT):
-            here = slice(begin, begin + SEGMENT)
-            valid = None if valid_BT is None else valid_BT[:, here]
-            values = hide(with_ones(widened(v_BHTK[:, :, here])), valid)
-            exponents = self._exponents(k_BHTK[:, :, here], valid)
-            y, state = read_scaled(self._query_features(q_BHTK[:, :, here]), exponents, values, state)
+        # Split, not sliced: the gradient of a slice is as long as the whole text.
+        parts = (x.split(SEGMENT, dim=2) for x in (q_BHTK, k_BHTK, v_BHTK))
+        for number, (queries, keys, values) in enumerate(zip(*parts, strict=True)):
+            valid = None if valid_BT is None else valid_BT[:, number * SEGMENT : (number + 1) * SEGMENT]
+            exponents, hidden = self._exponents(keys, valid), hide(with_ones(widened(values)), valid)
+            y, state = read_scaled(self._query_features(queries), exponents, hidden, state)
             outputs.append(y)
         assert state is not None
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
@@ -162,12 +162,11 @@ def read_scaled(
     total = q_BHTM.new_zeros(*sums.shape[:2], q.shape[-1], R) if state is None else state.sum_BHMR
     largest = chunk_largest.new_full((*total.shape[:2], 1, 1), EMPTY) if state is None else state.largest_BH11
     before, before_largest = [], []
-    for chunk in range(sums.shape[2]):
+    for sum_BHMR, here in zip(sums.unbind(dim=2), chunk_largest.unbind(dim=2), strict=True):
         before.append(total)
         before_largest.append(largest)
-        here = chunk_largest[:, :, chunk]
         both = torch.maximum(largest, here)
-        total = total * (largest - _finite(both)).exp() + sums[:, :, chunk] * (here - _finite(both)).exp()
+        total = total * (largest - _finite(both)).exp() + sum_BHMR * (here - _finite(both)).exp()
         largest = both
     if T == 1:
         return read(q_BHTM, total), ScaledState(total, largest)
