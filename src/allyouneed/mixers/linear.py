@@ -23,6 +23,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role
 from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
+SEGMENT = 2048  # positions of which everything in between is held at once
 CHUNK = 64  # positions; at width 64, 32 to 96 are within 5 % of each other, 128 and more are slower
 
 
@@ -66,11 +67,10 @@ class Linear(Mixer):
         else:
             q_BHTK, k_BHSK, v_BHSK = self.project.itself(x_BTD)
         with full_precision(x_BTD):
-            q_BHTK = feature(widened(q_BHTK))
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                y_BHTK, state = read_causally(q_BHTK, feature(widened(k_BHSK)), widened(v_BHSK), valid_BT, state)
+                y_BHTK, state = _read_segments(q_BHTK, k_BHSK, v_BHSK, valid_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
@@ -78,8 +78,22 @@ class Linear(Mixer):
                     valid = valid_BT if memory is None else memory.valid_BS
                     state = SumState(total(feature(widened(k_BHSK)), widened(v_BHSK), valid))
                 assert state is not None
-                y_BHTK = read(q_BHTK, state.sum_BHMR)
+                y_BHTK = read(feature(widened(q_BHTK)), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
+
+
+def _read_segments(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: "SumState | None"
+) -> tuple[Tensor, "SumState"]:
+    """A long text, segment by segment through the state, so that what is computed in between stays in the cache."""
+    outputs = []
+    parts = (x.split(SEGMENT, dim=2) for x in (q_BHTK, k_BHTK, v_BHTK))
+    for number, (q, k, v) in enumerate(zip(*parts, strict=True)):
+        valid = None if valid_BT is None else valid_BT[:, number * SEGMENT : (number + 1) * SEGMENT]
+        y, state = read_causally(feature(widened(q)), feature(widened(k)), widened(v), valid, state)
+        outputs.append(y)
+    assert state is not None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
 
 
 def feature(x: Tensor) -> Tensor:
