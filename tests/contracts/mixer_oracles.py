@@ -23,6 +23,7 @@ from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
 from allyouneed.mixers.patterned import Patterned
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.projections import Projections
+from allyouneed.mixers.recurrent import Cell, Recurrent
 from allyouneed.mixers.reformer import Reformer
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.mixers.sparse import SparseConfig
@@ -596,3 +597,35 @@ SCORES: dict[str, Callable[[Scored, int, Tensor, Tensor, int, int], Tensor]] = {
     "alibi": alibi_score,
     "rotary": rotary_score,
 }
+
+
+def recurrent_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """One position after the other; at padding nothing happens, and zeros stand for what it gives."""
+    assert isinstance(mixer, Recurrent)
+    real = [t for t in range(len(x_TD)) if reading.valid[t]]
+    forth_TK = _recur(mixer.forth, x_TD, real)
+    if reading.role == "causal":
+        return forth_TK
+    return torch.cat([forth_TK, _recur(mixer.back, x_TD, real[::-1])], dim=1)
+
+
+def _recur(cell: Cell, x_TD: Tensor, order: Sequence[int]) -> Tensor:
+    """h after each of the positions, read in the given order from zeros."""
+    h_K, c_K = x_TD.new_zeros(cell.width), x_TD.new_zeros(cell.width)
+    found = {}
+    for t in order:
+        new = (cell.input.weight @ x_TD[t] + cell.input.bias).split(cell.width)
+        old = (cell.past.weight @ h_K).split(cell.width)
+        if cell.kind == "rnn":
+            h_K = (new[0] + old[0]).tanh()
+        elif cell.kind == "lstm":
+            i, f, g, o = (x + y for x, y in zip(new, old, strict=True))
+            c_K = f.sigmoid() * c_K + i.sigmoid() * g.tanh()
+            h_K = o.sigmoid() * c_K.tanh()
+        else:
+            b = cell.past.bias.split(cell.width)
+            r, z = ((new[part] + old[part] + b[part]).sigmoid() for part in range(2))
+            n = (new[2] + r * (old[2] + b[2])).tanh()
+            h_K = (1 - z) * n + z * h_K
+        found[t] = h_K
+    return torch.stack([found.get(t, x_TD.new_zeros(cell.width)) for t in range(len(x_TD))])

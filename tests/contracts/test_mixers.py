@@ -24,6 +24,7 @@ from mixer_oracles import (
     longformer_oracle,
     memory_compressed_oracle,
     performer_oracle,
+    recurrent_oracle,
     reformer_oracle,
     softmax_of_projections,
     softmax_oracle,
@@ -46,6 +47,7 @@ from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
 from allyouneed.mixers.performer import PerformerConfig
+from allyouneed.mixers.recurrent import GruConfig, LstmConfig, RnnConfig
 from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
@@ -117,6 +119,9 @@ SMALL: dict[str, list[MixerConfig]] = {
         CompressiveConfig(heads=1, memory=1, compressed=1, rate=1, compression="mean"),
         CompressiveConfig(heads=2, memory=2, compressed=0, rate=3, compression="max"),
     ],
+    "rnn": [RnnConfig()],
+    "lstm": [LstmConfig()],
+    "gru": [GruConfig()],
 }
 ORACLES: dict[str, Oracle] = {
     "softmax": Oracle(softmax_oracle),
@@ -138,6 +143,9 @@ ORACLES: dict[str, Oracle] = {
     ),
     "xl": Oracle(xl_oracle),
     "compressive": Oracle(compressive_oracle),
+    "rnn": Oracle(recurrent_oracle),
+    "lstm": Oracle(recurrent_oracle),
+    "gru": Oracle(recurrent_oracle),
 }
 # Settings in which a short sequence meets every branch: clipped distances, logarithmic buckets.
 SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
@@ -146,7 +154,7 @@ LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many step
 STEPS = dict.fromkeys(
     ("softmax", "window", "longformer", "bigbird", "sparse", "local", "xl", "compressive", "reformer"), 150
 )
-STEPS |= dict.fromkeys(("linear", "performer", "linformer", "memory-compressed"), 400)
+STEPS |= dict.fromkeys(("linear", "performer", "linformer", "memory-compressed", "rnn", "lstm", "gru"), 400)
 BY_CONTENT = {"reformer"}  # who reads whom depends on what they hold, so the declared path is that of some inputs
 ROLES: tuple[Role, ...] = get_args(Role)
 

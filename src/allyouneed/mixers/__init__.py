@@ -17,6 +17,7 @@ from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
 from allyouneed.mixers.performer import PerformerConfig
+from allyouneed.mixers.recurrent import GruConfig, LstmConfig, RnnConfig
 from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
@@ -38,6 +39,9 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "reformer": ReformerConfig,
     "xl": XLConfig,
     "compressive": CompressiveConfig,
+    "rnn": RnnConfig,
+    "lstm": LstmConfig,
+    "gru": GruConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

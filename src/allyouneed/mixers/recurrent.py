@@ -1,0 +1,218 @@
+"""Recurrent networks as mixers: everything that was read so far is one vector, rewritten at each position.
+
+    rnn    h_t = tanh(W x_t + U h_(t-1) + b)
+    lstm   c_t = f c_(t-1) + i g,  h_t = o tanh(c_t);      i, f, o = sigmoid, g = tanh of  W x_t + U h_(t-1) + b
+    gru    h_t = (1 - z) n + z h_(t-1);                    r, z = sigmoid of  W x_t + U h_(t-1) + b
+                                                           n = tanh(W x_t + b + r (U h_(t-1) + b'))
+    y_t = h_t; bidirectional: one recurrence each way, each half as wide, side by side
+
+Cost: O(T D^2) time, O(D) state whatever T is, T sequential steps, path 1.
+Papers: Elman 1990 (rnn); Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000 (lstm); Cho et al.
+2014, arXiv:1406.1078 (gru, in the form of torch.nn, which resets after the product with U); Schuster and Paliwal 1997
+(bidirectional).
+Differs: torch.nn's two biases are one where they only add up. U begins orthogonal (Saxe et al. 2014), the forget gate's
+bias at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+
+Padding changes nothing: real positions are moved together, read, and moved back, in either direction.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.errors import ConfigError
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
+from allyouneed.mixers.projections import full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.rectangles import has_kernel
+from allyouneed.mixers.scan import scan_gru, scan_lstm, scan_rnn
+from allyouneed.positions import ScorePosition
+
+CellKind = Literal["rnn", "lstm", "gru"]
+GATES: dict[CellKind, int] = {"rnn": 1, "lstm": 4, "gru": 3}
+FORGET = 1  # the second of an LSTM's parts: i, f, g, o
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """What a recurrence carries on; c is an LSTM's alone."""
+
+    h_BK: Tensor
+    c_BK: Tensor | None = None
+
+
+class Cell(nn.Module):
+    """The weights of one recurrence, and the ways to run it: over many positions, or one."""
+
+    def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
+        super().__init__()
+        self.kind, self.width = kind, width
+        self.input = nn.Linear(inputs, GATES[kind] * width)
+        self.past = nn.Linear(width, GATES[kind] * width, bias=kind == "gru")
+        initialise(self.input, width)
+        initialise(self.past, width)
+        for matrix in self.past.weight.split(width):
+            nn.init.orthogonal_(matrix)
+        if kind == "lstm":
+            with torch.no_grad():
+                self.input.bias.view(4, width)[FORGET] = 1.0
+
+    def start(self, like: Tensor, rows: int) -> RecurrentState:
+        """Zeros."""
+        zeros_BK = widened(like.new_zeros(rows, self.width))
+        return RecurrentState(zeros_BK, zeros_BK if self.kind == "lstm" else None)
+
+    def forward(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """h of all positions, none of them padded, and the last state."""
+        with full_precision(x_BTD):
+            if state.c_BK is not None and x_BTD.shape[1] > 1 and has_kernel(x_BTD.device):
+                return self._fused(widened(x_BTD), state.h_BK, state.c_BK)
+            h_TBK, c_TBK = self.every(x_BTD, state)
+        # Not views: a state must not keep all positions alive.
+        return h_TBK.transpose(0, 1), RecurrentState(h_TBK[-1].clone(), None if c_TBK is None else c_TBK[-1].clone())
+
+    def every(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
+        """h and c after each position, time first."""
+        with full_precision(x_BTD):
+            x_TBN = self.input(widened(x_BTD).transpose(0, 1))
+            if state.c_BK is not None:
+                return scan_lstm(x_TBN, state.h_BK, state.c_BK, self.past.weight)
+            if self.kind == "gru":
+                return scan_gru(x_TBN, state.h_BK, self.past.weight, self.past.bias), None
+            return scan_rnn(x_TBN, state.h_BK, self.past.weight), None
+
+    def _fused(self, x_BTD: Tensor, h_BK: Tensor, c_BK: Tensor) -> tuple[Tensor, RecurrentState]:
+        """torch's own LSTM: on a CPU one call of oneDNN, up to twice as fast as `scan_lstm`; it has no other cell."""
+        bias_N = self.input.bias
+        weights = [self.input.weight, self.past.weight, bias_N, torch.zeros_like(bias_N)]
+        start, training = [h_BK.unsqueeze(0), c_BK.unsqueeze(0)], torch.is_grad_enabled()
+        y_BTK, h_1BK, c_1BK = torch.lstm(x_BTD, start, weights, True, 1, 0.0, training, False, True)
+        return y_BTK, RecurrentState(h_1BK[0], c_1BK[0])
+
+    def step(self, x_BN: Tensor, state: RecurrentState) -> RecurrentState:
+        """One position, whose W x + b is given."""
+        if self.kind == "gru":
+            past_BN, K = self.past(state.h_BK), self.width
+            r_BK, z_BK = (x_BN[:, : 2 * K] + past_BN[:, : 2 * K]).sigmoid().chunk(2, dim=1)
+            n_BK = torch.addcmul(x_BN[:, 2 * K :], r_BK, past_BN[:, 2 * K :]).tanh()
+            return RecurrentState(torch.lerp(n_BK, state.h_BK, z_BK))
+        gates_BN = torch.addmm(x_BN, state.h_BK, self.past.weight.T)
+        if state.c_BK is None:
+            return RecurrentState(gates_BN.tanh())
+        i_BK, f_BK, g_BK, o_BK = gates_BN.chunk(4, dim=1)
+        c_BK = torch.addcmul(f_BK.sigmoid() * state.c_BK, i_BK.sigmoid(), g_BK.tanh())
+        return RecurrentState(o_BK.sigmoid() * c_BK.tanh(), c_BK)
+
+
+def cell_flops(kind: CellKind, length: int, inputs: int, width: int) -> int:
+    """Of one recurrence over a sequence."""
+    return 2 * length * GATES[kind] * width * (inputs + width)
+
+
+class RecurrentConfig(MixerConfig):
+    """What the three have in common."""
+
+    roles = frozenset({"causal", "bidirectional"})
+    cell: ClassVar[CellKind]
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Recurrent":
+        self.require(role, position)
+        if role == "bidirectional" and width % 2:
+            raise ConfigError(f"model.width {width} is odd; a bidirectional {self.type} needs half of it each way")
+        return Recurrent(self, width, role)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        if role == "bidirectional":
+            return Cost(2 * cell_flops(self.cell, length, width, width // 2), 0, sequential=length, path=1)
+        state = 4 * width * (2 if self.cell == "lstm" else 1)
+        return Cost(cell_flops(self.cell, length, width, width), state, sequential=length, path=1)
+
+
+class RnnConfig(RecurrentConfig):
+    summary = "recurrent network (tanh): the past is one vector"
+    paper = "Elman 1990, Cognitive Science 14(2)"
+    cell = "rnn"
+
+    type: Literal["rnn"] = "rnn"
+
+
+class LstmConfig(RecurrentConfig):
+    summary = "long short-term memory: gates decide what the cell forgets, takes in and shows"
+    paper = "Hochreiter and Schmidhuber 1997, Neural Computation 9(8); Gers et al. 2000"
+    cell = "lstm"
+
+    type: Literal["lstm"] = "lstm"
+
+
+class GruConfig(RecurrentConfig):
+    summary = "gated recurrent unit: one vector, each number of it kept or replaced"
+    paper = "Cho et al. 2014, arXiv:1406.1078"
+    cell = "gru"
+
+    type: Literal["gru"] = "gru"
+
+
+@final
+class Recurrent(Mixer):
+    def __init__(self, config: RecurrentConfig, width: int, role: Role) -> None:
+        super().__init__()
+        self.role = role
+        if role == "causal":
+            self.forth = Cell(config.cell, width, width)
+        else:
+            self.forth, self.back = (Cell(config.cell, width, width // 2) for _ in range(2))
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: RecurrentState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, RecurrentState | None]:
+        if self.role == "causal":
+            return run(self.forth, x_BTD, valid_BT, state)
+        refuse_state(state)
+        return torch.cat(self.both_ways(x_BTD, valid_BT), dim=-1), None
+
+    def both_ways(self, x_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+        """h of the recurrence that comes from the left, and of the one that comes from the right."""
+        left_BTK, _ = run(self.forth, x_BTD, valid_BT)
+        right_BTK, _ = run(self.back, x_BTD.flip(1), None if valid_BT is None else valid_BT.flip(1))
+        return left_BTK, right_BTK.flip(1)
+
+    def advance(
+        self, x_BD: Tensor, *, state: RecurrentState | None = None, memory: Memory | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        with full_precision(x_BD):
+            x_BN = self.forth.input(widened(x_BD))
+            state = self.forth.step(x_BN, state or self.forth.start(x_BD, x_BD.shape[0]))
+        return state.h_BK, state
+
+
+def run(
+    cell: Cell, x_BTD: Tensor, valid_BT: Tensor | None, state: RecurrentState | None = None
+) -> tuple[Tensor, RecurrentState]:
+    """h of every position, and the last state; padded positions leave it as it is."""
+    state = state or cell.start(x_BTD, x_BTD.shape[0])
+    if valid_BT is None:
+        y_BTK, state = cell(x_BTD, state)
+        return y_BTK, state
+    # Real positions first, in their order. What stands behind them is read too, but nobody looks.
+    order_BT = (~valid_BT).to(torch.uint8).argsort(dim=1, stable=True)
+    # Padding may hold anything, and zero times infinity is no number.
+    x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
+    h_TBK, c_TBK = cell.every(x_BTD, state)
+    place_BT = order_BT.argsort(dim=1)
+    y_BTK = h_TBK.transpose(0, 1).gather(1, place_BT.unsqueeze(-1).expand(-1, -1, cell.width))
+    length_B = valid_BT.sum(dim=1)
+    h_BK = _after(h_TBK, length_B, state.h_BK)
+    return y_BTK, RecurrentState(h_BK, None if c_TBK is None else _after(c_TBK, length_B, state.c_BK))
+
+
+def _after(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:
+    """The vector after so many positions of each row."""
+    assert before_BK is not None
+    last_1BK = (length_B - 1).clamp(min=0)[None, :, None].expand(1, -1, h_TBK.shape[2])
+    return torch.where((length_B > 0).unsqueeze(1), h_TBK.gather(0, last_1BK)[0], before_BK)
