@@ -30,6 +30,15 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [{**SOFTMAX, "layers": 2}],
     "encoder": [{**SOFTMAX, "layers": 2}],
+    "seq2seq": [
+        {"cell": "lstm", "width": 8, "layers": 2, "reverse": True},
+        {"cell": "rnn", "width": 8, "embedding": 5},
+        {"attention": "bahdanau", "cell": "gru", "width": 8, "embedding": 6},
+        {"attention": "bahdanau", "cell": "lstm", "width": 7},
+        {"attention": "luong-dot", "cell": "lstm", "width": 8, "layers": 2},
+        {"attention": "luong-general", "cell": "gru", "width": 8, "reverse": True},
+        {"attention": "luong-concat", "cell": "rnn", "width": 8, "embedding": 5, "layers": 2},
+    ],
 }
 
 

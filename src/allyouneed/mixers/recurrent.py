@@ -41,6 +41,13 @@ class RecurrentState:
     h_BK: Tensor
     c_BK: Tensor | None = None
 
+    def where(self, now_B: Tensor, other: "RecurrentState") -> "RecurrentState":
+        """This state in some rows, the other one in the rest."""
+        now_B1, c_BK = now_B.unsqueeze(1), None
+        if self.c_BK is not None and other.c_BK is not None:
+            c_BK = torch.where(now_B1, self.c_BK, other.c_BK)
+        return RecurrentState(torch.where(now_B1, self.h_BK, other.h_BK), c_BK)
+
 
 class Cell(nn.Module):
     """The weights of one recurrence, and the ways to run it: over many positions, or one."""

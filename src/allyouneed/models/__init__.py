@@ -9,11 +9,13 @@ from allyouneed.models.base import Kind, Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.seq2seq import Seq2SeqConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
     "decoder": DecoderConfig,
     "encoder": EncoderConfig,
+    "seq2seq": Seq2SeqConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

@@ -1,0 +1,109 @@
+"""Recurrent sequence-to-sequence models: what the Transformer replaced.
+
+    none        a deep recurrence reads the source, another begins in its last states and writes the target:
+                P(y_t | y_<t, x) = softmax(W_s h_t),  h_0 = the encoder's last state        Sutskever et al. 2014
+    bahdanau    the decoder looks back at every source position before each step            models/bahdanau.py
+    luong-*     it looks after each step, and feeds what it saw into the next               models/luong.py
+
+Cost: O((S + T) D^2) time (with attention O(S T D) more), S + T sequential steps. The path from a source position to the
+target is S - s + 1 steps without attention, which is why `reverse` helped: the first words come close.
+Papers: Sutskever et al. 2014, arXiv:1409.3215; Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015,
+arXiv:1508.04025.
+Differs: `reverse` also puts the mark for the end of the source first; weights begin as in mixers/recurrent.py.
+"""
+
+from typing import Annotated, Literal, final
+
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
+
+from allyouneed.block import Fraction
+from allyouneed.dropout import Dropout
+from allyouneed.mixers import Memory
+from allyouneed.mixers.recurrent import CellKind
+from allyouneed.models.alignment import Score
+from allyouneed.models.bahdanau import BahdanauDecoder, BothWaysEncoder
+from allyouneed.models.base import Head, Model, ModelConfig
+from allyouneed.models.luong import LuongDecoder
+from allyouneed.models.sequence import (
+    Encoded,
+    Encoder,
+    PlainDecoder,
+    SequenceDecoder,
+    SequenceState,
+    Tower,
+    TowerEncoder,
+)
+from allyouneed.models.stack import Embedding, new_embedding
+from allyouneed.positions import NoPositionConfig
+from allyouneed.sizes import Sizes
+
+Attention = Literal["none", "bahdanau", "luong-dot", "luong-general", "luong-concat"]
+LUONG: dict[str, Score] = {"luong-dot": "dot", "luong-general": "general", "luong-concat": "additive"}
+
+
+class Seq2SeqConfig(ModelConfig):
+    summary = "recurrent encoder and decoder, without attention or with Bahdanau's or Luong's"
+    paper = "Sutskever et al. 2014, arXiv:1409.3215; Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015"
+    kind = "encoder-decoder"
+
+    type: Literal["seq2seq"] = "seq2seq"
+    cell: CellKind = "lstm"
+    attention: Attention = "none"
+    width: PositiveInt = 512  # of a recurrence; Bahdanau's encoder has one each way
+    embedding: PositiveInt | None = None  # width of a token's vector; default: the width
+    layers: Annotated[int, Field(ge=1)] = 1  # of the encoder, and of the decoder
+    reverse: bool = False  # read the source from its end
+    dropout: Fraction = 0.0  # of embeddings, and of what the head reads
+
+    @model_validator(mode="after")
+    def _as_published(self) -> "Seq2SeqConfig":
+        if self.attention == "bahdanau" and (self.layers > 1 or self.reverse):
+            raise ValueError("bahdanau attention reads both ways with one layer; leave out layers and reverse")
+        return self
+
+    def build(self, sizes: Sizes) -> "Seq2Seq":
+        return Seq2Seq(self, sizes)
+
+    def build_parts(self, inputs: int) -> tuple[Encoder, SequenceDecoder]:
+        """The encoder and the decoder of this attention."""
+        if self.attention == "bahdanau":
+            return BothWaysEncoder(self.cell, inputs, self.width), BahdanauDecoder(self.cell, inputs, self.width)
+        encoder = TowerEncoder(Tower(self.cell, inputs, self.width, self.layers), self.reverse)
+        if self.attention == "none":
+            return encoder, PlainDecoder(Tower(self.cell, inputs, self.width, self.layers))
+        return encoder, LuongDecoder(self.cell, inputs, self.width, self.layers, LUONG[self.attention])
+
+
+@final
+class Seq2Seq(Model):
+    kind = "encoder-decoder"
+
+    def __init__(self, config: Seq2SeqConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        inputs = config.embedding or config.width
+        target_VE = new_embedding(sizes.target, inputs)
+        source_NE = target_VE if sizes.shared else new_embedding(sizes.source, inputs)
+        self.source = Embedding(source_NE, NoPositionConfig(), config.dropout)
+        self.target = Embedding(target_VE, NoPositionConfig(), config.dropout)
+        self.encoder, self.decoder = config.build_parts(inputs)
+        self.dropout = Dropout(config.dropout)
+        self.head = Head(new_embedding(sizes.target, self.decoder.out_width), bias=True)
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Encoded:
+        return self.encoder(self.source(source_BS, source_BS), valid_BS)
+
+    def start(self, memory: Memory | None = None) -> SequenceState:
+        assert isinstance(memory, Encoded)
+        return self.decoder.start(memory)
+
+    def hidden(
+        self, tokens_BT: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, SequenceState]:
+        out_BTL, state = self.decoder(self.target(tokens_BT, tokens_BT), state, valid_BT)
+        return self.dropout(out_BTL), state
+
+    def flops(self, source: int, target: int) -> int:
+        head = 2 * target * self.decoder.out_width * self.sizes.target
+        return self.encoder.flops(source) + self.decoder.flops(source, target) + head
