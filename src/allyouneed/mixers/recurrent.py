@@ -73,7 +73,10 @@ class Cell(nn.Module):
     def forward(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """h of all positions, none of them padded, and the last state."""
         with full_precision(x_BTD):
-            if state.c_BK is not None and x_BTD.shape[1] > 1 and has_kernel(x_BTD.device):
+            if x_BTD.shape[1] == 1:
+                state = self.step(self.input(widened(x_BTD[:, 0])), state)
+                return state.h_BK.unsqueeze(1), state
+            if state.c_BK is not None and has_kernel(x_BTD.device):
                 return self._fused(widened(x_BTD), state.h_BK, state.c_BK)
             h_TBK, c_TBK = self.every(x_BTD, state)
         # Not views: a state must not keep all positions alive.

@@ -92,7 +92,7 @@ class Seq2Seq(Model):
         self.head = Head(new_embedding(sizes.target, self.decoder.out_width), bias=True)
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Encoded:
-        return self.encoder(self.source(source_BS, source_BS), valid_BS)
+        return self.encoder(self.source(source_BS, source_BS), valid_BS)  # there are no positions to give
 
     def start(self, memory: Memory | None = None) -> SequenceState:
         assert isinstance(memory, Encoded)
