@@ -141,9 +141,7 @@ def examine(out: Path, folder: Path) -> dict[str, Any]:
 
 def report(found: dict[str, list[dict[str, Any]]]) -> None:
     words = found["none"][0]["words"]
-    print(
-        f"exact match on {TEST} unseen numbers of each length; mean (lowest-highest) of the seeds; {tokens:,} tokens\n"
-    )
+    print(f"exact match on {TEST} unseen numbers of each length; mean (lowest-highest) of the seeds\n")
     print("| digits (mean source tokens) | " + " | ".join(LABELS[arm] for arm in found) + " |")
     print("| --- |" + " --- |" * len(found))
     for place, digits in enumerate(TESTED):

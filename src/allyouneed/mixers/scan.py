@@ -14,7 +14,6 @@ product and three to six operations, where autograd would make some thirty and a
 Measured against a loop of torch.nn cells: `benchmarks/recurrent_speed.py`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ class _Lstm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, ...]:
         gates_TBN, tanh_TBK, h_RBK, c_RBK, u_NK = ctx.saved_tensors
         T, B, K = tanh_TBK.shape
-        grad_h, grad_c = (_unbound(grad, T) for grad in grads)
+        grad_h, grad_c = (None if grad is None else grad.unbind() for grad in grads)
         i_TBK, f_TBK, g_TBK, o_TBK = gates_TBN.split(K, dim=2)
         slope_TB4K = gates_TBN.new_empty(T, B, 4, K)  # of i, f and g by what c gets, of o by what h gets
         torch.mul(g_TBK * i_TBK, 1 - i_TBK, out=slope_TB4K[:, :, 0])
@@ -155,13 +154,6 @@ class _Gru(torch.autograd.Function):
 def _weight_gradient(d_TBN: Tensor, h_RBK: Tensor) -> Tensor:
     """Of U, over all steps at once."""
     return d_TBN.flatten(0, 1).T @ h_RBK[:-1].flatten(0, 1)
-
-
-def _unbound(grad_TBK: Tensor | None, length: int) -> Sequence[Tensor] | None:
-    if grad_TBK is None:
-        return None
-    assert grad_TBK.shape[0] == length
-    return grad_TBK.unbind()
 
 
 def scan_rnn(x_TBN: Tensor, h_BK: Tensor, u_NK: Tensor) -> Tensor:
