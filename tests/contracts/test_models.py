@@ -26,6 +26,7 @@ SOURCE, TARGET = 11, 13  # ids
 
 # Small settings of every architecture, several where branches differ.
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, "dropout": 0.0}
+BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
 SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [{**SOFTMAX, "layers": 2}],
@@ -38,6 +39,9 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"attention": "luong-dot", "cell": "lstm", "width": 8, "layers": 2},
         {"attention": "luong-general", "cell": "gru", "width": 8, "reverse": True},
         {"attention": "luong-concat", "cell": "rnn", "width": 8, "embedding": 5, "layers": 2},
+    "bytenet": [
+        {**BYTENET},
+        {**BYTENET, "block": "multiplicative", "kernel": 2, "unfold_more": 1},
     ],
 }
 

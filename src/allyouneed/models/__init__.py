@@ -6,6 +6,7 @@ from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
 from allyouneed.models.base import Kind, Model, ModelConfig
+from allyouneed.models.bytenet import ByteNetConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
@@ -16,6 +17,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "decoder": DecoderConfig,
     "encoder": EncoderConfig,
     "seq2seq": Seq2SeqConfig,
+    "bytenet": ByteNetConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

@@ -1,0 +1,286 @@
+"""ByteNet: dilated convolutions read the source, masked ones on top of them write the target, in linear time.
+
+    r = W Encoder(s_1 .. s_|s|, padded to n = a |s| + b)                      n columns, no masks
+    x_t = E[y_(t-1)] + r_t    (r_t = 0 beyond n: dynamic unfolding)           t = 1, 2, .. until the end is written
+    P(y_t | y_<t, s) = softmax(W_2 relu(LN(W_1 Decoder(x_1 .. x_t))))
+
+Both stacks are residual blocks with 2d channels outside and d inside; dilations 1, 2, 4, 8, 16 and again:
+
+    relu:            x + C_3 relu(LN(C_2 * relu(LN(C_1 relu(LN(x))))))        C_2 of width k, dilated; C_1, C_3 of 1
+    multiplicative:  x + C_3 MU_1(LN(MU_k(LN(C_1 relu(LN(x))))))
+    MU(h) = g_1 tanh(g_2 h + g_3 u),   g_i = sigmoid(G_i * h),  u = tanh(G_4 * h)
+
+Cost: O(T + S) time, constant state and time for each token written; path O(log n) with dilation. There is no attention.
+Paper: Kalchbrenner et al. 2016, arXiv:1610.10099; multiplicative units: Kalchbrenner et al. 2017, arXiv:1610.00527.
+Differs: a column is added to the embedding through a matrix (the paper stacks them and does not say how); columns
+beyond the source hold a trained vector; dropout, for small data; a norm after each stack, as all blocks are pre-norm.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, final
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from torch import Tensor, nn
+
+from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
+from allyouneed.mixers import Memory
+from allyouneed.mixers.past import regroup
+from allyouneed.mixers.state import Growable
+from allyouneed.models.base import Head, Model, ModelConfig
+from allyouneed.models.convolution import Taps, over_real, pushed_left, silence
+from allyouneed.models.stack import Embedding, new_embedding
+from allyouneed.positions import NoPositionConfig
+from allyouneed.sizes import Sizes
+
+
+class ByteNetConfig(ModelConfig):
+    summary = "dilated convolutions, the decoder stacked on the encoder's columns; linear time, no attention"
+    paper = "Kalchbrenner et al. 2016, arXiv:1610.10099"
+    kind = "encoder-decoder"
+
+    type: Literal["bytenet"] = "bytenet"
+    width: Annotated[int, Field(ge=2, multiple_of=2)] = 1600  # the paper's 2d: channels between blocks
+    block: Literal["relu", "multiplicative"] = "relu"  # the paper's for translation, and for language modelling
+    kernel: PositiveInt = 3
+    dilations: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16)
+    encoder_sets: NonNegativeInt = 6  # how often the dilations are run through
+    decoder_sets: NonNegativeInt = 6
+    unfold: Annotated[float, Field(ge=1)] = 1.2  # a and b: columns for a source of |s| tokens are a |s| + b
+    unfold_more: NonNegativeInt = 0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @field_validator("dilations", mode="after")
+    @classmethod
+    def _not_empty(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value:
+            raise ValueError("an empty list; name at least one dilation, such as [1, 2, 4, 8, 16]")
+        return value
+
+    def columns(self, source: int) -> int:
+        """|t^| = a |s| + b, rounded up: how far the source's representation goes."""
+        return math.ceil(self.unfold * source + self.unfold_more)
+
+    def build(self, sizes: Sizes) -> "ByteNet":
+        return ByteNet(self, sizes)
+
+
+class ReluBlock(nn.Module):
+    """Left of figure 3. `enter` ends where positions meet, `leave` begins there."""
+
+    def __init__(self, config: ByteNetConfig, taps: Taps) -> None:
+        super().__init__()
+        width, inner = config.width, config.width // 2
+        self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
+        self.norm, self.narrow = nn.LayerNorm(width), nn.Linear(width, inner)
+        self.inner_norm, self.convolution = nn.LayerNorm(inner), nn.Linear(taps.kernel * inner, inner)
+        self.last_norm, self.widen = nn.LayerNorm(inner), nn.Linear(inner, width)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the convolution reads: (.., D) -> (.., F)."""
+        inner: Tensor = self.inner_norm(self.narrow(self.norm(x).relu())).relu()
+        return inner
+
+    def leave(self, x: Tensor, inner: Tensor, windows: Tensor) -> Tensor:
+        """The block's output, from its input, what `enter` made of it, and the windows of that (.., kernel F)."""
+        return self.dropout.add(x, self.widen(self.last_norm(self.convolution(windows)).relu()))
+
+    def flops(self, length: int) -> int:
+        """FLOPs over so many positions."""
+        return 2 * length * sum(layer.weight.numel() for layer in (self.narrow, self.convolution, self.widen))
+
+
+class MultiplicativeBlock(nn.Module):
+    """Right of figure 3: two multiplicative units in a row, the first of which convolves."""
+
+    def __init__(self, config: ByteNetConfig, taps: Taps) -> None:
+        super().__init__()
+        width, inner = config.width, config.width // 2
+        self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
+        self.norm, self.narrow = nn.LayerNorm(width), nn.Linear(width, inner)
+        self.inner_norm, self.gates = nn.LayerNorm(inner), nn.Linear(taps.kernel * inner, 4 * inner)
+        self.last_norm, self.last_gates = nn.LayerNorm(inner), nn.Linear(inner, 4 * inner)
+        self.widen = nn.Linear(inner, width)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first unit reads: (.., D) -> (.., F)."""
+        inner: Tensor = self.inner_norm(self.narrow(self.norm(x).relu()))
+        return inner
+
+    def leave(self, x: Tensor, inner: Tensor, windows: Tensor) -> Tensor:
+        """The block's output, from its input, what `enter` made of it, and the windows of that (.., kernel F)."""
+        inner = self.last_norm(multiplicative_unit(inner, self.gates(windows)))
+        return self.dropout.add(x, self.widen(multiplicative_unit(inner, self.last_gates(inner))))
+
+    def flops(self, length: int) -> int:
+        """FLOPs over so many positions."""
+        layers = (self.narrow, self.gates, self.last_gates, self.widen)
+        return 2 * length * sum(layer.weight.numel() for layer in layers)
+
+
+def multiplicative_unit(inner: Tensor, gates: Tensor) -> Tensor:
+    """g_1 tanh(g_2 h + g_3 u), from h (.., F) and what its convolution gave for g_1, g_2, g_3 and u (.., 4 F)."""
+    width = inner.shape[-1]
+    gate_1, gate_2, gate_3 = gates[..., : 3 * width].sigmoid().chunk(3, dim=-1)
+    return gate_1 * torch.addcmul(gate_2 * inner, gate_3, gates[..., 3 * width :].tanh()).tanh()
+
+
+Block = ReluBlock | MultiplicativeBlock
+
+
+class Sets(nn.Module):
+    """Blocks of growing dilation, again and again, and one more norm."""
+
+    def __init__(self, config: ByteNetConfig, sets: int) -> None:
+        super().__init__()
+        block = ReluBlock if config.block == "relu" else MultiplicativeBlock
+        taps = [Taps(config.kernel, dilation) for _ in range(sets) for dilation in config.dilations]
+        self.blocks = nn.ModuleList(block(config, one) for one in taps)
+        self.norm = nn.LayerNorm(config.width)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    @property
+    def all(self) -> list[Block]:
+        """The blocks by their type, from the bottom up."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def read(self, x_BSD: Tensor, valid_BS: Tensor | None) -> Tensor:
+        """Without masks: the source."""
+        for block in self.all:
+            inner_BSF = silence(block.enter(x_BSD), valid_BS)
+            x_BSD = block.leave(x_BSD, inner_BSF, block.taps.centred(inner_BSF))
+        normed_BSD: Tensor = self.norm(x_BSD)
+        return normed_BSD
+
+    def write(
+        self, x_BTD: Tensor, pasts: tuple[Growable, ...], real_B: Tensor | None
+    ) -> tuple[Tensor, tuple[Growable, ...]]:
+        """With masks, after a past: the target."""
+        after = []
+        for block, past in zip(self.all, pasts, strict=True):
+            inner_BTF = block.enter(x_BTD)
+            windows_BTN, left = block.taps.causal(inner_BTF, past, real_B)
+            x_BTD = block.leave(x_BTD, inner_BTF, windows_BTN)
+            after.append(left)
+        return self.norm(x_BTD), tuple(after)
+
+    def advance(self, x_BD: Tensor, pasts: tuple[Growable, ...]) -> tuple[Tensor, tuple[Growable, ...]]:
+        """`write` for one position of each row."""
+        after = []
+        for block, past in zip(self.all, pasts, strict=True):
+            inner_BF = block.enter(x_BD)
+            windows_BN, left = block.taps.advance(inner_BF, past)
+            x_BD = block.leave(x_BD, inner_BF, windows_BN)
+            after.append(left)
+        return self.norm(x_BD), tuple(after)
+
+    def flops(self, length: int) -> int:
+        """FLOPs of all blocks over so many positions."""
+        return sum(block.flops(length) for block in self.all)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the decoder stands on: a vector for each step, zeros behind a row's last. Beams of one source share it."""
+
+    x_NLD: Tensor
+    sharing: int = 1  # rows of the batch for each source
+
+    def at(self, seen: int | Tensor, length: int) -> Tensor:
+        """The columns (B, T, D) of the next `length` steps after `seen` others."""
+        L = self.x_NLD.shape[1]
+        if isinstance(seen, int):
+            x_NTD = nn.functional.pad(
+                self.x_NLD[:, seen : seen + length], (0, 0, 0, max(0, seen + length - max(L, seen)))
+            )
+            return x_NTD.repeat_interleave(self.sharing, dim=0) if self.sharing > 1 else x_NTD
+        step_BT = seen[:, None] + torch.arange(length, device=seen.device)
+        row_B1 = (torch.arange(len(seen), device=seen.device) // self.sharing)[:, None]
+        padded = nn.functional.pad(self.x_NLD, (0, 0, 0, 1))  # one column of nothing, for all steps beyond
+        return padded[row_B1, step_BT.clamp(max=L)]
+
+    def select(self, rows_B: Tensor) -> "Columns":
+        """The columns of some rows; rows that keep sharing cost nothing."""
+        group, sharing = regroup(rows_B, self.x_NLD.shape[0], self.sharing)
+        return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
+
+
+@dataclass(frozen=True)
+class ByteNetState:
+    """What the past leaves behind: the last inputs of every convolution, and the place on the source's columns."""
+
+    pasts: tuple[Growable, ...]
+    source: Columns
+    seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
+
+
+@final
+class ByteNet(Model):
+    kind = "encoder-decoder"
+
+    def __init__(self, config: ByteNetConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        width = config.width
+        self.source = Embedding(new_embedding(sizes.source, width), NoPositionConfig(), config.dropout)
+        self.beyond_D = nn.Parameter(torch.randn(width))  # stands behind the source, up to a |s| + b
+        self.encoder = Sets(config, config.encoder_sets)
+        self.bridge = nn.Linear(width, width, bias=False)
+        self.target = Embedding(new_embedding(sizes.target, width), NoPositionConfig(), config.dropout)
+        self.decoder = Sets(config, config.decoder_sets)
+        self.last, self.last_norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.head = Head(new_embedding(sizes.target, width), bias=True)
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+        B, S = source_BS.shape
+        if valid_BS is not None:
+            source_BS = source_BS.gather(1, pushed_left(valid_BS))
+        length_B = source_BS.new_full((B,), S) if valid_BS is None else valid_BS.sum(dim=1)
+        L = self.config.columns(S)
+        place_L = torch.arange(L, device=source_BS.device)
+        x_BLD = nn.functional.pad(self.source(source_BS, place_L[:S]), (0, 0, 0, L - S))
+        x_BLD = torch.where((place_L < length_B[:, None]).unsqueeze(-1), x_BLD, self.beyond_D)
+        columns_B = (self.config.unfold * length_B.double() + self.config.unfold_more).ceil()
+        valid_BL = None if valid_BS is None else place_L < columns_B[:, None]
+        return Memory(self.encoder.read(x_BLD, valid_BL), valid_BL)
+
+    def start(self, memory: Memory | None = None) -> ByteNetState:
+        if memory is None:
+            raise ConfigError("ByteNet writes on top of a source; no source was given")
+        columns_BLD = silence(self.bridge(memory.x_BSD), memory.valid_BS)
+        pasts = tuple(block.taps.start(columns_BLD, block.inner) for block in self.decoder.all)
+        return ByteNetState(pasts, Columns(columns_BLD))
+
+    def hidden(
+        self, tokens_BT: Tensor, state: ByteNetState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, ByteNetState]:
+        if valid_BT is None:
+            return self._write(tokens_BT, state, None)
+        return over_real(lambda tokens, real_B: self._write(tokens, state, real_B), tokens_BT, valid_BT)
+
+    def _write(self, tokens_BT: Tensor, state: ByteNetState, real_B: Tensor | None) -> tuple[Tensor, ByteNetState]:
+        T = tokens_BT.shape[1]
+        x_BTD = self.target(tokens_BT, tokens_BT) + state.source.at(state.seen, T)
+        x_BTD, pasts = self.decoder.write(x_BTD, state.pasts, real_B)
+        seen = state.seen + (T if real_B is None else real_B)
+        return self._finish(x_BTD), ByteNetState(pasts, state.source, seen)
+
+    def advance(self, token_B: Tensor, state: ByteNetState) -> tuple[Tensor, ByteNetState]:
+        x_BD = self.target.advance(token_B, state.seen) + state.source.at(state.seen, 1).squeeze(1)
+        x_BD, pasts = self.decoder.advance(x_BD, state.pasts)
+        return self.head(self._finish(x_BD)), ByteNetState(pasts, state.source, state.seen + 1)
+
+    def _finish(self, x: Tensor) -> Tensor:
+        """One more convolution and its activation before that onto the vocabulary (section 3.6)."""
+        finished: Tensor = self.last_norm(self.last(x)).relu()
+        return finished
+
+    def flops(self, source: int, target: int) -> int:
+        columns, width = self.config.columns(source), self.config.width
+        around = 2 * width * width * (columns + target) + 2 * target * width * self.sizes.target
+        return self.encoder.flops(columns) + self.decoder.flops(target) + around
