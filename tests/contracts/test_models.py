@@ -27,6 +27,7 @@ SOURCE, TARGET = 11, 13  # ids
 # Small settings of every architecture, several where branches differ.
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, "dropout": 0.0}
 BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
+CONVS2S = {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [{**SOFTMAX, "layers": 2}],
@@ -42,6 +43,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "bytenet": [
         {**BYTENET},
         {**BYTENET, "block": "multiplicative", "kernel": 2, "unfold_more": 1},
+    ],
+    "convs2s": [
+        {**CONVS2S},
+        {**CONVS2S, "kernel": 2, "positions": "sinusoidal", "encoder_layers": 1, "tied": True},
     ],
 }
 

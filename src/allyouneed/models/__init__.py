@@ -7,6 +7,7 @@ from pydantic import SerializeAsAny
 from allyouneed.config import choice
 from allyouneed.models.base import Kind, Model, ModelConfig
 from allyouneed.models.bytenet import ByteNetConfig
+from allyouneed.models.convs2s import ConvS2SConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
@@ -18,6 +19,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "encoder": EncoderConfig,
     "seq2seq": Seq2SeqConfig,
     "bytenet": ByteNetConfig,
+    "convs2s": ConvS2SConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]
