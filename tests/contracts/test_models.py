@@ -40,6 +40,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"attention": "luong-dot", "cell": "lstm", "width": 8, "layers": 2},
         {"attention": "luong-general", "cell": "gru", "width": 8, "reverse": True},
         {"attention": "luong-concat", "cell": "rnn", "width": 8, "embedding": 5, "layers": 2},
+    ],
     "bytenet": [
         {**BYTENET},
         {**BYTENET, "block": "multiplicative", "kernel": 2, "unfold_more": 1},
