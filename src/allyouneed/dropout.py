@@ -46,6 +46,11 @@ def dropout_mask(like: Tensor, p: float) -> Tensor:
     return mask.mul_(256 / (256 - dropped))
 
 
+def uniform(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers in [0, 1), drawn as masks are: for noise of another kind."""
+    return torch.rand(shape, generator=_generator(device), device=device)
+
+
 class Dropout(nn.Module):
     """Dropout by `dropout_mask`; `add` is the residual form x + dropout(y) in one pass."""
 

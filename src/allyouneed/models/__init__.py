@@ -12,6 +12,7 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
+from allyouneed.models.memn2n import MemN2NConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
@@ -20,6 +21,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "seq2seq": Seq2SeqConfig,
     "bytenet": ByteNetConfig,
     "convs2s": ConvS2SConfig,
+    "memn2n": MemN2NConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

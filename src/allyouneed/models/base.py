@@ -92,6 +92,9 @@ class Model(nn.Module, ABC):
         """Logits (B, V) over classes for whole sources."""
         raise ConfigError(f"a {self.kind} model does not classify")
 
+    def after_step(self, step: int) -> None:
+        """Hears of every step of training, as a mixer does: for what changes with time but is not trained."""
+
     @abstractmethod
     def flops(self, source: int, target: int) -> int:
         """FLOPs of a forward pass over one sequence of so many source and target tokens."""

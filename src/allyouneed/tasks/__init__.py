@@ -13,6 +13,7 @@ from allyouneed.tasks.algorithms import (
     ReverseConfig,
     SortConfig,
 )
+from allyouneed.tasks.babi import BabiConfig
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
@@ -27,6 +28,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "dates": DatesConfig,
     "language": LanguageConfig,
     "classification": ClassificationConfig,
+    "babi": BabiConfig,
     "copy": CopyConfig,
     "reverse": ReverseConfig,
     "sort": SortConfig,

@@ -188,7 +188,7 @@ class Run:
             self.optimizers.step(factor, self.workers)
             self.average.update(step + 1)
         for module in self.model.modules():
-            if isinstance(module, Mixer):
+            if isinstance(module, Mixer | Model):
                 module.after_step(step + 1)
         for parameter in self.model.parameters():
             parameter.grad = None

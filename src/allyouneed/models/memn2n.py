@@ -1,0 +1,204 @@
+"""End-to-End Memory Network: a question reads a memory of sentences several times before it is answered.
+
+    m_i = sum_j l_j . A x_ij + T_A(i),    c_i = sum_j l_j . C x_ij + T_C(i),    u = sum_j l_j . B q_j
+    p_i = softmax_i(u . m_i),   o = sum_i p_i c_i,   u' = u + o                 one hop; the next one starts from u'
+    P(answer) = softmax(W u)                                                    after the last
+
+x_ij is word j of sentence i, one-hot; i = 1 is the latest sentence. Words are weighed by their place in the sentence:
+
+    l_kj = (1 - j / J) - (k / d) (1 - 2 j / J)       position encoding: J words, coordinate k of d (both from 1)
+    l_kj = 1                                         bag of words
+
+Tying `adjacent`: A^1 = B, A^{k+1} = C^k, W^T = C^K, likewise T. Tying `layer-wise` (an RNN): A and C are those of every
+hop, B and W matrices of their own, and u' = H u + o.
+Linear start: the softmax is left out (p_i = u . m_i) for the first `linear_start` steps of training.
+Noise: in training, up to `noise` empty memories for each sentence stand at random places and shift T's argument.
+
+A source is sentences with separators between them, the question last: `BOS s_1 . s_2 . question` of tasks/babi.py.
+x is never looked up: words are counted into sentences (M x V, weighed by l), and one product with all matrices side by
+side makes the memories of every hop.
+Cost: O(M V D K + K M D) for M sentences and a vocabulary of V, which is small (bAbI: 20 to 160); path 1.
+Paper: Sukhbaatar et al. 2015, arXiv:1503.08895.
+Differs: the softmax enters after a number of steps, where the paper waits for the validation loss to stop falling; an
+empty memory takes no attention itself; W is the tied matrix only where answers are words (`Sizes.shared`).
+"""
+
+from typing import Annotated, Literal, final
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from allyouneed.dropout import uniform
+from allyouneed.mixers.base import map_sink
+from allyouneed.models.base import Head, Model, ModelConfig
+from allyouneed.sizes import Sizes
+
+DEVIATION = 0.1  # of every initial weight (section 4.2)
+
+
+class MemN2NConfig(ModelConfig):
+    summary = "End-to-End Memory Network: a question reads sentences in several hops"
+    paper = "Sukhbaatar et al. 2015, arXiv:1503.08895"
+    kind = "encoder"
+
+    type: Literal["memn2n"] = "memn2n"
+    width: PositiveInt = 20
+    hops: PositiveInt = 3
+    tying: Literal["adjacent", "layer-wise"] = "adjacent"
+    words: Literal["position", "bag"] = "position"  # how the words of a sentence become one vector
+    memory: PositiveInt = 50  # the latest sentences; older ones are forgotten
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.1  # empty memories for each sentence, at most, while training
+    linear_start: NonNegativeInt = 0  # steps of training without softmax
+    separators: tuple[NonNegativeInt, ...] = (1, 4)  # ids between sentences: BOS and the full stop of tasks/babi.py
+
+    def build(self, sizes: Sizes) -> "MemN2N":
+        return MemN2N(self, sizes)
+
+
+class Hop(nn.Module):
+    """p = softmax(u . m), o = sum p c; without the softmax while the start is linear."""
+
+    def forward(
+        self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, valid_BM: Tensor, linear: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What the memory answers, and how much each sentence had part in it."""
+        score_BM = torch.einsum("bmd,bd->bm", m_BMD, u_BD)
+        if not linear:
+            # Not -inf: a row without any sentence has no maximum, and its weights are cleared below anyway.
+            score_BM = score_BM.masked_fill(~valid_BM, torch.finfo(score_BM.dtype).min).softmax(dim=-1)
+        p_BM = score_BM * valid_BM
+        return torch.einsum("bm,bmd->bd", p_BM, c_BMD), p_BM
+
+
+class Sentences:
+    """Which sentence each word of a source stands in. A sentence is a run of words; the last run is the question.
+
+    Places are numbered as in the paper: 0 is the question, 1 the latest sentence, M the oldest that is kept; M + 1
+    takes what is forgotten, and what is no word.
+    """
+
+    def __init__(self, source_BS: Tensor, valid_BS: Tensor | None, separators: tuple[int, ...], places: int) -> None:
+        real_BS = torch.ones_like(source_BS, dtype=torch.bool) if valid_BS is None else valid_BS
+        parts_BS = torch.isin(source_BS, torch.tensor(separators, device=source_BS.device)) & real_BS
+        word_BS = real_BS & ~parts_BS
+        # Runs are told apart by the separators before them, sentences by the runs that have words.
+        run_BS = parts_BS.long().cumsum(dim=1)
+        latest_BS = run_BS.masked_fill(~word_BS, -1).cummax(dim=1).values
+        first_BS = word_BS & (run_BS > nn.functional.pad(latest_BS[:, :-1], (1, 0), value=-1))
+        sentence_BS = first_BS.long().cumsum(dim=1)
+        asks_BS = word_BS & (run_BS == run_BS[:, -1:])
+        count_B1 = sentence_BS[:, -1:] - asks_BS.any(dim=1, keepdim=True).long()
+        self.count_B1 = count_B1.clamp(max=places)
+        self.place_BS = (count_B1 + 1 - sentence_BS).clamp(max=places + 1).masked_fill(~word_BS, places + 1)
+        # The place of a word in its sentence, from 1, and the length of the sentence: j and J of the paper.
+        seen_BS = word_BS.long().cumsum(dim=1)
+        before_BS = (seen_BS - 1).masked_fill(~first_BS, 0).cummax(dim=1).values
+        self.j_BS = seen_BS - before_BS
+        sizes_BP = torch.zeros(source_BS.shape[0], places + 2, dtype=torch.long, device=source_BS.device)
+        self.length_BS = sizes_BP.scatter_add(1, self.place_BS, word_BS.long()).gather(1, self.place_BS).clamp(min=1)
+
+    def on_words(self, p_BM: Tensor) -> Tensor:
+        """The weights of sentences, each shared equally by its words."""
+        p_BP = nn.functional.pad(p_BM, (1, 1))
+        return p_BP.gather(1, self.place_BS) / self.length_BS
+
+
+@final
+class MemN2N(Model):
+    kind = "encoder"
+
+    def __init__(self, config: MemN2NConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        adjacent = config.tying == "adjacent"
+        tables = config.hops + 1 if adjacent else 3  # A^1 = B, C^1 = A^2, ..., C^K; or A, C, B
+        timed = tables if adjacent else 2
+        self.words = nn.ParameterList([_weight(sizes.source, config.width) for _ in range(tables)])
+        self.times = nn.ParameterList([_weight(config.memory, config.width) for _ in range(timed)])
+        self.h_DD = None if adjacent else _weight(config.width, config.width)
+        tied = adjacent and sizes.shared
+        self.head = Head(self.words[-1] if tied else _weight(sizes.target, config.width))
+        self.hops = nn.ModuleList([Hop() for _ in range(config.hops)])
+        self.linear: Tensor
+        self.register_buffer("linear", torch.full((), config.linear_start > 0))
+
+    def after_step(self, step: int) -> None:
+        self.linear.fill_(step < self.config.linear_start)
+
+    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+        M = self._places(source_BS.shape[1])
+        sentences = Sentences(source_BS, valid_BS, self.config.separators, M)
+        x_BPW = self._count(source_BS, sentences, M) @ self._table()
+        time_BMF = self._times(sentences.count_B1, M)
+        width, timed = self.config.width, time_BMF.shape[-1]
+        memories = (x_BPW[:, 1 : M + 1, :timed] + time_BMF).split(width, dim=-1)
+        u_BD = x_BPW[:, 0, :width] if self.h_DD is None else x_BPW[:, 0, timed:]
+        valid_BM = torch.arange(M, device=source_BS.device) < sentences.count_B1
+        linear, sink = bool(self.linear), map_sink()
+        for number, hop in enumerate(self.hops):
+            m_BMD, c_BMD = memories[number : number + 2] if self.h_DD is None else memories
+            o_BD, p_BM = hop(u_BD, m_BMD, c_BMD, valid_BM, linear)
+            if sink is not None:
+                sink(hop, sentences.on_words(p_BM)[:, None, None])
+            u_BD = o_BD + (u_BD if self.h_DD is None else nn.functional.linear(u_BD, self.h_DD))
+        logits_BV: Tensor = self.head(u_BD)
+        return logits_BV
+
+    def _places(self, length: int) -> int:
+        """How many sentences are kept of a source of so many ids: it cannot hold more than half as many."""
+        return max(1, min(self.config.memory, length // 2))
+
+    def _count(self, source_BS: Tensor, sentences: Sentences, M: int) -> Tensor:
+        """The words of each place as counts weighed by position: of two kinds, since l_kj = a_j - (k / d) b_j."""
+        V, dtype = self.sizes.source, self.head.weight_VD.dtype
+        kinds = self._kinds
+        index_BS = sentences.place_BS * (kinds * V) + source_BS
+        weights = [torch.ones_like(index_BS, dtype=dtype)]
+        if kinds == 2:
+            share_BS = sentences.j_BS.to(dtype) / sentences.length_BS
+            weights = [1 - share_BS, 1 - 2 * share_BS]
+        counts_BN = torch.zeros(source_BS.shape[0], (M + 2) * kinds * V, dtype=dtype, device=source_BS.device)
+        for kind, weight_BS in enumerate(weights):
+            counts_BN.scatter_add_(1, index_BS + kind * V, weight_BS)
+        return counts_BN.unflatten(1, (M + 2, kinds * V))
+
+    @property
+    def _kinds(self) -> int:
+        return 2 if self.config.words == "position" else 1
+
+    def _table(self) -> Tensor:
+        """All matrices side by side; below them, for the second kind of count, what it takes away."""
+        words_VW = torch.cat(list(self.words), dim=1)
+        if self._kinds == 1:
+            return words_VW
+        d = self.config.width
+        k_D = torch.arange(1, d + 1, dtype=words_VW.dtype, device=words_VW.device) / d
+        return torch.cat([words_VW, -words_VW * k_D.repeat(len(self.words))])
+
+    def _times(self, count_B1: Tensor, M: int) -> Tensor:
+        """T(i) for the sentence in each place; in training some places before it are skipped as if they were empty."""
+        times_NW = torch.cat(list(self.times), dim=1)
+        if not (self.training and self.config.noise):
+            return times_NW[None, :M]
+        most_B1 = (self.config.noise * count_B1).ceil()
+        E = max(1, int(-(-self.config.noise * M // 1)))
+        random_2BE = uniform((2, count_B1.shape[0], E), count_B1.device)
+        # Up to `most` empty memories, none and all of them being equally likely; each before a sentence at random.
+        empty_B1 = (random_2BE[0, :, :1] * (most_B1 + 1)).floor()
+        place_BE = (random_2BE[1] * (count_B1 + 1)).floor()
+        place_BE = place_BE.masked_fill(torch.arange(E, device=count_B1.device) >= empty_B1, M)
+        place_M = torch.arange(M, device=count_B1.device)
+        skipped_BM = (place_BE[:, None, :] <= place_M[:, None]).sum(dim=2)
+        time_BM = (place_M + skipped_BM).clamp(max=self.config.memory - 1)
+        return nn.functional.embedding(time_BM, times_NW)
+
+    def flops(self, source: int, target: int) -> int:
+        D, M, V = self.config.width, self._places(source), self.sizes.source
+        reading = 2 * (M + 2) * self._kinds * V * len(self.words) * D
+        hop = 4 * M * D + (0 if self.h_DD is None else 2 * D * D)
+        return reading + self.config.hops * hop + 2 * D * self.sizes.target
+
+
+def _weight(rows: int, columns: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(rows, columns) * DEVIATION)
