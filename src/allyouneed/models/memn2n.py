@@ -57,18 +57,16 @@ class MemN2NConfig(ModelConfig):
 
 
 class Hop(nn.Module):
-    """p = softmax(u . m), o = sum p c; without the softmax while the start is linear."""
+    """p = softmax(u . m), o = sum p c."""
 
-    def forward(
-        self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, valid_BM: Tensor, linear: bool
-    ) -> tuple[Tensor, Tensor]:
-        """What the memory answers, and how much each sentence had part in it."""
-        score_BM = torch.einsum("bmd,bd->bm", m_BMD, u_BD)
-        if not linear:
-            # Not -inf: a row without any sentence has no maximum, and its weights are cleared below anyway.
-            score_BM = score_BM.masked_fill(~valid_BM, torch.finfo(score_BM.dtype).min).softmax(dim=-1)
-        p_BM = score_BM * valid_BM
-        return torch.einsum("bm,bmd->bd", p_BM, c_BMD), p_BM
+    def forward(self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, mask_BM1: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the memory answers, and how much each sentence had part in it; no mask: without the softmax."""
+        u_BD1 = u_BD.unsqueeze(2)
+        if mask_BM1 is None:
+            p_BM1 = torch.bmm(m_BMD, u_BD1)
+        else:
+            p_BM1 = torch.baddbmm(mask_BM1, m_BMD, u_BD1).softmax(dim=1)
+        return torch.bmm(p_BM1.mT, c_BMD).squeeze(1), p_BM1.squeeze(2)
 
 
 class Sentences:
@@ -132,13 +130,15 @@ class MemN2N(Model):
         x_BPW = self._count(source_BS, sentences, M) @ self._table()
         time_BMF = self._times(sentences.count_B1, M)
         width, timed = self.config.width, time_BMF.shape[-1]
-        memories = (x_BPW[:, 1 : M + 1, :timed] + time_BMF).split(width, dim=-1)
+        valid_BM1 = (torch.arange(M, device=source_BS.device) < sentences.count_B1).to(x_BPW.dtype).unsqueeze(2)
+        # Places without a sentence are zero, so they add nothing, not even where there is no sentence at all.
+        memories = ((x_BPW[:, 1 : M + 1, :timed] + time_BMF) * valid_BM1).split(width, dim=-1)
+        mask_BM1 = None if self.linear else (1 - valid_BM1) * torch.finfo(x_BPW.dtype).min
         u_BD = x_BPW[:, 0, :width] if self.h_DD is None else x_BPW[:, 0, timed:]
-        valid_BM = torch.arange(M, device=source_BS.device) < sentences.count_B1
-        linear, sink = bool(self.linear), map_sink()
+        sink = map_sink()
         for number, hop in enumerate(self.hops):
             m_BMD, c_BMD = memories[number : number + 2] if self.h_DD is None else memories
-            o_BD, p_BM = hop(u_BD, m_BMD, c_BMD, valid_BM, linear)
+            o_BD, p_BM = hop(u_BD, m_BMD, c_BMD, mask_BM1)
             if sink is not None:
                 sink(hop, sentences.on_words(p_BM)[:, None, None])
             u_BD = o_BD + (u_BD if self.h_DD is None else nn.functional.linear(u_BD, self.h_DD))

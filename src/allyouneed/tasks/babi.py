@@ -84,9 +84,9 @@ class BabiConfig(TaskConfig):
 
     def files(self) -> dict[str, list[str]]:
         """The training and the test file of each task."""
+        train = [self._file(number, "train", (self.size,)) for number in self.numbers()]
         # The test questions are the same for both sizes, and some copies of the data hold them once.
-        test = [self._file(number, "test", (self.size, "en")) for number in self.numbers()]
-        return {"train": [self._file(number, "train", (self.size,)) for number in self.numbers()], "test": test}
+        return {"train": train, "test": [self._file(number, "test", (self.size, "en")) for number in self.numbers()]}
 
     def _file(self, number: int, split: str, folders: Sequence[str]) -> str:
         pattern = f"qa{number}_*_{split}.txt"
