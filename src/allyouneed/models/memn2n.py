@@ -15,14 +15,15 @@ Linear start: the softmax is left out (p_i = u . m_i) for the first `linear_star
 Noise: in training, up to `noise` empty memories for each sentence stand at random places and shift T's argument.
 
 A source is sentences with separators between them, the question last: `BOS s_1 . s_2 . question` of tasks/babi.py.
-x is never looked up: words are counted into sentences (M x V, weighed by l), and one product with all matrices side by
-side makes the memories of every hop.
-Cost: O(M V D K + K M D) for M sentences and a vocabulary of V, which is small (bAbI: 20 to 160); path 1.
+x is never looked up: words are counted into sentences (weighed by l, the sentence's time as one word more), and one
+product with all matrices side by side makes the memories of every hop.
+Cost: O(M (V + M) D K) for M sentences and a vocabulary of V, which is small (bAbI: 20 to 160); path 1.
 Paper: Sukhbaatar et al. 2015, arXiv:1503.08895.
 Differs: the softmax enters after a number of steps, where the paper waits for the validation loss to stop falling; an
 empty memory takes no attention itself; W is the tied matrix only where answers are words (`Sizes.shared`).
 """
 
+import math
 from typing import Annotated, Literal, final
 
 import torch
@@ -62,10 +63,8 @@ class Hop(nn.Module):
     def forward(self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, mask_BM1: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the memory answers, and how much each sentence had part in it; no mask: without the softmax."""
         u_BD1 = u_BD.unsqueeze(2)
-        if mask_BM1 is None:
-            p_BM1 = torch.bmm(m_BMD, u_BD1)
-        else:
-            p_BM1 = torch.baddbmm(mask_BM1, m_BMD, u_BD1).softmax(dim=1)
+        linear = mask_BM1 is None
+        p_BM1 = torch.bmm(m_BMD, u_BD1) if linear else torch.baddbmm(mask_BM1, m_BMD, u_BD1).softmax(dim=1)
         return torch.bmm(p_BM1.mT, c_BMD).squeeze(1), p_BM1.squeeze(2)
 
 
@@ -78,7 +77,10 @@ class Sentences:
 
     def __init__(self, source_BS: Tensor, valid_BS: Tensor | None, separators: tuple[int, ...], places: int) -> None:
         real_BS = torch.ones_like(source_BS, dtype=torch.bool) if valid_BS is None else valid_BS
-        parts_BS = torch.isin(source_BS, torch.tensor(separators, device=source_BS.device)) & real_BS
+        parts_BS = torch.zeros_like(real_BS)
+        for separator in separators:
+            parts_BS |= source_BS == separator
+        parts_BS &= real_BS
         word_BS = real_BS & ~parts_BS
         # Runs are told apart by the separators before them, sentences by the runs that have words.
         run_BS = parts_BS.long().cumsum(dim=1)
@@ -125,19 +127,21 @@ class MemN2N(Model):
         self.linear.fill_(step < self.config.linear_start)
 
     def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
-        M = self._places(source_BS.shape[1])
+        M, D, V = self._places(source_BS.shape[1]), self.config.width, self._kinds * self.sizes.source
         sentences = Sentences(source_BS, valid_BS, self.config.separators, M)
-        x_BPW = self._count(source_BS, sentences, M) @ self._table()
-        time_BMF = self._times(sentences.count_B1, M)
-        width, timed = self.config.width, time_BMF.shape[-1]
-        valid_BM1 = (torch.arange(M, device=source_BS.device) < sentences.count_B1).to(x_BPW.dtype).unsqueeze(2)
-        # Places without a sentence are zero, so they add nothing, not even where there is no sentence at all.
-        memories = ((x_BPW[:, 1 : M + 1, :timed] + time_BMF) * valid_BM1).split(width, dim=-1)
-        mask_BM1 = None if self.linear else (1 - valid_BM1) * torch.finfo(x_BPW.dtype).min
-        u_BD = x_BPW[:, 0, :width] if self.h_DD is None else x_BPW[:, 0, timed:]
+        real_BM = torch.arange(M, device=source_BS.device) < sentences.count_B1
+        counts_PBX = self._count(source_BS, sentences, real_BM)
+        table_XW = torch.cat([self._weighed(self.words[: len(self.times)]), torch.cat(list(self.times), dim=1)])
+        # Places without a sentence have no counts, so they are zero and add nothing; here places come before rows.
+        memories = (counts_PBX[1 : M + 1] @ table_XW).transpose(0, 1).split(D, dim=-1)
+        adjacent = self.h_DD is None
+        u_BD = counts_PBX[0, :, :V] @ self._weighed(self.words[:1] if adjacent else self.words[2:])
+        mask_BM1 = None
+        if not self.linear:
+            mask_BM1 = u_BD.new_zeros(real_BM.shape).masked_fill_(~real_BM, torch.finfo(u_BD.dtype).min).unsqueeze(2)
         sink = map_sink()
         for number, hop in enumerate(self.hops):
-            m_BMD, c_BMD = memories[number : number + 2] if self.h_DD is None else memories
+            m_BMD, c_BMD = memories[number : number + 2] if adjacent else memories
             o_BD, p_BM = hop(u_BD, m_BMD, c_BMD, mask_BM1)
             if sink is not None:
                 sink(hop, sentences.on_words(p_BM)[:, None, None])
@@ -149,53 +153,53 @@ class MemN2N(Model):
         """How many sentences are kept of a source of so many ids: it cannot hold more than half as many."""
         return max(1, min(self.config.memory, length // 2))
 
-    def _count(self, source_BS: Tensor, sentences: Sentences, M: int) -> Tensor:
-        """The words of each place as counts weighed by position: of two kinds, since l_kj = a_j - (k / d) b_j."""
-        V, dtype = self.sizes.source, self.head.weight_VD.dtype
-        kinds = self._kinds
-        index_BS = sentences.place_BS * (kinds * V) + source_BS
-        weights = [torch.ones_like(index_BS, dtype=dtype)]
-        if kinds == 2:
-            share_BS = sentences.j_BS.to(dtype) / sentences.length_BS
-            weights = [1 - share_BS, 1 - 2 * share_BS]
-        counts_BN = torch.zeros(source_BS.shape[0], (M + 2) * kinds * V, dtype=dtype, device=source_BS.device)
+    def _count(self, source_BS: Tensor, sentences: Sentences, real_BM: Tensor) -> Tensor:
+        """What each place holds: words weighed by position, of two kinds since l_kj = a_j - (k / d) b_j; its time."""
+        (B, M), V, kinds, dtype = real_BM.shape, self.sizes.source, self._kinds, self.head.weight_VD.dtype
+        X, device = kinds * V + self.config.memory, source_BS.device
+        share_BS = sentences.j_BS.to(dtype) / sentences.length_BS
+        weights = [torch.ones_like(share_BS)] if kinds == 1 else [1 - share_BS, 1 - 2 * share_BS]
+        row_B1 = X * torch.arange(B, device=device)[:, None]
+        word_BS = sentences.place_BS * (B * X) + row_B1 + source_BS
+        counts_N = torch.zeros((M + 2) * B * X, dtype=dtype, device=device)
         for kind, weight_BS in enumerate(weights):
-            counts_BN.scatter_add_(1, index_BS + kind * V, weight_BS)
-        return counts_BN.unflatten(1, (M + 2, kinds * V))
+            counts_N.scatter_add_(0, (word_BS + kind * V).flatten(), weight_BS.flatten())
+        place_M = torch.arange(1, M + 1, device=device)
+        time_BM = place_M * (B * X) + row_B1 + kinds * V + self._times(sentences.count_B1, M)
+        counts_N.scatter_add_(0, time_BM.flatten(), real_BM.flatten().to(dtype))
+        return counts_N.view(M + 2, B, X)
 
     @property
     def _kinds(self) -> int:
         return 2 if self.config.words == "position" else 1
 
-    def _table(self) -> Tensor:
-        """All matrices side by side; below them, for the second kind of count, what it takes away."""
-        words_VW = torch.cat(list(self.words), dim=1)
+    def _weighed(self, words: nn.ParameterList) -> Tensor:
+        """Matrices side by side; below them, for the second kind of count, what it takes away."""
+        words_VW = torch.cat(list(words), dim=1)
         if self._kinds == 1:
             return words_VW
         d = self.config.width
-        k_D = torch.arange(1, d + 1, dtype=words_VW.dtype, device=words_VW.device) / d
-        return torch.cat([words_VW, -words_VW * k_D.repeat(len(self.words))])
+        k_D = torch.arange(-1, -d - 1, -1, dtype=words_VW.dtype, device=words_VW.device) / d
+        return torch.cat([words_VW, words_VW * k_D.repeat(len(words))])
 
     def _times(self, count_B1: Tensor, M: int) -> Tensor:
-        """T(i) for the sentence in each place; in training some places before it are skipped as if they were empty."""
-        times_NW = torch.cat(list(self.times), dim=1)
+        """The time of the sentence in each place; in training some are skipped as if empty memories had them."""
+        place_M = torch.arange(M, device=count_B1.device)
         if not (self.training and self.config.noise):
-            return times_NW[None, :M]
+            return place_M.expand(count_B1.shape[0], M)
         most_B1 = (self.config.noise * count_B1).ceil()
-        E = max(1, int(-(-self.config.noise * M // 1)))
+        E = math.ceil(self.config.noise * M)
         random_2BE = uniform((2, count_B1.shape[0], E), count_B1.device)
-        # Up to `most` empty memories, none and all of them being equally likely; each before a sentence at random.
+        # Up to `most` empty memories, any number being equally likely; each before a sentence at random, or the last.
         empty_B1 = (random_2BE[0, :, :1] * (most_B1 + 1)).floor()
         place_BE = (random_2BE[1] * (count_B1 + 1)).floor()
         place_BE = place_BE.masked_fill(torch.arange(E, device=count_B1.device) >= empty_B1, M)
-        place_M = torch.arange(M, device=count_B1.device)
         skipped_BM = (place_BE[:, None, :] <= place_M[:, None]).sum(dim=2)
-        time_BM = (place_M + skipped_BM).clamp(max=self.config.memory - 1)
-        return nn.functional.embedding(time_BM, times_NW)
+        return (place_M + skipped_BM).clamp(max=self.config.memory - 1)
 
     def flops(self, source: int, target: int) -> int:
-        D, M, V = self.config.width, self._places(source), self.sizes.source
-        reading = 2 * (M + 2) * self._kinds * V * len(self.words) * D
+        D, M, V = self.config.width, self._places(source), self._kinds * self.sizes.source
+        reading = 2 * M * (V + self.config.memory) * len(self.times) * D + 2 * V * D
         hop = 4 * M * D + (0 if self.h_DD is None else 2 * D * D)
         return reading + self.config.hops * hop + 2 * D * self.sizes.target
 
