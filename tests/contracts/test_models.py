@@ -28,6 +28,7 @@ SOURCE, TARGET = 11, 13  # ids
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, "dropout": 0.0}
 BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
 CONVS2S = {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
+NTM = {"hidden": 6, "slots": 5, "slot_width": 4}
 SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [{**SOFTMAX, "layers": 2}],
@@ -52,6 +53,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {"width": 6},
         {"width": 6, "tying": "layer-wise", "words": "bag", "memory": 2},
         {"width": 6, "hops": 2, "linear_start": 1, "noise": 0.0},
+    "ntm": [
+        {**NTM, "embedding": "bits", "bits": 3},
+        {**NTM, "embedding": "bits", "bits": 2, "feedback": True, "controller": "feedforward"},
+        {**NTM, "read_heads": 2, "write_heads": 3, "feedback": True},
     ],
 }
 

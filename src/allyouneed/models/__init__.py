@@ -13,6 +13,7 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.models.memn2n import MemN2NConfig
+from allyouneed.models.ntm import NTMConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
@@ -22,6 +23,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "bytenet": ByteNetConfig,
     "convs2s": ConvS2SConfig,
     "memn2n": MemN2NConfig,
+    "ntm": NTMConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

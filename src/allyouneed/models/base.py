@@ -42,11 +42,19 @@ class ModelConfig(Config, ABC):
 
 
 class Head(nn.Module):
-    """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper)."""
+    """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper).
 
-    def __init__(self, weight_VD: nn.Parameter, bias: bool = False) -> None:
+    A weight that is no parameter is fixed: it follows from the settings, and is neither trained nor saved.
+    """
+
+    weight_VD: Tensor
+
+    def __init__(self, weight_VD: Tensor, bias: bool = False) -> None:
         super().__init__()
-        self.weight_VD = weight_VD
+        if isinstance(weight_VD, nn.Parameter):
+            self.weight_VD = weight_VD
+        else:
+            self.register_buffer("weight_VD", weight_VD, persistent=False)
         self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from allyouneed.tasks.algorithms import (
 )
 from allyouneed.tasks.babi import BabiConfig
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.bits import CopyBitsConfig, PrioritySortConfig, RecallBitsConfig, RepeatCopyConfig
 from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
@@ -35,6 +36,10 @@ TASKS: dict[str, type[TaskConfig]] = {
     "addition": AdditionConfig,
     "associative-recall": AssociativeRecallConfig,
     "listops": ListOpsConfig,
+    "copy-bits": CopyBitsConfig,
+    "repeat-copy": RepeatCopyConfig,
+    "recall-bits": RecallBitsConfig,
+    "priority-sort": PrioritySortConfig,
 }
 
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]

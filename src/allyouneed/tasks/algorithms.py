@@ -75,6 +75,14 @@ class AlgorithmTask(TaskConfig):
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
         """A random item: what is given and what should come out. None: the draw was not of these lengths."""
 
+    def of_batch(self, dice: Dice) -> "AlgorithmTask":
+        """What the items of one training batch are drawn from; a task of one length needs no padding."""
+        return self
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        """Scores of what was said."""
+        return [exact_match(hypotheses, references)]
+
     def prepare(self, folder: Path, seed: int) -> "AlgorithmData":
         return AlgorithmData(self, seed)
 
@@ -90,7 +98,7 @@ class CopyConfig(AlgorithmTask):
     symbols: Symbols = 10
 
     def codec(self) -> Codec:
-        return _one_tokenizer(map(str, range(self.symbols)), "words")
+        return one_tokenizer(map(str, range(self.symbols)), "words")
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         items = [str(dice.below(self.symbols)) for _ in range(dice.between(*lengths))]
@@ -104,7 +112,7 @@ class ReverseConfig(AlgorithmTask):
     symbols: Symbols = 10
 
     def codec(self) -> Codec:
-        return _one_tokenizer(map(str, range(self.symbols)), "words")
+        return one_tokenizer(map(str, range(self.symbols)), "words")
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         items = [str(dice.below(self.symbols)) for _ in range(dice.between(*lengths))]
@@ -119,7 +127,7 @@ class SortConfig(AlgorithmTask):
     symbols: Symbols = 100
 
     def codec(self) -> Codec:
-        return _one_tokenizer(map(str, range(self.symbols)), "words")
+        return one_tokenizer(map(str, range(self.symbols)), "words")
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         items = [dice.below(self.symbols) for _ in range(dice.between(*lengths))]
@@ -134,7 +142,7 @@ class AdditionConfig(AlgorithmTask):
     lengths: Lengths = (1, 5)  # digits of the longer number; the other one has at most as many
 
     def codec(self) -> Codec:
-        return _one_tokenizer("0123456789+", "characters")
+        return one_tokenizer("0123456789+", "characters")
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         longest = dice.between(*lengths)
@@ -163,7 +171,7 @@ class AssociativeRecallConfig(AlgorithmTask):
 
     def codec(self) -> Codec:
         keys, values = (f"k{n}" for n in range(self.keys)), (f"v{n}" for n in range(self.values))
-        return _one_tokenizer([*keys, *values, "?"], "words")
+        return one_tokenizer([*keys, *values, "?"], "words")
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         keys = list(range(self.keys))
@@ -192,6 +200,9 @@ class ListOpsConfig(AlgorithmTask):
     def codec(self) -> Codec:
         digits = tuple(str(digit) for digit in range(10))
         return Codec(source=of_symbols([*digits, *OPERATORS, "]"], "words"), classes=digits)
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [accuracy(hypotheses, references)]
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
         tokens: list[str] = []
@@ -222,7 +233,8 @@ def list_value(operator: str, values: list[int]) -> int:
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) // 2
 
 
-def _one_tokenizer(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Codec:
+def one_tokenizer(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Codec:
+    """A codec for sources and targets of the same symbols."""
     tokenizer = of_symbols(symbols, kind)
     return Codec(tokenizer, tokenizer)
 
@@ -266,14 +278,15 @@ class AlgorithmData(TaskData):
 
     def batch(self, seed: int, index: int) -> Batch:
         dice = Dice(seed, "train", index)
-        return self._batch([self._fresh(dice) for _ in range(self._task.batch)])
+        task = self._task.of_batch(dice)
+        return self._batch([self._fresh(dice, task) for _ in range(task.batch)])
 
-    def _fresh(self, dice: Dice) -> Pair:
+    def _fresh(self, dice: Dice, task: AlgorithmTask) -> Pair:
         for _ in range(MOST_DRAWS):
-            item = self._task.draw(dice, self._task.lengths)
+            item = task.draw(dice, task.lengths)
             if item and _mark(item) not in self._taken:
                 return item
-        raise ConfigError(f"task: no training item of lengths {list(self._task.lengths)} is left; widen lengths")
+        raise ConfigError(f"task: no training item of lengths {list(task.lengths)} is left; widen lengths")
 
     def _batch(self, items: list[Pair]) -> Batch:
         sources, targets = [source for source, _ in items], [target for _, target in items]
@@ -295,8 +308,7 @@ class AlgorithmData(TaskData):
         return list(self._items[split])
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        score = exact_match if self.codec.classes is None else accuracy
-        return [score(hypotheses, references)]
+        return self._task.measure(hypotheses, references)
 
 
 def _mark(item: Pair | None) -> bytes:

@@ -1,0 +1,267 @@
+"""The Neural Turing Machine: a controller that reads and writes a memory while it reads the source, then answers.
+
+    h_t = Controller(x_t, r_(t-1), h_(t-1));   M_t, w_t, r_t = Heads(h_t, M_(t-1), w_(t-1));   y_t = W [h_t; r_t] + b
+
+The source comes first, token by token; its end is its last token. Then the machine answers with empty input, as in the
+paper (`feedback` gives it what it said before). The controller is an LSTM, or feed-forward: tanh(W [x; r] + b).
+
+With `embedding = "bits"` the ids after the special ones are all vectors of so many bits, in the order of the numbers
+they write. They enter as their bits; other ids have a channel each. The answer is a number z_b for each bit and
+z_s for each other id,
+
+    log P(v | a vector) = sum_b v_b z_b - log(1 + exp z_b),      odds of s against any vector = exp z_s,
+
+which is one softmax over all ids with a fixed matrix: a product of independent Bernoulli(sigmoid(z_b)), so that the
+cross-entropy of tokens is the paper's of bits, and the best token has each bit right of one half.
+
+Cost: O(T H^2 + T M K) time; every step waits for the one before.
+Paper: Graves et al. 2014, arXiv:1410.5401.
+Differs: a target ends in an end token, which the machine has to say; nothing of the state before the first token is
+learnt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, final
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed.errors import ConfigError
+from allyouneed.mixers import Memory, select_rows
+from allyouneed.mixers.base import map_sink
+from allyouneed.models.base import Head, Model, ModelConfig
+from allyouneed.models.ntm_memory import Heads, MemoryState
+from allyouneed.models.stack import new_embedding
+from allyouneed.sizes import Sizes
+
+SPECIAL = 4  # the first ids of every vocabulary stand for no words
+
+
+class NTMConfig(ModelConfig):
+    summary = "Neural Turing Machine: a controller with a memory that it reads and writes"
+    paper = "Graves et al. 2014, arXiv:1410.5401"
+    kind = "encoder-decoder"
+
+    type: Literal["ntm"] = "ntm"
+    controller: Literal["lstm", "feedforward"] = "lstm"
+    hidden: PositiveInt = 100  # of the controller
+    slots: Annotated[int, Field(ge=3)] = 128  # a step of -1, 0 and 1 should lead to three places
+    slot_width: PositiveInt = 20
+    read_heads: PositiveInt = 1
+    write_heads: PositiveInt = 1
+    embedding: Literal["bits", "learned"] = "learned"
+    bits: Annotated[int, Field(ge=1, le=16)] = 8  # of a vector: embedding = "bits" only
+    feedback: bool = False  # whether what was said before is read while answering
+
+    def build(self, sizes: Sizes) -> "NTM":
+        return NTM(self, sizes)
+
+
+@dataclass(frozen=True)
+class NTMState:
+    """What the past leaves behind."""
+
+    hidden_BF: Tensor
+    cell_BF: Tensor | None  # of an LSTM
+    memory: MemoryState
+
+
+@dataclass(frozen=True)
+class Written(Memory):
+    """What is left of a source: the slots of the memory, and the machine that wrote them."""
+
+    state: NTMState | None = None
+
+    def select(self, rows_B: Tensor) -> "Written":
+        chosen = super().select(rows_B)
+        return Written(chosen.x_BSD, chosen.valid_BS, select_rows(self.state, rows_B))
+
+
+@final
+class NTM(Model):
+    kind = "encoder-decoder"
+
+    def __init__(self, config: NTMConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        self.recurrent = config.controller == "lstm"
+        hidden, reads = config.hidden, config.read_heads * config.slot_width
+        gates = 4 * hidden if self.recurrent else hidden
+        self.source = Input(config, sizes.source, gates)
+        self.target = Input(config, sizes.target, gates) if config.feedback else None
+        self.controller = nn.Linear(hidden + reads if self.recurrent else reads, gates)
+        nn.init.zeros_(self.controller.bias)
+        if self.recurrent:
+            nn.init.ones_(self.controller.bias[hidden : 2 * hidden])  # the forget gate: remember at first
+        self.heads = Heads(hidden, config.slots, config.slot_width, config.read_heads, config.write_heads)
+        if config.embedding == "bits":
+            table_VN = bit_table(sizes.target, config.bits)
+            is_vector_V1 = table_VN[:, config.bits :].sum(dim=1, keepdim=True) == 0
+            self.output: nn.Linear | None = nn.Linear(hidden + reads, table_VN.shape[1])
+            self.head = Head(torch.cat([table_VN, is_vector_V1.to(table_VN.dtype)], dim=1))
+        else:
+            self.output = None
+            self.head = Head(new_embedding(sizes.target, hidden + reads), bias=True)
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Written:
+        B = source_BS.shape[0]
+        zero_BF = self.controller.weight.new_zeros(B, self.config.hidden)
+        state = NTMState(zero_BF, zero_BF if self.recurrent else None, self.heads.start(B))
+        _, state = self._run(self.source(source_BS), state, valid_BS)
+        return Written(state.memory.memory_BMK, None, state)
+
+    def start(self, memory: Memory | None = None) -> NTMState:
+        if not isinstance(memory, Written) or memory.state is None:
+            raise ConfigError("an ntm answers for a source: it starts from what its own `encode` gives")
+        return memory.state
+
+    def hidden(self, tokens_BT: Tensor, state: NTMState, valid_BT: Tensor | None = None) -> tuple[Tensor, NTMState]:
+        if self.target is None:
+            x_BTG = self.controller.bias.new_zeros(()).expand(*tokens_BT.shape, self.controller.out_features)
+        else:
+            x_BTG = self.target(tokens_BT)
+        y_BTD, state = self._run(x_BTG, state, valid_BT)
+        return self._answer(y_BTD), state
+
+    def _answer(self, y_BTD: Tensor) -> Tensor:
+        """What the head projects: h and the reads, or logits of bits, of other ids, and the sum that makes the vectors'
+        probabilities add up to one."""
+        if self.output is None:
+            return y_BTD
+        z_BTN = self.output(y_BTD)
+        total_BT1 = F.softplus(z_BTN[..., : self.config.bits]).sum(dim=-1, keepdim=True)
+        return torch.cat([z_BTN, -total_BT1], dim=-1)
+
+    def _run(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor | None) -> tuple[Tensor, NTMState]:
+        """[h; r] of every position (zeros where nothing is valid), and the state after the last valid one."""
+        x_BTG = x_BTG + self.controller.bias
+        if valid_BT is not None and not bool(valid_BT.all()):
+            return self._run_padded(x_BTG, state, valid_BT)
+        outputs, weights = [], []
+        for x_BG in x_BTG.unbind(1):
+            y_BD, state = self._step(x_BG, state)
+            outputs.append(y_BD)
+            weights.append(state.memory.weight_BHM)
+        if (sink := map_sink()) is not None:
+            sink(self.heads, torch.stack(weights, dim=2))
+        return torch.stack(outputs, dim=1), state
+
+    def _run_padded(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor) -> tuple[Tensor, NTMState]:
+        """The same, the longest rows first and valid positions before others: rows that have ended cost no more."""
+        B, T = valid_BT.shape
+        if not bool(valid_BT.any()):
+            return x_BTG.new_zeros(B, T, self.config.hidden + state.memory.read_BRK[0].numel()), state
+        row_B = valid_BT.sum(dim=1).argsort(descending=True)
+        place_BT = valid_BT[row_B].logical_not().long().argsort(dim=1, stable=True)
+        all_B = torch.arange(B, device=row_B.device)
+        state, ended = select_rows(state, row_B), []
+        outputs, weights, places = [], [], []
+        # After sorting, `going` rows are valid at the first place, fewer or as many at the second, and so on.
+        for t, going in enumerate(valid_BT[row_B[:, None], place_BT].sum(dim=0).tolist()):
+            if going == 0:
+                break
+            if going < state.hidden_BF.shape[0]:
+                ended.append(select_rows(state, all_B[going : state.hidden_BF.shape[0]]))
+                state = select_rows(state, all_B[:going])
+            row_P, place_P = row_B[:going], place_BT[:going, t]
+            y_PD, state = self._step(x_BTG[row_P, place_P], state)
+            outputs.append(y_PD)
+            weights.append(state.memory.weight_BHM)
+            places.append(row_P * T + place_P)
+        if (sink := map_sink()) is not None:
+            sink(self.heads, spread(weights, places, B, T).transpose(1, 2))
+        return spread(outputs, places, B, T), select_rows(join([state, *reversed(ended)]), row_B.argsort())
+
+    def _step(self, x_BG: Tensor, state: NTMState) -> tuple[Tensor, NTMState]:
+        """One position: [h; r] (B, D), and the state after it. The input comes projected."""
+        read_BN = state.memory.read_BRK.flatten(1)
+        if state.cell_BF is None:
+            cell_BF = None
+            hidden_BF = torch.addmm(x_BG, read_BN, self.controller.weight.T).tanh()
+        else:
+            said_BG = torch.addmm(x_BG, torch.cat([state.hidden_BF, read_BN], dim=1), self.controller.weight.T)
+            hidden_BF, cell_BF = lstm_cell(said_BG, state.cell_BF)
+        memory = self.heads(hidden_BF, state.memory)
+        return torch.cat([hidden_BF, memory.read_BRK.flatten(1)], dim=1), NTMState(hidden_BF, cell_BF, memory)
+
+    def flops(self, source: int, target: int) -> int:
+        step = 2 * self.controller.in_features * self.controller.out_features + self.heads.flops()
+        read = source * self.source.flops() + (target * self.target.flops() if self.target is not None else 0)
+        output = 0 if self.output is None else 2 * self.output.in_features * self.output.out_features
+        head = 2 * self.head.weight_VD.shape[0] * self.head.weight_VD.shape[1]
+        return (source + target) * step + read + target * (output + head)
+
+
+class Input(nn.Module):
+    """W x for ids, x being their bits; or, learnt, one-hot: then W x is a row of a table."""
+
+    def __init__(self, config: NTMConfig, ids: int, gates: int) -> None:
+        super().__init__()
+        self.table_VN: Tensor | None
+        if config.embedding == "bits":
+            self.register_buffer("table_VN", bit_table(ids, config.bits), persistent=False)
+            assert self.table_VN is not None
+            self.weight = nn.Parameter(torch.empty(gates, self.table_VN.shape[1]))
+        else:
+            self.table_VN = None
+            self.weight = nn.Parameter(torch.empty(gates, ids))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        if self.table_VN is None:
+            return F.embedding(tokens_BT, self.weight.T)
+        return F.linear(F.embedding(tokens_BT, self.table_VN), self.weight)
+
+    def flops(self) -> int:
+        """Of one token."""
+        return 0 if self.table_VN is None else 2 * self.weight.numel()
+
+
+def join(states: Sequence[NTMState]) -> NTMState:
+    """The rows of several batches as one batch."""
+    cells = [state.cell_BF for state in states if state.cell_BF is not None]
+    return NTMState(
+        torch.cat([state.hidden_BF for state in states]),
+        torch.cat(cells) if cells else None,
+        MemoryState(
+            torch.cat([state.memory.memory_BMK for state in states]),
+            torch.cat([state.memory.weight_BHM for state in states]),
+            torch.cat([state.memory.read_BRK for state in states]),
+        ),
+    )
+
+
+def spread(pieces: Sequence[Tensor], places: Sequence[Tensor], rows: int, length: int) -> Tensor:
+    """Values (of any shape) at their places among rows * length, zeros elsewhere: (rows, length, ...)."""
+    values = torch.cat(list(pieces))
+    return (
+        values.new_zeros(rows * length, *values.shape[1:])
+        .index_copy(0, torch.cat(list(places)), values)
+        .unflatten(0, (rows, length))
+    )
+
+
+def lstm_cell(said_BG: Tensor, cell_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """h = o tanh(c), c = f c + i g: the gates i, f, o and g stand side by side."""
+    width = cell_BF.shape[1]
+    in_BF, forget_BF, out_BF = said_BG[:, : 3 * width].sigmoid().chunk(3, dim=1)
+    cell_BF = torch.addcmul(forget_BF * cell_BF, in_BF, said_BG[:, 3 * width :].tanh())
+    return out_BF * cell_BF.tanh(), cell_BF
+
+
+def bit_table(ids: int, bits: int) -> Tensor:
+    """A row for each id: its bits, the highest first, and a channel for each id that is no vector.
+
+    The first ids are special ones, then come the 2^bits vectors, then others.
+    """
+    id_V = torch.arange(ids)
+    vector_V = id_V - SPECIAL
+    is_vector_V = (vector_V >= 0) & (vector_V < 2**bits)
+    bits_VW = (vector_V[:, None] >> torch.arange(bits - 1, -1, -1)) & 1 & is_vector_V[:, None]
+    others = min(ids, SPECIAL) + max(0, ids - SPECIAL - 2**bits)
+    channel_V = torch.where(id_V < SPECIAL, id_V, id_V - 2**bits)
+    other_VC = (channel_V[:, None] == torch.arange(others)) & ~is_vector_V[:, None]
+    return torch.cat([bits_VW.float(), other_VC.float()], dim=1)
