@@ -111,7 +111,7 @@ class NTM(Model):
         zero_BF = self.controller.weight.new_zeros(B, self.config.hidden)
         state = NTMState(zero_BF, zero_BF if self.recurrent else None, self.heads.start(B))
         _, state = self._run(self.source(source_BS), state, valid_BS)
-        return Written(state.memory.memory_BMK, None, state)
+        return Written(state.memory.memory_BKM.mT, None, state)
 
     def start(self, memory: Memory | None = None) -> NTMState:
         if not isinstance(memory, Written) or memory.state is None:
@@ -227,7 +227,7 @@ def join(states: Sequence[NTMState]) -> NTMState:
         torch.cat([state.hidden_BF for state in states]),
         torch.cat(cells) if cells else None,
         MemoryState(
-            torch.cat([state.memory.memory_BMK for state in states]),
+            torch.cat([state.memory.memory_BKM for state in states]),
             torch.cat([state.memory.weight_BHM for state in states]),
             torch.cat([state.memory.read_BRK for state in states]),
         ),

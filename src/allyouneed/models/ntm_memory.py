@@ -10,19 +10,25 @@
 
 with k, a = tanh, g, e = sigmoid, beta = softplus, gamma = 1 + softplus and s = softmax of what the controller says.
 
+A step is some forty operations on small tensors, and what lies between them costs more than they do. So its gradient is
+written out by hand: automatic differentiation of the same forward pass takes three times as long. The memory is kept as
+(B, K, M): what is constant along slots, as erase and add vectors are, then stays so within a row of the inner loop.
+
 Cost: O(M K) for each head and step; a step needs the one before it.
 Paper: Graves et al. 2014, arXiv:1410.5401, sections 3.1 to 3.3.
 Differs: the paper leaves open the order within a step: here all heads look at the memory of the step before, all write,
-then all read. Sums in denominators and logarithms have an epsilon against division by zero.
+then all read. Lengths of vectors and weights that are sharpened have an epsilon against division by zero.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SMALL = 1e-8  # added to lengths of vectors: an empty slot has none
+SMALL = 1e-16  # added to squared lengths: an empty slot has none
 TINY = 1e-12  # added to weights before their logarithm: 0^gamma has no gradient
 BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
 
@@ -31,7 +37,7 @@ BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018
 class MemoryState:
     """What heads leave behind."""
 
-    memory_BMK: Tensor
+    memory_BKM: Tensor  # K numbers in each of M slots
     weight_BHM: Tensor  # where each head looked: those that read first, then those that write
     read_BRK: Tensor
 
@@ -43,9 +49,8 @@ class Heads(nn.Module):
         super().__init__()
         self.slots, self.width, self.reads, self.writes = slots, width, read_heads, write_heads
         heads = read_heads + write_heads
-        # Numbers that pass the same function stand together: keys and adds, erases and gates, betas and gammas, shifts.
-        self.parts = [heads * width, write_heads * width, write_heads * width, heads, heads, heads, 3 * heads]
-        self.projection = nn.Linear(inputs, sum(self.parts))
+        # In the order of `_pass`: keys, adds, erases, gates, betas, gammas, shifts.
+        self.projection = nn.Linear(inputs, heads * width + 2 * write_heads * width + 6 * heads)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
@@ -55,69 +60,196 @@ class Heads(nn.Module):
         weight_BHM = like.new_zeros(rows, self.reads + self.writes, self.slots)
         weight_BHM[:, :, 0] = 1  # a weighting that is learnt instead, or uniform, is far harder to train
         return MemoryState(
-            like.new_full((rows, self.slots, self.width), BLANK),
+            like.new_full((rows, self.width, self.slots), BLANK),
             weight_BHM,
             like.new_full((rows, self.reads, self.width), BLANK),
         )
 
     def forward(self, x_BD: Tensor, state: MemoryState) -> MemoryState:
         """The heads do what the controller's output says."""
-        R, W, K = self.reads, self.writes, self.width
-        said_BP = self.projection(x_BD)
-        rows, vectors, shares = said_BP.shape[0], (R + 2 * W) * K, W * K + R + W
-        bounded_BN = said_BP[:, :vectors].tanh()
-        share_BG = said_BP[:, vectors : vectors + shares].sigmoid()
-        strength_BS = F.softplus(said_BP[:, vectors + shares : -3 * (R + W)])
-        weight_BHM = address(
-            state.memory_BMK,
-            state.weight_BHM,
-            bounded_BN[:, : (R + W) * K].view(rows, R + W, K),
-            strength_BS[:, : R + W].unsqueeze(2),
-            share_BG[:, W * K :].unsqueeze(2),
-            said_BP[:, -3 * (R + W) :].view(rows, R + W, 3).softmax(dim=2),
-            1 + strength_BS[:, R + W :].unsqueeze(2),
-        )
-        memory_BMK = write(
-            state.memory_BMK,
-            weight_BHM[:, R:],
-            share_BG[:, : W * K].view(rows, W, K),
-            bounded_BN[:, (R + W) * K :].view(rows, W, K),
-        )
-        return MemoryState(memory_BMK, weight_BHM, torch.bmm(weight_BHM[:, :R], memory_BMK))
+        return MemoryState(*use_memory(state.memory_BKM, state.weight_BHM, self.projection(x_BD), self.reads))
 
     def flops(self) -> int:
         """Of one step."""
         heads = self.reads + self.writes
-        adds = self.writes if self.writes > 1 else 0  # one head's are no matrix product
         project = 2 * self.projection.in_features * self.projection.out_features
-        return project + 2 * (heads + adds + self.reads) * self.slots * self.width
+        return project + 2 * (heads + self.writes + self.reads) * self.slots * self.width
 
 
-def address(
-    memory_BMK: Tensor,
-    before_BHM: Tensor,
-    key_BHK: Tensor,
-    beta_BH1: Tensor,
-    gate_BH1: Tensor,
-    shift_BH3: Tensor,
-    gamma_BH1: Tensor,
+def use_memory(memory_BKM: Tensor, before_BHM: Tensor, said_BN: Tensor, reads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of all heads: the memory after it, where they looked, and what the first `reads` of them read."""
+    return _Step.apply(memory_BKM, before_BHM, said_BN, reads)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, memory_BKM: Tensor, before_BHM: Tensor, said_BN: Tensor, reads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        said = _pass(said_BN, before_BHM.shape[1], before_BHM.shape[1] - reads, memory_BKM.shape[1])
+        weight_BHM, between = _look(memory_BKM, before_BHM, said)
+        weight_BWM, after_BKM = weight_BHM[:, reads:], memory_BKM
+        for erase_BK1, weight_B1M in _heads(said.erase_BWK, weight_BWM):
+            after_BKM = after_BKM * (1 - erase_BK1 * weight_B1M)
+        after_BKM = torch.baddbmm(after_BKM, said.add_BWK.mT, weight_BWM)
+        read_BRK = torch.bmm(weight_BHM[:, :reads], after_BKM.mT)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(memory_BKM, before_BHM, after_BKM, weight_BHM)
+            ctx.said, ctx.between = said, between
+        return after_BKM, weight_BHM, read_BRK
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """What begins with d is the gradient of what follows."""
+        dafter_BKM, dweight_BHM, dread_BRK = grads
+        memory_BKM, before_BHM, after_BKM, weight_BHM = ctx.saved_tensors
+        reads, said = dread_BRK.shape[1], ctx.said
+        # r = w M'
+        dafter_BKM = torch.baddbmm(dafter_BKM, dread_BRK.mT, weight_BHM[:, :reads])
+        dweights = [dweight_BHM[:, :reads] + torch.bmm(dread_BRK, after_BKM)]
+        # M' = M prod_h (1 - w_h e_h) + sum_h w_h a_h
+        weight_BWM = weight_BHM[:, reads:]
+        dadd_BWK = torch.bmm(weight_BWM, dafter_BKM.mT)
+        dwritten_BWM = dweight_BHM[:, reads:] + torch.bmm(said.add_BWK, dafter_BKM)
+        derases, dmemory_BKM = [], dafter_BKM
+        pairs = list(_heads(said.erase_BWK, weight_BWM))
+        for head, (erase_BK1, weight_B1M) in enumerate(pairs):
+            dkept_BKM = dafter_BKM * memory_BKM
+            for other, (other_BK1, other_B1M) in enumerate(pairs):
+                if other != head:
+                    dkept_BKM = dkept_BKM * (1 - other_BK1 * other_B1M)
+            derases.append(torch.bmm(weight_B1M, dkept_BKM.mT).neg_())
+            dweights.append(torch.baddbmm(dwritten_BWM[:, head : head + 1], erase_BK1.mT, dkept_BKM, alpha=-1))
+            dmemory_BKM = dmemory_BKM * (1 - erase_BK1 * weight_B1M)
+        dlooked_BKM, dbefore_BHM, dsaid = _look_backward(
+            torch.cat(dweights, dim=1), weight_BHM, memory_BKM, before_BHM, said, ctx.between
+        )
+        dsaid_BN = _pass_backward(said, dadd_BWK, torch.cat(derases, dim=1), *dsaid)
+        return dlooked_BKM.add_(dmemory_BKM), dbefore_BHM, dsaid_BN, None
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the controller says to the heads, each number through its function."""
+
+    key_BHK: Tensor
+    beta_BH1: Tensor
+    gate_BH1: Tensor
+    shift_BH3: Tensor  # by -1, 0 and 1
+    gamma_BH1: Tensor
+    erase_BWK: Tensor
+    add_BWK: Tensor
+    bounded_BN: Tensor  # keys and adds once more, side by side as they were said
+    share_BG: Tensor  # erases and gates
+    strength_BS: Tensor  # betas and gammas
+
+
+def _pass(said_BP: Tensor, heads: int, writes: int, width: int) -> _Said:
+    """Numbers that pass the same function stand side by side: keys, adds; erases, gates; betas, gammas; shifts."""
+    rows, keys, adds = said_BP.shape[0], heads * width, writes * width
+    bounded_BN, share_BG, strength_BS, shift_BU = said_BP.split([keys + adds, adds + heads, 2 * heads, 3 * heads], 1)
+    bounded_BN, share_BG, strength_BS = bounded_BN.tanh(), share_BG.sigmoid(), F.softplus(strength_BS)
+    return _Said(
+        key_BHK=bounded_BN[:, :keys].view(rows, heads, width),
+        add_BWK=bounded_BN[:, keys:].view(rows, writes, width),
+        erase_BWK=share_BG[:, :adds].view(rows, writes, width),
+        gate_BH1=share_BG[:, adds:].unsqueeze(2),
+        beta_BH1=strength_BS[:, :heads].unsqueeze(2),
+        gamma_BH1=strength_BS[:, heads:].unsqueeze(2) + 1,
+        shift_BH3=shift_BU.view(rows, heads, 3).softmax(dim=2),
+        bounded_BN=bounded_BN,
+        share_BG=share_BG,
+        strength_BS=strength_BS,
+    )
+
+
+def _pass_backward(
+    said: _Said,
+    dadd_BWK: Tensor,
+    derase_BWK: Tensor,
+    dkey_BHK: Tensor,
+    dbeta_BH1: Tensor,
+    dgate_BH1: Tensor,
+    dshift_BH3: Tensor,
+    dgamma_BH1: Tensor,
 ) -> Tensor:
-    """Where each head looks (B, H, M); every row sums to one. shift_BH3 is for steps of -1, 0 and 1."""
-    key_BHK = key_BHK * (beta_BH1 / (torch.linalg.vector_norm(key_BHK, dim=2, keepdim=True) + SMALL))
-    length_BM = torch.linalg.vector_norm(memory_BMK, dim=2) + SMALL
-    content_BHM = (torch.bmm(key_BHK, memory_BMK.mT) / length_BM.unsqueeze(1)).softmax(dim=2)
-    gated_BHM = torch.lerp(before_BHM, content_BHM, gate_BH1)
-    ring_BHN = torch.cat([gated_BHM[:, :, -1:], gated_BHM, gated_BHM[:, :, :1]], dim=2)
+    dbounded_BN = torch.cat([dkey_BHK.flatten(1), dadd_BWK.flatten(1)], dim=1)
+    dshare_BG = torch.cat([derase_BWK.flatten(1), dgate_BH1.flatten(1)], dim=1)
+    dstrength_BS = torch.cat([dbeta_BH1, dgamma_BH1], dim=1).squeeze(2)
+    return torch.cat(
+        [
+            torch.ops.aten.tanh_backward(dbounded_BN, said.bounded_BN),
+            torch.ops.aten.sigmoid_backward(dshare_BG, said.share_BG),
+            dstrength_BS * (1 - said.strength_BS.neg().exp_()),  # sigmoid(x) = 1 - exp(-softplus(x))
+            _softmax_backward(dshift_BH3, said.shift_BH3).flatten(1),
+        ],
+        dim=1,
+    )
+
+
+_Between = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _look(memory_BKM: Tensor, before_BHM: Tensor, said: _Said) -> tuple[Tensor, _Between]:
+    """Where each head looks, and what its gradient needs."""
+    length_BH1 = (torch.linalg.vecdot(said.key_BHK, said.key_BHK).unsqueeze(2) + SMALL).sqrt_()
+    length_B1M = ((memory_BKM * memory_BKM).sum(dim=1, keepdim=True) + SMALL).sqrt_()
+    score_BHM = torch.bmm(said.key_BHK * (said.beta_BH1 / length_BH1), memory_BKM) / length_B1M
+    content_BHM = score_BHM.softmax(dim=2)
+    gated_BHM = torch.lerp(before_BHM, content_BHM, said.gate_BH1)
+    shifted_BHM = _shift(gated_BHM, said.shift_BH3) + TINY
+    weight_BHM = (said.gamma_BH1 * shifted_BHM.log()).softmax(dim=2)
+    return weight_BHM, (length_BH1, length_B1M, score_BHM, content_BHM, shifted_BHM)
+
+
+def _look_backward(
+    dweight_BHM: Tensor, weight_BHM: Tensor, memory_BKM: Tensor, before_BHM: Tensor, said: _Said, between: _Between
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Gradients of the memory, of the weighting before, and of key, beta, gate, shift and gamma."""
+    length_BH1, length_B1M, score_BHM, content_BHM, shifted_BHM = between
+    dpower_BHM = _softmax_backward(dweight_BHM, weight_BHM)
+    dgamma_BH1 = _sum(dpower_BHM, shifted_BHM.log())
+    dshifted_BHM = dpower_BHM * said.gamma_BH1 / shifted_BHM
+    gated_BHM = torch.lerp(before_BHM, content_BHM, said.gate_BH1)
+    taps = [_sum(dshifted_BHM, gated_BHM.roll(step, dims=2)) for step in (-1, 0, 1)]
+    dgated_BHM = _shift(dshifted_BHM, said.shift_BH3.flip(2))
+    dgate_BH1 = _sum(dgated_BHM, content_BHM - before_BHM)
+    dcontent_BHM = dgated_BHM * said.gate_BH1
+    dscore_BHM = _softmax_backward(dcontent_BHM, content_BHM)
+    # score = beta (k / |k|) . (M / |M|)
+    ddot_BHM = dscore_BHM / length_B1M
+    unit_BHK = said.key_BHK / length_BH1
+    dsharp_BHK = torch.bmm(ddot_BHM, memory_BKM.mT)
+    dbeta_BH1 = _sum(dsharp_BHK, unit_BHK)
+    dkey_BHK = (dsharp_BHK - unit_BHK * dbeta_BH1) * (said.beta_BH1 / length_BH1)
+    dlength_B1M = (dscore_BHM * score_BHM).sum(dim=1, keepdim=True) / (length_B1M * length_B1M)
+    dmemory_BKM = torch.baddbmm(memory_BKM * dlength_B1M, (unit_BHK * said.beta_BH1).mT, ddot_BHM, beta=-1)
+    return (
+        dmemory_BKM,
+        dgated_BHM - dcontent_BHM,
+        (dkey_BHK, dbeta_BH1, dgate_BH1, torch.cat(taps, dim=2), dgamma_BH1),
+    )
+
+
+def _shift(weight_BHM: Tensor, shift_BH3: Tensor) -> Tensor:
+    """The sum of the weights moved on by -1, 0 and 1, around the ends, each times its share."""
     back_BH1, stay_BH1, on_BH1 = shift_BH3.split(1, dim=2)
-    shifted_BHM = back_BH1 * ring_BHN[:, :, 2:] + stay_BH1 * gated_BHM + on_BH1 * ring_BHN[:, :, :-2]
-    return (gamma_BH1 * (shifted_BHM + TINY).log()).softmax(dim=2)
+    ring_BHN = torch.cat([weight_BHM[:, :, -1:], weight_BHM, weight_BHM[:, :, :1]], dim=2)
+    shifted_BHM = weight_BHM * stay_BH1
+    shifted_BHM += ring_BHN[:, :, 2:] * back_BH1
+    shifted_BHM += ring_BHN[:, :, :-2] * on_BH1
+    return shifted_BHM
 
 
-def write(memory_BMK: Tensor, weight_BWM: Tensor, erase_BWK: Tensor, add_BWK: Tensor) -> Tensor:
-    """The memory after all heads have erased and then all have added."""
-    if weight_BWM.shape[1] == 1:  # M (1 - w e) + w a = M + w (a - e M)
-        change_BMK = torch.addcmul(add_BWK, erase_BWK, memory_BMK, value=-1)
-        return torch.addcmul(memory_BMK, weight_BWM.mT, change_BMK)
-    for weight_BM, erase_BK in zip(weight_BWM.unbind(1), erase_BWK.unbind(1), strict=True):
-        memory_BMK = memory_BMK * (1 - weight_BM.unsqueeze(2) * erase_BK.unsqueeze(1))
-    return torch.baddbmm(memory_BMK, weight_BWM.mT, add_BWK)
+def _heads(erase_BWK: Tensor, weight_BWM: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The erase vector (B, K, 1) and the weighting (B, 1, M) of each head that writes."""
+    for head in range(weight_BWM.shape[1]):
+        yield erase_BWK[:, head].unsqueeze(2), weight_BWM[:, head : head + 1]
+
+
+def _sum(one: Tensor, two: Tensor) -> Tensor:
+    return torch.linalg.vecdot(one, two).unsqueeze(-1)
+
+
+def _softmax_backward(grad: Tensor, out: Tensor) -> Tensor:
+    return torch._softmax_backward_data(grad, out, -1, out.dtype)

@@ -1,0 +1,212 @@
+"""The Neural Turing Machine's memory against loops written from the paper's equations, and tokens that are bits."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.lab.maps import record_maps
+from allyouneed.mixers import select_rows
+from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.models.ntm import NTM, NTMConfig, bit_table
+from allyouneed.models.ntm_memory import Heads, MemoryState, use_memory
+from allyouneed.sizes import Sizes
+
+
+def said_apart(said_BN: Tensor, heads: int, writes: int, width: int) -> list[Tensor]:
+    """Keys, adds, erases, gates, betas, gammas, shifts: for each row and head what the controller says."""
+    sizes = [heads * width, writes * width, writes * width, heads, heads, heads, 3 * heads]
+    parts = said_BN.split(sizes, dim=1)
+    counts = [heads, writes, writes, heads, heads, heads, heads]
+    return [part.unflatten(1, (count, -1)) for part, count in zip(parts, counts, strict=True)]
+
+
+def by_the_paper(
+    memory: Tensor, before: Tensor, said: Tensor, reads: int
+) -> tuple[list[list[list[Tensor]]], list[list[list[Tensor]]], list[list[list[Tensor]]]]:
+    """Equations 2 to 9, one number at a time; memory (B, K, M) as in the model."""
+    B, K, M = memory.shape
+    heads = before.shape[1]
+    writes = heads - reads
+    keys, adds, erases, gates, betas, gammas, shifts = said_apart(said, heads, writes, K)
+    memories, weights, read_vectors = [], [], []
+    for b in range(B):
+        slots = [[memory[b, k, i] for k in range(K)] for i in range(M)]
+        looked = []
+        for h in range(heads):
+            key, beta = keys[b, h].tanh(), F.softplus(betas[b, h, 0])
+            cosines = []
+            for slot in slots:
+                dot = sum(u * v for u, v in zip(key, slot, strict=True))
+                cosines.append(
+                    dot / (sum(u * u for u in key).sqrt() * sum(v * v for v in slot).sqrt())  # type: ignore[union-attr]
+                )
+            scores = [(beta * cosine).exp() for cosine in cosines]
+            content = [score / sum(scores) for score in scores]
+            g = gates[b, h, 0].sigmoid()
+            gated = [g * content[i] + (1 - g) * before[b, h, i] for i in range(M)]
+            s = dict(zip((-1, 0, 1), shifts[b, h].softmax(0), strict=True))
+            shifted = [sum(gated[j] * s.get((i - j + 1) % M - 1, 0) for j in range(M)) for i in range(M)]
+            gamma = 1 + F.softplus(gammas[b, h, 0])
+            sharp = [value**gamma for value in shifted]
+            looked.append([value / sum(sharp) for value in sharp])
+        written = [row[:] for row in slots]
+        for h in range(writes):
+            erase = erases[b, h].sigmoid()
+            written = [[written[i][k] * (1 - looked[reads + h][i] * erase[k]) for k in range(K)] for i in range(M)]
+        for h in range(writes):
+            add = adds[b, h].tanh()
+            written = [[written[i][k] + looked[reads + h][i] * add[k] for k in range(K)] for i in range(M)]
+        memories.append([[written[i][k] for i in range(M)] for k in range(K)])
+        weights.append(looked)
+        read_vectors.append(
+            [[sum(looked[h][i] * written[i][k] for i in range(M)) for k in range(K)] for h in range(reads)]
+        )
+    return memories, weights, read_vectors
+
+
+def stacked(nested: object) -> Tensor:
+    return nested if isinstance(nested, Tensor) else torch.stack([stacked(item) for item in nested])  # type: ignore[attr-defined]
+
+
+def step_inputs(B: int, K: int, M: int, reads: int, writes: int) -> tuple[Tensor, Tensor, Tensor]:
+    heads = reads + writes
+    said_BN = torch.randn(B, heads * K + 2 * writes * K + 6 * heads, dtype=torch.float64)
+    before_BHM = torch.rand(B, heads, M, dtype=torch.float64).softmax(dim=2)
+    memory_BKM = torch.randn(B, K, M, dtype=torch.float64)
+    return tuple(x.requires_grad_() for x in (memory_BKM, before_BHM, said_BN))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(1, 1), (2, 1), (1, 2), (2, 3)])
+def test_a_step_is_the_papers_equations(reads: int, writes: int) -> None:
+    inputs = step_inputs(2, 3, 5, reads, writes)
+    fast = use_memory(*inputs, reads)
+    slow = [stacked(part) for part in by_the_paper(*inputs, reads)]
+    noises = [torch.randn_like(part) for part in slow]
+    for ours, theirs in zip(fast, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(
+        torch.autograd.grad(fast, inputs, noises), torch.autograd.grad(slow, inputs, noises), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(1, 1), (2, 2)])
+def test_gradients_are_those_of_small_differences(reads: int, writes: int) -> None:
+    inputs = step_inputs(2, 3, 4, reads, writes)
+    assert torch.autograd.gradcheck(lambda *x: use_memory(*x, reads), inputs)
+
+
+def test_a_shift_moves_on_and_around_the_end() -> None:
+    """A head that trusts its last place and moves by one goes through the slots in order, then begins again."""
+    heads = Heads(1, slots=4, width=2, read_heads=1, write_heads=1)
+    said_BN = torch.zeros(1, heads.projection.out_features)
+    gates, gammas, shifts = slice(8, 10), slice(12, 14), slice(14, 20)
+    said_BN[:, gates], said_BN[:, gammas] = -50, 5
+    said_BN[:, shifts] = torch.tensor([-50.0, -50, 50, 50, -50, -50])  # the reader goes on, the writer goes back
+    state, seen = heads.start(1), []
+    for _ in range(5):
+        state = MemoryState(*use_memory(state.memory_BKM, state.weight_BHM, said_BN, 1))
+        seen.append(state.weight_BHM[0].argmax(dim=1).tolist())
+    assert seen == [[1, 3], [2, 2], [3, 1], [0, 0], [1, 3]]
+
+
+def test_a_memory_that_was_never_written_and_one_place_give_numbers() -> None:
+    """Weights that are exactly 0 and 1, and slots that are all alike."""
+    heads = Heads(3, slots=6, width=4, read_heads=1, write_heads=1)
+    x_BD = torch.randn(2, 3, requires_grad=True)
+    state = heads(x_BD, heads.start(2))
+    for _ in range(30):
+        state = heads(x_BD, state)
+    state.read_BRK.sum().backward()
+    assert x_BD.grad is not None
+    assert bool(x_BD.grad.isfinite().all())
+
+
+def test_bits_of_ids() -> None:
+    table_VN = bit_table(4 + 8 + 2, 3)
+    assert table_VN[4 + 6].tolist() == [1, 1, 0] + 6 * [0]
+    others = [0, 1, 2, 3, 12, 13]
+    assert table_VN[others].argmax(dim=1).tolist() == [3, 4, 5, 6, 7, 8]
+    assert table_VN[others].sum() == 6
+    assert bit_table(2, 8).shape == (2, 10)  # smaller than its special ids
+
+
+def machine(**settings: object) -> NTM:
+    model = NTMConfig(hidden=7, slots=6, slot_width=4, embedding="bits", bits=3, **settings).build(Sizes(13, 13))  # type: ignore[arg-type]
+    return model.double()
+
+
+def test_the_softmax_over_vectors_is_a_product_of_bernoullis() -> None:
+    model = machine()
+    source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))
+    y_BTD, _ = model._run(torch.zeros(2, 6, 28, dtype=torch.float64), model.condition(source_BS), None)
+    assert model.output is not None
+    z_BTN = model.output(y_BTD)
+    logits_BTV, _ = model.step(target_BT, model.condition(source_BS))
+    logprob_BT = logits_BTV.log_softmax(-1).gather(2, target_BT[:, :, None])[:, :, 0]
+    bits_BTN = bit_table(13, 3)[target_BT].double()
+    bce_BT = F.binary_cross_entropy_with_logits(z_BTN[..., :3], bits_BTN[..., :3], reduction="none").sum(-1)
+    others_BT = torch.cat([torch.zeros(2, 6, 1), z_BTN[..., 3:]], dim=2).logsumexp(2)  # against ids that are no vectors
+    torch.testing.assert_close(-logprob_BT, bce_BT + others_BT)
+    best_BT = logits_BTV[:, :, 4:12].argmax(dim=2)
+    torch.testing.assert_close(best_BT, ((z_BTN[..., :3] > 0) * torch.tensor([4, 2, 1])).sum(2))
+
+
+def test_what_is_fixed_is_no_parameter_and_is_not_saved() -> None:
+    model = machine()
+    hidden, reads, keys = 7, 4, 2 * 4 + 2 * 4 + 6 * 2
+    gates = 4 * hidden * (hidden + reads + 1) + 4 * hidden * (3 + 5)
+    assert model.parameter_count() == gates + keys * (hidden + 1) + (3 + 5) * (hidden + reads + 1)
+    assert not [name for name in model.state_dict() if "table" in name or "head.weight" in name]
+    source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))
+    before_BTV = model.step(target_BT, model.condition(source_BS))[0]
+    lay_out_for_prediction(model)
+    torch.testing.assert_close(model.step(target_BT, model.condition(source_BS))[0], before_BTV)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_answers_hear_what_was_said_only_if_told(feedback: bool) -> None:
+    model = machine(feedback=feedback)
+    source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))
+    other_BT = 4 + (target_BT - 3) % 8
+    one, two = (model.step(tokens_BT, model.condition(source_BS))[0] for tokens_BT in (target_BT, other_BT))
+    assert torch.equal(one, two) is not feedback
+
+
+def test_padding_may_stand_anywhere() -> None:
+    model = machine()
+    source_BS, target_BT = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 2))
+    valid_BS = torch.tensor([[0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]).bool()
+    together_BTV = model.step(target_BT, model.condition(source_BS, valid_BS))[0]
+    alone_BTV = model.step(target_BT[:1], model.condition(source_BS[:1, [1, 3, 4]]))[0]
+    torch.testing.assert_close(together_BTV[:1], alone_BTV)
+    empty_BTV = model.step(target_BT[2:], model.condition(source_BS[2:], valid_BS[2:]))[0]
+    torch.testing.assert_close(together_BTV[2:], empty_BTV)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_weightings_are_maps(padded: bool) -> None:
+    model = machine(read_heads=2)
+    source_BS = torch.randint(4, 12, (2, 5))
+    valid_BS = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]).bool()
+    with record_maps(model) as maps, torch.no_grad():
+        state = model.condition(source_BS, valid_BS if padded else None)
+        model.step(source_BS[:, :3], state)
+    assert [one.name for one in maps] == ["heads", "heads"]
+    assert [tuple(one.weights_BHTS.shape) for one in maps] == [(2, 3, 5, 6), (2, 3, 3, 6)]
+    sums_BHT = maps[0].weights_BHTS.sum(dim=3)
+    expected_BT = valid_BS.double() if padded else torch.ones(2, 5, dtype=torch.float64)
+    torch.testing.assert_close(sums_BHT, expected_BT[:, None].expand(2, 3, 5))
+    torch.testing.assert_close(maps[0].weights_BHTS[:, :, 4], state.memory.weight_BHM)
+
+
+def test_what_was_encoded_can_be_selected() -> None:
+    model = machine()
+    source_BS, target_BT, row_N = torch.randint(4, 12, (3, 5)), torch.randint(4, 12, (3, 2)), torch.tensor([2, 0])
+    chosen = select_rows(model.encode(source_BS), row_N)
+    torch.testing.assert_close(
+        model.step(target_BT[row_N], model.start(chosen))[0],
+        model.step(target_BT, model.condition(source_BS))[0][row_N],
+    )
+    torch.testing.assert_close(chosen.x_BSD, model.encode(source_BS[row_N]).x_BSD)
