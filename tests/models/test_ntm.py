@@ -45,7 +45,7 @@ def by_the_paper(
             content = [score / sum(scores) for score in scores]
             g = gates[b, h, 0].sigmoid()
             gated = [g * content[i] + (1 - g) * before[b, h, i] for i in range(M)]
-            s = dict(zip((-1, 0, 1), shifts[b, h].softmax(0), strict=True))
+            s = dict(zip((1, 0, -1), shifts[b, h].softmax(0), strict=True))
             shifted = [sum(gated[j] * s.get((i - j + 1) % M - 1, 0) for j in range(M)) for i in range(M)]
             gamma = 1 + F.softplus(gammas[b, h, 0])
             sharp = [value**gamma for value in shifted]
@@ -103,7 +103,7 @@ def test_a_shift_moves_on_and_around_the_end() -> None:
     said_BN = torch.zeros(1, heads.projection.out_features)
     gates, gammas, shifts = slice(8, 10), slice(12, 14), slice(14, 20)
     said_BN[:, gates], said_BN[:, gammas] = -50, 5
-    said_BN[:, shifts] = torch.tensor([-50.0, -50, 50, 50, -50, -50])  # the reader goes on, the writer goes back
+    said_BN[:, shifts] = torch.tensor([50.0, -50, -50, -50, -50, 50])  # the reader goes on, the writer goes back
     state, seen = heads.start(1), []
     for _ in range(5):
         state = MemoryState(*use_memory(state.memory_BKM, state.weight_BHM, said_BN, 1))

@@ -73,7 +73,7 @@ class Heads(nn.Module):
         """Of one step."""
         heads = self.reads + self.writes
         project = 2 * self.projection.in_features * self.projection.out_features
-        return project + 2 * (heads + self.writes + self.reads) * self.slots * self.width
+        return project + 2 * (heads + self.writes + self.reads) * self.slots * self.width + 2 * 3 * heads * self.slots
 
 
 def use_memory(memory_BKM: Tensor, before_BHM: Tensor, said_BN: Tensor, reads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,13 +89,14 @@ class _Step(torch.autograd.Function):
         said = _pass(said_BN, before_BHM.shape[1], before_BHM.shape[1] - reads, memory_BKM.shape[1])
         weight_BHM, between = _look(memory_BKM, before_BHM, said)
         weight_BWM, after_BKM = weight_BHM[:, reads:], memory_BKM
-        for erase_BK1, weight_B1M in _heads(said.erase_BWK, weight_BWM):
-            after_BKM = after_BKM * (1 - erase_BK1 * weight_B1M)
+        kept = [1 - erase_BK1 * weight_B1M for erase_BK1, weight_B1M in _heads(said.erase_BWK, weight_BWM)]
+        for kept_BKM in kept:
+            after_BKM = after_BKM * kept_BKM
         after_BKM = torch.baddbmm(after_BKM, said.add_BWK.mT, weight_BWM)
         read_BRK = torch.bmm(weight_BHM[:, :reads], after_BKM.mT)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(memory_BKM, before_BHM, after_BKM, weight_BHM)
-            ctx.said, ctx.between = said, between
+            ctx.said, ctx.between, ctx.kept = said, between, kept
         return after_BKM, weight_BHM, read_BRK
 
     @staticmethod
@@ -112,15 +113,13 @@ class _Step(torch.autograd.Function):
         dadd_BWK = torch.bmm(weight_BWM, dafter_BKM.mT)
         dwritten_BWM = dweight_BHM[:, reads:] + torch.bmm(said.add_BWK, dafter_BKM)
         derases, dmemory_BKM = [], dafter_BKM
-        pairs = list(_heads(said.erase_BWK, weight_BWM))
-        for head, (erase_BK1, weight_B1M) in enumerate(pairs):
+        for head, (erase_BK1, weight_B1M) in enumerate(_heads(said.erase_BWK, weight_BWM)):
             dkept_BKM = dafter_BKM * memory_BKM
-            for other, (other_BK1, other_B1M) in enumerate(pairs):
-                if other != head:
-                    dkept_BKM = dkept_BKM * (1 - other_BK1 * other_B1M)
+            for other_BKM in ctx.kept[:head] + ctx.kept[head + 1 :]:
+                dkept_BKM *= other_BKM
             derases.append(torch.bmm(weight_B1M, dkept_BKM.mT).neg_())
             dweights.append(torch.baddbmm(dwritten_BWM[:, head : head + 1], erase_BK1.mT, dkept_BKM, alpha=-1))
-            dmemory_BKM = dmemory_BKM * (1 - erase_BK1 * weight_B1M)
+            dmemory_BKM = dmemory_BKM * ctx.kept[head]
         dlooked_BKM, dbefore_BHM, dsaid = _look_backward(
             torch.cat(dweights, dim=1), weight_BHM, memory_BKM, before_BHM, said, ctx.between
         )
@@ -135,7 +134,7 @@ class _Said:
     key_BHK: Tensor
     beta_BH1: Tensor
     gate_BH1: Tensor
-    shift_BH3: Tensor  # by -1, 0 and 1
+    shift_BH3: Tensor  # by 1, 0 and -1
     gamma_BH1: Tensor
     erase_BWK: Tensor
     add_BWK: Tensor
@@ -187,32 +186,32 @@ def _pass_backward(
     )
 
 
-_Between = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_Between = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _look(memory_BKM: Tensor, before_BHM: Tensor, said: _Said) -> tuple[Tensor, _Between]:
     """Where each head looks, and what its gradient needs."""
-    length_BH1 = (torch.linalg.vecdot(said.key_BHK, said.key_BHK).unsqueeze(2) + SMALL).sqrt_()
+    length_BH1 = (_sum(said.key_BHK, said.key_BHK) + SMALL).sqrt_()
     length_B1M = ((memory_BKM * memory_BKM).sum(dim=1, keepdim=True) + SMALL).sqrt_()
     score_BHM = torch.bmm(said.key_BHK * (said.beta_BH1 / length_BH1), memory_BKM) / length_B1M
     content_BHM = score_BHM.softmax(dim=2)
-    gated_BHM = torch.lerp(before_BHM, content_BHM, said.gate_BH1)
-    shifted_BHM = _shift(gated_BHM, said.shift_BH3) + TINY
-    weight_BHM = (said.gamma_BH1 * shifted_BHM.log()).softmax(dim=2)
-    return weight_BHM, (length_BH1, length_B1M, score_BHM, content_BHM, shifted_BHM)
+    turned_N3M = _turned(torch.lerp(before_BHM, content_BHM, said.gate_BH1))
+    shifted_BHM = torch.bmm(said.shift_BH3.view(-1, 1, 3), turned_N3M).view_as(before_BHM) + TINY
+    log_BHM = shifted_BHM.log()
+    weight_BHM = (said.gamma_BH1 * log_BHM).softmax(dim=2)
+    return weight_BHM, (length_BH1, length_B1M, score_BHM, content_BHM, turned_N3M, shifted_BHM, log_BHM)
 
 
 def _look_backward(
     dweight_BHM: Tensor, weight_BHM: Tensor, memory_BKM: Tensor, before_BHM: Tensor, said: _Said, between: _Between
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """Gradients of the memory, of the weighting before, and of key, beta, gate, shift and gamma."""
-    length_BH1, length_B1M, score_BHM, content_BHM, shifted_BHM = between
+    length_BH1, length_B1M, score_BHM, content_BHM, turned_N3M, shifted_BHM, log_BHM = between
     dpower_BHM = _softmax_backward(dweight_BHM, weight_BHM)
-    dgamma_BH1 = _sum(dpower_BHM, shifted_BHM.log())
+    dgamma_BH1 = _sum(dpower_BHM, log_BHM)
     dshifted_BHM = dpower_BHM * said.gamma_BH1 / shifted_BHM
-    gated_BHM = torch.lerp(before_BHM, content_BHM, said.gate_BH1)
-    taps = [_sum(dshifted_BHM, gated_BHM.roll(step, dims=2)) for step in (-1, 0, 1)]
-    dgated_BHM = _shift(dshifted_BHM, said.shift_BH3.flip(2))
+    dshift_BH3 = torch.bmm(dshifted_BHM.view(-1, 1, dshifted_BHM.shape[2]), turned_N3M.mT).view_as(said.shift_BH3)
+    dgated_BHM = torch.bmm(said.shift_BH3.flip(2).view(-1, 1, 3), _turned(dshifted_BHM)).view_as(dshifted_BHM)
     dgate_BH1 = _sum(dgated_BHM, content_BHM - before_BHM)
     dcontent_BHM = dgated_BHM * said.gate_BH1
     dscore_BHM = _softmax_backward(dcontent_BHM, content_BHM)
@@ -227,18 +226,14 @@ def _look_backward(
     return (
         dmemory_BKM,
         dgated_BHM - dcontent_BHM,
-        (dkey_BHK, dbeta_BH1, dgate_BH1, torch.cat(taps, dim=2), dgamma_BH1),
+        (dkey_BHK, dbeta_BH1, dgate_BH1, dshift_BH3, dgamma_BH1),
     )
 
 
-def _shift(weight_BHM: Tensor, shift_BH3: Tensor) -> Tensor:
-    """The sum of the weights moved on by -1, 0 and 1, around the ends, each times its share."""
-    back_BH1, stay_BH1, on_BH1 = shift_BH3.split(1, dim=2)
-    ring_BHN = torch.cat([weight_BHM[:, :, -1:], weight_BHM, weight_BHM[:, :, :1]], dim=2)
-    shifted_BHM = weight_BHM * stay_BH1
-    shifted_BHM += ring_BHN[:, :, 2:] * back_BH1
-    shifted_BHM += ring_BHN[:, :, :-2] * on_BH1
-    return shifted_BHM
+def _turned(weight_BHM: Tensor) -> Tensor:
+    """The weights moved on by 1, 0 and -1, around the ends, for each row and head (N, 3, M)."""
+    ring_BHS = torch.cat([weight_BHM[:, :, -1:], weight_BHM, weight_BHM[:, :, :1]], dim=2)
+    return ring_BHS.unfold(2, weight_BHM.shape[2], 1).flatten(0, 1).contiguous()
 
 
 def _heads(erase_BWK: Tensor, weight_BWM: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -248,7 +243,7 @@ def _heads(erase_BWK: Tensor, weight_BWM: Tensor) -> Iterator[tuple[Tensor, Tens
 
 
 def _sum(one: Tensor, two: Tensor) -> Tensor:
-    return torch.linalg.vecdot(one, two).unsqueeze(-1)
+    return (one * two).sum(dim=-1, keepdim=True)
 
 
 def _softmax_backward(grad: Tensor, out: Tensor) -> Tensor:
