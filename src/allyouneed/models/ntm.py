@@ -33,10 +33,11 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.ntm_memory import Heads, MemoryState
+from allyouneed.models.ntm_run import Shape, run
 from allyouneed.models.stack import new_embedding
 from allyouneed.sizes import Sizes
 
+BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
 SPECIAL = 4  # the first ids of every vocabulary stand for no words
 
 
@@ -65,8 +66,10 @@ class NTMState:
     """What the past leaves behind."""
 
     hidden_BF: Tensor
-    cell_BF: Tensor | None  # of an LSTM
-    memory: MemoryState
+    cell_BF: Tensor  # of an LSTM; else zeros
+    memory_BKM: Tensor  # K numbers in each of M slots
+    weight_BHM: Tensor  # where each head looked: those that read first, then those that write
+    read_BRK: Tensor
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,19 @@ class NTM(Model):
     def __init__(self, config: NTMConfig, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.sizes = config, sizes
-        self.recurrent = config.controller == "lstm"
+        self.shape = Shape(config.controller == "lstm", config.read_heads, config.write_heads, config.slot_width)
         hidden, reads = config.hidden, config.read_heads * config.slot_width
-        gates = 4 * hidden if self.recurrent else hidden
+        gates = 4 * hidden if self.shape.recurrent else hidden
         self.source = Input(config, sizes.source, gates)
         self.target = Input(config, sizes.target, gates) if config.feedback else None
-        self.controller = nn.Linear(hidden + reads if self.recurrent else reads, gates)
+        self.controller = nn.Linear(hidden + reads if self.shape.recurrent else reads, gates)
         nn.init.zeros_(self.controller.bias)
-        if self.recurrent:
+        if self.shape.recurrent:
             nn.init.ones_(self.controller.bias[hidden : 2 * hidden])  # the forget gate: remember at first
-        self.heads = Heads(hidden, config.slots, config.slot_width, config.read_heads, config.write_heads)
+        self.heads = nn.Linear(hidden, sum(self.shape.told()))
+        nn.init.xavier_uniform_(self.heads.weight)
+        nn.init.zeros_(self.heads.bias)
+        self.output_width = hidden + reads
         if config.embedding == "bits":
             table_VN = bit_table(sizes.target, config.bits)
             is_vector_V1 = table_VN[:, config.bits :].sum(dim=1, keepdim=True) == 0
@@ -107,11 +113,22 @@ class NTM(Model):
             self.head = Head(new_embedding(sizes.target, hidden + reads), bias=True)
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Written:
-        B = source_BS.shape[0]
-        zero_BF = self.controller.weight.new_zeros(B, self.config.hidden)
-        state = NTMState(zero_BF, zero_BF if self.recurrent else None, self.heads.start(B))
-        _, state = self._run(self.source(source_BS), state, valid_BS)
-        return Written(state.memory.memory_BKM.mT, None, state)
+        _, state = self._run(self.source(source_BS), self._blank(source_BS.shape[0]), valid_BS)
+        return Written(state.memory_BKM.mT, None, state)
+
+    def _blank(self, rows: int) -> NTMState:
+        """Nothing is written, and every head looks at the first slot."""
+        config, new = self.config, self.heads.weight.new_full
+        heads = config.read_heads + config.write_heads
+        weight_BHM = new((rows, heads, config.slots), 0)
+        weight_BHM[:, :, 0] = 1  # a weighting that is learnt instead, or uniform, is far harder to train
+        return NTMState(
+            new((rows, config.hidden), 0),
+            new((rows, config.hidden), 0),
+            new((rows, config.slot_width, config.slots), BLANK),
+            weight_BHM,
+            new((rows, config.read_heads, config.slot_width), BLANK),
+        )
 
     def start(self, memory: Memory | None = None) -> NTMState:
         if not isinstance(memory, Written) or memory.state is None:
@@ -140,55 +157,58 @@ class NTM(Model):
         x_BTG = x_BTG + self.controller.bias
         if valid_BT is not None and not bool(valid_BT.all()):
             return self._run_padded(x_BTG, state, valid_BT)
-        outputs, weights = [], []
-        for x_BG in x_BTG.unbind(1):
-            y_BD, state = self._step(x_BG, state)
-            outputs.append(y_BD)
-            weights.append(state.memory.weight_BHM)
+        y_TBD, weight_TBHM, state = self._steps(x_BTG.transpose(0, 1), state)
         if (sink := map_sink()) is not None:
-            sink(self.heads, torch.stack(weights, dim=2))
-        return torch.stack(outputs, dim=1), state
+            sink(self.heads, weight_TBHM.permute(1, 2, 0, 3))
+        return y_TBD.transpose(0, 1), state
 
     def _run_padded(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor) -> tuple[Tensor, NTMState]:
         """The same, the longest rows first and valid positions before others: rows that have ended cost no more."""
         B, T = valid_BT.shape
-        if not bool(valid_BT.any()):
-            return x_BTG.new_zeros(B, T, self.config.hidden + state.memory.read_BRK[0].numel()), state
         row_B = valid_BT.sum(dim=1).argsort(descending=True)
         place_BT = valid_BT[row_B].logical_not().long().argsort(dim=1, stable=True)
-        all_B = torch.arange(B, device=row_B.device)
-        state, ended = select_rows(state, row_B), []
-        outputs, weights, places = [], [], []
-        # After sorting, `going` rows are valid at the first place, fewer or as many at the second, and so on.
-        for t, going in enumerate(valid_BT[row_B[:, None], place_BT].sum(dim=0).tolist()):
-            if going == 0:
-                break
-            if going < state.hidden_BF.shape[0]:
-                ended.append(select_rows(state, all_B[going : state.hidden_BF.shape[0]]))
-                state = select_rows(state, all_B[:going])
-            row_P, place_P = row_B[:going], place_BT[:going, t]
-            y_PD, state = self._step(x_BTG[row_P, place_P], state)
-            outputs.append(y_PD)
-            weights.append(state.memory.weight_BHM)
-            places.append(row_P * T + place_P)
+        x_BTG, all_B = x_BTG[row_B[:, None], place_BT], torch.arange(B, device=row_B.device)
+        state, ended, begin = select_rows(state, row_B), [], 0
+        y_BTD = x_BTG.new_zeros(B, T, self.output_width)
+        weight_BHTM = x_BTG.new_zeros(B, state.weight_BHM.shape[1], T, self.config.slots)
+        lengths = valid_BT.sum(dim=1)[row_B].tolist()
+        for length in sorted(set(lengths) - {0}):
+            # So many rows go on until here, those before them in the order of lengths.
+            going, piece = sum(other >= length for other in lengths), slice(begin, length)
+            ended.append(select_rows(state, all_B[going : state.hidden_BF.shape[0]]))
+            state, begin = select_rows(state, all_B[:going]), length
+            y_LPD, weight_LPHM, state = self._steps(x_BTG[:going, piece].transpose(0, 1), state)
+            y_BTD[:going, piece] = y_LPD.transpose(0, 1)
+            weight_BHTM[:going, :, piece] = weight_LPHM.permute(1, 2, 0, 3)
+        back_B, back_BT = row_B.argsort(), place_BT.argsort(dim=1)
         if (sink := map_sink()) is not None:
-            sink(self.heads, spread(weights, places, B, T).transpose(1, 2))
-        return spread(outputs, places, B, T), select_rows(join([state, *reversed(ended)]), row_B.argsort())
+            sink(self.heads, weight_BHTM.transpose(1, 2)[all_B[:, None], back_BT][back_B].transpose(1, 2))
+        state = select_rows(join([state, *reversed(ended)]), back_B)
+        return y_BTD[all_B[:, None], back_BT][back_B], state
 
-    def _step(self, x_BG: Tensor, state: NTMState) -> tuple[Tensor, NTMState]:
-        """One position: [h; r] (B, D), and the state after it. The input comes projected."""
-        read_BN = state.memory.read_BRK.flatten(1)
-        if state.cell_BF is None:
-            cell_BF = None
-            hidden_BF = torch.addmm(x_BG, read_BN, self.controller.weight.T).tanh()
-        else:
-            said_BG = torch.addmm(x_BG, torch.cat([state.hidden_BF, read_BN], dim=1), self.controller.weight.T)
-            hidden_BF, cell_BF = lstm_cell(said_BG, state.cell_BF)
-        memory = self.heads(hidden_BF, state.memory)
-        return torch.cat([hidden_BF, memory.read_BRK.flatten(1)], dim=1), NTMState(hidden_BF, cell_BF, memory)
+    def _steps(self, x_TBG: Tensor, state: NTMState) -> tuple[Tensor, Tensor, NTMState]:
+        """[h; r] and weightings of every step, and the state after the last."""
+        y_TBD, cell_BF, memory_BKM, weight_TBHM = run(
+            x_TBG,
+            state.hidden_BF,
+            state.cell_BF,
+            state.memory_BKM,
+            state.weight_BHM,
+            state.read_BRK,
+            self.controller.weight,
+            self.heads.weight,
+            self.heads.bias,
+            self.shape,
+        )
+        hidden_BF, read_BN = y_TBD[-1].split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
+        read_BRK = read_BN.unflatten(1, (self.config.read_heads, -1))
+        return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1], read_BRK)
 
     def flops(self, source: int, target: int) -> int:
-        step = 2 * self.controller.in_features * self.controller.out_features + self.heads.flops()
+        config, heads = self.config, self.config.read_heads + self.config.write_heads
+        control = 2 * (self.controller.weight.numel() + self.heads.weight.numel())
+        look, shift = 2 * heads * config.slots * config.slot_width, 2 * 3 * heads * config.slots
+        step = control + look + shift + 2 * heads * config.slots * config.slot_width  # adds and reads
         read = source * self.source.flops() + (target * self.target.flops() if self.target is not None else 0)
         output = 0 if self.output is None else 2 * self.output.in_features * self.output.out_features
         head = 2 * self.head.weight_VD.shape[0] * self.head.weight_VD.shape[1]
@@ -222,34 +242,13 @@ class Input(nn.Module):
 
 def join(states: Sequence[NTMState]) -> NTMState:
     """The rows of several batches as one batch."""
-    cells = [state.cell_BF for state in states if state.cell_BF is not None]
     return NTMState(
         torch.cat([state.hidden_BF for state in states]),
-        torch.cat(cells) if cells else None,
-        MemoryState(
-            torch.cat([state.memory.memory_BKM for state in states]),
-            torch.cat([state.memory.weight_BHM for state in states]),
-            torch.cat([state.memory.read_BRK for state in states]),
-        ),
+        torch.cat([state.cell_BF for state in states]),
+        torch.cat([state.memory_BKM for state in states]),
+        torch.cat([state.weight_BHM for state in states]),
+        torch.cat([state.read_BRK for state in states]),
     )
-
-
-def spread(pieces: Sequence[Tensor], places: Sequence[Tensor], rows: int, length: int) -> Tensor:
-    """Values (of any shape) at their places among rows * length, zeros elsewhere: (rows, length, ...)."""
-    values = torch.cat(list(pieces))
-    return (
-        values.new_zeros(rows * length, *values.shape[1:])
-        .index_copy(0, torch.cat(list(places)), values)
-        .unflatten(0, (rows, length))
-    )
-
-
-def lstm_cell(said_BG: Tensor, cell_BF: Tensor) -> tuple[Tensor, Tensor]:
-    """h = o tanh(c), c = f c + i g: the gates i, f, o and g stand side by side."""
-    width = cell_BF.shape[1]
-    in_BF, forget_BF, out_BF = said_BG[:, : 3 * width].sigmoid().chunk(3, dim=1)
-    cell_BF = torch.addcmul(forget_BF * cell_BF, in_BF, said_BG[:, 3 * width :].tanh())
-    return out_BF * cell_BF.tanh(), cell_BF
 
 
 def bit_table(ids: int, bits: int) -> Tensor:
