@@ -64,14 +64,15 @@ class Peer(nn.Module):
     def __init__(self, ours: NTM) -> None:
         super().__init__()
         config = ours.config
-        hidden, self.width, self.slots = config.hidden, config.slot_width, config.slots
+        hidden, self.width, self.slots, self.bits = config.hidden, config.slot_width, config.slots, config.bits
         self.table, self.ids = ours.source.table_VN, ours.head.weight_VD
         assert self.table is not None
         assert ours.output is not None
         self.cell = nn.LSTMCell(self.table.shape[1] + config.read_heads * self.width, hidden)
         order = [0, 1, 3, 2]  # ours: i f o g; torch: i f g o
         u, x = (w.unflatten(0, (4, hidden))[order].flatten(0, 1) for w in (ours.controller.weight, ours.source.weight))
-        self.cell.weight_hh.data, self.cell.bias_hh.data.zero_()[...] = u[:, :hidden].detach().clone(), 0
+        self.cell.weight_hh.data = u[:, :hidden].detach().clone()
+        nn.init.zeros_(self.cell.bias_hh)
         self.cell.weight_ih.data = torch.cat([x, u[:, hidden:]], dim=1).detach().clone()
         self.cell.bias_ih.data = ours.controller.bias.unflatten(0, (4, hidden))[order].flatten().detach().clone()
         self.heads = nn.ModuleList(peer_heads(ours))
@@ -99,7 +100,7 @@ class Peer(nn.Module):
             reads = [(weight_BM.unsqueeze(1) @ memory_BMK).squeeze(1) for weight_BM in weights[: self.reads]]
             outputs.append(self.output(torch.cat([state[0], *reads], dim=1)))
         z_BTN = torch.stack(outputs[source_BS.shape[1] :], dim=1)
-        bits = self.width if self.ids is None else self.ids.shape[1] - 1 - (z_BTN.shape[2] - 8)
+        bits = self.bits
         normal_BT1 = F.softplus(z_BTN[:, :, :bits]).sum(dim=2, keepdim=True)
         return torch.cat([z_BTN, -normal_BT1], dim=2) @ self.ids.T
 
@@ -108,20 +109,19 @@ def peer_heads(ours: NTM) -> list[PeerHead]:
     """Our one projection, cut into those of the heads."""
     reads, writes, width = ours.config.read_heads, ours.config.write_heads, ours.config.slot_width
     heads = reads + writes
-    index = torch.arange(ours.heads.projection.out_features)
+    index = torch.arange(ours.heads.out_features)
     parts = index.split([heads * width, writes * width, writes * width, heads, heads, heads, 3 * heads])
     keys, adds, erases, gates, betas, gammas, shifts = (
         part.view(count, -1) for part, count in zip(parts, [heads, writes, writes, *4 * [heads]], strict=True)
     )
     found = []
     for head in range(heads):
-        rows = [keys[head], betas[head], gates[head], shifts[head].flip(0), gammas[head]]
-        # conv1d slides without turning: its first tap meets the slot before, which is our step of +1.
-        rows[3] = shifts[head]
+        # conv1d slides without turning: its first tap meets the slot before, as a step of +1 does.
+        rows = [keys[head], betas[head], gates[head], shifts[head], gammas[head]]
         if head >= reads:
             rows += [erases[head - reads], adds[head - reads]]
         chosen = torch.cat(rows)
-        weight, bias = ours.heads.projection.weight.detach()[chosen], ours.heads.projection.bias.detach()[chosen]
+        weight, bias = ours.heads.weight.detach()[chosen], ours.heads.bias.detach()[chosen]
         found.append(PeerHead(weight, bias, width, head >= reads))
     return found
 
@@ -187,13 +187,14 @@ def gate(ours: NTM, peer: Peer, batch: Batch) -> None:
     one, two = our_loss(ours, batch), peer_loss(peer, batch)
     one.backward()
     two.backward()
-    mine, theirs = ours.heads.projection.weight.grad, peer.heads[0].linear.weight.grad
+    mine, theirs = ours.heads.weight.grad, peer.heads[0].linear.weight.grad
     assert mine is not None
     width = ours.config.slot_width
     close = torch.allclose(mine[:width], theirs[:width], rtol=1e-2, atol=1e-5)
-    if abs(float(one) - float(two)) > 1e-4 or not close:
-        raise SystemExit(f"the arms do not compute the same (losses {float(one)}, {float(two)}); nothing is timed")
-    print(f"gate: losses {float(one):.6f} and {float(two):.6f}, gradients of the first head's key agree")
+    losses = float(one.detach()), float(two.detach())
+    if abs(losses[0] - losses[1]) > 1e-4 or not close:
+        raise SystemExit(f"the arms do not compute the same (losses {losses}); nothing is timed")
+    print(f"gate: losses {losses[0]:.6f} and {losses[1]:.6f}, gradients of the first head's key agree")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""The Neural Turing Machine copies sequences six times as long as those it learnt from: over seeds, with a plot.
+
+    python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy] [--images docs/images]
+
+Each seed is a run of `allyouneed train ntm-copy --seed k`; a finished one is not run again. What is measured is the
+share of wrong bits of 100 sequences for each length, decoded greedily until the model itself ends; all bits of missing
+vectors, or of those too many, are wrong. CPU time is that of the whole command. Rivals are recipes of the same task.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import torch
+
+from allyouneed import load
+from allyouneed.config import parse
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.lab.maps import record_maps
+from allyouneed.tasks.bits import CopyBitsConfig, bit_errors
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+LENGTHS = (10, 20, 40, 80, 120)
+LIMIT = 0.001  # of wrong bits at 120
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rivals", nargs="*", default=[], help="recipes to set beside it")
+    parser.add_argument("--images", type=Path, default=Path("docs/images"))
+    options = parser.parse_args()
+    results = {
+        name: [measured(name, seed, options.out) for seed in range(1, options.seeds + 1)]
+        for name in ("ntm-copy", *options.rivals)
+    }
+    for name, rows in results.items():
+        print_table(name, rows)
+    options.images.mkdir(parents=True, exist_ok=True)
+    draw_errors(results, options.images / "ntm-copy.svg")
+    draw_weightings(options.out / "ntm-copy-1", options.images / "ntm-weightings.svg")
+
+
+def measured(name: str, seed: int, out: Path) -> dict[str, float]:
+    """Wrong bits by length, and CPU seconds, of one run; kept beside it."""
+    folder, kept = out / f"{name}-{seed}", out / f"{name}-{seed}.json"
+    if kept.exists():
+        result: dict[str, float] = json.loads(kept.read_text())
+        return result
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "allyouneed", "train", name, "--seed", str(seed), "--out", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    bundle = load(folder)
+    result = {"cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+    result["parameters"] = bundle.model.parameter_count()
+    for length in LENGTHS:
+        settings = {"lengths": [length, length], "test": 100, "valid": 1}
+        pairs = parse(CopyBitsConfig, settings).prepare(Path("unused"), 1000 + seed).examples("test")
+        said = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
+        result[str(length)] = bit_errors([best[0].text for best in said], [target for _, target in pairs]).value
+    kept.write_text(json.dumps(result))
+    print(f"{name} seed {seed}: {result}", flush=True)
+    return result
+
+
+def print_table(name: str, rows: list[dict[str, float]]) -> None:
+    print(f"\n{name}: share of wrong bits\n\n| seed | " + " | ".join(map(str, LENGTHS)) + " | CPU seconds |")
+    print("| --- " * (len(LENGTHS) + 2) + "|")
+    for seed, row in enumerate(rows, start=1):
+        print(f"| {seed} | " + " | ".join(f"{row[str(n)]:.5f}" for n in LENGTHS) + f" | {row['cpu']:.0f} |")
+    good = sum(row["20"] == 0 and row["120"] < LIMIT for row in rows)
+    print(
+        f"\n{good} of {len(rows)}: no wrong bit at 20, below {LIMIT:.1%} at 120; {rows[0]['parameters']:,} parameters"
+    )
+
+
+def draw_errors(results: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """A faint line a seed, a strong one for the median."""
+    plt.rcParams["svg.hashsalt"] = "ntm-copy"  # the same picture for the same numbers
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    for (name, rows), colour in zip(results.items(), ("#1b6ca8", "#c44900", "#5f7d3a"), strict=False):
+        lines = torch.tensor([[100 * row[str(n)] for n in LENGTHS] for row in rows])
+        for line in lines:
+            axes.plot(LENGTHS, line, color=colour, alpha=0.3, linewidth=1)
+        axes.plot(LENGTHS, lines.median(dim=0).values, color=colour, linewidth=2.2, marker="o", label=name)
+    axes.axvspan(0, 20, color="#e6e9ef", zorder=0)
+    axes.text(10, 48, "trained", ha="center", fontsize=9)
+    axes.set(xlabel="vectors to copy", ylabel="wrong bits, %", xlim=(0, 125), ylim=(-1, 52))
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def draw_weightings(folder: Path, path: Path) -> None:
+    """Where the write head and the read head looked while 20 vectors were copied."""
+    bundle = load(folder)
+    source, _ = (
+        parse(CopyBitsConfig, {"lengths": [20, 20], "valid": 1, "test": 1}).prepare(Path("x"), 7).examples("test")[0]
+    )
+    with torch.no_grad(), record_maps(bundle.model) as maps:
+        state = bundle.model.condition(torch.tensor([bundle.codec.encode_source(source)]))
+        bundle.model.hidden(torch.tensor([bundle.codec.encode_prompt(source)]), state)
+    reading, writing = torch.cat([one.weights_BHTS[0] for one in maps], dim=1).unbind()
+    plt.rcParams["svg.hashsalt"] = "ntm-weightings"
+    figure, both = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained", sharey=True)
+    shown = bundle.model.config.slots  # type: ignore[attr-defined]
+    for axes, weights, title in zip(both, (writing, reading), ("write head", "read head"), strict=True):
+        axes.imshow(weights.T[:shown].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.axvline(20.5, color="#c44900", linewidth=1)
+        axes.set(title=title, xlabel="step: source, its end | answer")
+    both[0].set_ylabel("slot")
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
