@@ -49,10 +49,12 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "convs2s": [
         {**CONVS2S},
         {**CONVS2S, "kernel": 2, "positions": "sinusoidal", "encoder_layers": 1, "tied": True},
+    ],
     "memn2n": [
         {"width": 6},
         {"width": 6, "tying": "layer-wise", "words": "bag", "memory": 2},
         {"width": 6, "hops": 2, "linear_start": 1, "noise": 0.0},
+    ],
     "ntm": [
         {**NTM, "embedding": "bits", "bits": 3},
         {**NTM, "embedding": "bits", "bits": 2, "feedback": True, "controller": "feedforward"},

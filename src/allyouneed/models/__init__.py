@@ -11,9 +11,9 @@ from allyouneed.models.convs2s import ConvS2SConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.models.memn2n import MemN2NConfig
 from allyouneed.models.ntm import NTMConfig
+from allyouneed.models.seq2seq import Seq2SeqConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
