@@ -195,9 +195,8 @@ class Columns:
         """The columns (B, T, D) of the next `length` steps after `seen` others."""
         L = self.x_NLD.shape[1]
         if isinstance(seen, int):
-            x_NTD = nn.functional.pad(
-                self.x_NLD[:, seen : seen + length], (0, 0, 0, max(0, seen + length - max(L, seen)))
-            )
+            there = self.x_NLD[:, seen : seen + length]
+            x_NTD = nn.functional.pad(there, (0, 0, 0, length - there.shape[1]))
             return x_NTD.repeat_interleave(self.sharing, dim=0) if self.sharing > 1 else x_NTD
         step_BT = seen[:, None] + torch.arange(length, device=seen.device)
         row_B1 = (torch.arange(len(seen), device=seen.device) // self.sharing)[:, None]

@@ -78,12 +78,12 @@ class NormedLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, gain: float = 1.0, dropout: float = 0.0) -> None:
         super().__init__()
         self.direction = nn.Parameter(torch.randn(outputs, inputs) * math.sqrt(gain * (1 - dropout) / inputs))
-        self.scale = nn.Parameter(self.direction.detach().norm(dim=1, keepdim=True))
+        self.scale = nn.Parameter(self.direction.detach().norm(dim=1))
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., inputs) -> (.., outputs)."""
-        return F.linear(x, torch._weight_norm(self.direction, self.scale, 0), self.bias)
+        return F.linear(x, torch._weight_norm(self.direction, self.scale.unsqueeze(1), 0), self.bias)
 
     def flops(self, length: int) -> int:
         """FLOPs over so many positions."""
