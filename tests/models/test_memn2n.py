@@ -1,5 +1,6 @@
 """The memory network against loops written from the equations of the paper, and what its settings mean."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from torch import Tensor
 
 from allyouneed.config import parse
 from allyouneed.dropout import seed_dropout
+from allyouneed.folder import load_folder
 from allyouneed.lab.maps import record_maps
 from allyouneed.models.memn2n import MemN2N, MemN2NConfig
 from allyouneed.sizes import Sizes
+from allyouneed.train import Recipe, evaluate, train
 from helpers import assert_same_gradients
 
 BOS, STOP, WORDS = 1, 4, 11
@@ -152,3 +155,47 @@ def _rising(count: int, below: int, start: int = 0) -> list[tuple[int, ...]]:
     if not count:
         return [()]
     return [(i, *rest) for i in range(start, below) for rest in _rising(count - 1, below, i + 1)]
+
+
+def moves(count: int) -> str:
+    """Stories in the format of bAbI: two people move, and the last move counts."""
+    people, places = ("mary", "john"), ("garden", "office", "kitchen")
+    lines = []
+    for number in range(count):
+        steps = [(people[(number >> i) % 2], places[number // (i + 1) % 3]) for i in range(3)]
+        lines += [f"{i} {who} went to the {where}." for i, (who, where) in enumerate(steps, start=1)]
+        asked = steps[number % 3][0]
+        last = max(i for i, (who, _) in enumerate(steps) if who == asked)
+        lines.append(f"4 where is {asked}?\t{steps[last][1]}\t{last + 1}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize("model", ["memn2n", "encoder"])
+def test_it_is_trained_from_a_recipe_and_so_is_a_transformer(model: str, tmp_path: Path) -> None:
+    (tmp_path / "en").mkdir()
+    for split, count in (("train", 300), ("test", 60)):
+        (tmp_path / "en" / f"qa1_moves_{split}.txt").write_text(moves(count))
+    settings: dict[str, dict[str, Any]] = {
+        "memn2n": {"width": 16, "hops": 1, "linear_start": 20},
+        "encoder": {"width": 16, "hidden": 32, "layers": 1, "dropout": 0.0, "mixer": {"type": "softmax", "heads": 2}},
+    }
+    steps = {"memn2n": 300, "encoder": 3}[model]
+    tree = {
+        "task": {"type": "babi", "folder": str(tmp_path)},
+        "model": {"type": model, **settings[model]},
+        "train": {
+            "budget": {"steps": steps},
+            "evaluate_every": 1.0,
+            "optimizer": {"lr": 2e-2},
+            "schedule": {"type": "cosine", "warmup": 0.0},
+            "label_smoothing": 0.0,
+        },
+    }
+    recipe = parse(Recipe, tree)
+    bundle = load_folder(train(recipe, tmp_path / "run"))
+    scores = evaluate(bundle.model, recipe.task.prepare(tmp_path / "run" / "data", 1), "test", recipe.decode)
+    assert scores[0].name == "accuracy"
+    if isinstance(bundle.model, MemN2N):
+        assert not bundle.model.linear  # training told it of its steps, and the folder kept what came of it
+        assert scores[0].value > 0.7  # of three places, after two seconds; benchmarks/babi.py has the real numbers

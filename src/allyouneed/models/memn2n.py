@@ -63,7 +63,8 @@ class Hop(nn.Module):
     def forward(self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, mask_BM1: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the memory answers, and how much each sentence had part in it; no mask: without the softmax."""
         u_BD1 = u_BD.unsqueeze(2)
-        p_BM1 = torch.bmm(m_BMD, u_BD1) if mask_BM1 is None else torch.baddbmm(mask_BM1, m_BMD, u_BD1).softmax(dim=1)
+        score_BM1 = torch.bmm(m_BMD, u_BD1) if mask_BM1 is None else torch.baddbmm(mask_BM1, m_BMD, u_BD1)
+        p_BM1 = score_BM1 if mask_BM1 is None else score_BM1.softmax(dim=1)
         return torch.bmm(p_BM1.mT, c_BMD).squeeze(1), p_BM1.squeeze(2)
 
 
