@@ -47,5 +47,6 @@ class ScheduleConfig(Config):
         if self.type == "linear":
             return 1 - (1 - self.floor) * after
         if self.type == "stable-decay" and fraction > 1 - self.decay:
-            return 1 - (1 - self.floor) * (fraction - (1 - self.decay)) / self.decay
+            # Rounding may step a hair below the floor.
+            return max(self.floor, 1 - (1 - self.floor) * (fraction - (1 - self.decay)) / self.decay)
         return 1.0
