@@ -22,7 +22,7 @@ from allyouneed.train.evaluate import find_score
 
 # Test errors in per cent, 1,000 questions for each task, 3 hops, position encoding, linear start, random noise:
 # the authors' MATLAB code, a model for each task, as run for the benchmarks page of vinhkhuc/MemN2N-babi-python;
-# and the paper's own "PE LS RN joint", one model for all tasks (table 1).
+# and the paper's "PE LS RN joint", one model for all tasks, as a public repository quotes it (its mean, 12.4, agrees).
 AUTHORS = "0.1 8.2 41.8 4.4 13.7 7.9 20.3 11.7 13.6 9.7 0.7 0.0 0.3 0.9 0.0 0.4 51.0 10.5 81.4 0.0"
 JOINT = "0.0 11.4 21.9 13.4 14.4 2.8 18.3 9.3 1.9 6.5 0.3 0.1 0.2 6.9 0.0 2.7 40.4 9.4 88.0 0.0"
 PUBLISHED = {"authors' code": AUTHORS, "paper, joint": JOINT}
