@@ -3,9 +3,9 @@
     python benchmarks/length.py --out runs/length [--seeds 3] [--scale 1] [--picture FILE.svg]
 
 Number words of 1 to 15 digits, English to French, word by word; as many numbers of each length in training, 200 others
-of each for the test (from 3 digits on: there are not enough shorter ones to hold some out). Both arms
-learn from the same pairs with the same optimiser, through `allyouneed train`, for about as many CPU seconds: the one
-without attention is twice as fast and sees twice as many tokens. Greedy search translates the test.
+of each for the test (from 3 digits on: there are not enough shorter ones to hold some out). Both arms learn from the
+same pairs with the same optimiser, through `allyouneed train`, for about as many CPU seconds: the one without attention
+is twice as fast and sees twice as many tokens. Greedy search translates the test.
 
 - none: an LSTM encoder whose last state starts an LSTM decoder (Sutskever et al. 2014; Cho et al. 2014);
 - bahdanau: a GRU encoder each way, and additive attention before every step (Bahdanau et al. 2014), with about as many
@@ -172,10 +172,11 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         means = [statistics.mean(one["exact"][place] for one in runs) for place in range(len(TESTED))]
         axes.plot(words, means, color=colour, marker="o", label=LABELS[arm])
     for place, digits in enumerate(TESTED):
-        axes.annotate(f"{digits} digits" if digits == TESTED[0] else str(digits), (words[place], -0.13), ha="center")
-    axes.set(xlabel="tokens of the source (mean)", ylabel="exact match", ylim=(-0.2, 1.05))
+        axes.text(words[place], -0.13, str(digits), ha="center")
+    axes.text(words[0] - 0.7, -0.13, "digits", ha="right")
+    axes.set(xlabel="tokens of the source (mean)", ylabel="exact match", xlim=(2, 31), ylim=(-0.2, 1.05))
     axes.set_title("English number words to French, unseen numbers")
-    axes.legend(loc="center left")
+    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.85))
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
