@@ -60,6 +60,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {**NTM, "embedding": "bits", "bits": 2, "feedback": True, "controller": "feedforward"},
         {**NTM, "read_heads": 2, "write_heads": 3, "feedback": True},
     ],
+    "neural-gpu": [
+        {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
+        {"rows": 1, "channels": 7, "layers": 1, "diagonal": True, "limits": "hard", "dropout": 0.0},
+    ],
 }
 
 

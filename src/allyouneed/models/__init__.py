@@ -12,6 +12,7 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.memn2n import MemN2NConfig
+from allyouneed.models.neural_gpu import NeuralGPUConfig
 from allyouneed.models.ntm import NTMConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
 
@@ -24,6 +25,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "convs2s": ConvS2SConfig,
     "memn2n": MemN2NConfig,
     "ntm": NTMConfig,
+    "neural-gpu": NeuralGPUConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

@@ -15,6 +15,7 @@ from allyouneed.tasks.algorithms import (
 )
 from allyouneed.tasks.babi import BabiConfig
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.binary import BinaryAdditionConfig, BinaryMultiplicationConfig
 from allyouneed.tasks.bits import CopyBitsConfig, PrioritySortConfig, RecallBitsConfig, RepeatCopyConfig
 from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
@@ -40,6 +41,8 @@ TASKS: dict[str, type[TaskConfig]] = {
     "repeat-copy": RepeatCopyConfig,
     "recall-bits": RecallBitsConfig,
     "priority-sort": PrioritySortConfig,
+    "binary-addition": BinaryAdditionConfig,
+    "binary-multiplication": BinaryMultiplicationConfig,
 }
 
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]

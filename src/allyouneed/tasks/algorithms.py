@@ -75,8 +75,8 @@ class AlgorithmTask(TaskConfig):
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
         """A random item: what is given and what should come out. None: the draw was not of these lengths."""
 
-    def of_batch(self, dice: Dice) -> "AlgorithmTask":
-        """What the items of one training batch are drawn from; a task of one length needs no padding."""
+    def of_batch(self, dice: Dice, index: int) -> "AlgorithmTask":
+        """What the items of training batch `index` are drawn from; a task of one length needs no padding."""
         return self
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
@@ -278,7 +278,7 @@ class AlgorithmData(TaskData):
 
     def batch(self, seed: int, index: int) -> Batch:
         dice = Dice(seed, "train", index)
-        task = self._task.of_batch(dice)
+        task = self._task.of_batch(dice, index)
         return self._batch([self._fresh(dice, task) for _ in range(task.batch)])
 
     def _fresh(self, dice: Dice, task: AlgorithmTask) -> Pair:

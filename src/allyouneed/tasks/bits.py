@@ -38,7 +38,7 @@ class BitsTask(AlgorithmTask):
         # Words are sorted: ; ? and letters come after 0 and 1.
         return one_tokenizer([*(f"{n:0{self.bits}b}" for n in range(2**self.bits)), *self.marks], "words")
 
-    def of_batch(self, dice: Dice) -> Self:
+    def of_batch(self, dice: Dice, index: int) -> Self:
         length = dice.between(*self.lengths)
         return self.model_copy(update={"lengths": (length, length)})
 
@@ -81,9 +81,9 @@ class RepeatCopyConfig(BitsTask):
     def marks(self) -> Sequence[str]:
         return ("x",)
 
-    def of_batch(self, dice: Dice) -> Self:
+    def of_batch(self, dice: Dice, index: int) -> Self:
         repeats = dice.between(*self.repeats)
-        return super().of_batch(dice).model_copy(update={"repeats": (repeats, repeats)})
+        return super().of_batch(dice, index).model_copy(update={"repeats": (repeats, repeats)})
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair:
         text = " ".join(self.vectors(dice, dice.between(*lengths)))
