@@ -63,7 +63,7 @@ def test_lengths_grow_along_the_curriculum(name: str) -> None:
     assert all(2 <= length <= config.longest(index) for index, length in enumerate(rising))
     at_their_longest = sum(length == config.longest(index) for index, length in enumerate(rising))
     assert 0.6 < at_their_longest / 70 < 0.95
-    assert set(lengths_of(data, range(70, 150))) == set(range(2, 10))
+    assert set(lengths_of(data, range(70, 270))) == set(range(2, 10))
 
 
 def test_without_a_curriculum_all_lengths_come_from_the_first() -> None:

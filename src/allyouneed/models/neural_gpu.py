@@ -28,17 +28,17 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.dropout import Dropout
+from allyouneed.dropout import dropout_mask
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import loss_sink
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.bytenet import Columns
+from allyouneed.models.cgru import Shape, step
 from allyouneed.models.convolution import over_real, pushed_left
 from allyouneed.models.stack import new_embedding
 from allyouneed.sizes import Sizes
 
-EDGE = 0.9  # where hard non-linearities begin to cost
 OPEN = (0.7, 0.5)  # biases of u and r at first: mostly keep, mostly read
 
 
@@ -65,11 +65,11 @@ class CGRU(nn.Module):
 
     def __init__(self, config: NeuralGPUConfig) -> None:
         super().__init__()
-        self.config, self.dropout, channels = config, Dropout(config.dropout), config.channels
+        self.config, channels = config, config.channels
         # In an image of one row the other rows of a kernel would only ever meet zeros.
-        kernel, around = ((3, 3), (1, 1)) if config.rows > 1 else ((1, 3), (0, 1))
-        self.gates = nn.Conv2d(channels, 2 * channels, kernel, padding=around)
-        self.candidate = nn.Conv2d(channels, channels, kernel, padding=around)
+        kernel, self.around = ((3, 3), (1, 1)) if config.rows > 1 else ((1, 3), (0, 1))
+        self.gates = nn.Conv2d(channels, 2 * channels, kernel)
+        self.candidate = nn.Conv2d(channels, channels, kernel)
         for convolution in (self.gates, self.candidate):
             nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
@@ -78,28 +78,12 @@ class CGRU(nn.Module):
             for bias_D, value in zip(self.gates.bias.chunk(2), OPEN, strict=True):  # type: ignore[union-attr]
                 bias_D.fill_(value)
 
-    def forward(self, s_BWLD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The next image, and the loss of each row's limits (None: there is none)."""
-        x_BWLN = _convolved(self.gates, s_BWLD)
-        u_BWLD, r_BWLD = self._gate(x_BWLN).chunk(2, dim=-1)
-        y_BWLD = _convolved(self.candidate, r_BWLD * s_BWLD)
-        c_BWLD = self.dropout(self._bounded(y_BWLD))
-        kept_BWLD = shifted(s_BWLD) if self.config.diagonal else s_BWLD
-        return torch.lerp(c_BWLD, kept_BWLD, u_BWLD), self._beyond(x_BWLN, y_BWLD)
-
-    def _gate(self, x: Tensor) -> Tensor:
-        y = x.mul(0.5).add(0.5) if self.config.limits == "hard" else x.sigmoid().mul(1.2).sub(0.1)
-        return y.clamp(0, 1)
-
-    def _bounded(self, x: Tensor) -> Tensor:
-        y = x if self.config.limits == "hard" else x.tanh().mul(1.2)
-        return y.clamp(-1, 1)
-
-    def _beyond(self, x_BWLN: Tensor, y_BWLD: Tensor) -> Tensor | None:
-        if not _has_cost(self.config):
-            return None
-        gates_B, candidate_B = (nn.functional.softshrink(x, EDGE).abs().mean(dim=(1, 2, 3)) for x in (x_BWLN, y_BWLD))
-        return 2 * gates_B + candidate_B  # u, r and c count alike
+    def forward(self, s_BWLD: Tensor) -> tuple[Tensor, Tensor]:
+        """The next image, and the loss of each row's limits."""
+        config = self.config
+        mask = dropout_mask(s_BWLD, config.dropout) if self.training and config.dropout else None
+        shape = Shape(config.limits == "hard", _has_cost(config), config.diagonal, self.around)
+        return step(s_BWLD, self.gates, self.candidate, mask, shape)
 
     def flops(self, columns: int) -> int:
         """FLOPs of one step."""
@@ -108,22 +92,6 @@ class CGRU(nn.Module):
 
 def _has_cost(config: NeuralGPUConfig) -> bool:
     return config.limits == "hard" and config.saturation > 0 and torch.is_grad_enabled()
-
-
-def _convolved(convolution: nn.Conv2d, s_BWLD: Tensor) -> Tensor:
-    """Channels stand last throughout: on a CPU that is the faster order."""
-    y_BNWL: Tensor = convolution(s_BWLD.permute(0, 3, 1, 2))
-    return y_BNWL.permute(0, 2, 3, 1)
-
-
-def shifted(s_BWLD: Tensor) -> Tensor:
-    """The last third of the channels from the next column, the third before it from the previous one."""
-    D = s_BWLD.shape[3]
-    own, third = D - D // 3 * 2, D // 3
-    still, left, right = s_BWLD.split([own, third, third], dim=3)
-    before = nn.functional.pad(left[:, :, :-1], (0, 0, 1, 0))
-    after = nn.functional.pad(right[:, :, 1:], (0, 0, 0, 1))
-    return torch.cat([still, before, after], dim=3)
 
 
 @dataclass(frozen=True)
@@ -194,16 +162,16 @@ class NeuralGPU(Model):
         return nn.functional.pad(x_BLD.unsqueeze(1), (0, 0, 0, 0, 0, self.config.rows - 1))
 
     def _steps(self, s_BWLD: Tensor, steps: int, real: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The image after so many steps, and the loss of the limits on the way."""
-        costs = [s_BWLD.new_zeros(s_BWLD.shape[0])] if _has_cost(self.config) else []
-        for _ in range(steps):
-            for layer in self._layers():
-                s_BWLD, cost_B = layer(s_BWLD)
-                if real is not None:
-                    s_BWLD = s_BWLD * real  # beyond a row's end stands nothing, as beyond the image
-                if cost_B is not None:
-                    costs.append(cost_B)
-        return s_BWLD, torch.stack(costs).sum(dim=0) if costs else None
+        """The image after so many steps, and the loss of the limits on the way (a mean over columns, real or not)."""
+        total_B = s_BWLD.new_zeros(s_BWLD.shape[0])
+        with torch.autocast(s_BWLD.device.type, enabled=False):  # many steps add up their rounding
+            for _ in range(steps):
+                for layer in self._layers():
+                    s_BWLD, cost_B = layer(s_BWLD)
+                    total_B = total_B + cost_B
+                    if real is not None:
+                        s_BWLD = s_BWLD * real  # beyond a row's end stands nothing, as beyond the image
+        return s_BWLD, total_B if _has_cost(self.config) else None
 
     def start(self, memory: Memory | None = None) -> NeuralGPUState:
         if not isinstance(memory, Image):
