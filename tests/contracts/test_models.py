@@ -29,6 +29,7 @@ SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, 
 BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
 CONVS2S = {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 NTM = {"hidden": 6, "slots": 5, "slot_width": 4}
+IMAGES = {"size": 3, "channels": 1, "filters": [6]}  # 9 values, then the mark of the end
 SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [{**SOFTMAX, "layers": 2}],
@@ -63,6 +64,10 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "neural-gpu": [
         {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
         {"rows": 1, "channels": 7, "layers": 1, "diagonal": True, "limits": "hard", "dropout": 0.0},
+    "show-attend-tell": [
+        {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}},
+        {**IMAGES, "decoder": {"type": "transformer", **SOFTMAX}, "filters": [6, 5]},
+        {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}, "blind": True},
     ],
 }
 

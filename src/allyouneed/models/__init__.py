@@ -15,6 +15,7 @@ from allyouneed.models.memn2n import MemN2NConfig
 from allyouneed.models.neural_gpu import NeuralGPUConfig
 from allyouneed.models.ntm import NTMConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
+from allyouneed.models.show_attend_tell import ShowAttendTellConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
     "encoder-decoder": EncoderDecoderConfig,
@@ -26,6 +27,7 @@ MODELS: dict[str, type[ModelConfig]] = {
     "memn2n": MemN2NConfig,
     "ntm": NTMConfig,
     "neural-gpu": NeuralGPUConfig,
+    "show-attend-tell": ShowAttendTellConfig,
 }
 
 AnyModel = Annotated[SerializeAsAny[ModelConfig], choice(MODELS)]

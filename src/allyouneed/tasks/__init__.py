@@ -17,6 +17,7 @@ from allyouneed.tasks.babi import BabiConfig
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.binary import BinaryAdditionConfig, BinaryMultiplicationConfig
 from allyouneed.tasks.bits import CopyBitsConfig, PrioritySortConfig, RecallBitsConfig, RepeatCopyConfig
+from allyouneed.tasks.captioning import CaptioningConfig
 from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
@@ -31,6 +32,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "language": LanguageConfig,
     "classification": ClassificationConfig,
     "babi": BabiConfig,
+    "captioning": CaptioningConfig,
     "copy": CopyConfig,
     "reverse": ReverseConfig,
     "sort": SortConfig,

@@ -1,8 +1,12 @@
 """Scores of decoded text, each with the signature that is needed to get the same number again."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from allyouneed.tasks.base import Score
+
+WORD = re.compile(r"\w+")
 
 
 def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str], tokens: str = "13a") -> list[Score]:
@@ -34,3 +38,20 @@ def accuracy(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     counts = ",".join(f"{name}={hits}/{count}" for name, (hits, count) in right.items())
     total = sum(hits for hits, _ in right.values())
     return Score("accuracy", total / max(1, len(references)), f"n:{len(references)}|right:{counts}")
+
+
+def word_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[Score]:
+    """How many words of the references were said, and how many said words are right, wherever they stand.
+
+    For texts too short for BLEU's sequences of four words.
+    """
+    said, wanted, right = 0, 0, 0
+    for ours, theirs in zip(hypotheses, references, strict=True):
+        words = [Counter(WORD.findall(text.lower())) for text in (ours, theirs)]
+        said, wanted = said + words[0].total(), wanted + words[1].total()
+        right += (words[0] & words[1]).total()
+    signature = f"n:{len(references)}|words:{wanted}|case:lower|order:any"
+    return [
+        Score("word_recall", right / max(1, wanted), signature),
+        Score("word_precision", right / max(1, said), signature),
+    ]

@@ -1,0 +1,237 @@
+"""Show, Attend and Tell: an image is looked at again, somewhere else, for each word of its caption.
+
+    a_1 .. a_L = the annotations of a convolutional network                                         models/images.py
+    h_0 = tanh(W_h mean_i a_i),  c_0 = tanh(W_c mean_i a_i)
+    e_ti = v^T tanh(W h_(t-1) + U a_i),  alpha_t = softmax(e_t)
+    z_t = beta_t sum_i alpha_ti a_i,  beta_t = sigmoid(w_b h_(t-1) + b_b)
+    h_t, c_t = LSTM([E y_(t-1); z_t], h_(t-1), c_(t-1))
+    P(y_t) = softmax(L_o (E y_(t-1) + L_h h_t + L_z z_t))
+    loss = -log P(y) + penalty sum_i (1 - sum_t alpha_ti)^2
+
+`decoder = "transformer"` is the successor: the same annotations (with a vector for each cell, since attention alone
+knows no places) are read by the cross-attention of a Transformer's decoder. `blind` is the control: all annotations are
+zero, so whatever it says it knows from captions alone.
+
+Cost: O(T (L + D) D) time, T sequential steps, a path of 1 between any cell and any word.
+Paper: Xu et al. 2015, arXiv:1502.03044, sections 3.1 and 4.2: deterministic "soft" attention, doubly stochastic.
+Differs: the convolutional network is small and learns too; one layer each for h_0 and c_0, as in the authors' code; the
+penalty counts what is read for the padding behind captions, so batches should hold captions of one length, as the
+paper's do (and tasks/captioning.py's).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal, final
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt, SerializeAsAny
+from torch import Tensor, nn
+
+from allyouneed.block import Fraction
+from allyouneed.config import Config, choice
+from allyouneed.dropout import Dropout
+from allyouneed.mixers import Memory, State
+from allyouneed.mixers.base import loss_sink
+from allyouneed.mixers.past import next_positions
+from allyouneed.mixers.projections import full_precision, initialise, widened
+from allyouneed.mixers.recurrent import GATES, Cell, RecurrentState, cell_flops
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models.alignment import Alignment
+from allyouneed.models.base import Head, Model, ModelConfig
+from allyouneed.models.images import ImageEncoder, grid_side
+from allyouneed.models.sequence import SequenceState
+from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
+from allyouneed.positions import NoPositionConfig
+from allyouneed.sizes import Sizes
+
+
+class WriterConfig(Config, ABC):
+    """The settings of what turns annotations into words."""
+
+    type: str
+
+    @abstractmethod
+    def build(self, tokens: int, annotation: int, cells: int) -> "Writer":
+        """The writer with random weights, for so many ids and annotations of such a width."""
+
+
+class LSTMConfig(WriterConfig):
+    type: Literal["lstm"] = "lstm"
+    width: PositiveInt = 256  # of h and c; the inside of the attention is as wide as an annotation
+    embedding: PositiveInt = 128
+    penalty: NonNegativeFloat = 1.0  # of cells that are not looked at once in all (the paper's lambda)
+    dropout: Fraction = 0.1  # of embeddings, and of what the head reads
+
+    def build(self, tokens: int, annotation: int, cells: int) -> "LSTMWriter":
+        return LSTMWriter(self, tokens, annotation)
+
+
+class TransformerConfig(StackConfig, WriterConfig):
+    type: Literal["transformer"] = "transformer"
+    layers: PositiveInt = 2
+
+    def build(self, tokens: int, annotation: int, cells: int) -> "TransformerWriter":
+        return TransformerWriter(self, tokens, annotation, cells)
+
+
+WRITERS: dict[str, type[WriterConfig]] = {"lstm": LSTMConfig, "transformer": TransformerConfig}
+
+
+class ShowAttendTellConfig(ModelConfig):
+    summary = "captions of images: a convolutional grid, read by soft attention for each word"
+    paper = "Xu et al. 2015, arXiv:1502.03044"
+    kind = "encoder-decoder"
+
+    type: Literal["show-attend-tell"] = "show-attend-tell"
+    size: PositiveInt = 32  # pixels a side
+    channels: PositiveInt = 3  # values a pixel
+    filters: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 64)  # of each stage, which halves the grid
+    decoder: Annotated[SerializeAsAny[WriterConfig], choice(WRITERS, "lstm")] = LSTMConfig()
+    blind: bool = False  # the control: no image
+
+    def cells(self) -> int:
+        """How many annotations an image has."""
+        return grid_side(self.size, len(self.filters)) ** 2
+
+    def build(self, sizes: Sizes) -> "ShowAttendTell":
+        return ShowAttendTell(self, sizes)
+
+
+class Writer(nn.Module, ABC):
+    """Writes a caption: from ids to the vectors that the head projects with `output_VD`."""
+
+    output_VD: nn.Parameter
+
+    @abstractmethod
+    def start(self, memory: Memory) -> State:
+        """The state before the first token."""
+
+    @abstractmethod
+    def forward(self, tokens_BT: Tensor, state: Any, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        """The vectors, and the state after the tokens."""
+
+    __call__: Callable[..., tuple[Tensor, State]]
+
+    @abstractmethod
+    def flops(self, cells: int, target: int) -> int:
+        """Of one caption, its start included."""
+
+
+@final
+class LSTMWriter(Writer):
+    def __init__(self, config: LSTMConfig, tokens: int, annotation: int) -> None:
+        super().__init__()
+        self.config, self.annotation = config, annotation
+        inputs, width = config.embedding, config.width
+        self.target = Embedding(new_embedding(tokens, inputs), NoPositionConfig(), config.dropout)
+        self.begin = nn.Linear(annotation, 2 * width)  # h_0 and c_0
+        self.cross = Alignment("additive", width, annotation, annotation)
+        self.gate = nn.Linear(width, 1)
+        self.cell = Cell("lstm", inputs, width)
+        self.context = nn.Linear(annotation, GATES["lstm"] * width, bias=False)
+        initialise(self.context, width)
+        self.deep = nn.Linear(width + annotation, inputs, bias=False)  # L_h and L_z
+        self.dropout = Dropout(config.dropout)
+        self.output_VD = new_embedding(tokens, inputs)
+
+    def start(self, memory: Memory) -> SequenceState:
+        with full_precision(memory.x_BSD):
+            h_BK, c_BK = self.begin(widened(memory.x_BSD).mean(dim=1)).tanh().chunk(2, dim=1)
+        return SequenceState((RecurrentState(h_BK, c_BK),), read=self.cross.annotate(memory))
+
+    def forward(
+        self, tokens_BT: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, SequenceState]:
+        assert state.read is not None
+        x_BTE = self.target(tokens_BT, tokens_BT)  # there are no positions to give
+        (carried,), past, contexts, alphas = state.cells, [], [], []
+        with full_precision(x_BTE):
+            x_BTE = widened(x_BTE)
+            x_TBN = self.cell.input(x_BTE.transpose(0, 1))
+            weight_DN = self.context.weight.T
+            for t, x_BN in enumerate(x_TBN.unbind()):
+                z_BD, alpha_BS = self.cross(carried.h_BK, state.read)
+                z_BD = self.gate(carried.h_BK).sigmoid() * z_BD
+                after = self.cell.step(torch.addmm(x_BN, z_BD, weight_DN), carried)
+                carried = after if valid_BT is None else after.where(valid_BT[:, t], carried)
+                past.append(after.h_BK)
+                contexts.append(z_BD)
+                alphas.append(alpha_BS)
+            self.cross.report(alphas)
+            self._learn_to_look_everywhere(alphas)
+            seen_BTM = torch.cat([torch.stack(past, dim=1), torch.stack(contexts, dim=1)], dim=-1)
+            out_BTE = self.dropout(x_BTE + self.deep(seen_BTM))
+        return out_BTE, replace(state, cells=(carried,))
+
+    def _learn_to_look_everywhere(self, alphas: list[Tensor]) -> None:
+        """Equation 14: each cell should be looked at once in all."""
+        if (sink := loss_sink()) is not None and self.config.penalty:
+            seen_BS = torch.stack(alphas).sum(dim=0)
+            sink(self.config.penalty * (1 - seen_BS).square().sum())
+
+    def flops(self, cells: int, target: int) -> int:
+        inputs, width, annotation = self.config.embedding, self.config.width, self.annotation
+        begin = 2 * annotation * 2 * width
+        recurrence = cell_flops("lstm", target, inputs + annotation, width) + 2 * target * width
+        readout = 2 * target * (width + annotation) * inputs
+        return begin + self.cross.flops(cells, target) + recurrence + readout
+
+
+@final
+class TransformerWriter(Writer):
+    def __init__(self, config: TransformerConfig, tokens: int, annotation: int, cells: int) -> None:
+        super().__init__()
+        self.annotation, self.width = annotation, config.width
+        self.output_VD = new_embedding(tokens, config.width)  # tied
+        self.target = Embedding(self.output_VD, config.positions, config.dropout)
+        self.read = nn.Linear(annotation, config.width)
+        self.place_SD = nn.Parameter(torch.randn(cells, config.width) * config.width**-0.5)
+        mixer = config.mixer_of(0)
+        cross = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
+        self.stack = Stack(config, config.layers, "causal", cross)
+
+    def start(self, memory: Memory) -> StackState:
+        return self.stack.start(Memory(self.read(memory.x_BSD) + self.place_SD))
+
+    def forward(
+        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
+        x_BTD, state = self.stack(x_BTD, state, valid_BT)
+        return x_BTD, state
+
+    def flops(self, cells: int, target: int) -> int:
+        return 2 * cells * self.annotation * self.width + self.stack.flops(target, cells)
+
+
+@final
+class ShowAttendTell(Model):
+    kind = "encoder-decoder"
+
+    def __init__(self, config: ShowAttendTellConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        self.encoder = None
+        if not config.blind:
+            self.encoder = ImageEncoder(sizes.source, config.size, config.channels, config.filters)
+        self.decoder = config.decoder.build(sizes.target, config.filters[-1], config.cells())
+        self.head = Head(self.decoder.output_VD, bias=True)
+
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+        if self.encoder is None:
+            zeros = (source_BS.shape[0], self.config.cells(), self.config.filters[-1])
+            return Memory(self.head.weight_VD.new_zeros(zeros))
+        return Memory(self.encoder(source_BS, valid_BS))
+
+    def start(self, memory: Memory | None = None) -> State:
+        assert memory is not None
+        return self.decoder.start(memory)
+
+    def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        return self.decoder(tokens_BT, state, valid_BT)
+
+    def flops(self, source: int, target: int) -> int:
+        head = 2 * target * self.head.weight_VD.shape[1] * self.sizes.target
+        image = 0 if self.encoder is None else self.encoder.flops()
+        return image + self.decoder.flops(self.config.cells(), target) + head

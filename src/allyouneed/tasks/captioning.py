@@ -1,0 +1,242 @@
+"""Captioning: the names of emoji, from their pictures.
+
+    source = red, green, blue of the first pixel, of the second, ... EOS        32 x 32 x 3 byte values, ids 4 to 259
+    target = the name in one language, tokenised
+
+An image is a text of 3,072 characters: byte v is the Braille pattern U+2800 + v. So a codec, `translate`, model folders
+and search serve images as they are. On disk and in batches images are bytes and ids; text is made for scores only.
+
+`held_out` says what is new in the held-out splits:
+
+    emoji      the emoji, in every drawing; all with the same first code point (skin tones, professions, flags with
+               the same first letter) stand in one split. Most such names hold a word that no training name has.
+    drawing    the drawing alone: the first font's pictures of all emoji are learnt, those of the other fonts are not
+               for the held-out emoji.
+
+While training, each picture is moved by up to `shift` pixels, and a batch holds names of (nearly) one length, as in the
+paper. Paper: Xu et al. 2015, arXiv:1502.03044. Pictures: sheets of 50 columns of 32 x 32 pixels with a table of names.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, final
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeInt
+
+from allyouneed.errors import DataError
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.base import BOS, EOS, UNK, Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import Array, generator, shuffled
+from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.tasks.pairs import translation_scores
+from allyouneed.tasks.scores import word_scores
+from allyouneed.tasks.text import lines, resolve
+from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
+
+SIDE, CHANNELS, COLUMNS = 32, 3, 50
+VALUES = SIDE * SIDE * CHANNELS
+WHITE = 255
+FIRST_VALUE = UNK + 1  # the id of byte 0
+FIRST_CHARACTER = 0x2800  # Braille has 256 patterns, one for each byte
+HELD_OUT_ROWS = 128
+SPLITS = {"train": "train", "valid": "val", "test": "test"}  # ours, and as the tables call them
+Font = Literal["twemoji", "noto"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing of one emoji."""
+
+    font: str
+    index: int  # in its sheet
+    split: str
+    code: str  # its code points, in hexadecimal
+    name: str
+
+
+class CaptioningConfig(TaskConfig):
+    summary = "names of emoji from their pictures"
+    paper = "Xu et al. 2015, arXiv:1502.03044"
+    kinds = frozenset({"encoder-decoder"})
+
+    type: Literal["captioning"] = "captioning"
+    folder: str = "$DATA/captioning/emoji"  # holds FONT_32px.png and FONT_captions.tsv
+    fonts: Annotated[tuple[Font, ...], Field(min_length=1, max_length=2)] = ("twemoji", "noto")
+    language: Literal["en", "de", "fr", "es", "it", "ja", "pl", "ru"] = "en"
+    held_out: Literal["emoji", "drawing"] = "emoji"
+    tokenizer: TokenizerConfig = TokenizerConfig(size=1500)
+    shift: NonNegativeInt = 2  # pixels
+    batch: Annotated[int, Field(ge=1)] = 64  # pictures, at most
+
+    def pictures(self) -> list[Picture]:
+        """Every drawing with its split."""
+        found = []
+        for font in self.fonts:
+            known = self.held_out == "drawing" and font == self.fonts[0]
+            for one in read_table(resolve(f"{self.folder}/{font}_captions.tsv"), font, self.language):
+                found.append(Picture(one.font, one.index, "train", one.code, one.name) if known else one)
+        return found
+
+    def prepare(self, folder: Path, seed: int) -> "CaptioningData":
+        names = [f"{self.folder}/{font}{end}" for font in self.fonts for end in ("_captions.tsv", "_32px.png")]
+        made_from = self.model_dump(include={"type", "fonts", "language", "held_out", "tokenizer"}, mode="json")
+        key = {**made_from, "sha256": source_hashes(names)}
+        return CaptioningData(self, prepared(folder, key, self._build))
+
+    def _build(self, folder: Path) -> None:
+        pictures = self.pictures()
+        sheets = {font: read_sheet(resolve(f"{self.folder}/{font}_32px.png")) for font in self.fonts}
+        splits = {ours: [one for one in pictures if one.split == theirs] for ours, theirs in SPLITS.items()}
+        for split, members in splits.items():
+            if not members:
+                raise DataError(
+                    f"{self.folder}: no picture for {split}; fonts={list(self.fonts)} with held_out={self.held_out!r} "
+                    "leaves none: a new drawing needs two fonts"
+                )
+        # Names of emoji in several fonts count once.
+        tokenizer = train(sorted({one.name for one in splits["train"]}), self.tokenizer)
+        Codec(source=image_tokenizer(), target=tokenizer).save(folder)
+        for split, members in splits.items():
+            _write_split(folder, split, members, sheets, tokenizer)
+        notes = [f"{split}: {len(members):,} pictures" for split, members in splits.items()]
+        (folder / "notes.json").write_text(json.dumps(notes, indent=1), encoding="utf-8")
+
+
+def read_table(path: Path, font: str, language: str) -> list[Picture]:
+    """The rows of a table of names: TAB-separated, the first line names the columns."""
+    rows = lines(path)
+    columns = next(rows, "").split("\t")
+    missing = [name for name in ("index", "split", "hexcode", language) if name not in columns]
+    if missing:
+        raise DataError(f"{path}: line 1: no column {', '.join(missing)}; it has {', '.join(columns)[:80]}")
+    found = []
+    for number, line in enumerate(rows, 2):
+        cells = dict(zip(columns, line.split("\t"), strict=False))
+        if len(line.split("\t")) != len(columns):
+            raise DataError(f"{path}: line {number}: {len(cells)} columns; should be {len(columns)}, parted by TABs")
+        if cells["index"] != str(number - 2) or cells["split"] not in SPLITS.values():
+            raise DataError(
+                f"{path}: line {number}: index {cells['index']!r} in split {cells['split']!r}; "
+                f"should be {number - 2}, in {', '.join(SPLITS.values())}"
+            )
+        found.append(Picture(font, number - 2, cells["split"], cells["hexcode"], cells[language]))
+    return found
+
+
+def read_sheet(path: Path) -> Array:
+    """Every picture of a sheet: bytes (pictures, 3,072)."""
+    from matplotlib.image import imread  # here, because importing it takes half a second
+
+    try:
+        image = np.asarray(imread(path, format="png"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: not readable as a PNG: {error}") from None
+    if image.ndim != 3 or image.shape[1] != COLUMNS * SIDE or image.shape[0] % SIDE or image.shape[2] < CHANNELS:
+        raise DataError(
+            f"{path}: {' x '.join(map(str, image.shape))}; should be in colour, {COLUMNS * SIDE} pixels wide and "
+            f"a multiple of {SIDE} high"
+        )
+    values = np.rint(image[..., :CHANNELS] * WHITE).astype(np.uint8)
+    tiles = values.reshape(-1, SIDE, COLUMNS, SIDE, CHANNELS).swapaxes(1, 2)
+    return tiles.reshape(-1, VALUES)
+
+
+def image_tokenizer() -> Tokenizer:
+    """Byte v of an image is character U+2800 + v and id 4 + v."""
+    return of_symbols([chr(FIRST_CHARACTER + value) for value in range(WHITE + 1)], "characters")
+
+
+def image_text(image: Array) -> str:
+    """An image as a text of one character for each byte."""
+    return (np.asarray(image, "<u2") + FIRST_CHARACTER).astype("<u2").tobytes().decode("utf-16-le")
+
+
+def _write_split(
+    folder: Path, split: str, members: Sequence[Picture], sheets: dict[str, Array], tokenizer: Tokenizer
+) -> None:
+    for one in members:
+        if one.index >= len(sheets[one.font]):
+            raise DataError(f"{one.font}: picture {one.index} is not in the sheet, which holds {len(sheets[one.font])}")
+    with RaggedWriter(folder, f"{split}.image", "u1") as images:
+        images.extend(sheets[one.font][one.index].tobytes() for one in members)
+    with RaggedWriter(folder, f"{split}.target", dtype_for(tokenizer.size)) as targets:
+        targets.extend(tokenizer.encode_batch([one.name for one in members]))
+    with RaggedWriter(folder, f"{split}.name", "u1") as names:
+        names.extend(one.name.encode("utf-8") for one in members)
+
+
+@final
+class CaptioningData(TaskData):
+    """Prepared pictures and names."""
+
+    def __init__(self, task: CaptioningConfig, folder: Path) -> None:
+        self.codec = Codec.load(folder)
+        source, target = self.codec.both()
+        self.sizes = Sizes(source.size, target.size)
+        self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
+        self._splits = {split: _PictureSplit(folder, split, target.size) for split in SPLITS}
+        self._train, self._shift = self._splits["train"], task.shift
+        self.epoch = -(-len(self._train.images) // task.batch)
+        self._cached: tuple[tuple[int, int], Array, Array] | None = None
+
+    def batch(self, seed: int, index: int) -> Batch:
+        epoch, number = divmod(index, self.epoch or 1)
+        if self._cached is None or self._cached[0] != (seed, epoch):
+            random = generator(seed, epoch)
+            mixed = shuffled(len(self._train.images), random)
+            order = mixed[np.argsort(self._train.targets.lengths()[mixed], kind="stable")]
+            self._cached = (seed, epoch), order, shuffled(self.epoch or 1, random)
+        _, order, batches = self._cached
+        # Batches differ by one picture at most: a last one of a few would weigh each of them more.
+        bounds = [(int(batches[number]) + more) * len(order) // (self.epoch or 1) for more in (0, 1)]
+        members = order[slice(*bounds)]
+        images = moved(self._train.images[members], self._shift, generator(seed, epoch, number))
+        return self._train.batch(members, images)
+
+    def held_out(self, split: Split) -> Iterator[Batch]:
+        data = self._splits[split]
+        order = np.argsort(data.targets.lengths(), kind="stable")
+        for begin in range(0, len(order), HELD_OUT_ROWS):
+            members = order[begin : begin + HELD_OUT_ROWS]
+            yield data.batch(members, data.images[members])
+
+    def examples(self, split: Split) -> list[tuple[str, str]]:
+        data = self._splits[split]
+        return [(image_text(data.images[i]), data.names.text(i)) for i in range(len(data.images))]
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [*translation_scores(hypotheses, references), *word_scores(hypotheses, references)]
+
+
+def moved(images: Array, shift: int, random: np.random.Generator) -> Array:
+    """Each image (a row of bytes) somewhere up to `shift` pixels away, on white."""
+    if not shift:
+        return images
+    rows, side = len(images), SIDE + 2 * shift
+    wide = np.full((rows, side, side, CHANNELS), WHITE, dtype=np.uint8)
+    wide[:, shift:-shift, shift:-shift] = images.reshape(rows, SIDE, SIDE, CHANNELS)
+    start = (random.random((2, rows)) * (2 * shift + 1)).astype(np.int64)
+    down, right = start[:, :, None] + np.arange(SIDE)
+    return wide[np.arange(rows)[:, None, None], down[:, :, None], right[:, None, :]].reshape(rows, VALUES)
+
+
+class _PictureSplit:
+    def __init__(self, folder: Path, split: str, target: int) -> None:
+        self.images = Ragged(folder, f"{split}.image", "u1").values.reshape(-1, VALUES)
+        self.targets = Ragged(folder, f"{split}.target", dtype_for(target))
+        self.names = Ragged(folder, f"{split}.name", "u1")
+
+    def batch(self, members: Array, images: Array) -> Batch:
+        source = np.full((len(members), VALUES + 1), EOS, dtype=np.int64)
+        source[:, :VALUES] = images
+        source[:, :VALUES] += FIRST_VALUE
+        rows = [self.targets[i] for i in members.tolist()]
+        given, said = padded(rows, before=(BOS,)), padded(rows, after=(EOS,))
+        return Batch(
+            source_BS=torch.from_numpy(source), input_BT=torch.from_numpy(given), output_BT=torch.from_numpy(said)
+        )
