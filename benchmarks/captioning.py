@@ -2,7 +2,7 @@
 
     python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ...] [--picture FILE]
 
-Each run is what `allyouneed train RECIPE --seed S` does, in one process and on one thread. A run that is finished is not
+Each run is what `allyouneed train RECIPE --seed S` does, in one process and on one thread. A finished run is not
 run again; the table is printed from what the folder holds: mean and spread over seeds, on the test split. `--picture`
 draws where the first seed's LSTM looked for a few pictures of the test split that it names best.
 """

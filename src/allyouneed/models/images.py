@@ -61,7 +61,7 @@ class ImageEncoder(nn.Module):
     def pixels(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
         """The image (B, channels, rows, columns)."""
         count = self.size * self.size * self.channels
-        x_BS = source_BS.to(self.stages[0].halve.weight.dtype) * (2 / (self.ids - 1)) - 1  # type: ignore[union-attr]
+        x_BS = source_BS.to(next(self.parameters()).dtype) * (2 / (self.ids - 1)) - 1
         if valid_BS is not None:
             x_BS = x_BS.masked_fill(~valid_BS, WHITE).gather(1, pushed_left(valid_BS))
         longest = source_BS.shape[1] if valid_BS is None else int(valid_BS.sum(dim=1).max())
