@@ -64,6 +64,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "neural-gpu": [
         {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
         {"rows": 1, "channels": 7, "layers": 1, "diagonal": True, "limits": "hard", "dropout": 0.0},
+    ],
     "show-attend-tell": [
         {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}},
         {**IMAGES, "decoder": {"type": "transformer", **SOFTMAX}, "filters": [6, 5]},

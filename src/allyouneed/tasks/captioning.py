@@ -90,7 +90,7 @@ class CaptioningConfig(TaskConfig):
 
     def _build(self, folder: Path) -> None:
         pictures = self.pictures()
-        sheets = {font: read_sheet(resolve(f"{self.folder}/{font}_32px.png")) for font in self.fonts}
+        sheets: dict[str, Array] = {font: read_sheet(resolve(f"{self.folder}/{font}_32px.png")) for font in self.fonts}
         splits = {ours: [one for one in pictures if one.split == theirs] for ours, theirs in SPLITS.items()}
         for split, members in splits.items():
             if not members:
