@@ -85,8 +85,8 @@ def ours(name: str, length: int) -> Layer:
 
 def buckets(count: int) -> int | list[int]:
     """As Hugging Face's layer chooses them if it is not told: by two hashes, if they are more than 128."""
-    half = 2 ** (int(math.log2(count)) // 2)
-    return max(2, count) if count <= 128 else [half, count // half]
+    power = max(1, round(math.log2(max(2, count))))
+    return 2**power if power <= 7 else [2 ** (power // 2), 2 ** (power - power // 2)]
 
 
 class FullAttention(nn.Module):

@@ -83,7 +83,9 @@ def _place(tree: Any, item: Any) -> Place:
     """Where an error is: what leads through the tree, without the names pydantic gives to members of a union."""
     place: Place = ()
     for part in item["loc"]:
-        if (isinstance(tree, Mapping) and part in tree) or (isinstance(tree, list) and isinstance(part, int)):
+        if (isinstance(tree, Mapping) and part in tree) or (
+            isinstance(tree, list) and isinstance(part, int) and part < len(tree)
+        ):
             tree = tree[part]
             place += (part,)
     return (*place, item["loc"][-1]) if item["type"] == "missing" else place

@@ -38,6 +38,8 @@ class AddedPosition(nn.Module, ABC):
 class ScorePosition(nn.Module):
     """Acts where a query meets a key. The defaults do nothing, so a scheme overrides what it is about."""
 
+    turns: ClassVar[bool] = False  # whether `rotate` does anything
+
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
         """Queries or keys, turned by their positions."""
         return x_BHTK
@@ -272,6 +274,7 @@ class RotaryConfig(PositionConfig):
 
 
 class Rotary(ScorePosition):
+    turns = True
     frequency_R: Tensor
 
     def __init__(self, head_width: int, base: float) -> None:

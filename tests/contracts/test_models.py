@@ -224,3 +224,14 @@ def test_the_same_search_decodes_it(case: Case) -> None:
         scored = score(model, list(zip(sources, said, strict=True)), ended=False)
     for found, wanted in zip(best, scored, strict=True):
         assert found.logprob == pytest.approx(sum(wanted.token_logprobs), abs=1e-5)
+
+
+@every_case
+def test_half_precision_gives_nearly_the_same(case: Case) -> None:
+    """Mixed precision, as `train.precision = "bfloat16"` asks for it."""
+    model, (source_BS, target_BT) = case.build().float(), texts()
+    with torch.no_grad():
+        whole = answer(model, source_BS, target_BT)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rounded = answer(model, source_BS, target_BT).float()
+    assert float((rounded - whole).abs().mean()) < 0.1 * float(whole.abs().mean()) + 0.02

@@ -153,6 +153,9 @@ def test_stretched_training_compresses_nothing_within_a_segment() -> None:
     x_BTD = torch.randn(2, 31, 12, dtype=torch.float64)
     _, state = stretched(x_BTD[:, :13])
     y_BTD, _ = stretched(x_BTD[:, 13:], state=state)
+    with torch.no_grad():
+        _, state = stretched(x_BTD[:, :13])
+        torch.testing.assert_close(stretched(x_BTD[:, 13:], state=state)[0], y_BTD)
     for t in range(13, 31):
         exact = parse(CompressiveConfig, {**settings, "memory": 4 + t - 13}).build(12).double()
         exact.load_state_dict(stretched.state_dict())

@@ -119,6 +119,14 @@ def test_the_length_of_a_query_does_not_move_it() -> None:
     assert torch.equal(mixer._hash(q_BHTK, None), mixer._hash(q_BHTK * 1024, None))
 
 
+def test_pieces_of_hashing_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer, q_BHTK = ReformerConfig(heads=2, buckets=(4, 6), rounds=3, chunk=4).build(8), torch.randn(3, 2, 31, 4)
+    whole = mixer._hash(q_BHTK, None)
+    assert int(whole.max()) >= 6  # both factors count
+    monkeypatch.setattr("allyouneed.mixers.reformer.AT_ONCE", 1)
+    assert torch.equal(mixer._hash(q_BHTK, None), whole)
+
+
 def test_the_future_does_not_move_the_past_at_length() -> None:
     """Thousands of positions and many blocks: where public implementations leak."""
     mixer = ReformerConfig(heads=2, buckets=16, rounds=3, chunk=20).build(16).double()

@@ -5,12 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from allyouneed.config import parse
 from allyouneed.lab.maps import record_maps
 from allyouneed.mixers import select_rows
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.models.ntm import NTM, NTMConfig, bit_table
 from allyouneed.models.ntm_run import Shape, run
 from allyouneed.sizes import Sizes
+from helpers import tensors_of
 
 
 def said_apart(said_BN: Tensor, heads: int, writes: int, width: int) -> list[Tensor]:
@@ -238,3 +240,12 @@ def test_what_was_encoded_can_be_selected() -> None:
         model.step(target_BT, model.condition(source_BS))[0][row_N],
     )
     torch.testing.assert_close(chosen.x_BSD, model.encode(source_BS[row_N]).x_BSD)
+
+
+def test_a_state_does_not_hold_what_was_read() -> None:
+    """No leaf is a small view of something that grows with the source."""
+    model = parse(NTMConfig, {"hidden": 6, "slots": 5, "slot_width": 4}).build(Sizes(9, 9))
+    with torch.no_grad():
+        short, long = (model.condition(torch.randint(4, 9, (2, length))) for length in (2, 40))
+    for one, two in zip(tensors_of(short), tensors_of(long), strict=True):
+        assert two.untyped_storage().nbytes() == one.untyped_storage().nbytes()

@@ -222,7 +222,7 @@ class Compressive(Mixer):
         if known is not None and not torch.is_grad_enabled():
             if known.keys_HKR.shape[2] > reach:
                 return known
-            reach = self.config.reach(2 * reach)
+            reach = max(reach, self.config.reach(2 * reach))
         return Known(self.distances.keys(reach))
 
     def _read(self, q_BHTK: Tensor, window: tuple[Tensor, Tensor], tile: Tile, keys_HKR: Tensor) -> Tensor:
@@ -303,24 +303,24 @@ def _windows(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Keys and values of the slots and positions of each tile, side by side."""
     spans = [slice(tile.slot - first[1], tile.slots - first[1]) for tile in tiles]
-    stretches = [slice(tile.position - first[0], tile.end - first[0]) for tile in tiles]
+    ranges = [slice(tile.position - first[0], tile.end - first[0]) for tile in tiles]
     keys, values = (
-        _gathered(of_slots, of_places, spans, stretches) for of_slots, of_places in zip(*keys_values, strict=True)
+        _gathered(of_slots, of_places, spans, ranges) for of_slots, of_places in zip(*keys_values, strict=True)
     )
     return zip(keys, values, strict=True)
 
 
-def _gathered(slots_BHRK: Tensor, places_BHSK: Tensor, spans: list[slice], stretches: list[slice]) -> Sequence[Tensor]:
-    """For each span of slots and stretch of places, both in one tensor.
+def _gathered(slots_BHRK: Tensor, places_BHSK: Tensor, spans: list[slice], ranges: list[slice]) -> Sequence[Tensor]:
+    """For each span of slots and range of places, both in one tensor.
 
     All are gathered at once: the gradient of a slice is as long as what it was cut from, so that a slice for each tile
     would cost the square of the length.
     """
     if len(spans) == 1:
-        return [torch.cat([slots_BHRK[:, :, spans[0]], places_BHSK[:, :, stretches[0]]], dim=2)]
+        return [torch.cat([slots_BHRK[:, :, spans[0]], places_BHSK[:, :, ranges[0]]], dim=2)]
     every_N = torch.arange(slots_BHRK.shape[2] + places_BHSK.shape[2], device=slots_BHRK.device)
     of_slots_R, of_places_S = every_N.tensor_split([slots_BHRK.shape[2]])
-    rows = [torch.cat([of_slots_R[a], of_places_S[b]]) for a, b in zip(spans, stretches, strict=True)]
+    rows = [torch.cat([of_slots_R[a], of_places_S[b]]) for a, b in zip(spans, ranges, strict=True)]
     both_BHNK = torch.cat([slots_BHRK, places_BHSK], dim=2)
     return both_BHNK.index_select(2, torch.cat(rows)).split([len(row) for row in rows], dim=2)
 

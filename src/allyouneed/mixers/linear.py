@@ -41,7 +41,7 @@ class LinearConfig(HeadsConfig):
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         read = length if memory is None or role != "cross" else memory
         head_width = self.head_width(width)
-        flops, state = sum_cost(length, read, head_width, head_width, role, CHUNK)
+        flops, state = sum_cost(length, read, head_width, head_width, role, CHUNK, SEGMENT)
         chunks = -(-length // CHUNK) if role == "causal" else 1
         projections = self.projection_flops(length, read, width)
         return Cost(projections + self.heads * flops, self.heads * state, sequential=chunks, path=1)
@@ -156,13 +156,18 @@ def read_causally(
     return divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1].clone())  # not a view of all
 
 
-def sum_cost(length: int, read: int, features: int, value_width: int, role: Role, chunk: int) -> tuple[int, int]:
+def sum_cost(
+    length: int, read: int, features: int, value_width: int, role: Role, chunk: int, segment: int
+) -> tuple[int, int]:
     """FLOPs and bytes of state of one head, without projections and features."""
     both = features * (value_width + 1)
     state = 0 if role == "bidirectional" else 4 * both
     if role != "causal":
         return 2 * (length + read) * both, state
-    size = min(chunk, length)
-    chunks = -(-length // size)
-    inside = 2 * size * size * (features + value_width + 1) if length > 1 else 0
-    return chunks * (4 * size * both + inside), state
+    flops = 0
+    for part, times in ((segment, length // segment), (length % segment, 1)):
+        size = min(chunk, part)
+        chunks = -(-part // size) if part else 0
+        inside = 2 * size * size * (features + value_width + 1) if part > 1 else 0
+        flops += times * chunks * (4 * size * both + inside)
+    return flops, state

@@ -24,7 +24,7 @@ from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import SHORT, count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
-from allyouneed.positions import Rotary, ScorePosition
+from allyouneed.positions import ScorePosition
 
 
 class LongformerConfig(HeadsConfig):
@@ -80,7 +80,7 @@ class Longformer(Mixer):
         super().__init__()
         self.config, self.position = config, position
         self.project = Projections(config, width, "bidirectional")
-        self.turned = isinstance(position, Rotary)  # then what a key says depends on where it stands
+        self.turned = position is not None and position.turns  # then what a key says depends on where it stands
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
@@ -97,6 +97,7 @@ class Longformer(Mixer):
         refuse_state(state)
         if valid_BT is None:
             return self._read(x_BTD), None
+        x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0)  # padding may hold anything
         if x_BTD.shape[1] <= SHORT:
             return self._read_together(x_BTD, valid_BT), None
         rows = []

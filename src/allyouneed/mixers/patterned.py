@@ -81,6 +81,8 @@ class Patterned(Mixer):
     ) -> tuple[Tensor, PatternedState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
+        if valid_BT is not None:  # padding may hold anything, and zero times infinity is no number
+            x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         if self.position is not None:
             place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
@@ -173,6 +175,6 @@ class Patterned(Mixer):
         return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
 
 
-@lru_cache(maxsize=1024)  # of at most 256 KiB for each head
+@lru_cache(maxsize=256)  # of at most 256 KiB for each head
 def _visible(config: PatternedConfig, role: Role, queries: int, keys: int) -> Tensor:
     return visible_of(config.bands(role, queries, keys), queries, keys)

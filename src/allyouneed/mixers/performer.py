@@ -49,7 +49,7 @@ class PerformerConfig(HeadsConfig):
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         seen = length if memory is None or role != "cross" else memory
         head_width = self.head_width(width)
-        flops, state = sum_cost(length, seen, self.features, head_width, role, CHUNK)
+        flops, state = sum_cost(length, seen, self.features, head_width, role, CHUNK, SEGMENT)
         flops += 2 * (length + seen) * head_width * self.features
         chunks = -(-length // CHUNK) if role == "causal" else 1
         projections = self.projection_flops(length, seen, width)

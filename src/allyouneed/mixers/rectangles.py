@@ -211,6 +211,8 @@ def attend_sparsely(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
     """softmax attention over what the bands let each query see; the queries are the last T of S positions."""
+    if not q_BHTK.numel():  # the kernel divides by sizes
+        return torch.zeros_like(q_BHTK)
     if bias is None and has_kernel(q_BHTK.device):
         out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands)
         return out_BHTK

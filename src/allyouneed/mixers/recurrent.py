@@ -10,7 +10,7 @@ Cost: O(T D^2) time, O(D) state whatever T is, T sequential steps, path 1.
 Papers: Elman 1990 (rnn); Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000 (lstm); Cho et al.
 2014, arXiv:1406.1078 (gru, in the form of torch.nn, which resets after the product with U); Schuster and Paliwal 1997
 (bidirectional).
-Differs: torch.nn's two biases are one where they only add up. U begins orthogonal (Saxe et al. 2014), the forget gate's
+Differs: torch.nn's two biases are one, except a GRU's. U begins orthogonal (Saxe et al. 2014), the forget gate's
 bias at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
 
 Padding changes nothing: real positions are moved together, read, and moved back, in either direction.
@@ -93,7 +93,7 @@ class Cell(nn.Module):
             return scan_rnn(x_TBN, state.h_BK, self.past.weight), None
 
     def _fused(self, x_BTD: Tensor, h_BK: Tensor, c_BK: Tensor) -> tuple[Tensor, RecurrentState]:
-        """torch's own LSTM: on a CPU one call of oneDNN, up to twice as fast as `scan_lstm`; it has no other cell."""
+        """torch's own LSTM: on a CPU one call of oneDNN, faster than `scan_lstm`; it has no other cell."""
         bias_N = self.input.bias
         weights = [self.input.weight, self.past.weight, bias_N, torch.zeros_like(bias_N)]
         start, training = [h_BK.unsqueeze(0), c_BK.unsqueeze(0)], torch.is_grad_enabled()

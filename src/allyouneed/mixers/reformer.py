@@ -161,7 +161,7 @@ class Reformer(Mixer):
     def _hash(self, q_BHTK: Tensor, valid_BT: Tensor | None) -> Tensor:
         """The buckets of each position for each head and round: (B, T, H R)."""
         rotation_HKM = widened(self.rotation_HKM).to(widened(q_BHTK).dtype)
-        step = max(1, AT_ONCE // (rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
+        step = max(1, AT_ONCE // max(1, rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
         pieces = [self._numbers(widened(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
         bucket_BHTR = torch.cat(pieces, dim=2)
         bucket_BTN = bucket_BHTR.transpose(1, 2).flatten(2)

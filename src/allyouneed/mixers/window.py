@@ -88,6 +88,8 @@ class Window(Mixer):
     ) -> tuple[Tensor, WindowState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
+        if valid_BT is not None:  # padding may hold anything, and zero times infinity is no number
+            x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0)
         q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
         if valid_BT is not None and state is None and T <= SHORT:

@@ -209,7 +209,7 @@ class XL(Mixer):
             return Known(self.distances.keys(reach))
         known = state.known
         if known is None or known.keys_HKR.shape[2] <= reach:
-            known = Known(self.distances.keys(min(self.config.memory, 2 * reach)))
+            known = Known(self.distances.keys(max(reach, min(self.config.memory, 2 * reach))))
         return known
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keys_HKR: Tensor, real_BS: Tensor | None) -> Tensor:

@@ -4,9 +4,9 @@
         = b + [W_0 .. W_(k-1)] [x_(t - (k-1) d); ..; x_(t - d); x_t]   one matrix over the window of t
 
 A convolution is a matrix product over windows, so a layer is `linear(taps.causal(x))`: on a CPU, at the sizes of a
-laptop's model, that is about as fast as `conv1d`, with short rows up to a third faster (docs/convolutions.md), and one
-step of decoding is the same product over one window. The masked form reads a past of the last (k - 1) d inputs, zeros
-at first; the centred form, for encoders, reads zeros on both sides.
+laptop's model, that is about as fast as `conv1d`, and one step of decoding is the same product over one window. The
+masked form reads a past of the last (k - 1) d inputs, zeros at first; the centred form, for encoders, reads zeros on
+both sides.
 """
 
 from collections.abc import Callable

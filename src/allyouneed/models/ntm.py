@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
+from allyouneed.mixers.projections import full_precision
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.ntm_run import Shape, run
 from allyouneed.models.stack import new_embedding
@@ -188,21 +189,23 @@ class NTM(Model):
 
     def _steps(self, x_TBG: Tensor, state: NTMState) -> tuple[Tensor, Tensor, NTMState]:
         """[h; r] and weightings of every step, and the state after the last."""
-        y_TBD, cell_BF, memory_BKM, weight_TBHM = run(
-            x_TBG,
-            state.hidden_BF,
-            state.cell_BF,
-            state.memory_BKM,
-            state.weight_BHM,
-            state.read_BRK,
-            self.controller.weight,
-            self.heads.weight,
-            self.heads.bias,
-            self.shape,
-        )
-        hidden_BF, read_BN = y_TBD[-1].split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
+        with full_precision(x_TBG):  # the gradient is written for one precision
+            y_TBD, cell_BF, memory_BKM, weight_TBHM = run(
+                x_TBG.to(self.heads.weight.dtype),
+                state.hidden_BF,
+                state.cell_BF,
+                state.memory_BKM,
+                state.weight_BHM,
+                state.read_BRK,
+                self.controller.weight,
+                self.heads.weight,
+                self.heads.bias,
+                self.shape,
+            )
+        # Copies, again: a view would hold every step.
+        hidden_BF, read_BN = y_TBD[-1].clone().split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
         read_BRK = read_BN.unflatten(1, (self.config.read_heads, -1))
-        return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1], read_BRK)
+        return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1].clone(), read_BRK)
 
     def flops(self, source: int, target: int) -> int:
         config, heads = self.config, self.config.read_heads + self.config.write_heads

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 SMALL = 1e-16  # added to squared lengths: an empty slot has none
@@ -188,6 +189,7 @@ class _Run(torch.autograd.Function):
         return steps.outputs[1:].clone(), cell_BF, steps.m[-1].clone(), steps.weights[1:].clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dy_TBD, dcell_BF, dmemory_BKM, dweight_TBHM = grads
         recurrence_GN, tell_PF = ctx.saved_tensors

@@ -9,7 +9,9 @@ Cost: O((S + T) D^2) time (with attention O(S T D) more), S + T sequential steps
 target is S - s + 1 steps without attention, which is why `reverse` helped: the first words come close.
 Papers: Sutskever et al. 2014, arXiv:1409.3215; Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015,
 arXiv:1508.04025.
-Differs: `reverse` also puts the mark for the end of the source first; weights begin as in mixers/recurrent.py.
+Differs: `reverse` also puts the mark for the end of the source first. Recurrences begin as in mixers/recurrent.py,
+embeddings with unit variance as the Transformer's, and the last projection has a bias; vocabularies that are shared
+share one table.
 """
 
 from typing import Annotated, Literal, final
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from allyouneed.block import Fraction
 from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.recurrent import CellKind
 from allyouneed.models.alignment import Score
@@ -95,7 +98,8 @@ class Seq2Seq(Model):
         return self.encoder(self.source(source_BS, source_BS), valid_BS)  # there are no positions to give
 
     def start(self, memory: Memory | None = None) -> SequenceState:
-        assert isinstance(memory, Encoded)
+        if not isinstance(memory, Encoded):
+            raise ConfigError("a seq2seq model writes for a source: it starts from what its own `encode` gives")
         return self.decoder.start(memory)
 
     def hidden(

@@ -55,6 +55,14 @@ class Recipe(Config):
                 f"task {self.task.type!r} needs a model of kind {' or '.join(sorted(self.task.kinds))}; "
                 f"{self.model.type!r} is {self.model.kind}"
             )
+        mixers = getattr(self.model, "mixer", [])
+        stretched = any(
+            getattr(mixer, "stretch", False) for mixer in (mixers if isinstance(mixers, list) else [mixers])
+        )
+        if stretched and getattr(self.task, "segment", None) is None:
+            raise ValueError(
+                "mixer.stretch reads all of a segment: without task.segment that is everything before a position"
+            )
         return self
 
 
