@@ -7,7 +7,7 @@ m is a mask of dropout. Only u, r and c are kept for the gradient: what f and g 
     cutoff:  f' = 1.2 q (1 - q),  q = (f + 0.1) / 1.2;     g' = 1.2 - g^2 / 1.2;      hard:  f' = 1/2,  g' = 1
 
 inside their limits, and 0 at them. Channels stand last throughout: on a CPU that is the faster order for a convolution.
-The convolutions are half of the time then; autograd's way through the rest costs as much again (docs/neural-gpu.md).
+By hand a step takes about three quarters of autograd's time (docs/neural-gpu.md).
 """
 
 from dataclasses import dataclass
