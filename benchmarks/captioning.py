@@ -19,7 +19,7 @@ import torch
 from allyouneed.decode import translate
 from allyouneed.decode.base import evaluating
 from allyouneed.folder import load_folder
-from allyouneed.lab.held_out import evaluate_held_out
+from allyouneed.lab.held_out import evaluate_held_out, recipe_of
 from allyouneed.lab.maps import record_maps
 from allyouneed.models.show_attend_tell import ShowAttendTell
 from allyouneed.tasks.captioning import CHANNELS, FIRST_CHARACTER, SIDE
@@ -88,9 +88,10 @@ def draw(folder: Path, path: Path) -> None:
     bundle = load_folder(folder)
     model, codec = bundle.model, bundle.codec
     assert isinstance(model, ShowAttendTell)
-    data = bundle.recipe.task.prepare(folder.parent / "lstm-1-data", bundle.recipe.seed)
+    recipe = recipe_of(bundle)
+    data = recipe.task.prepare(folder / "data", recipe.seed)
     examples = data.examples("test")
-    answers = [best[0] for best in translate(model, codec, [text for text, _ in examples], bundle.recipe.decode)]
+    answers = [best[0] for best in translate(model, codec, [text for text, _ in examples], recipe.decode)]
     # The best names that differ: a page of five skin tones of one hand says less.
     best: dict[str, int] = {}
     for item in sorted(range(len(examples)), key=lambda item: -answers[item].score):
