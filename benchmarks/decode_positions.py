@@ -46,7 +46,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.inference_mode():
         for name in [name for name, config in MIXERS.items() if "causal" in config.roles]:
-            settings = {"type": name, "heads": 4, **SETTINGS.get(name, {})}
+            heads = {"heads": 4} if "heads" in MIXERS[name].model_fields else {}  # a recurrence has none
+            settings = {"type": name, **heads, **SETTINGS.get(name, {})}
             mixer = parse(MIXERS[name], settings).build(WIDTH, role="causal")
             near, far = state_at(mixer, 100), state_at(mixer, options.far)
             runs = [(step_time(mixer, near, options.steps), step_time(mixer, far, options.steps)) for _ in range(5)]

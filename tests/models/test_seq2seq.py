@@ -141,7 +141,7 @@ def test_with_luong_attention_it_feeds_what_it_saw(cell: str, attention: str) ->
     assert isinstance(model.encoder, TowerEncoder)
     assert isinstance(decoder, LuongDecoder)
     h, states = read_by_torch(model.encoder.tower, embed(model.source.weight_VD, source))
-    lower, upper = decoder.cells
+    lower, upper = decoder.tower.cells
     assert isinstance(lower, Cell)
     assert isinstance(upper, Cell)
     first, second = torchs(lower, decoder.feed), torchs(upper)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from allyouneed.mixers import Memory, Role, linear
+from allyouneed.mixers import Memory, Mixer, Role, linear
 from allyouneed.mixers.base import send_losses_to
 from allyouneed.mixers.compressive import Compressive, CompressiveConfig
 from allyouneed.mixers.linformer import LinformerConfig
@@ -59,6 +59,16 @@ def call(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Tensor, **se
     return functional_call(module, dict(weights), inputs, settings, strict=True)
 
 
+def assert_same_reading(ours: Mixer, theirs: nn.Module, weights: Mapping[str, Tensor], role: Role, length: int) -> None:
+    """Of a text that reads itself, or of a shorter one that reads it."""
+    x_BTD = torch.randn(2, 7 if role == "cross" else length, WIDTH, dtype=torch.float64, requires_grad=True)
+    y_BSD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True) if role == "cross" else None
+    our_y_BTD, _ = ours(x_BTD, memory=None if y_BSD is None else Memory(y_BSD))
+    their_y_BTD = call(theirs, weights, x_BTD, context=y_BSD)
+    read = [x_BTD] if y_BSD is None else [x_BTD, y_BSD]
+    assert_same_gradients(our_y_BTD, their_y_BTD, [*read, *ours.parameters()])
+
+
 @pytest.mark.parametrize(("share", "heads"), [("heads", HEADS), ("key-value", HEADS), ("none", 1)])
 @pytest.mark.parametrize(("role", "length"), [("bidirectional", 13), ("bidirectional", 9), ("cross", 11)])
 def test_linformer(role: Role, length: int, share: Any, heads: int) -> None:
@@ -69,12 +79,7 @@ def test_linformer(role: Role, length: int, share: Any, heads: int) -> None:
     scatter(ours.parameters())
     theirs = package.LinformerSelfAttention(WIDTH, seq_len=13, k=5, heads=heads)
     weights = {**named(ours.project), "proj_k": ours.along_NHRS[0, 0].T, "proj_v": ours.along_NHRS[-1, 0].T}
-    x_BTD = torch.randn(2, 7 if role == "cross" else length, WIDTH, dtype=torch.float64, requires_grad=True)
-    y_BSD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True) if role == "cross" else None
-    our_y_BTD, _ = ours(x_BTD, memory=None if y_BSD is None else Memory(y_BSD))
-    their_y_BTD = call(theirs, weights, x_BTD, context=y_BSD)
-    read = [x_BTD] if y_BSD is None else [x_BTD, y_BSD]
-    assert_same_gradients(our_y_BTD, their_y_BTD, [*read, *ours.parameters()])
+    assert_same_reading(ours, theirs, weights, role, length)
 
 
 @pytest.mark.filterwarnings("ignore:.*distutils:DeprecationWarning")  # imported by theirs
@@ -96,12 +101,7 @@ def test_performer(monkeypatch: pytest.MonkeyPatch, role: Role, length: int) -> 
     if role == "causal":  # without their extension for CUDA
         theirs.fast_attention.causal_linear_fn = partial(package.causal_linear_attention_noncuda, eps=0.0)
     weights = {**named(ours.project), "fast_attention.projection_matrix": ours.direction_HMK[0]}
-    x_BTD = torch.randn(2, 7 if role == "cross" else length, WIDTH, dtype=torch.float64, requires_grad=True)
-    y_BSD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True) if role == "cross" else None
-    our_y_BTD, _ = ours(x_BTD, memory=None if y_BSD is None else Memory(y_BSD))
-    their_y_BTD = call(theirs, weights, x_BTD, context=y_BSD)
-    read = [x_BTD] if y_BSD is None else [x_BTD, y_BSD]
-    assert_same_gradients(our_y_BTD, their_y_BTD, [*read, *ours.parameters()])
+    assert_same_reading(ours, theirs, weights, role, length)
 
 
 @pytest.mark.parametrize("role", ["causal", "bidirectional"])

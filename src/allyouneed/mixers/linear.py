@@ -12,8 +12,9 @@ Differs: chunks instead of the authors' kernel, with the same result; no epsilon
 unless nothing may be read: then zero is read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch.nn import functional as F
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
 from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
+
+Sums = TypeVar("Sums")  # a state
 
 SEGMENT = 2048  # positions of which everything in between is held at once
 CHUNK = 64  # positions; at width 64, 32 to 96 are within 5 % of each other, 128 and more are slower
@@ -70,7 +73,7 @@ class Linear(Mixer):
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                y_BHTK, state = _read_segments(q_BHTK, k_BHSK, v_BHSK, valid_BT, state)
+                y_BHTK, state = by_segments(_read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), valid_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
@@ -82,18 +85,31 @@ class Linear(Mixer):
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
 
-def _read_segments(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: "SumState | None"
-) -> tuple[Tensor, "SumState"]:
-    """A long text, segment by segment through the state, so that what is computed in between stays in the cache."""
+def by_segments(
+    read: Callable[..., tuple[Tensor, Sums]],
+    segment: int,
+    queries_keys_values: tuple[Tensor, ...],
+    valid_BT: Tensor | None,
+    state: Sums | None,
+) -> tuple[Tensor, Sums]:
+    """A long text, segment by segment through the state: what is computed in between stays in the cache.
+
+    Split, not sliced: the gradient of a slice is as long as the whole text.
+    """
     outputs = []
-    parts = (x.split(SEGMENT, dim=2) for x in (q_BHTK, k_BHTK, v_BHTK))
-    for number, (q, k, v) in enumerate(zip(*parts, strict=True)):
-        valid = None if valid_BT is None else valid_BT[:, number * SEGMENT : (number + 1) * SEGMENT]
-        y, state = read_causally(feature(widened(q)), feature(widened(k)), widened(v), valid, state)
+    parts = zip(*(x.split(segment, dim=2) for x in queries_keys_values), strict=True)
+    for number, (q, k, v) in enumerate(parts):
+        valid = None if valid_BT is None else valid_BT[:, number * segment : (number + 1) * segment]
+        y, state = read(q, k, v, valid, state)
         outputs.append(y)
     assert state is not None
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
+
+
+def _read(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: "SumState | None"
+) -> tuple[Tensor, "SumState"]:
+    return read_causally(feature(widened(q_BHTK)), feature(widened(k_BHTK)), widened(v_BHTK), valid_BT, state)
 
 
 def feature(x: Tensor) -> Tensor:

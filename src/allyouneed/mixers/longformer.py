@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import SHORT, count_positions
+from allyouneed.mixers.past import SHORT, count_positions, pushed_left
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
 from allyouneed.positions import ScorePosition
@@ -141,7 +141,7 @@ class Longformer(Mixer):
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
         place_BT = count_positions(valid_BT, T, valid_BT.device)
         # The first real slots of each row; where there are fewer, padding, whose results mean nothing.
-        slot_BG = (~valid_BT).to(torch.uint8).argsort(dim=1, stable=True)[:, : self.config.everywhere]
+        slot_BG = pushed_left(valid_BT)[:, : self.config.everywhere]
         place_BG = place_BT.gather(1, slot_BG)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         chosen_BGD = x_BTD.gather(1, slot_BG.unsqueeze(-1).expand(-1, -1, D))

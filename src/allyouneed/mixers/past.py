@@ -106,10 +106,15 @@ def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
 SHORT = 512  # positions up to which padded rows are read together, all pairs of them with a mask
 
 
+def pushed_left(valid_BS: Tensor) -> Tensor:
+    """The places (B, S) of the real positions of each row, in order, then those of the others."""
+    return (~valid_BS).to(torch.uint8).argsort(dim=1, stable=True)
+
+
 def compact(x_BSN: Tensor, valid_BS: Tensor) -> Tensor:
     """The real slots of each row, in order, from the left; zeros behind the last of a shorter row: (B, L, N)."""
     longest = int(valid_BS.sum(dim=1).max())
-    order_BL = (~valid_BS).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+    order_BL = pushed_left(valid_BS)[:, :longest]
     return _arranged(x_BSN, valid_BS, order_BL)
 
 

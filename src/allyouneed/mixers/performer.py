@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
-from allyouneed.mixers.linear import divide, hide, read, sum_cost, with_ones
+from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, with_ones
 from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
@@ -100,7 +100,7 @@ class Performer(Mixer):
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                y_BHTK, state = self._read_segments(q_BHTK, k_BHSK, v_BHSK, valid_BT, state)
+                y_BHTK, state = by_segments(self._read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), valid_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
@@ -112,20 +112,11 @@ class Performer(Mixer):
                 y_BHTK = read(self._query_features(q_BHTK), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
-    def _read_segments(
+    def _read(
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: ScaledState | None
     ) -> tuple[Tensor, ScaledState]:
-        """A long text, segment by segment through the state: all of its features at once would fill the memory."""
-        outputs = []
-        # Split, not sliced: the gradient of a slice is as long as the whole text.
-        parts = (x.split(SEGMENT, dim=2) for x in (q_BHTK, k_BHTK, v_BHTK))
-        for number, (queries, keys, values) in enumerate(zip(*parts, strict=True)):
-            valid = None if valid_BT is None else valid_BT[:, number * SEGMENT : (number + 1) * SEGMENT]
-            exponents, hidden = self._exponents(keys, valid), hide(with_ones(widened(values)), valid)
-            y, state = read_scaled(self._query_features(queries), exponents, hidden, state)
-            outputs.append(y)
-        assert state is not None
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state
+        values = hide(with_ones(widened(v_BHTK)), valid_BT)
+        return read_scaled(self._query_features(q_BHTK), self._exponents(k_BHTK, valid_BT), values, state)
 
     def _query_features(self, q_BHTK: Tensor) -> Tensor:
         exponent_BHTM = self._exponents(q_BHTK)

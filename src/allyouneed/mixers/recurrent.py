@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
+from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.projections import full_precision, initialise, refuse_state, widened
 from allyouneed.mixers.rectangles import has_kernel
 from allyouneed.mixers.scan import scan_gru, scan_lstm, scan_rnn
@@ -184,13 +185,7 @@ class Recurrent(Mixer):
         if self.role == "causal":
             return run(self.forth, x_BTD, valid_BT, state)
         refuse_state(state)
-        return torch.cat(self.both_ways(x_BTD, valid_BT), dim=-1), None
-
-    def both_ways(self, x_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h of the recurrence that comes from the left, and of the one that comes from the right."""
-        left_BTK, _ = run(self.forth, x_BTD, valid_BT)
-        right_BTK, _ = run(self.back, x_BTD.flip(1), None if valid_BT is None else valid_BT.flip(1))
-        return left_BTK, right_BTK.flip(1)
+        return run_both_ways(self.forth, self.back, x_BTD, valid_BT)[0], None
 
     def advance(
         self, x_BD: Tensor, *, state: RecurrentState | None = None, memory: Memory | None = None
@@ -210,7 +205,7 @@ def run(
         y_BTK, state = cell(x_BTD, state)
         return y_BTK, state
     # Real positions first, in their order. What stands behind them is read too, but nobody looks.
-    order_BT = (~valid_BT).to(torch.uint8).argsort(dim=1, stable=True)
+    order_BT = pushed_left(valid_BT)
     # Padding may hold anything, and zero times infinity is no number.
     x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
     h_TBK, c_TBK = cell.every(x_BTD, state)
@@ -219,6 +214,13 @@ def run(
     length_B = valid_BT.sum(dim=1)
     h_BK = _after(h_TBK, length_B, state.h_BK)
     return y_BTK, RecurrentState(h_BK, None if c_TBK is None else _after(c_TBK, length_B, state.c_BK))
+
+
+def run_both_ways(forth: Cell, back: Cell, x_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
+    """[h from the left; h from the right] of every position, and the state in which the second ends: at the first."""
+    left_BTK, _ = run(forth, x_BTD, valid_BT)
+    right_BTK, last = run(back, x_BTD.flip(1), None if valid_BT is None else valid_BT.flip(1))
+    return torch.cat([left_BTK, right_BTK.flip(1)], dim=-1), last
 
 
 def _after(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@
 Cost: O(T (S + D) D) time, T sequential steps, a path of 1 between any source and target position.
 Paper: Bahdanau et al. 2014, arXiv:1409.0473, section 3 and appendix A.
 Differs: the recurrence is that of torch.nn (the paper's GRU resets before the product with U, and swaps z and 1 - z),
-or an LSTM or a tanh network; the output reads s_t, as equation 4 says, where appendix A.2.2 prints s_(t-1); inner
-layers begin as elsewhere in this project, not from N(0, 0.001^2).
+or an LSTM or a tanh network; the output reads s_t, as equation 4 says, where appendix A.2.2 prints s_(t-1); recurrences
+begin as in mixers/recurrent.py and other layers as torch's, not from N(0, 0.001^2).
 """
 
 from dataclasses import replace
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.mixers.projections import full_precision, initialise, widened
-from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run
+from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_both_ways
 from allyouneed.models.alignment import Alignment
-from allyouneed.models.sequence import Encoded, Encoder, SequenceDecoder, SequenceState
+from allyouneed.models.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, look_and_step
 
 
 @final
@@ -34,9 +34,8 @@ class BothWaysEncoder(Encoder):
         self.forth, self.back = (Cell(kind, inputs, width) for _ in range(2))
 
     def forward(self, x_BSE: Tensor, valid_BS: Tensor | None) -> Encoded:
-        forth_BSK, _ = run(self.forth, x_BSE, valid_BS)
-        back_BSK, last = run(self.back, x_BSE.flip(1), None if valid_BS is None else valid_BS.flip(1))
-        return Encoded(torch.cat([forth_BSK, back_BSK.flip(1)], dim=-1), valid_BS, (last,))
+        h_BSD, last = run_both_ways(self.forth, self.back, x_BSE, valid_BS)
+        return Encoded(h_BSD, valid_BS, (last,))
 
     def flops(self, length: int) -> int:
         return 2 * cell_flops(self.forth.kind, length, self.forth.input.in_features, self.forth.width)
@@ -46,11 +45,8 @@ class BothWaysEncoder(Encoder):
 class BahdanauDecoder(SequenceDecoder):
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
         super().__init__()
-        self.inputs, self.width, self.out_width = (
-            inputs,
-            width,
-            max(1, width // 2),
-        )  # the paper's m = 620, n = 1000, l = 500
+        # The paper's m = 620, n = 1000, l = 500.
+        self.inputs, self.width, self.out_width = inputs, width, max(1, width // 2)
         self.begin = nn.Linear(width, width)
         self.cross = Alignment("additive", width, 2 * width, width)
         self.cell = Cell(kind, inputs, width)
@@ -67,21 +63,10 @@ class BahdanauDecoder(SequenceDecoder):
     def forward(
         self, x_BTE: Tensor, state: SequenceState, valid_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
-        assert state.read is not None
-        (carried,), past, contexts, alphas = state.cells, [], [], []
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            x_TBN = self.cell.input(x_BTE.transpose(0, 1))
-            weight_DN = self.context.weight.T
-            for t, x_BN in enumerate(x_TBN.unbind()):
-                context_BD, alpha_BS = self.cross(carried.h_BK, state.read)
-                after = self.cell.step(torch.addmm(x_BN, context_BD, weight_DN), carried)
-                carried = after if valid_BT is None else after.where(valid_BT[:, t], carried)
-                past.append(carried.h_BK)
-                contexts.append(context_BD)
-                alphas.append(alpha_BS)
-            self.cross.report(alphas)
-            seen_BTM = torch.cat([torch.stack(past, dim=1), x_BTE, torch.stack(contexts, dim=1)], dim=-1)
+            h_BTK, context_BTD, _, carried = look_and_step(self, x_BTE, state, valid_BT)
+            seen_BTM = torch.cat([h_BTK, x_BTE, context_BTD], dim=-1)
             out_BTL = self.maxout(seen_BTM).unflatten(-1, (-1, 2)).amax(dim=-1)
         return out_BTL, replace(state, cells=(carried,))
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
-from allyouneed.mixers.past import regroup
+from allyouneed.mixers.past import pushed_left, regroup
 from allyouneed.mixers.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import Taps, over_real, pushed_left, silence
+from allyouneed.models.convolution import Taps, over_real, silence
 from allyouneed.models.stack import Embedding, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.state import Growable
 
 After = TypeVar("After")
@@ -67,18 +68,13 @@ class Taps:
         return torch.cat([x_BSD[:, start : start + length] for start in starts], dim=-1)
 
 
-def pushed_left(valid_BS: Tensor) -> Tensor:
-    """The places (B, S) of the real positions of each row, in order, then those of the others.
-
-    A convolution sees who stands beside whom, so padding between tokens has to go before it.
-    """
-    return (~valid_BS).to(torch.uint8).argsort(dim=1, stable=True)
-
-
 def over_real(
     read: Callable[[Tensor, Tensor], tuple[Tensor, After]], tokens_BT: Tensor, valid_BT: Tensor
 ) -> tuple[Tensor, After]:
-    """`read(tokens, how many are real)` with the real tokens pushed left; what it says goes back to their places."""
+    """`read(tokens, how many are real)` with the real tokens pushed left; what it says goes back to their places.
+
+    A convolution sees who stands beside whom, so padding between tokens has to go before it.
+    """
     order_BT = pushed_left(valid_BT)
     x_BTD, after = read(tokens_BT.gather(1, order_BT), valid_BT.sum(dim=1))
     return x_BTD.gather(1, order_BT.argsort(dim=1).unsqueeze(-1).expand_as(x_BTD)), after

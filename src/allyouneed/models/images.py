@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed.errors import DataError
-from allyouneed.models.convolution import pushed_left
+from allyouneed.mixers.past import pushed_left
 
 WHITE = 1.0
 MORE = 1  # ids that may follow an image: the mark of the end

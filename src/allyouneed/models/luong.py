@@ -17,17 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.mixers.projections import full_precision, initialise, widened
-from allyouneed.mixers.recurrent import GATES, Cell, CellKind, RecurrentState, cell_flops
+from allyouneed.mixers.recurrent import GATES, Cell, CellKind, RecurrentState
 from allyouneed.models.alignment import Alignment, Score
-from allyouneed.models.sequence import Encoded, SequenceDecoder, SequenceState
+from allyouneed.models.sequence import Encoded, SequenceDecoder, SequenceState, Tower
 
 
 @final
 class LuongDecoder(SequenceDecoder):
     def __init__(self, kind: CellKind, inputs: int, width: int, layers: int, score: Score) -> None:
         super().__init__()
-        self.kind, self.inputs, self.width, self.out_width = kind, inputs, width, width
-        self.cells = nn.ModuleList(Cell(kind, inputs if layer == 0 else width, width) for layer in range(layers))
+        self.tower, self.out_width = Tower(kind, inputs, width, layers), width
         self.feed = nn.Linear(width, GATES[kind] * width, bias=False)
         initialise(self.feed, width)
         self.cross = Alignment(score, width, width, width)
@@ -42,7 +41,7 @@ class LuongDecoder(SequenceDecoder):
     ) -> tuple[Tensor, SequenceState]:
         assert state.read is not None
         assert state.fed_BK is not None
-        cells: list[Cell] = list(self.cells)  # type: ignore[arg-type]
+        cells: list[Cell] = list(self.tower.cells)  # type: ignore[arg-type]
         carried, fed_BK, outputs, alphas = list(state.cells), state.fed_BK, [], []
         with full_precision(x_BTE):
             x_TBN = cells[0].input(widened(x_BTE).transpose(0, 1))
@@ -65,7 +64,5 @@ class LuongDecoder(SequenceDecoder):
         return torch.stack(outputs, dim=1), replace(state, cells=tuple(carried), fed_BK=fed_BK)
 
     def flops(self, source: int, target: int) -> int:
-        width = self.width
-        inner = (len(self.cells) - 1) * cell_flops(self.kind, target, width, width)
-        recurrence = cell_flops(self.kind, target, self.inputs + width, width) + inner
-        return recurrence + self.cross.flops(source, target) + 4 * target * width * width
+        feed, combine = self.feed.weight.numel(), self.combine.weight.numel()
+        return self.tower.flops(target) + self.cross.flops(source, target) + 2 * target * (feed + combine)

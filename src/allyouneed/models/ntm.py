@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
+from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.projections import full_precision
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.ntm_run import Shape, run
@@ -167,7 +168,7 @@ class NTM(Model):
         """The same, the longest rows first and valid positions before others: rows that have ended cost no more."""
         B, T = valid_BT.shape
         row_B = valid_BT.sum(dim=1).argsort(descending=True)
-        place_BT = valid_BT[row_B].logical_not().long().argsort(dim=1, stable=True)
+        place_BT = pushed_left(valid_BT[row_B])
         x_BTG, all_B = x_BTG[row_B[:, None], place_BT], torch.arange(B, device=row_B.device)
         state, ended, begin = select_rows(state, row_B), [], 0
         y_BTD = x_BTG.new_zeros(B, T, self.output_width)

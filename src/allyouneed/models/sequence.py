@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
+import torch
 from torch import Tensor, nn
 
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.recurrent import Cell, CellKind, RecurrentState, cell_flops, run
-from allyouneed.models.alignment import Annotations
+from allyouneed.models.alignment import Alignment, Annotations
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,41 @@ class SequenceDecoder(nn.Module, ABC):
     @abstractmethod
     def flops(self, source: int, target: int) -> int:
         """Of one target."""
+
+
+class Looking(Protocol):
+    """A recurrence that looks at the source before each step."""
+
+    cross: Alignment
+    cell: Cell
+    context: nn.Linear  # what a context adds to W x
+
+
+def look_and_step(
+    decoder: Looking,
+    x_BTE: Tensor,
+    state: SequenceState,
+    valid_BT: Tensor | None,
+    gate: nn.Linear | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor], RecurrentState]:
+    """h (B, T, K), contexts (B, T, D) and weights (B, S) of every position, and the last state.
+
+    A gate scales each context by a number that h decides on.
+    """
+    assert state.read is not None
+    (carried,), past, contexts, alphas = state.cells, [], [], []
+    x_TBN, weight_DN = decoder.cell.input(x_BTE.transpose(0, 1)), decoder.context.weight.T
+    for t, x_BN in enumerate(x_TBN.unbind()):
+        context_BD, alpha_BS = decoder.cross(carried.h_BK, state.read)
+        if gate is not None:
+            context_BD = gate(carried.h_BK).sigmoid() * context_BD
+        after = decoder.cell.step(torch.addmm(x_BN, context_BD, weight_DN), carried)
+        carried = after if valid_BT is None else after.where(valid_BT[:, t], carried)
+        past.append(carried.h_BK)
+        contexts.append(context_BD)
+        alphas.append(alpha_BS)
+    decoder.cross.report(alphas)
+    return torch.stack(past, dim=1), torch.stack(contexts, dim=1), alphas, carried
 
 
 class Tower(nn.Module):

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from allyouneed.block import Fraction
 from allyouneed.config import Config, choice
 from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, State
 from allyouneed.mixers.base import loss_sink
 from allyouneed.mixers.past import next_positions
@@ -40,7 +41,7 @@ from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.alignment import Alignment
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.images import ImageEncoder, grid_side
-from allyouneed.models.sequence import SequenceState
+from allyouneed.models.sequence import SequenceState, look_and_step
 from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
@@ -143,25 +144,12 @@ class LSTMWriter(Writer):
     def forward(
         self, tokens_BT: Tensor, state: SequenceState, valid_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
-        assert state.read is not None
         x_BTE = self.target(tokens_BT, tokens_BT)  # there are no positions to give
-        (carried,), past, contexts, alphas = state.cells, [], [], []
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            x_TBN = self.cell.input(x_BTE.transpose(0, 1))
-            weight_DN = self.context.weight.T
-            for t, x_BN in enumerate(x_TBN.unbind()):
-                z_BD, alpha_BS = self.cross(carried.h_BK, state.read)
-                z_BD = self.gate(carried.h_BK).sigmoid() * z_BD
-                after = self.cell.step(torch.addmm(x_BN, z_BD, weight_DN), carried)
-                carried = after if valid_BT is None else after.where(valid_BT[:, t], carried)
-                past.append(after.h_BK)
-                contexts.append(z_BD)
-                alphas.append(alpha_BS)
-            self.cross.report(alphas)
+            h_BTK, z_BTD, alphas, carried = look_and_step(self, x_BTE, state, valid_BT, self.gate)
             self._learn_to_look_everywhere(alphas)
-            seen_BTM = torch.cat([torch.stack(past, dim=1), torch.stack(contexts, dim=1)], dim=-1)
-            out_BTE = self.dropout(x_BTE + self.deep(seen_BTM))
+            out_BTE = self.dropout(x_BTE + self.deep(torch.cat([h_BTK, z_BTD], dim=-1)))
         return out_BTE, replace(state, cells=(carried,))
 
     def _learn_to_look_everywhere(self, alphas: list[Tensor]) -> None:
@@ -225,7 +213,8 @@ class ShowAttendTell(Model):
         return Memory(self.encoder(source_BS, valid_BS))
 
     def start(self, memory: Memory | None = None) -> State:
-        assert memory is not None
+        if memory is None:
+            raise ConfigError("a show-attend-tell model names an image; no source was given")
         return self.decoder.start(memory)
 
     def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
