@@ -202,3 +202,16 @@ def test_recipes_by_name_and_overrides() -> None:
         find_recipe("number-en-de")
     with pytest.raises(ConfigError, match="did you mean 'label_smoothing'"):
         load_recipe("numbers-en-de", None, ["train.label_smothing=0.2"])
+
+
+def test_a_loss_per_example_has_gradients_as_many_times_larger_as_a_row_has_tokens(tmp_path: Path) -> None:
+    norms = {}
+    for per in ("token", "example"):
+        wanted = recipe(loss_per=per, budget={"steps": 1}, log_every=1, accumulate=1, evaluate_every=1.0)
+        train(wanted, tmp_path / per)
+        steps = [json.loads(line) for line in (tmp_path / per / "log.jsonl").read_text().splitlines()]
+        norms[per] = next(line for line in steps if line["kind"] == "step")
+    ratio = norms["token"]["tokens"] / 16  # the batch has 16 rows
+    assert ratio > 1.5
+    assert norms["example"]["norm"] == pytest.approx(ratio * norms["token"]["norm"], rel=1e-4)
+    assert norms["example"]["loss"] == pytest.approx(norms["token"]["loss"], rel=1e-6)  # what is shown stays per token

@@ -116,7 +116,7 @@ def test_shared_out_muon_equals_the_whole() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "muon", "rmsprop", "sgd"])
 def test_optimiser_state_survives_as_tensors(kind: str) -> None:
     """Three steps = two steps, state out and in, one step; to the bit."""
     results = []
@@ -150,6 +150,28 @@ def test_adam_equals_torch() -> None:
         adam.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["rmsprop", "sgd"])
+def test_older_rules_equal_loops_of_their_equations(kind: str) -> None:
+    """RMSProp: s = a s + (1 - a) g^2, m = 0.9 m + g / (sqrt s + eps), w -= lr m.
+    Nesterov: m = 0.9 m + g, w -= lr (g + 0.9 m)."""
+    weight = nn.Linear(3, 2, bias=False).double()
+    expected, square, momentum = weight.weight.detach().clone(), torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
+    settings = {"type": kind, "lr": 0.1, "momentum": 0.9, "beta2": 0.95, "epsilon": 1e-8}
+    optimizers = parse(OptimizerConfig, settings).build(weight)
+    for step in range(1, 5):
+        grad = torch.randn(2, 3, dtype=torch.float64)
+        weight.weight.grad = grad.clone()
+        optimizers.step(1 / step)
+        if kind == "rmsprop":
+            square = 0.95 * square + 0.05 * grad**2
+            momentum = 0.9 * momentum + grad / (square.sqrt() + 1e-8)
+            expected -= 0.1 / step * momentum
+        else:
+            momentum = 0.9 * momentum + grad
+            expected -= 0.1 / step * (grad + 0.9 * momentum)
+    torch.testing.assert_close(weight.weight.detach(), expected)
 
 
 def test_ema_and_last_averages() -> None:

@@ -41,6 +41,13 @@ class Batch:
     segment: int | None = None  # read the target so many positions at a time, through the state; None: at once
 
     @property
+    def examples(self) -> int:
+        """How many rows there are."""
+        rows = self.output_BT if self.output_BT is not None else self.class_B
+        assert rows is not None
+        return rows.shape[0]
+
+    @property
     def tokens(self) -> int:
         """How many predictions count: the unit of token budgets and of the loss."""
         if self.output_BT is not None:

@@ -161,6 +161,7 @@ class Run:
         step = self.spent.steps
         batches = self._micro_batches(step)
         tokens = sum(batch.tokens for batch in batches)
+        share = tokens if self.config.loss_per == "token" else sum(batch.examples for batch in batches)
         self.workers.train(True)
 
         def job(number: int) -> Callable[[nn.Module], float]:
@@ -171,7 +172,7 @@ class Run:
                         loss = next(segments, None)
                     if loss is None:
                         return total
-                    (loss.objective / tokens).backward()
+                    (loss.objective / share).backward()
                     total += float(loss.total.detach())
 
             return forward_backward

@@ -1,6 +1,7 @@
-"""Adam as in the paper, AdamW, and Muon for the matrices with AdamW for the rest; and their state as named tensors."""
+"""Adam as in the paper, AdamW, Muon for the matrices with AdamW for the rest, and what came before them: RMSProp and
+stochastic gradient descent with momentum; and their state as named tensors."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -15,14 +16,14 @@ from allyouneed.train.workers import Workers
 class OptimizerConfig(Config):
     """Defaults are those of the paper (section 5.3)."""
 
-    type: Literal["adam", "adamw", "muon"] = "adam"
+    type: Literal["adam", "adamw", "muon", "rmsprop", "sgd"] = "adam"
     lr: PositiveFloat = 7e-4  # the peak of the schedule; with muon: of everything but the blocks' matrices
     matrix_lr: PositiveFloat = 0.02  # muon only: the peak for the blocks' matrices
-    momentum: float = Field(default=0.95, ge=0, lt=1)  # muon only
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.98, ge=0, lt=1)
+    momentum: float = Field(default=0.95, ge=0, lt=1)  # muon, rmsprop and sgd (Nesterov's, if any)
+    beta1: float = Field(default=0.9, ge=0, lt=1)  # adam, adamw, and muon for the rest
+    beta2: float = Field(default=0.98, ge=0, lt=1)  # the same, and rmsprop: how long squares are remembered
     epsilon: PositiveFloat = 1e-9
-    weight_decay: NonNegativeFloat = 0.0  # adamw and muon, on matrices
+    weight_decay: NonNegativeFloat = 0.0  # all but adam, on matrices
 
     def build(self, model: nn.Module) -> "Optimizers":
         return Optimizers(self, model)
@@ -44,17 +45,7 @@ class Optimizers:
             {"params": [p for p in rest if p.ndim >= 2], "weight_decay": decay},
             {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
         ]
-        betas = (config.beta1, config.beta2)
-        # Fused is about three times faster than the default on a CPU.
-        self.all: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
-                [group for group in groups if group["params"]],
-                lr=config.lr,
-                betas=betas,
-                eps=config.epsilon,
-                fused=True,
-            )
-        ]
+        self.all: list[torch.optim.Optimizer] = [_rule(config, [group for group in groups if group["params"]])]
         if blocks:
             matrices = [parameter for parameter in self.names if parameter in blocks]
             self.all.append(
@@ -93,3 +84,16 @@ class Optimizers:
                 raise FolderError(f"optimiser state for {name!r}, which this model does not have")
             parameter = parameters[name]
             owners[parameter].state[parameter][field] = value.to(parameter.device)
+
+
+def _rule(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The rule for everything but Muon's matrices."""
+    if config.type == "sgd":
+        momentum = config.momentum
+        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
+    if config.type == "rmsprop":
+        return torch.optim.RMSprop(
+            groups, lr=config.lr, alpha=config.beta2, eps=config.epsilon, momentum=config.momentum, foreach=True
+        )
+    # Fused is about three times faster than the default on a CPU.
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)

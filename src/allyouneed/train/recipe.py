@@ -26,6 +26,7 @@ class TrainConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     average: AverageConfig = AverageConfig()
     label_smoothing: Smoothing = 0.1
+    loss_per: Literal["token", "example"] = "token"  # what the gradient is a mean over; example: long ones weigh more
     accumulate: PositiveInt = 1  # batches of the task for one step; on a CPU they run side by side
     workers: NonNegativeInt = 0  # batches at a time; 0: as many as there are cores, at most `accumulate`
     clip: NonNegativeFloat = 1.0  # the largest norm of the gradient; 0: any
