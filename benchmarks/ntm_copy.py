@@ -1,6 +1,6 @@
 """The Neural Turing Machine copies sequences six times as long as those it learnt from: over seeds, with a plot.
 
-    python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy] [--images docs/images]
+    python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy --rival-seeds 3] [--images docs/images]
 
 Each seed is a run of `allyouneed train ntm-copy --seed k`; a finished one is not run again. What is measured is the
 share of wrong bits of 100 sequences for each length, decoded greedily until the model itself ends; all bits of missing
@@ -35,11 +35,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rivals", nargs="*", default=[], help="recipes to set beside it")
+    parser.add_argument("--rival-seeds", type=int, default=3)
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
     results = {
-        name: [measured(name, seed, options.out) for seed in range(1, options.seeds + 1)]
-        for name in ("ntm-copy", *options.rivals)
+        name: [measured(name, seed, options.out) for seed in range(1, seeds + 1)]
+        for name, seeds in {"ntm-copy": options.seeds, **dict.fromkeys(options.rivals, options.rival_seeds)}.items()
     }
     for name, rows in results.items():
         print_table(name, rows)

@@ -60,6 +60,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {**NTM, "embedding": "bits", "bits": 3},
         {**NTM, "embedding": "bits", "bits": 2, "feedback": True, "controller": "feedforward"},
         {**NTM, "read_heads": 2, "write_heads": 3, "feedback": True},
+        {**NTM, "read_heads": 0, "slots": 3, "slot_width": 1},
     ],
     "neural-gpu": [
         {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},

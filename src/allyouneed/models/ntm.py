@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +53,7 @@ class NTMConfig(ModelConfig):
     hidden: PositiveInt = 100  # of the controller
     slots: Annotated[int, Field(ge=3)] = 128  # a step of -1, 0 and 1 should lead to three places
     slot_width: PositiveInt = 20
-    read_heads: PositiveInt = 1
+    read_heads: NonNegativeInt = 1  # 0: nothing written is ever read, so the controller works alone
     write_heads: PositiveInt = 1
     embedding: Literal["bits", "learned"] = "learned"
     bits: Annotated[int, Field(ge=1, le=16)] = 8  # of a vector: embedding = "bits" only
@@ -205,7 +205,7 @@ class NTM(Model):
             )
         # Copies, again: a view would hold every step.
         hidden_BF, read_BN = y_TBD[-1].clone().split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
-        read_BRK = read_BN.unflatten(1, (self.config.read_heads, -1))
+        read_BRK = read_BN.unflatten(1, (self.config.read_heads, self.config.slot_width))
         return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1].clone(), read_BRK)
 
     def flops(self, source: int, target: int) -> int:
