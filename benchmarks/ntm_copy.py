@@ -1,6 +1,6 @@
 """The Neural Turing Machine copies sequences six times as long as those it learnt from: over seeds, with a plot.
 
-    python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy --rival-seeds 3] [--images docs/images]
+    python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy] [--rival-seeds 3] [--images DIR]
 
 Each seed is a run of `allyouneed train ntm-copy --seed k`; a finished one is not run again. What is measured is the
 share of wrong bits of 100 sequences for each length, decoded greedily until the model itself ends; all bits of missing
