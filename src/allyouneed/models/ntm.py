@@ -40,10 +40,11 @@ from allyouneed.models.stack import new_embedding
 from allyouneed.sizes import Sizes
 
 BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
-BOLD = (
-    5.0  # how much larger than 1 / sqrt(inputs) an LSTM's weights begin: one that hardly stirs learns to keep its input
-)
-# in its own cells first, and takes several times as long to turn to the memory
+# How a machine with an LSTM begins decides whether it learns (copy, over seeds). What comes in stirs it at once, by so
+# many times 1 / sqrt(inputs), while its own cells hardly do: else it first learns to keep the input in them, and is
+# slow to turn to the memory, or runs wild beyond the lengths it knows. Heads begin by moving from where they were (a
+# gate of sigmoid(-2)).
+BOLD, KEEPING = 5.0, -2.0
 SPECIAL = 4  # the first ids of every vocabulary stand for no words
 
 
@@ -106,12 +107,12 @@ class NTM(Model):
         if self.shape.recurrent:
             nn.init.ones_(self.controller.bias[hidden : 2 * hidden])  # the forget gate: remember at first
             bound = BOLD / (self.source.weight.shape[1] + hidden + reads) ** 0.5
-            for part in (self.controller, self.source, self.target):
-                if part is not None:
-                    nn.init.uniform_(part.weight, -bound, bound)
+            for weight in (self.controller.weight[:, hidden:], self.source.weight):
+                nn.init.uniform_(weight, -bound, bound)
         self.heads = nn.Linear(hidden, sum(self.shape.told()))
         nn.init.xavier_uniform_(self.heads.weight, gain=1.4)
         nn.init.zeros_(self.heads.bias)
+        nn.init.constant_(self.heads.bias.split(self.shape.told())[3], KEEPING)
         self.output_width = hidden + reads
         if config.embedding == "bits":
             table_VN = bit_table(sizes.target, config.bits)
