@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from allyouneed import __version__
-from allyouneed.cli import demo, evaluate, generate, listing, score, train, translate
+from allyouneed.cli import demo, evaluate, generate, listing, rasp, score, train, translate
 from allyouneed.cli.terminal import printable
 from allyouneed.errors import UserError
 
@@ -33,6 +33,7 @@ UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(rasp.app, name="rasp")
 
 
 def _print_version(wanted: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from allyouneed.rasp import limits
-from allyouneed.rasp.atoms import COMPARISONS, CONVERSIONS, PYTHON_ERRORS, Atom, kind, mean, shortened
+from allyouneed.rasp.atoms import COMPARISONS, CONVERSIONS, PYTHON_ERRORS, Atom, kind, mean
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.graph import (
     Aggregate,
@@ -57,6 +57,7 @@ class Run:
         if len(self.given) > limits.INPUT:
             raise RaspLimitError(f"input of {len(self.given)} elements; at most {limits.INPUT} are computed")
         self.everywhere = (1 << len(self.given)) - 1
+        self.left = limits.WORK
         # The node is kept beside its value, since an id may be used again when its node is gone.
         self.values: dict[int, tuple[Node, list[Any]]] = {}
 
@@ -72,9 +73,14 @@ class Run:
             return list(value)
         return [self._bits(row) for row in value]
 
+    def renew(self) -> None:
+        """For the next sentence of a program that is tried on the same input."""
+        self.left = limits.WORK
+        if len(self.values) > limits.KEPT:
+            self.values.clear()
+
     def _compute(self, root: Node) -> None:
         waiting: list[tuple[Node, bool]] = [(root, False)]
-        work = 0
         while waiting:
             node, ready = waiting.pop()
             if id(node) in self.values:
@@ -83,23 +89,30 @@ class Run:
                 waiting.append((node, True))
                 waiting.extend((part, False) for part in reversed(node.parts))
                 continue
-            work += self._cost(node)
-            if work > limits.WORK:
-                raise RaspLimitError(
-                    f"this takes more than {limits.WORK} steps on an input of {len(self.given)} elements"
-                )
+            self._pay(self._cost(node))
             try:
                 value = self._value(node)
             except PYTHON_ERRORS as error:
                 raise RaspFailure(str(error)) from error
             if isinstance(node, SOp):
-                kind(value)
+                what = kind(value)
+                if what == "strings":
+                    self._pay(sum(map(len, value)))
+                elif what == "ints":
+                    self._pay(sum([atom.bit_length() >> 6 for atom in value]))
             self.values[id(node)] = (node, value)
+
+    def _pay(self, work: int) -> None:
+        self.left -= work
+        if self.left < 0:
+            raise RaspLimitError(f"this takes more than {limits.WORK} steps on an input of {len(self.given)} elements")
 
     def _cost(self, node: Node) -> int:
         length = len(self.given)
-        if isinstance(node, Select | Aggregate):
-            return length * len(set(self._of(node.parts[-1 if isinstance(node, Select) else 0])))
+        if isinstance(node, Select):
+            return length * len(set(self._of(node.queries)))
+        if isinstance(node, Aggregate):
+            return length * len(set(self._of(node.selector)))
         return length
 
     def _of(self, node: Node) -> list[Any]:
@@ -150,8 +163,3 @@ class Run:
 
     def _bits(self, row: int) -> list[bool]:
         return [bit == "1" for bit in reversed(f"{row:0{len(self.given)}b}")]
-
-
-def shown_input(given: Input) -> str:
-    """An input as it is written in a program."""
-    return f'"{given}"' if isinstance(given, str) else shortened(list(given))

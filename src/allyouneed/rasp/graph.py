@@ -27,7 +27,7 @@ from allyouneed.rasp.errors import RaspError
 Input: TypeAlias = str | Sequence[Atom]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """An s-op or a selector."""
 
@@ -41,11 +41,15 @@ class Node:
         """Nodes of equal keys, whose parts are the same too, compute the same."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        """Without its parts, which may be as many as a program unrolls to."""
+        return f"<{type(self).__name__} {' '.join(map(str, self.key[1:]))}>"  # type: ignore[index]
+
     def __bool__(self) -> NoReturn:
         raise RaspError("an s-op or selector has no truth value: use & | ~ for and, or, not, and where() for if")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SOp(Node):
     """A function from a sequence to one of equal length. Called on an input, it gives that sequence."""
 
@@ -146,7 +150,7 @@ class SOp(Node):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tokens(SOp):
     """The input, converted: "asis", "str", "int", "float" or "bool" (Python's conversions)."""
 
@@ -157,7 +161,7 @@ class Tokens(SOp):
         return ("tokens", self.convert)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Indices(SOp):
     """0, 1, 2, ..."""
 
@@ -166,7 +170,7 @@ class Indices(SOp):
         return ("indices",)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Constant(SOp):
     """The same atom everywhere."""
 
@@ -186,7 +190,7 @@ class Function:
     settings: Hashable = ()  # what else it depends on: the dict or list that it looks into
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Map(SOp):
     """f of what stands at the same place in each of its arguments."""
 
@@ -202,7 +206,7 @@ class Map(SOp):
         return ("map", self.function)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Aggregate(SOp):
     selector: Selector
     value: SOp
@@ -217,7 +221,7 @@ class Aggregate(SOp):
         return ("aggregate", type(self.default), self.default)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Selector(Node):
     """A function from a sequence of length n to n x n bools. Called on an input, it gives its rows."""
 
@@ -236,7 +240,7 @@ class Selector(Node):
         return Combined("not", (self,))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Select(Selector):
     """Row i, column j: keys_j op queries_i."""
 
@@ -253,7 +257,7 @@ class Select(Selector):
         return ("select", self.comparison)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Combined(Selector):
     """ "and", "or" of two selectors, "not" of one."""
 

@@ -1,0 +1,76 @@
+"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None)
+
+Compat = Annotated[bool, typer.Option("--compat", help="Keep the published quirks that are mended otherwise.")]
+
+
+@app.callback(invoke_without_command=True)
+def _rasp(context: typer.Context) -> None:
+    """RASP, the language of what attention computes: talk to it, run it."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("repl")
+def repl(compat: Compat = False) -> None:
+    """Type RASP, see what it computes. Sentences end with ; and exit leaves."""
+    from allyouneed.cli.terminal import shown
+    from allyouneed.rasp.repl import Session, read_line
+    from allyouneed.rasp.repl import run as talk
+
+    talk(Session(lambda text: print(shown(text)), compat), read_line)
+
+
+@app.command("run")
+def run(
+    file: Annotated[str, typer.Argument(help="A .rasp file.")],
+    text: Annotated[str | None, typer.Option("--input", help='The input, character by character: "hello".')] = None,
+    values: Annotated[str | None, typer.Option(help="The input as a JSON list: '[1, 2, 3]'.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Which of the file's s-ops and selectors.", show_default="all")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    compat: Compat = False,
+) -> None:
+    """Compute what a file defines on an input: every name that does not begin with _."""
+    from allyouneed.cli.terminal import shown
+    from allyouneed.rasp import display
+    from allyouneed.rasp.evaluate import Run
+    from allyouneed.rasp.loading import read_program
+
+    given = _given(text, values)
+    program = read_program(file, compat)
+    computed = Run(given)
+    results: dict[str, Any] = {}
+    for one in name or [*program.sops, *program.selectors]:
+        selector = program.selectors.get(one)
+        sequence = None if selector is not None else computed.value(program.sop(one))
+        rows = None if selector is None else computed.value(selector)
+        results[one] = rows if sequence is None else sequence
+        if not as_json:
+            lines = [f"{one} = {display.sequence(sequence, compat)}"] if sequence is not None else [f"{one} ="]
+            lines += display.grid(given, rows) if rows is not None else []
+            print(shown("\n".join(lines)))
+    if as_json:
+        print(json.dumps(results, ensure_ascii=False))
+
+
+def _given(text: str | None, values: str | None) -> Any:
+    """The input of an s-op, from one of two options."""
+    if (text is None) == (values is None):
+        raise typer.BadParameter("give --input TEXT or --values LIST")
+    if text is not None:
+        return text
+    try:
+        given = json.loads(values or "")
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"--values: not JSON: {error}") from error
+    if not isinstance(given, list):
+        raise typer.BadParameter("--values: a JSON list is needed, such as '[1, 2, 3]'")
+    return given

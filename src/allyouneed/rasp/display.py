@@ -1,0 +1,140 @@
+"""How values are printed: the texts of the published REPL, to the tab.
+
+    s-op         "     s-op: NAME", then its value on the example
+    sequence     [h, e, l, l, o] (strings); floats with 3 digits, bools as T and F, equal values as [v]*n
+    selector     a row for each position, with 1 where it looks
+    atom         "    value: NAME =  V"
+    list, dict   on one line if they hold atoms only, else one value a line
+
+Differs from the published texts: a bool among numbers is printed as a number, and a full display names the type of its
+input (`compat` prints T, F and "strings").
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from allyouneed.rasp import limits
+from allyouneed.rasp.atoms import Atom, is_atom, kind, shortened
+from allyouneed.rasp.graph import Input, SOp
+from allyouneed.rasp.values import Dict, Flow, List, Procedure, Value
+
+
+def _atom(atom: Atom, numbers: bool = False) -> str:
+    if isinstance(atom, bool):
+        return str(int(atom)) if numbers else "T" if atom else "F"
+    return str(round(atom, 3)) if isinstance(atom, float) else str(atom)
+
+
+def sequence(values: Sequence[Atom], compat: bool = False) -> str:
+    """[1, 2] (ints)"""
+    what = kind(values)
+    numbers = what != "bools" and not compat
+    if len(values) > 1 and all(value == values[0] for value in values):
+        text = f"[{_atom(values[0], numbers)}]*{len(values)}"
+    else:
+        text = f"[{', '.join(_atom(value, numbers) for value in values)}]"
+    return f"{_cut(text)} ({what})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= limits.SHOWN else f"{text[: limits.SHOWN]}..."
+
+
+def given_text(given: Input) -> str:
+    """An input as it is written in a program."""
+    return f'"{given}"' if isinstance(given, str) else _cut(str(list(given)))
+
+
+def full(given: Input, values: Sequence[Atom], prefix: str, compat: bool = False) -> list[str]:
+    """Input and output below each other. Of bools, only the rarer value is printed."""
+    what, whence = kind(values), kind(list(given))
+    rows = [_rare(list(given), compat), _rare(list(values), compat)]
+    width = max(len(cell) for row in rows for cell in row)
+    lines = [" ".join(cell.rjust(width) for cell in row) for row in rows]
+    whence = "strings" if compat else whence
+    return [
+        f"{prefix} \t\tinput:   {_cut(lines[0])} \t ({whence})",
+        f"{prefix} \t\toutput:  {_cut(lines[1])} \t ({what})",
+    ]
+
+
+def _rare(values: list[Atom], compat: bool) -> list[str]:
+    if kind(values) != "bools":
+        return [str(value) if compat else _atom(value, numbers=True) for value in values]
+    true, false = values.count(True), values.count(False)
+    shown = {True: "T" if true <= false else "", False: "F" if false <= true else ""}
+    return [shown[bool(value)] for value in values]
+
+
+def grid(given: Input, rows: Sequence[Sequence[bool]]) -> list[str]:
+    """A selector: who asks stands on the left, who is asked above."""
+    if len(rows) > limits.GRID:
+        return [f" \t\t\t ({len(rows)} x {len(rows)}: not shown)"]
+    names = [str(atom) for atom in given]
+    width = max(map(len, names))
+    lines = [f" \t\t\t {' ' * width}   {' '.join(name.rjust(width) for name in names)}"]
+    for name, row in zip(names, rows, strict=True):
+        cells = " ".join(("1" if bit else " ").rjust(width) for bit in row)
+        lines.append(f" \t\t\t {name.rjust(width)} | {cells}")
+    return lines
+
+
+def value_lines(name: str, value: Value) -> list[str]:
+    """A value and its name, without examples."""
+    if isinstance(value, List | Dict):
+        return _collection(name, value)
+    if is_atom(value):
+        return [f"    value: {name} =  {_literal(value)}"]
+    return [f" {_short(value, name)}"]
+
+
+def _short(value: Value, name: str = "") -> str:
+    """A value that stands for itself inside a list."""
+    if isinstance(value, Flow):
+        return f"    {'s-op' if isinstance(value.node, SOp) else 'selector'}: {name or value.title}"
+    if isinstance(value, Procedure):
+        return f"    {value.home.title} function: {name or value.name}({', '.join(value.parameters)})"
+    return _literal(value)
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _collection(name: str, value: List | Dict) -> list[str]:
+    what, brackets = ("list", "[]") if isinstance(value, List) else ("dict", "{}")
+    if _is_flat(value):
+        plain = list(value.items) if isinstance(value, List) else value.items
+        return [f"     {what}: {name} = {_cut(str(plain))}"]
+    start = f"     {what}: {name} =  "
+    return [
+        f"{start}{brackets[0]}",
+        *_items(value, tabs=3 if isinstance(value, Dict) else 2),
+        " " * (len(start) - 1) + brackets[1],
+    ]
+
+
+def _is_flat(value: List | Dict) -> bool:
+    items = value.items if isinstance(value, List) else value.items.values()
+    return all(map(is_atom, items))
+
+
+def _items(value: List | Dict, tabs: int) -> list[str]:
+    pairs = (
+        [("", item) for item in value.items]
+        if isinstance(value, List)
+        else [(f"{_literal(key)} : ", item) for key, item in value.items.items()]
+    )
+    lines: list[str] = []
+    for key, item in pairs:
+        start = "\t" * tabs + f" {key}"
+        if not isinstance(item, List | Dict):
+            lines.append(f"{start}{_short(item)}")
+        elif _is_flat(item):
+            lines.append(f"{start}{shortened(list(item.items) if isinstance(item, List) else item.items)}")
+        else:
+            brackets = "[]" if isinstance(item, List) else "{}"
+            lines += [start + brackets[0], *_items(item, tabs + 2), "\t" * tabs + f" {brackets[1]}"]
+        if sum(map(len, lines)) > limits.SHOWN:
+            return [*lines, "..."]
+    return lines

@@ -1,0 +1,405 @@
+"""Runs sentences: expressions to values, assignments, functions, loops, files.
+
+Functions see the names of where they were defined, as they are when called, and change none of them. Loops run when
+they are read: a program is unrolled into a graph. A conditional on an atom is lazy, so that recursion ends; on an s-op
+both sides are part of the graph.
+
+Every s-op or selector that an expression gives is tried on the running example at once, if there is one: what fails
+there is refused, and nothing is assigned. Nothing here recurses: an evaluation that needs another one yields it
+(`_run`), so that nesting and recursion of programs end at our limits, not at Python's.
+
+Differs from the published interpreter: an s-op may be called inside an expression and gives a list, a name given to an
+s-op does not rename others that are the same, and [1] is not taken for [True] (`compat` keeps all three).
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+from allyouneed.rasp import api, limits, operations
+from allyouneed.rasp import tree as s
+from allyouneed.rasp.errors import RaspError, RaspLimitError, RaspUnsupported
+from allyouneed.rasp.evaluate import Run
+from allyouneed.rasp.graph import Input
+from allyouneed.rasp.syntax import parse
+from allyouneed.rasp.values import (
+    CONSTANTS,
+    WORDS,
+    Dict,
+    Environment,
+    Flow,
+    List,
+    Procedure,
+    Value,
+    describe,
+)
+
+Task: TypeAlias = Generator["Task", Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A name that has got a value; "out" for a value without one."""
+
+    name: str
+    value: Value
+    loud: bool = True  # an assignment or definition, which loading a file reports
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What an s-op or selector gave for an input."""
+
+    flow: Flow
+    given: Input
+    values: list[Any]
+
+
+Result: TypeAlias = Assigned | Applied
+
+
+class Interpreter:
+    """Environments and limits. `base` holds what everyone knows; `console` is where a user's names live."""
+
+    def __init__(self, compat: bool = False) -> None:
+        self.compat = compat
+        self.trial: Run | None = None  # the running example
+        self.on_load: Callable[[str, Environment], None] = _no_files
+        self.on_draw: Callable[[Flow, Input], None] = lambda flow, given: None
+        self._last: Run | None = None
+        self._inside = False
+        self._restart()
+        self.base = Environment("base", names=_base_names())
+        self._read_library()
+        self.console = self.new_file("console")
+
+    def _read_library(self) -> None:
+        library = Environment("RASP_support/rasplib" if self.compat else "rasplib", self.base)
+        for statement in _library(self.compat):
+            self.execute(statement, library)
+        self.base.names.update(library.public())
+
+    def new_file(self, title: str) -> Environment:
+        """An environment that knows the base only, and may not rename what is in it, but for tokens."""
+        library = frozenset(self.base.names) - {"tokens"}
+        return Environment(title, self.base, reserved=CONSTANTS | WORDS | library)
+
+    def set_example(self, given: Input | None) -> None:
+        self.trial = None if given is None else Run(given)
+
+    def execute(self, statement: s.Statement, where: Environment) -> list[Result]:
+        """Runs one statement. If it raises, nothing was assigned by it (a loop may have run some of its rounds)."""
+        return self._budgeted(self._statement(statement, where))
+
+    def evaluate(self, expr: s.Expr, where: Environment) -> Value:
+        return self._budgeted(self._expr(expr, where))
+
+    def _budgeted(self, task: Task) -> Any:
+        """Statements of a file that is being loaded share the limits of the statement that loads it."""
+        if self._inside:
+            return _run(task)
+        self._restart()
+        self._inside = True
+        try:
+            return _run(task)
+        finally:
+            self._inside = False
+
+    def apply(self, flow: Flow, given: Input) -> list[Any]:
+        """The value of an s-op or selector on an input."""
+        if self.trial is not None and given is self.trial.given:
+            return self.trial.value(flow.node)
+        run = Run(given)
+        if self.compat and self._last is not None and self._last.given == run.given:
+            run = self._last
+        self._last = run
+        return run.value(flow.node)
+
+    def _restart(self) -> None:
+        self._steps = self._calls = 0
+        self._tries = True
+        if self.trial is not None:
+            self.trial.renew()
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def _statement(self, statement: s.Statement, where: Environment) -> Task:
+        match statement:
+            case s.Expression(expr):
+                return (yield self._alone(expr, where))
+            case s.Assign(names, exprs):
+                return (yield self._assign(names, exprs, where))
+            case s.Define(name, parameters, body, results):
+                where.check([name])
+                Environment("").check(parameters)
+                where[name] = Procedure(name, parameters, body, results, where)
+                return [Assigned(name, where[name])]
+            case s.Loop(names, source, body):
+                yield self._loop(names, source, body, where)
+            case s.Draw(expr, given):
+                return (yield self._draw(expr, given, where))
+            case s.Load(path):
+                self.on_load(path, where)
+        return []
+
+    def _alone(self, expr: s.Expr, where: Environment) -> Task:
+        """An expression as a statement: its value, or what an s-op makes of the input it is called with."""
+        if not isinstance(expr, s.Call):
+            value = yield self._expr(expr, where)
+            return [Assigned(expr.name if isinstance(expr, s.Name) else "out", value, loud=False)]
+        called = yield self._untried(expr.of, where)
+        if isinstance(called, Flow):
+            given = yield self._given(called, expr.arguments, where)
+            return [Applied(called, given, self.apply(called, given))]
+        value = yield self._call(called, expr.arguments, where)
+        self._keep(value, where)
+        return [Assigned("out", value, loud=False)]
+
+    def _untried(self, expr: s.Expr, where: Environment) -> Task:
+        """The value of an expression that gets an input of its own, so that the example does not matter."""
+        self._tries = False
+        value = yield self._expr(expr, where)
+        self._tries = True
+        return value
+
+    def _assign(self, names: tuple[str, ...], exprs: s.Exprs, where: Environment) -> Task:
+        values = []
+        for expr in exprs:
+            values.append((yield self._expr(expr, where)))
+        if len(names) == 1:
+            values = [values[0] if len(values) == 1 else List(values)]
+        elif len(values) == 1 and isinstance(values[0], List):
+            values = list(values[0])
+        where.check(names)
+        return [Assigned(name, where[name]) for name in self._bind(names, values, where)]
+
+    def _bind(self, names: tuple[str, ...], values: Iterable[Value], where: Environment) -> tuple[str, ...]:
+        values = list(values)
+        if len(values) != len(names):
+            raise RaspError(f"expected {len(names)} values, but got: {len(values)}")
+        for name, value in zip(names, values, strict=True):
+            where[name] = self._named(value, name)
+        return names
+
+    def _named(self, value: Value, name: str) -> Value:
+        if not isinstance(value, Flow):
+            return value
+        if self.compat:
+            value.name = name
+            return value
+        return Flow(value.node, name)
+
+    def _loop(self, names: tuple[str, ...], source: s.Expr, body: tuple[s.Statement, ...], where: Environment) -> Task:
+        elements = yield self._expr(source, where)
+        where.check(names)
+        for element in _elements(elements):
+            self.step(1)
+            self._bind(names, _unpacked(names, element), where)
+            for statement in body:
+                yield self._statement(statement, where)
+
+    def _draw(self, expr: s.Expr, given: s.Expr | None, where: Environment) -> Task:
+        flow = yield self._untried(expr, where)
+        if not isinstance(flow, Flow):
+            raise RaspError(f"Expected s-op, got: {describe(flow)}")
+        if given is not None:
+            chosen = yield self._given(flow, (given,), where)
+        elif self.trial is not None:
+            chosen = self.trial.given
+        else:
+            raise RaspError("draw needs an input: there is no running example")
+        values = self.apply(flow, chosen)
+        self.on_draw(flow, chosen)
+        return [Applied(flow, chosen, values)]
+
+    # --- expressions -------------------------------------------------------------------------------------------------
+
+    def step(self, cost: int) -> None:
+        self._steps += cost
+        if self._steps > limits.STEPS:
+            raise RaspLimitError(f"this takes more than {limits.STEPS} steps: does it end?")
+
+    def _keep(self, value: Value, where: Environment) -> None:
+        """What is done with every value: it counts, is tried on the example, and is the last one of its place."""
+        self.step(operations.cost(value))
+        if self._tries and self.trial is not None and isinstance(value, Flow):
+            self.trial.value(value.node)
+        where.out = value
+
+    def _expr(self, expr: s.Expr, where: Environment) -> Task:
+        match expr:
+            case s.Literal(value):
+                result: Value = value
+            case s.Name(name):
+                result = where[name]
+            case s.Unary(operator, operand):
+                result = operations.unary(operator, (yield self._expr(operand, where)))
+            case s.Binary(operator, left, right):
+                first = yield self._expr(left, where)
+                result = operations.binary(operator, first, (yield self._expr(right, where)))
+            case s.Contained(element, within):
+                first = yield self._expr(element, where)
+                result = operations.contained(first, (yield self._expr(within, where)))
+            case s.Index(of, index):
+                first = yield self._expr(of, where)
+                result = operations.indexed(first, (yield self._expr(index, where)))
+            case s.SelectOf(keys, queries, comparison):
+                first = yield self._expr(keys, where)
+                result = operations.select(first, (yield self._expr(queries, where)), comparison)
+            case _:
+                result = yield self._long(expr, where)
+        self._keep(result, where)
+        return result
+
+    def _long(self, expr: s.Expr, where: Environment) -> Task:
+        """The expressions of any number of parts."""
+        match expr:
+            case s.AggregateOf(selector, value, default):
+                values = yield self._all((selector, value, default or s.Literal(0)), where)
+                return operations.aggregate(*values)
+            case s.Ternary():
+                return (yield self._ternary(expr, where))
+            case s.ListOf(items):
+                return List((yield self._all(items, where)))
+            case s.DictOf(pairs):
+                keys = yield self._all([key for key, _ in pairs], where)
+                values = yield self._all([value for _, value in pairs], where)
+                return Dict({operations.as_atom(key): value for key, value in zip(keys, values, strict=True)})
+            case s.Comprehension():
+                return (yield self._comprehension(expr, where))
+            case s.Builtin(name, arguments):
+                return operations.BUILTINS[name](*(yield self._all(arguments, where)))
+            case s.Call(of, arguments):
+                called = yield self._expr(of, where)
+                if isinstance(called, Flow) and not self.compat:
+                    given = yield self._given(called, arguments, where)
+                    return _as_list(self.apply(called, given))
+                return (yield self._call(called, arguments, where))
+        raise AssertionError(f"no such expression: {expr!r}")
+
+    def _all(self, exprs: Iterable[s.Expr], where: Environment) -> Task:
+        values = []
+        for expr in exprs:
+            values.append((yield self._expr(expr, where)))
+        return values
+
+    def _ternary(self, expr: s.Ternary, where: Environment) -> Task:
+        condition = yield self._expr(expr.condition, where)
+        if operations.is_sop(condition):
+            yes = yield self._expr(expr.yes, where)
+            return operations.ternary(condition, yes, (yield self._expr(expr.no, where)))
+        return (yield self._expr(expr.yes if operations.truth(condition) else expr.no, where))
+
+    def _comprehension(self, expr: s.Comprehension, where: Environment) -> Task:
+        local = Environment(where.title, where)
+        source = yield self._expr(expr.source, where)
+        local.check(expr.names)
+        keys: list[Value] = []
+        values: list[Value] = []
+        for element in _elements(source):
+            self.step(1)
+            self._bind(expr.names, _unpacked(expr.names, element), local)
+            if expr.key is not None:
+                keys.append(operations.as_atom((yield self._expr(expr.key, local))))
+            values.append((yield self._expr(expr.value, local)))
+        if expr.key is None:
+            return List(values)
+        return Dict(dict(zip(keys, values, strict=True)))  # type: ignore[arg-type]
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _given(self, flow: Flow, arguments: s.Exprs, where: Environment) -> Task:
+        """The input of an s-op, from the arguments that it is called with."""
+        if len(arguments) != 1:
+            raise RaspError(f"wrong number of args for {flow.title}- expected: 1, got: {len(arguments)}.")
+        given = yield self._expr(arguments[0], where)
+        return as_input(given)
+
+    def _call(self, called: Value, arguments: s.Exprs, where: Environment) -> Task:
+        if not isinstance(called, Procedure):
+            raise RaspUnsupported(f"{describe(called)} is not a function")
+        values = yield self._all(arguments, where)
+        if len(values) != len(called.parameters):
+            expected = len(called.parameters)
+            raise RaspError(f"wrong number of args for {called.name}- expected: {expected}, got: {len(values)}.")
+        self._calls += 1
+        if self._calls > limits.CALLS:
+            raise RaspLimitError(f"more than {limits.CALLS} functions inside each other: does {called.name} end?")
+        inside = Environment(called.home.title, called.home, dict(zip(called.parameters, values, strict=True)))
+        for statement in called.body:
+            yield self._statement(statement, inside)
+        results = yield self._all(called.results, inside)
+        self._calls -= 1
+        title = f"{called.name}({' , '.join(map(describe, values))})"
+        results = [Flow(result.node, title) if isinstance(result, Flow) else result for result in results]
+        return results[0] if len(results) == 1 else List(results)
+
+
+@cache
+def _library(compat: bool) -> Sequence[Any]:
+    return parse(files("allyouneed.rasp").joinpath("library.rasp").read_text(encoding="utf-8"), compat)
+
+
+def _no_files(path: str, where: Environment) -> None:
+    raise RaspError(f"files cannot be loaded here: {path}")
+
+
+def _run(task: Task) -> Any:
+    """Runs a task and those that it yields, on a stack of our own."""
+    stack, value = [task], None
+    while stack:
+        if len(stack) > limits.DEPTH:
+            raise RaspLimitError(f"more than {limits.DEPTH} expressions inside each other")
+        try:
+            needed = stack[-1].send(value)
+        except StopIteration as done:
+            stack.pop()
+            value = done.value
+        else:
+            stack.append(needed)
+            value = None
+    return value
+
+
+def _elements(value: Value) -> Iterable[Value]:
+    if not isinstance(value, List | Dict):
+        raise RaspError(f"for loop needs to iterate over a list or dict, but got: {describe(value)}")
+    return value
+
+
+def _unpacked(names: tuple[str, ...], element: Value) -> Iterable[Value]:
+    return element if len(names) > 1 and isinstance(element, List) else (element,)
+
+
+def as_input(value: Value) -> Input:
+    """A value as the input of an s-op: the characters of a string, the atoms of a list, the keys of a dict."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, List | Dict) and len(value):
+        # Inner lists are refused by whoever makes a sequence of them, with the published words.
+        return [_plain(item) for item in value]
+    raise RaspError(f"RASP sequences/selectors expect non-empty iterables, got: {_shown(value)}")
+
+
+def _plain(value: Value) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, List) else value
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, List | Dict):
+        return "[]" if isinstance(value, List) else "{}"
+    return describe(value) if not isinstance(value, str) else value
+
+
+def _as_list(values: list[Any]) -> List:
+    return List(_as_list(value) if isinstance(value, list) else value for value in values)
+
+
+def _base_names() -> dict[str, Value]:
+    names: dict[str, Value] = {"True": True, "False": False, "indices": Flow(api.indices, "indices")}
+    for convert in ("asis", "str", "int", "float", "bool"):
+        names[f"tokens_{convert}"] = Flow(getattr(api, f"tokens_{convert}"), f"tokens_{convert}")
+    names["tokens"] = Flow(api.tokens, "tokens")
+    return names

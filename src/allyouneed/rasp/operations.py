@@ -1,0 +1,204 @@
+"""What operators, indices, `in`, `range`, `zip` and `len` do to values of every type.
+
+atom, atom            Python's arithmetic; `and`, `or` give one of the operands
+s-op, s-op or atom    pointwise; `and`, `or` give bools
+selector, selector    `and`, `or`, `not` only
+list                  + joins, * repeats, == compares
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from allyouneed.rasp import api, limits
+from allyouneed.rasp.atoms import COMPARISONS, FUNCTIONS, PYTHON_ERRORS, Atom, is_atom
+from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
+from allyouneed.rasp.graph import Combined, Selector, SOp, elementwise
+from allyouneed.rasp.values import Dict, Flow, List, Procedure, Value, atoms_of, describe
+
+_SIGNS: Final = {"neg": "-", "pos": "+"}
+_TYPES: Final[dict[type, str]] = {List: "list", Dict: "dict", Procedure: "function", Flow: "s-op"}
+
+
+def is_sop(value: Value) -> bool:
+    return isinstance(value, Flow) and isinstance(value.node, SOp)
+
+
+def is_selector(value: Value) -> bool:
+    return isinstance(value, Flow) and isinstance(value.node, Selector)
+
+
+def _operand(value: Value) -> SOp | Atom:
+    """What may stand beside an s-op."""
+    if isinstance(value, Flow) and isinstance(value.node, SOp):
+        return value.node
+    if not is_atom(value):
+        raise RaspError(f"Expected s-op or atom, got: {describe(value)}")
+    return value  # type: ignore[return-value]
+
+
+def as_selector(value: Value) -> Selector:
+    if isinstance(value, Flow) and isinstance(value.node, Selector):
+        return value.node
+    raise RaspError(f"Expected selector, got: {describe(value)}")
+
+
+def as_atom(value: Value) -> Atom:
+    if not is_atom(value):
+        raise RaspError(f"Expected atom, got: {describe(value)}")
+    return value  # type: ignore[return-value]
+
+
+def _python(call: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return call(*arguments)
+    except PYTHON_ERRORS as error:
+        raise RaspFailure(str(error)) from error
+
+
+def truth(value: Value) -> bool:
+    if isinstance(value, Flow):
+        raise RaspError(f"Expected atom or s-op as a condition, got: {describe(value)}")
+    return bool(len(value)) if isinstance(value, List | Dict) else bool(value)
+
+
+def unary(operator: str, value: Value) -> Value:
+    if isinstance(value, Flow):
+        if isinstance(value.node, SOp):
+            return Flow(elementwise(operator, value.node))
+        if operator == "not":
+            return Flow(Combined("not", (value.node,)))
+        raise RaspError(f"Cannot apply {_SIGNS.get(operator, operator)} to selector(s)")
+    if operator == "indicator":
+        raise RaspError(f"Expected s-op, got: {describe(value)}")
+    if operator == "not":
+        return not truth(value)
+    if not is_atom(value):
+        what = "round" if operator == "round" else f"unary {_SIGNS[operator]}"
+        raise RaspFailure(f"bad operand type for {what}: '{_TYPES[type(value)]}'")
+    return _python(FUNCTIONS[operator], value)
+
+
+def binary(operator: str, a: Value, b: Value) -> Value:
+    if is_selector(a) or is_selector(b):
+        if operator not in ("and", "or"):
+            raise RaspError(f"Cannot apply {operator} to selector(s)")
+        if not (is_selector(a) and is_selector(b)):
+            raise RaspError("Cannot apply and/or between selector and non-selector")
+        return Flow(Combined(operator, (as_selector(a), as_selector(b))))
+    if isinstance(a, Flow) or isinstance(b, Flow):
+        return Flow(elementwise(operator, _operand(a), _operand(b)))
+    if operator == "and":
+        return b if truth(a) else a
+    if operator == "or":
+        return a if truth(a) else b
+    if is_atom(a) and is_atom(b):
+        return _python(FUNCTIONS[operator], a, b)
+    return _of_lists(operator, a, b)
+
+
+def _of_lists(operator: str, a: Value, b: Value) -> Value:
+    """Of two values one of which at least is a list, a dict or a function."""
+    if operator == "==":
+        return a == b
+    if operator == "+" and isinstance(a, List):
+        if not isinstance(b, List):
+            raise RaspFailure(f'can only concatenate list (not "{_type(b)}") to list')
+        return List(a.items + b.items)
+    if operator == "*":
+        for some, times in ((a, b), (b, a)):
+            if isinstance(some, List) and isinstance(times, int):
+                if len(some) * times > limits.SIZE:
+                    raise RaspLimitError(f"list of more than {limits.SIZE} values")
+                return List(some.items * times)
+    if operator in COMPARISONS and isinstance(a, List) and isinstance(b, List):
+        return _python(COMPARISONS[operator], [*map(as_atom, a)], [*map(as_atom, b)])
+    if operator in COMPARISONS:
+        raise RaspFailure(f"'{operator}' not supported between instances of '{_type(a)}' and '{_type(b)}'")
+    raise RaspFailure(f"unsupported operand type(s) for {operator}: '{_type(a)}' and '{_type(b)}'")
+
+
+def _type(value: Value) -> str:
+    return _TYPES.get(type(value), type(value).__name__)
+
+
+def ternary(condition: Value, yes: Value, no: Value) -> Value:
+    """With an s-op as the condition."""
+    assert isinstance(condition, Flow)
+    return Flow(elementwise("if", condition.node, _operand(yes), _operand(no)))
+
+
+def contained(element: Value, within: Value) -> Value:
+    """An atom anywhere in an s-op; what stands in an s-op in a list; an element of a list, dict or string."""
+    if isinstance(within, Flow) and isinstance(within.node, SOp):
+        return Flow(api.contains(within.node, as_atom(element)))
+    if isinstance(within, Flow | Procedure):
+        raise RaspError(f"Expected s-op, list or dict, got: {describe(within)}")
+    if isinstance(element, Flow) and isinstance(element.node, SOp):
+        if not isinstance(within, List | Dict | str):
+            raise RaspError(f"Expected list or dict, got: {describe(within)}")
+        return Flow(api.is_in(element.node, atoms_of(within)))
+    if isinstance(within, List):
+        return element in within.items
+    if isinstance(within, Dict):
+        return as_atom(element) in within.items
+    return _python(lambda: element in within)  # type: ignore[operator]
+
+
+def indexed(of: Value, index: Value) -> Value:
+    """One place of an s-op; or what a list, dict or string has there, for an index that is an atom or an s-op."""
+    if isinstance(of, Flow):
+        if isinstance(of.node, Selector):
+            raise RaspError(f"Cannot apply [] to selector(s), got: {describe(of)}")
+        if not isinstance(index, int):
+            raise RaspError(f"index into sequence has to be integer, got: {describe(index)}")
+        return Flow(api.element(of.node, index))
+    if not isinstance(of, List | Dict | str):
+        raise RaspError(f"Expected s-op, list, dict or string before [], got: {describe(of)}")
+    if isinstance(index, Flow) and isinstance(index.node, SOp):
+        if isinstance(of, Dict):
+            return Flow(api.lookup({key: as_atom(value) for key, value in of.items.items()}, index.node))
+        return Flow(api.lookup(of if isinstance(of, str) else atoms_of(of), index.node))
+    if isinstance(of, Dict):
+        return api.from_dict(of.items, as_atom(index))
+    return api.from_list(of if isinstance(of, str) else of.items, as_atom(index))
+
+
+def select(keys: Value, queries: Value, comparison: str) -> Value:
+    return Flow(api.select(_operand(keys), _operand(queries), comparison))
+
+
+def aggregate(selector: Value, value: Value, default: Value) -> Value:
+    return Flow(api.aggregate(as_selector(selector), _operand(value), as_atom(default)))
+
+
+def _range(*bounds: Value) -> Value:
+    numbers = _python(range, *(as_atom(bound) for bound in bounds))
+    # Python's len() of a range has a limit of its own, a slice of it has not.
+    if len(numbers[: limits.SIZE]) >= limits.SIZE:
+        raise RaspLimitError(f"range of {limits.SIZE} numbers or more")
+    return List(numbers)
+
+
+def _zip(*sources: Value) -> Value:
+    for source in sources:
+        if not isinstance(source, List | Dict | str):
+            raise RaspFailure(f"'{_type(source)}' object is not iterable")
+    return List(List(together) for together in zip(*sources, strict=False))
+
+
+def _len(*values: Value) -> Value:
+    if len(values) != 1:
+        raise RaspError(f"wrong number of args for len- expected: 1, got: {len(values)}.")
+    if not isinstance(values[0], List | Dict | str):
+        raise RaspFailure(f"object of type '{_type(values[0])}' has no len()")
+    return len(values[0])
+
+
+BUILTINS: Final[dict[str, Callable[..., Value]]] = {"range": _range, "zip": _zip, "len": _len}
+
+
+def cost(value: Value) -> int:
+    """How many steps a computed value counts for: joining long strings and lists takes time and room."""
+    if isinstance(value, str):
+        return 1 + len(value) // 100
+    return 1 + value.size // 10 if isinstance(value, List | Dict) else 1

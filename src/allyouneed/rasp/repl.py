@@ -1,0 +1,222 @@
+"""The REPL: reads lines, runs sentences, prints what the published REPL prints.
+
+What is wrong is said in the published words, by family (`errors.py`):
+
+    name, type, value, limit    "!!ignoring input:" and the message
+    what Python cannot do       "something went wrong: " and the message
+    no sentence                 "!! antlr exception: " and our parser's words, "-- ignoring input"
+    a call of what is none      "not implemented this command yet! ignoring"
+    fails while being shown     "!!statement executed, but result fails on evaluation:" and the message
+
+Differs from the published REPL: several sentences may stand on a line, a comment ends with its line, and the parser's
+own words (`compat` keeps the first two).
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from allyouneed.rasp import display
+from allyouneed.rasp import tree as s
+from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError, RaspSyntaxError, RaspUnsupported
+from allyouneed.rasp.evaluate import Run
+from allyouneed.rasp.graph import Input, SOp
+from allyouneed.rasp.interpreter import Applied, Assigned, Interpreter, Result, as_input
+from allyouneed.rasp.loading import Loader
+from allyouneed.rasp.syntax import Reader
+from allyouneed.rasp.values import Environment, Flow, Value
+
+VERSION = "RASP 0.1"
+EXAMPLE = "hello"
+KINDS = ("s-op", "selector")
+
+
+class DrawHook(Protocol):
+    """Draws how an s-op or selector comes about on an input."""
+
+    def __call__(self, flow: Flow, given: Input, /) -> None: ...
+
+
+class Session:
+    """What a REPL remembers. `say` gets every line of output."""
+
+    def __init__(
+        self, say: Callable[[str], object] = print, compat: bool = False, draw: DrawHook | None = None
+    ) -> None:
+        self.say = say
+        self.compat = compat
+        self.interpreter = Interpreter(compat)
+        if draw is not None:
+            self.interpreter.on_draw = draw
+        self.loader = Loader(self.interpreter)
+        self.loader.on_results = self._results
+        self.loader.on_command = self._command
+        self.loader.on_error = lambda error, place: self._complain(error)
+        self.reader = Reader(compat, joins=compat)
+        self.examples: dict[str, Input] = dict.fromkeys(KINDS, EXAMPLE)
+        self.shows = dict.fromkeys(KINDS, True)
+        self.full = False
+        self._continues = False
+        self._loaded: dict[str, Value] = {}
+        self.interpreter.set_example(EXAMPLE)
+
+    def greet(self) -> None:
+        self.say(VERSION)
+        self.say(f"running example is: {EXAMPLE}")
+
+    @property
+    def prompt(self) -> str:
+        return ".. " + "  " * self.reader.definitions if self._continues else ">> "
+
+    def forget(self) -> None:
+        """Drops a sentence that has begun."""
+        self.reader.restart()
+        self._continues = False
+
+    def feed(self, line: str) -> bool:
+        """One line of input. False if it asks to leave."""
+        try:
+            sentences = self.reader.feed(line)
+            self._continues = sentences is None
+            if self.compat and sentences is not None and len(sentences) > 1:
+                raise RaspFailure("")
+            for sentence in sentences or ():
+                if isinstance(sentence, s.Leave):
+                    return False
+                self._do(sentence)
+        except RaspError as error:
+            self._continues = False
+            self._complain(error)
+        return True
+
+    def _do(self, sentence: s.Sentence) -> None:
+        shows = dict(self.shows)
+        self.loader.do(sentence, self.interpreter.console)
+        self._flush()
+        if not isinstance(sentence, s.Examples):
+            self.shows = shows  # a file that switches examples does so for itself
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def _results(self, results: Iterable[Result]) -> None:
+        for result in results:
+            if self.loader.depth:
+                self._remember(result)
+            elif isinstance(result, Applied):
+                self._show_application(result)
+            else:
+                try:
+                    self._show(result.name, result.value)
+                except (RaspFailure, RaspLimitError):
+                    raise
+                except RaspError as error:
+                    self.say(f"\t!!statement executed, but result fails on evaluation:\n\t\t {error}")
+
+    def _remember(self, result: Result) -> None:
+        """A file's names are printed when it is done, each once, in the order of their last assignments."""
+        if isinstance(result, Assigned) and result.loud and not result.name.startswith("_"):
+            self._loaded.pop(result.name, None)
+            self._loaded[result.name] = result.value
+
+    def _flush(self) -> None:
+        loaded, self._loaded = self._loaded, {}
+        for name, value in loaded.items():
+            for line in display.value_lines(name, value):
+                self.say(line)
+
+    def _show(self, name: str, value: Value) -> None:
+        for line in display.value_lines(name, value):
+            self.say(line)
+        if not isinstance(value, Flow):
+            return
+        kind = "s-op" if isinstance(value.node, SOp) else "selector"
+        if not self.shows[kind]:
+            return
+        given = self.examples[kind]
+        trial = self.interpreter.trial
+        values: list[Any] = (trial if trial is not None and kind == "s-op" else Run(given)).value(value.node)
+        if kind == "selector":
+            lines = [" \t Example:", *display.grid(given, values)]
+        else:
+            lines = self._sequence(f" \t Example: {name}({display.given_text(given)}) = ", given, values)
+        for line in lines:
+            self.say(line)
+
+    def _show_application(self, result: Applied) -> None:
+        if isinstance(result.flow.node, SOp):
+            lines = self._sequence("\t =  ", result.given, result.values)
+        else:
+            lines = ["\t = ", *display.grid(result.given, result.values)]
+        for line in lines:
+            self.say(line)
+
+    def _sequence(self, start: str, given: Input, values: list[Any]) -> list[str]:
+        text = display.sequence(values, self.compat)
+        if not self.full:
+            return [f"{start}{text}"]
+        if all(value == values[0] for value in values):
+            return [f"{start} {text} [skipped full display: identical values]"]
+        return [start.rstrip(" ") + " ", *display.full(given, values, "", self.compat)]
+
+    # --- commands and errors -----------------------------------------------------------------------------------------
+
+    def _command(self, sentence: s.Sentence, where: Environment) -> None:
+        match sentence:
+            case s.SetExample(which, expr):
+                given = as_input(self.interpreter.evaluate(expr, where))
+                Run(given)  # refuses what is too long
+                for kind in KINDS if which is None else (which,):
+                    self.examples[kind] = given
+                self.interpreter.set_example(self.examples["s-op"])
+            case s.ShowExample(which):
+                for kind in KINDS if which is None else (which,):
+                    self.say(f"     {kind} example: {display.given_text(self.examples[kind])}")
+            case s.Examples(which, on):
+                for kind in KINDS if which is None else (which,):
+                    self.shows[kind] = on
+            case s.FullDisplay(on):
+                self.full = on
+
+    def _complain(self, error: RaspError) -> None:
+        self._flush()
+        self.say(complaint(error))
+
+
+def complaint(error: RaspError) -> str:
+    """An error in the words of the published REPL."""
+    if isinstance(error, RaspSyntaxError):
+        return f"\t!! antlr exception: {error} \t-- ignoring input"
+    if isinstance(error, RaspUnsupported):
+        return "not implemented this command yet! ignoring"
+    if isinstance(error, RaspFailure):
+        return f"something went wrong: {error}"
+    return f"\t\t!!ignoring input:\n\t {error}"
+
+
+def run(session: Session, read: Callable[[str], str]) -> None:
+    """A conversation. `read` shows the prompt and gives a line, or raises EOFError."""
+    session.greet()
+    while True:
+        try:
+            if not session.feed(read(session.prompt)):
+                return
+        except EOFError:
+            session.say("")
+            return
+        except KeyboardInterrupt:
+            session.say("")
+            session.forget()
+
+
+def read_line(prompt: str) -> str:
+    """From standard input: with history and editing at a terminal, plainly from a pipe."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - input() edits lines when it is loaded
+
+        return input(prompt)
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")

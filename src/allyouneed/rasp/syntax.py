@@ -1,0 +1,275 @@
+"""RASP text to a tree of sentences. The grammar is `grammar.lark`; this is what its rules become.
+
+The parser keeps its own stack, so brackets may be nested as deeply as the text is long. Text comes line by line, as in
+a REPL: whether a sentence ends, goes on or is wrong is known after each line.
+
+Differs from the published language: `select (` may have a space, and s-op is s minus op unless "example" follows. With
+`compat` both are as published: one token with the bracket, and one token.
+"""
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken, v_args
+
+from allyouneed.rasp import limits
+from allyouneed.rasp import tree as t
+from allyouneed.rasp.errors import RaspLimitError, RaspSyntaxError
+
+
+class Unfinished(RaspSyntaxError):
+    """The text may still become a sentence."""
+
+
+_SIGNS: Final = {"-": "neg", "+": "pos"}
+
+
+@v_args(inline=True)
+class _Build(Transformer[Token, Any]):
+    """Called by the parser for each rule as soon as it is complete: nothing walks down a tree."""
+
+    @v_args(inline=False)
+    def start(self, sentences: list[Any]) -> list[t.Sentence]:
+        return [sentence for sentence in sentences if sentence is not None]
+
+    @v_args(inline=False)
+    def several(self, parts: list[Any]) -> tuple[Any, ...]:
+        return tuple(parts)
+
+    block = exprs = pairs = pair = several
+
+    @v_args(inline=False)
+    def names(self, parts: list[Token]) -> tuple[str, ...]:
+        return tuple(map(str, parts))
+
+    expression, assign, loop, draw = t.Expression, t.Assign, t.Loop, t.Draw
+
+    def define(
+        self, name: Token, parameters: tuple[str, ...] | None, body: tuple[t.Statement, ...], results: t.Exprs
+    ) -> t.Define:
+        return t.Define(str(name), parameters or (), body, results)
+
+    def load(self, path: Token) -> t.Load:
+        return t.Load(path[1:-1])
+
+    def set_example(self, which: Token | None, expr: t.Expr) -> t.SetExample:
+        return t.SetExample(which and str(which), expr)
+
+    def show_example(self, which: Token | None) -> t.ShowExample:
+        return t.ShowExample(which and str(which))
+
+    def examples(self, which: Token | None, switch: Token) -> t.Examples:
+        return t.Examples(which and str(which), switch == "on")
+
+    def full_display(self, _: Token, switch: Token) -> t.FullDisplay:
+        return t.FullDisplay(switch == "on")
+
+    def leave(self, *_: Token) -> t.Leave:
+        return t.Leave()
+
+    contained, ternary, index = t.Contained, t.Ternary, t.Index
+
+    def binary(self, left: t.Expr, operator: Token, right: t.Expr) -> t.Binary:
+        return t.Binary(str(operator), left, right)
+
+    def unary(self, operator: Token, operand: t.Expr) -> t.Unary:
+        return t.Unary(_SIGNS.get(operator, str(operator)), operand)
+
+    def call(self, of: t.Expr, arguments: t.Exprs | None) -> t.Call:
+        return t.Call(of, arguments or ())
+
+    def name(self, name: Token) -> t.Name:
+        return t.Name(str(name))
+
+    def integer(self, digits: Token) -> t.Literal:
+        # 10 digits hold 33 bits; Python itself refuses to read numbers of several thousand digits.
+        if len(digits) * 3 > limits.BITS:
+            raise RaspLimitError(f"integer of {len(digits)} digits")
+        return t.Literal(int(digits))
+
+    def real(self, digits: Token) -> t.Literal:
+        return t.Literal(float(digits))
+
+    def string(self, quoted: Token) -> t.Literal:
+        if len(quoted) > limits.TEXT:
+            raise RaspLimitError(f"string of more than {limits.TEXT} characters")
+        return t.Literal(quoted[1:-1])
+
+    def list(self, items: t.Exprs | None) -> t.ListOf:
+        return t.ListOf(items or ())
+
+    def dict(self, pairs: tuple[tuple[t.Expr, t.Expr], ...] | None) -> t.DictOf:
+        return t.DictOf(pairs or ())
+
+    def list_comprehension(self, value: t.Expr, names: tuple[str, ...], source: t.Expr) -> t.Comprehension:
+        return t.Comprehension(None, value, names, source)
+
+    def dict_comprehension(self, key: t.Expr, value: t.Expr, names: tuple[str, ...], source: t.Expr) -> t.Comprehension:
+        return t.Comprehension(key, value, names, source)
+
+    def select(self, _: Token, keys: t.Expr, queries: t.Expr, comparison: Token) -> t.SelectOf:
+        return t.SelectOf(keys, queries, str(comparison))
+
+    def aggregate(self, _: Token, selector: t.Expr, value: t.Expr, default: t.Expr | None) -> t.AggregateOf:
+        return t.AggregateOf(selector, value, default)
+
+    def builtin(self, name: Token, arguments: t.Exprs | None) -> t.Builtin:
+        return t.Builtin(name[:-1].rstrip(), arguments or ())
+
+
+@cache
+def _parser(compat: bool) -> Lark:
+    """About 0.2 s, the first time."""
+    space = "" if compat else r"[ \t]*"
+    example = "" if compat else r"(?=[ \t]+examples?(?![A-Za-z_0-9]))"
+    terminals = (
+        f"SELECT.2: /select{space}\\(/\n"
+        f"AGGREGATE.2: /aggregate{space}\\(/\n"
+        f"BUILTIN.2: /(?:range|zip|len){space}\\(/\n"
+        f"WHICH.2: /selector(?![A-Za-z_0-9])|s-op{example}/\n"
+    )
+    grammar = files("allyouneed.rasp").joinpath("grammar.lark").read_text(encoding="utf-8")
+    return Lark(grammar + terminals, parser="lalr", lexer="basic", transformer=_Build(), maybe_placeholders=True)
+
+
+_OPEN: Final = frozenset({"LPAR", "LSQB", "LBRACE", "SELECT", "AGGREGATE", "BUILTIN"})
+_CLOSE: Final = frozenset({"RPAR", "RSQB", "RBRACE"})
+
+
+class Reader:
+    """Takes lines until they are sentences. Each line is parsed once, however many it takes.
+
+    The published REPL joins lines by spaces, so that a comment inside a sentence hides all that follows; `joins` keeps
+    that.
+    """
+
+    def __init__(self, compat: bool = False, joins: bool = False) -> None:
+        self._lark = _parser(compat)
+        self._joins = joins
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the sentence that has begun."""
+        self._parser = self._lark.parse_interactive("")
+        self._size = self._lines = self._open = self.definitions = 0
+        self._hidden = False
+
+    @property
+    def begun(self) -> bool:
+        return self._size > 0
+
+    def feed(self, line: str) -> Sequence[t.Sentence] | None:
+        """The sentences that this line completes, or None as long as more is needed."""
+        if self._hidden:
+            return None
+        try:
+            self._read(line)
+            if self._open or not self._is_complete():
+                self._hidden = self._joins and self._size > 0 and _has_comment(line)
+                return None
+            sentences = self._parser.feed_eof()
+        except UnexpectedInput as error:
+            complaint = _complaint(error, line, self._lines)
+            self.restart()
+            raise complaint from None
+        except RaspLimitError:
+            self.restart()
+            raise
+        self.restart()
+        return sentences
+
+    def _read(self, line: str) -> None:
+        self._lines += 1
+        self._size += len(line)
+        if self._size > limits.SOURCE:
+            raise RaspLimitError(f"sentence of more than {limits.SOURCE} characters")
+        before = self._size - len(line)
+        self._parser.lexer_thread = self._lark.parse_interactive(line).lexer_thread
+        tokens = 0
+        for token in self._parser.iter_parse():
+            tokens += 1
+            self._open += (token.type in _OPEN) - (token.type in _CLOSE)
+            self.definitions += token.type == "DEF"
+        if not tokens:
+            self._size = before  # comments and blanks do not begin a sentence
+
+    def _is_complete(self) -> bool:
+        """Whether the text may end here. Tried on a copy that builds nothing, since what is built is built in place."""
+        if "$END" not in self._parser.choices():
+            return False
+        trial = self._parser.copy(deepcopy_values=False)
+        trial.parser_state.parse_conf = copy(trial.parser_state.parse_conf)
+        trial.parser_state.parse_conf.callbacks = {}
+        try:
+            trial.feed_eof()
+        except UnexpectedToken:
+            return False
+        return True
+
+
+def _has_comment(line: str) -> bool:
+    return "#" in re.sub(r'"[^"\n]*"', "", line)
+
+
+def parse(text: str, compat: bool = False) -> Sequence[t.Sentence]:
+    """The sentences of a text, at least one. Raises `Unfinished` where the text ends too early."""
+    reader = Reader(compat)
+    sentences: list[t.Sentence] = []
+    finished = False
+    for line in text.split("\n"):
+        done = reader.feed(line)
+        finished = done is not None or (finished and not reader.begun)
+        sentences += done or ()
+    if not finished:
+        raise Unfinished("unexpected end of the text")
+    return sentences
+
+
+def _complaint(error: UnexpectedInput, line: str, number: int) -> RaspSyntaxError:
+    expected: Any = set()
+    found = "the end"
+    if isinstance(error, UnexpectedCharacters):
+        found, expected = repr(line[error.pos_in_stream or 0]), error.allowed or set()
+    elif isinstance(error, UnexpectedToken):
+        found, expected = f"'{error.token}'", error.accepts or error.expected
+    where = f" in line {number} of the sentence" if number > 1 else ""
+    wanted = ", ".join(sorted(_WORDS.get(name, f"'{name.lower()}'") for name in expected))
+    return RaspSyntaxError(f"mismatched input {found}{where} expecting {{{wanted}}}")
+
+
+_WORDS: Final = {
+    "INT": "Int",
+    "FLOAT": "Float",
+    "STRING": "String",
+    "NAME": "Name",
+    "LPAR": "'('",
+    "RPAR": "')'",
+    "LSQB": "'['",
+    "RSQB": "']'",
+    "LBRACE": "'{'",
+    "RBRACE": "'}'",
+    "COMMA": "','",
+    "SEMICOLON": "';'",
+    "COLON": "':'",
+    "__ANON_0": "'='",
+    "EQUAL": "'=='",
+    "UNEQUAL": "'!='",
+    "ORDER": "'<'",
+    "PLUS": "'+'",
+    "MINUS": "'-'",
+    "STAR": "'*'",
+    "SLASH": "'/'",
+    "PERCENT": "'%'",
+    "CARET": "'^'",
+    "SELECT": "'select('",
+    "AGGREGATE": "'aggregate('",
+    "BUILTIN": "'range('",
+    "WHICH": "'s-op'",
+    "SWITCH": "'on'",
+    "FULL": "'full seq display'",
+    "$END": "the end",
+}

@@ -1,0 +1,176 @@
+"""The values of the language: atoms, named s-ops and selectors, lists, dicts, functions; and the environments of names.
+
+Values are immutable; assignment binds names only. An s-op is a node of the graph with a name beside it, which is what
+messages call it: the graph itself knows no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from allyouneed.rasp import limits
+from allyouneed.rasp.atoms import Atom, is_atom
+from allyouneed.rasp.errors import RaspError, RaspLimitError
+from allyouneed.rasp.graph import Select, Selector, SOp
+from allyouneed.rasp.tree import Exprs, Statement
+
+NAME_LENGTH: Final = 100
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """An s-op or selector, and what it is called."""
+
+    node: SOp | Selector
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        # f(x , x) of f(x , x) of ... would double its name each time.
+        if len(self.name) > NAME_LENGTH:
+            self.name = f"{self.name[:NAME_LENGTH]}..."
+
+    @property
+    def title(self) -> str:
+        if self.name:
+            return self.name
+        if isinstance(self.node, SOp):
+            return "s-op"
+        return "plain select" if isinstance(self.node, Select) else "selector"
+
+
+class List:
+    """A list of values. Knows how many values it holds in all, since lists inside lists are shared: [a, a] is cheap."""
+
+    __slots__ = ("items", "levels", "size")
+
+    def __init__(self, items: Iterable[Value]) -> None:
+        self.items = tuple(items)
+        self.size, self.levels = _measure(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, List) and self.items == other.items
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.items)
+
+
+class Dict:
+    """A dict from atoms to values. As in Python, 1, 1.0 and True are the same key."""
+
+    __slots__ = ("items", "levels", "size")
+
+    def __init__(self, items: Mapping[Atom, Value]) -> None:
+        self.items = dict(items)
+        self.size, self.levels = _measure(self.items.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dict) and self.items == other.items
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Atom]:
+        return iter(self.items)
+
+
+def _measure(items: Iterable[Value]) -> tuple[int, int]:
+    size, levels = 1, 1
+    for item in items:
+        if isinstance(item, List | Dict):
+            size += item.size
+            levels = max(levels, item.levels + 1)
+        else:
+            size += 1
+    if size > limits.SIZE:
+        raise RaspLimitError(f"list or dict of more than {limits.SIZE} values")
+    if levels > limits.LEVELS:
+        raise RaspLimitError(f"more than {limits.LEVELS} lists inside each other")
+    return size, levels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Procedure:
+    """A function of the language."""
+
+    name: str
+    parameters: tuple[str, ...]
+    body: tuple[Statement, ...]
+    results: Exprs
+    home: Environment
+
+
+Value: TypeAlias = Atom | Flow | List | Dict | Procedure
+
+WORDS: Final = frozenset(
+    {"if", "else", "not", "and", "or", "out", "def", "return", "range", "for", "in", "zip", "len", "get"}
+)
+CONSTANTS: Final = frozenset(
+    {"tokens_asis", "tokens_str", "tokens_int", "tokens_float", "tokens_bool", "indices", "True", "False"}
+)
+
+
+@dataclass(slots=True, eq=False)
+class Environment:
+    """Names and their values. What is not here is looked for in the parent, at the time of asking."""
+
+    title: str  # "console", or the file: what a function says it comes from
+    parent: Environment | None = None
+    names: dict[str, Value] = field(default_factory=dict)
+    reserved: frozenset[str] = CONSTANTS | WORDS
+    out: Value | None = None  # the last value computed here
+
+    def __getitem__(self, name: str) -> Value:
+        here: Environment | None = self
+        while here is not None:
+            if name == "out" and here.out is not None:
+                return here.out
+            if name in here.names:
+                return here.names[name]
+            here = here.parent
+        raise RaspError(f"Error: Undefined variable: {name}")
+
+    def check(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.reserved:
+                raise RaspError(f"Error: Cannot set reserved name: {name}")
+
+    def public(self) -> dict[str, Value]:
+        """The names that others may see."""
+        return {name: value for name, value in self.names.items() if not name.startswith("_")}
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        self.names.pop(name, None)  # so that names are in the order in which they got their values
+        self.names[name] = value
+
+
+def describe(value: Value) -> str:
+    """A value in a message: short, whatever it is."""
+    if isinstance(value, Flow):
+        return value.title
+    if isinstance(value, List):
+        return "(list)"
+    if isinstance(value, Dict):
+        return "(dict)"
+    if isinstance(value, Procedure):
+        return value.name
+    if isinstance(value, str):
+        return f'"{value}"' if len(value) <= NAME_LENGTH else f'"{value[:NAME_LENGTH]}..."'
+    return str(value)
+
+
+def atoms_of(value: List | Dict | str) -> list[Any]:
+    """The atoms of a list, the keys of a dict, the characters of a string."""
+    items = list(value)
+    for item in items:
+        if not is_atom(item):
+            raise RaspError(f"Expected atom, got: {describe(item)}")
+    return items
