@@ -12,6 +12,8 @@ from allyouneed.rasp.syntax import Unfinished, parse
 from allyouneed.rasp.tree import Expression
 from allyouneed.rasp.values import Dict, Flow, List, Value
 
+pytestmark = pytest.mark.no_shapes  # there are no tensors here
+
 
 def value(text: str, before: str = "", compat: bool = False) -> object:
     """The value of an expression, in plain Python."""

@@ -14,6 +14,7 @@ from allyouneed.rasp.display import sequence
 from allyouneed.rasp.loading import read_program
 from allyouneed.rasp.repl import Session
 
+pytestmark = pytest.mark.no_shapes  # there are no tensors here
 FOLDER = Path(__file__).parents[2] / "recipes" / "rasp"
 
 
@@ -150,7 +151,6 @@ def test_every_file_has_an_oracle():
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-@pytest.mark.no_shapes
 def test_it_computes_what_it_says(name):
     result, oracle = ORACLES[name]
     program = read_program(FOLDER / f"{name}.rasp")

@@ -49,6 +49,7 @@ class Session:
         if draw is not None:
             self.interpreter.on_draw = draw
         self.loader = Loader(self.interpreter)
+        self.interpreter.on_load = self._load
         self.loader.on_results = self._results
         self.loader.on_command = self._command
         self.loader.on_error = lambda error, place: self._complain(error)
@@ -83,18 +84,20 @@ class Session:
             for sentence in sentences or ():
                 if isinstance(sentence, s.Leave):
                     return False
-                self._do(sentence)
+                self.loader.do(sentence, self.interpreter.console)
         except RaspError as error:
             self._continues = False
             self._complain(error)
         return True
 
-    def _do(self, sentence: s.Sentence) -> None:
+    def _load(self, path: str, where: Environment) -> None:
         shows = dict(self.shows)
-        self.loader.do(sentence, self.interpreter.console)
-        self._flush()
-        if not isinstance(sentence, s.Examples):
+        try:
+            self.loader.load(path, where)
+        finally:
             self.shows = shows  # a file that switches examples does so for itself
+            if not self.loader.depth:
+                self._flush()
 
     # --- results -----------------------------------------------------------------------------------------------------
 

@@ -167,9 +167,9 @@ class Reader:
         if self._hidden:
             return None
         try:
-            self._read(line)
+            tokens = self._read(line)
             if self._open or not self._is_complete():
-                self._hidden = self._joins and self._size > 0 and _has_comment(line)
+                self._hidden = self._joins and tokens > 0 and _has_comment(line)
                 return None
             sentences = self._parser.feed_eof()
         except UnexpectedInput as error:
@@ -182,7 +182,8 @@ class Reader:
         self.restart()
         return sentences
 
-    def _read(self, line: str) -> None:
+    def _read(self, line: str) -> int:
+        """How many tokens the line holds, after they are parsed."""
         self._lines += 1
         self._size += len(line)
         if self._size > limits.SOURCE:
@@ -196,6 +197,7 @@ class Reader:
             self.definitions += token.type == "DEF"
         if not tokens:
             self._size = before  # comments and blanks do not begin a sentence
+        return tokens
 
     def _is_complete(self) -> bool:
         """Whether the text may end here. Tried on a copy that builds nothing, since what is built is built in place."""
