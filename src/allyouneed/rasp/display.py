@@ -68,8 +68,6 @@ def _rare(values: list[Atom], compat: bool) -> list[str]:
 
 def grid(given: Input, rows: Sequence[Sequence[bool]]) -> list[str]:
     """A selector: who asks stands on the left, who is asked above."""
-    if len(rows) > limits.GRID:
-        return [f" \t\t\t ({len(rows)} x {len(rows)}: not shown)"]
     names = [str(atom) for atom in given]
     width = max(map(len, names))
     lines = [f" \t\t\t {' ' * width}   {' '.join(name.rjust(width) for name in names)}"]
@@ -126,6 +124,7 @@ def _items(value: List | Dict, tabs: int) -> list[str]:
         else [(f"{_literal(key)} : ", item) for key, item in value.items.items()]
     )
     lines: list[str] = []
+    shown = 0
     for key, item in pairs:
         start = "\t" * tabs + f" {key}"
         if not isinstance(item, List | Dict):
@@ -135,6 +134,7 @@ def _items(value: List | Dict, tabs: int) -> list[str]:
         else:
             brackets = "[]" if isinstance(item, List) else "{}"
             lines += [start + brackets[0], *_items(item, tabs + 2), "\t" * tabs + f" {brackets[1]}"]
-        if sum(map(len, lines)) > limits.SHOWN:
+        shown += len(lines[-1])
+        if shown > limits.SHOWN:
             return [*lines, "..."]
     return lines

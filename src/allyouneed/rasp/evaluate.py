@@ -58,6 +58,7 @@ class Run:
             raise RaspLimitError(f"input of {len(self.given)} elements; at most {limits.INPUT} are computed")
         self.everywhere = (1 << len(self.given)) - 1
         self.left = limits.WORK
+        self._kept = 0
         # The node is kept beside its value, since an id may be used again when its node is gone.
         self.values: dict[int, tuple[Node, list[Any]]] = {}
 
@@ -67,19 +68,23 @@ class Run:
     def value(self, node: Selector) -> list[list[bool]]: ...
     def value(self, node: SOp | Selector) -> Any:
         """The value of a node; sequences are copied, so that nobody changes what is kept."""
-        self._compute(node)
+        self.compute(node)
         value = self.values[id(node)][1]
         if isinstance(node, SOp):
             return list(value)
+        self._pay(len(self.given) ** 2)
         return [self._bits(row) for row in value]
 
     def renew(self) -> None:
-        """For the next sentence of a program that is tried on the same input."""
+        """For the next sentence of a program that is tried on the same input. Work is room: much of it is forgotten."""
+        self._kept += limits.WORK - self.left
         self.left = limits.WORK
-        if len(self.values) > limits.KEPT:
+        if self._kept > limits.WORK:
             self.values.clear()
+            self._kept = 0
 
-    def _compute(self, root: Node) -> None:
+    def compute(self, root: Node) -> None:
+        """Finds out whether a node has a value, and remembers it."""
         waiting: list[tuple[Node, bool]] = [(root, False)]
         while waiting:
             node, ready = waiting.pop()
@@ -108,12 +113,15 @@ class Run:
             raise RaspLimitError(f"this takes more than {limits.WORK} steps on an input of {len(self.given)} elements")
 
     def _cost(self, node: Node) -> int:
+        """Pairs compared for a selector, words of memory for one that is combined, some bytes for each atom."""
         length = len(self.given)
         if isinstance(node, Select):
             return length * len(set(self._of(node.queries)))
+        if isinstance(node, Combined):
+            return length * (1 + length // 64)
         if isinstance(node, Aggregate):
             return length * len(set(self._of(node.selector)))
-        return length
+        return 4 * length
 
     def _of(self, node: Node) -> list[Any]:
         return self.values[id(node)][1]

@@ -50,11 +50,10 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What an s-op or selector gave for an input."""
+    """An s-op or selector, and the input that it was called with."""
 
     flow: Flow
     given: Input
-    values: list[Any]
 
 
 Result: TypeAlias = Assigned | Applied
@@ -65,11 +64,13 @@ class Interpreter:
 
     def __init__(self, compat: bool = False) -> None:
         self.compat = compat
-        self.trial: Run | None = None  # the running example
+        self.example: Input | None = None
+        self.trial: Run | None = None  # what is known of the running example
         self.on_load: Callable[[str, Environment], None] = _no_files
         self.on_draw: Callable[[Flow, Input], None] = lambda flow, given: None
-        self._last: Run | None = None
+        self._last: tuple[Input, Run] | None = None
         self._inside = False
+        self._left: int = limits.WORK
         self._restart()
         self.base = Environment("base", names=_base_names())
         self._read_library()
@@ -88,6 +89,7 @@ class Interpreter:
 
     def set_example(self, given: Input | None) -> None:
         self.trial = None if given is None else Run(given)
+        self.example = given
 
     def execute(self, statement: s.Statement, where: Environment) -> list[Result]:
         """Runs one statement. If it raises, nothing was assigned by it (a loop may have run some of its rounds)."""
@@ -109,16 +111,33 @@ class Interpreter:
 
     def apply(self, flow: Flow, given: Input) -> list[Any]:
         """The value of an s-op or selector on an input."""
-        if self.trial is not None and given is self.trial.given:
-            return self.trial.value(flow.node)
-        run = Run(given)
-        if self.compat and self._last is not None and self._last.given == run.given:
-            run = self._last
-        self._last = run
-        return run.value(flow.node)
+        return self._computed(flow, given).value(flow.node)
+
+    def _computed(self, flow: Flow, given: Input) -> Run:
+        """An input on which this has a value. All inputs of a sentence share its limits, but for the example."""
+        run = self._run_on(given)
+        if run is not self.trial:
+            run.left = self._left
+        try:
+            run.compute(flow.node)
+        finally:
+            if run is not self.trial:
+                self._left = run.left
+        return run
+
+    def _run_on(self, given: Input) -> Run:
+        if self.trial is not None and given is self.example:
+            return self.trial
+        if self._last is None or given is not self._last[0]:
+            run = Run(given)
+            if not (self.compat and self._last is not None and self._last[1].given == run.given):
+                self._last = given, run
+        assert self._last is not None
+        return self._last[1]
 
     def _restart(self) -> None:
         self._steps = self._calls = 0
+        self._left = limits.WORK
         self._tries = True
         if self.trial is not None:
             self.trial.renew()
@@ -152,7 +171,8 @@ class Interpreter:
         called = yield self._untried(expr.of, where)
         if isinstance(called, Flow):
             given = yield self._given(called, expr.arguments, where)
-            return [Applied(called, given, self.apply(called, given))]
+            self._computed(called, given)
+            return [Applied(called, given)]
         value = yield self._call(called, expr.arguments, where)
         self._keep(value, where)
         return [Assigned("out", value, loud=False)]
@@ -206,13 +226,13 @@ class Interpreter:
             raise RaspError(f"Expected s-op, got: {describe(flow)}")
         if given is not None:
             chosen = yield self._given(flow, (given,), where)
-        elif self.trial is not None:
-            chosen = self.trial.given
+        elif self.example is not None:
+            chosen = self.example
         else:
             raise RaspError("draw needs an input: there is no running example")
-        values = self.apply(flow, chosen)
+        self._computed(flow, chosen)
         self.on_draw(flow, chosen)
-        return [Applied(flow, chosen, values)]
+        return [Applied(flow, chosen)]
 
     # --- expressions -------------------------------------------------------------------------------------------------
 
@@ -225,7 +245,7 @@ class Interpreter:
         """What is done with every value: it counts, is tried on the example, and is the last one of its place."""
         self.step(operations.cost(value))
         if self._tries and self.trial is not None and isinstance(value, Flow):
-            self.trial.value(value.node)
+            self.trial.compute(value.node)
         where.out = value
 
     def _expr(self, expr: s.Expr, where: Environment) -> Task:

@@ -16,4 +16,3 @@ SOURCE: Final = 100_000  # characters of one sentence
 FILE: Final = 500_000  # characters of a file
 SHOWN: Final = 100_000  # characters printed for one value
 GRID: Final = 200  # positions of a selector that is printed
-KEPT: Final = 20_000  # values on the running example that are remembered

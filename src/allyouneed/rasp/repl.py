@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from allyouneed.rasp import display
+from allyouneed.rasp import display, limits
 from allyouneed.rasp import tree as s
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError, RaspSyntaxError, RaspUnsupported
 from allyouneed.rasp.evaluate import Run
@@ -136,20 +136,24 @@ class Session:
         if not self.shows[kind]:
             return
         given = self.examples[kind]
-        trial = self.interpreter.trial
-        values: list[Any] = (trial if trial is not None and kind == "s-op" else Run(given)).value(value.node)
-        if kind == "selector":
-            lines = [" \t Example:", *display.grid(given, values)]
-        else:
+        if isinstance(value.node, SOp):
+            values = self.interpreter.apply(value, given)
             lines = self._sequence(f" \t Example: {name}({display.given_text(given)}) = ", given, values)
+        else:
+            lines = [" \t Example:", *self._grid(value, given)]
         for line in lines:
             self.say(line)
 
+    def _grid(self, flow: Flow, given: Input) -> list[str]:
+        if len(given) > limits.GRID:
+            return [f" \t\t\t ({len(given)} x {len(given)}: not shown)"]
+        return display.grid(given, self.interpreter.apply(flow, given))
+
     def _show_application(self, result: Applied) -> None:
         if isinstance(result.flow.node, SOp):
-            lines = self._sequence("\t =  ", result.given, result.values)
+            lines = self._sequence("\t =  ", result.given, self.interpreter.apply(result.flow, result.given))
         else:
-            lines = ["\t = ", *display.grid(result.given, result.values)]
+            lines = ["\t = ", *self._grid(result.flow, result.given)]
         for line in lines:
             self.say(line)
 

@@ -1,0 +1,120 @@
+"""No program crashes or hangs: each limit ends in words, and random text and random programs end at all."""
+
+import contextlib
+import random
+
+import pytest
+from fuzz_programs import NASTY, program, soup
+from talk import answer
+
+from allyouneed.rasp import limits
+from allyouneed.rasp.errors import RaspError
+from allyouneed.rasp.loading import program_of
+from allyouneed.rasp.repl import Session
+
+pytestmark = pytest.mark.no_shapes  # there are no tensors here
+
+LONG = {
+    "2^99999999;": "integer of more than 4096 bits",
+    "2^4095 * 2^4095;": "integer of more than 4096 bits",
+    "x = 2; for i in range(99) { x = x*x; }": "integer of more than 4096 bits",
+    "9" * 5_000 + ";": "integer of 5000 digits",
+    '"a" * 99999999;': "string of more than 10000 characters",
+    '99999999 * "a";': "string of more than 10000 characters",
+    'x = "a"; for i in range(99) { x = x + x; }': "string of more than 10000 characters",
+    '"' + "a" * 20_000 + '";': "string of more than 10000 characters",
+    "tokens * 99999999;": "string of more than 10000 characters",
+    "indices ^ 99999999;": "integer of more than 4096 bits",
+    "[1] * 99999999;": "list of more than 100000 values",
+    "range(10^30);": "range of 100000 numbers or more",
+    "x = [1]; for i in range(99) { x = x + x; }": "list or dict of more than 100000 values",
+    "x = [1]; for i in range(99) { x = [x,x]; }": "list or dict of more than 100000 values",
+    "x = 1; for i in range(999) { x = [x]; }": "more than 100 lists inside each other",
+    "x = 1; for i in range(999) { x = {1:x}; }": "more than 100 lists inside each other",
+    "def f(x) { return f(x+1); } f(1);": "more than 1000 functions inside each other: does f end?",
+    "def f(n) { return f(n-1) + f(n-1) if n > 0 else 1; } f(99);": "this takes more than 200000 steps",
+    "for i in range(9999) { for j in range(9999) { x = 1; } }": "this takes more than 200000 steps",
+    "for i in range(9999) { for j in range(9999) { } }": "this takes more than 200000 steps",
+    "[[1 for i in range(9999)] for j in range(9999)];": "this takes more than 200000 steps",
+    "x = range(50000); for i in range(999) { y = x == range(50000); }": "this takes more than 200000 steps",
+    "x = range(50000); for i in range(9999) { y = 0-1 in x; }": "this takes more than 200000 steps",
+    "1" + "+1" * 30_000 + ";": "more than 20000 expressions inside each other",
+    "-" * 50_000 + "1;": "more than 20000 expressions inside each other",
+    "x" + "[0]" * 30_000 + ";": "more than 20000 expressions inside each other",
+    "[" * 300 + "]" * 300 + ";": "more than 100 lists inside each other",
+    "1;" * 60_000: "sentence of more than 100000 characters",
+    'indices("a" * 9999 + "aa");': "string of more than 10000 characters",
+    "indices(range(10001));": "input of 10001 elements; at most 10000 are computed",
+    "set example range(10001)": "input of 10001 elements; at most 10000 are computed",
+    'select(indices,indices,<)("a" * 9999);': "this takes more than 20000000 steps on an input of 9999 elements",
+    '(tokens * 9999)("a" * 9999);': "this takes more than 20000000 steps on an input of 9999 elements",
+}
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:40])
+def test_what_is_too_much_is_refused(text):
+    said = answer(text)
+    assert "\t\t!!ignoring input:\n\t " in said
+    assert LONG[text] in said
+
+
+def test_a_budget_is_for_one_sentence_and_all_it_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.rasp").write_text("x = 0;\n" + "for i in range(100) { x = x + i; }\n" * 3)
+    assert answer('load "a";') == "    value: x =  0\n"
+    assert "more than 200000 steps" in answer('for i in range(9999) { load "a"; }')
+    said = answer(
+        'set example "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"', "for i in range(9999) { x = select(indices,indices,<); }"
+    )
+    assert "more than 20000000 steps" not in said or "!!ignoring" in said
+
+
+def test_long_but_honest_programs_pass():
+    assert program_of("x = " + "(" * 20_000 + "1" + ")" * 20_000 + ";").values["x"] == 1
+    assert program_of("x = 1" + "+1" * 9_000 + ";").values["x"] == 9_001
+    assert program_of("def f(n) { return 0 if n == 0 else 1 + f(n-1); } x = f(900);").values["x"] == 900
+    deep = program_of("x = indices; for i in range(10000) { x = x + 1; }").sop()
+    assert deep("abc") == [10_000, 10_001, 10_002]
+
+
+def test_long_values_are_cut_when_shown():
+    assert len(answer('set example "a" * 9999', "tokens;")) < 2 * limits.SHOWN
+    assert "(9999 x 9999: not shown)" in answer('set selector example "a" * 9999', "full_s;")
+    assert len(answer("x = [[i,[i]] for i in range(10000)];")) < 2 * limits.SHOWN
+    assert len(answer("x = range(50000);")) < 2 * limits.SHOWN
+    said = answer("def f(x,y) { return x+y; } x = indices; for i in range(50) { x = f(x,x); }", "[x,[1]];")
+    assert len(said) < 1_000
+
+
+@pytest.mark.parametrize("compat", [False, True])
+@pytest.mark.parametrize("text", NASTY, ids=lambda text: text[:30])
+def test_nasty_text_ends_in_words(text, compat):
+    session = Session(lambda line: None, compat)
+    for line in text.split("\n"):
+        session.feed(line)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_programs_end_in_values_or_words(seed):
+    """Plain seeds rather than shrinking: each is a whole conversation."""
+    source = random.Random(seed)
+    said: list[str] = []
+    session = Session(said.append, compat=seed % 2 == 1)
+    for _ in range(10):
+        text = program(source) if source.random() < 0.7 else soup(source)
+        if "load" not in text:
+            for line in text.split("\n"):
+                session.feed(line)
+    assert said
+    assert all(isinstance(line, str) for line in said)
+
+
+def test_random_programs_mostly_mean_something():
+    """A generator whose programs all fail would test nothing."""
+    source = random.Random(0)
+    good = 0
+    for _ in range(100):
+        with contextlib.suppress(RaspError):
+            program_of(program(source))
+            good += 1
+    assert good > 15
