@@ -96,6 +96,7 @@ def test_full_seq_display():
     assert answer(on, '(tokens == "a")("aac");').endswith(" \t\toutput:      F \t (bools)\n")
     assert answer(on, '(tokens == "a")("ac");').endswith(" \t\toutput:  T F \t (bools)\n")
     assert answer(on, "(indices+9)([1,2]);") == "\t = \n \t\tinput:    1  2 \t (ints)\n \t\toutput:   9 10 \t (ints)\n"
+    assert answer(on, 'indices(["a",3]);').startswith("\t = \n \t\tinput:   a 3 \t (mixed)\n")
     assert answer(on, "indices;").startswith('     s-op: indices\n \t Example: indices("hello") = \n \t\tinput:   h e')
     assert answer(on, "full seq display off", 'indices("ab");') == "\t =  [0, 1] (ints)\n"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.atoms import Atom, is_atom, kind, shortened
+from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.graph import Input, SOp
 from allyouneed.rasp.values import Dict, Flow, List, Procedure, Value
 
@@ -45,22 +46,29 @@ def given_text(given: Input) -> str:
     return f'"{given}"' if isinstance(given, str) else _cut(str(list(given)))
 
 
-def full(given: Input, values: Sequence[Atom], prefix: str, compat: bool = False) -> list[str]:
+def full(given: Input, values: Sequence[Atom], compat: bool = False) -> list[str]:
     """Input and output below each other. Of bools, only the rarer value is printed."""
-    what, whence = kind(values), kind(list(given))
-    rows = [_rare(list(given), compat), _rare(list(values), compat)]
+    kinds = [_kind(list(given)), kind(values)]
+    rows = [_cells(list(given), kinds[0], compat), _cells(list(values), kinds[1], compat)]
     width = max(len(cell) for row in rows for cell in row)
-    lines = [" ".join(cell.rjust(width) for cell in row) for row in rows]
-    whence = "strings" if compat else whence
+    above, below = (_cut(" ".join(cell.rjust(width) for cell in row)) for row in rows)
     return [
-        f"{prefix} \t\tinput:   {_cut(lines[0])} \t ({whence})",
-        f"{prefix} \t\toutput:  {_cut(lines[1])} \t ({what})",
+        f" \t\tinput:   {above} \t ({'strings' if compat else kinds[0]})",
+        f" \t\toutput:  {below} \t ({kinds[1]})",
     ]
 
 
-def _rare(values: list[Atom], compat: bool) -> list[str]:
-    if kind(values) != "bools":
-        return [str(value) if compat else _atom(value, numbers=True) for value in values]
+def _kind(given: list[Any]) -> str:
+    """An input, unlike a sequence, may be a mixture."""
+    try:
+        return kind(given)
+    except RaspError:
+        return "mixed"
+
+
+def _cells(values: list[Any], what: str, compat: bool) -> list[str]:
+    if what != "bools":
+        return [str(value) if compat else _atom(value, numbers=what != "mixed") for value in values]
     true, false = values.count(True), values.count(False)
     shown = {True: "T" if true <= false else "", False: "F" if false <= true else ""}
     return [shown[bool(value)] for value in values]
@@ -126,7 +134,7 @@ def _items(value: List | Dict, tabs: int) -> list[str]:
     lines: list[str] = []
     shown = 0
     for key, item in pairs:
-        start = "\t" * tabs + f" {key}"
+        start, before = "\t" * tabs + f" {key}", len(lines)
         if not isinstance(item, List | Dict):
             lines.append(f"{start}{_short(item)}")
         elif _is_flat(item):
@@ -134,7 +142,7 @@ def _items(value: List | Dict, tabs: int) -> list[str]:
         else:
             brackets = "[]" if isinstance(item, List) else "{}"
             lines += [start + brackets[0], *_items(item, tabs + 2), "\t" * tabs + f" {brackets[1]}"]
-        shown += len(lines[-1])
+        shown += sum(len(line) for line in lines[before:])
         if shown > limits.SHOWN:
             return [*lines, "..."]
     return lines

@@ -33,7 +33,11 @@ from allyouneed.rasp.values import (
     List,
     Procedure,
     Value,
+    as_input,
+    as_list,
     describe,
+    elements,
+    unpacked,
 )
 
 Task: TypeAlias = Generator["Task", Any, Any]
@@ -212,11 +216,11 @@ class Interpreter:
         return Flow(value.node, name)
 
     def _loop(self, names: tuple[str, ...], source: s.Expr, body: tuple[s.Statement, ...], where: Environment) -> Task:
-        elements = yield self._expr(source, where)
+        collection = yield self._expr(source, where)
         where.check(names)
-        for element in _elements(elements):
+        for element in elements(collection):
             self.step(1)
-            self._bind(names, _unpacked(names, element), where)
+            self._bind(names, unpacked(names, element), where)
             for statement in body:
                 yield self._statement(statement, where)
 
@@ -295,7 +299,7 @@ class Interpreter:
                 called = yield self._expr(of, where)
                 if isinstance(called, Flow) and not self.compat:
                     given = yield self._given(called, arguments, where)
-                    return _as_list(self.apply(called, given))
+                    return as_list(self.apply(called, given))
                 return (yield self._call(called, arguments, where))
         raise AssertionError(f"no such expression: {expr!r}")
 
@@ -318,9 +322,9 @@ class Interpreter:
         local.check(expr.names)
         keys: list[Value] = []
         values: list[Value] = []
-        for element in _elements(source):
+        for element in elements(source):
             self.step(1)
-            self._bind(expr.names, _unpacked(expr.names, element), local)
+            self._bind(expr.names, unpacked(expr.names, element), local)
             if expr.key is not None:
                 keys.append(operations.as_atom((yield self._expr(expr.key, local))))
             values.append((yield self._expr(expr.value, local)))
@@ -381,40 +385,6 @@ def _run(task: Task) -> Any:
             stack.append(needed)
             value = None
     return value
-
-
-def _elements(value: Value) -> Iterable[Value]:
-    if not isinstance(value, List | Dict):
-        raise RaspError(f"for loop needs to iterate over a list or dict, but got: {describe(value)}")
-    return value
-
-
-def _unpacked(names: tuple[str, ...], element: Value) -> Iterable[Value]:
-    return element if len(names) > 1 and isinstance(element, List) else (element,)
-
-
-def as_input(value: Value) -> Input:
-    """A value as the input of an s-op: the characters of a string, the atoms of a list, the keys of a dict."""
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, List | Dict) and len(value):
-        # Inner lists are refused by whoever makes a sequence of them, with the published words.
-        return [_plain(item) for item in value]
-    raise RaspError(f"RASP sequences/selectors expect non-empty iterables, got: {_shown(value)}")
-
-
-def _plain(value: Value) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, List) else value
-
-
-def _shown(value: Value) -> str:
-    if isinstance(value, List | Dict):
-        return "[]" if isinstance(value, List) else "{}"
-    return describe(value) if not isinstance(value, str) else value
-
-
-def _as_list(values: list[Any]) -> List:
-    return List(_as_list(value) if isinstance(value, list) else value for value in values)
 
 
 def _base_names() -> dict[str, Value]:

@@ -21,10 +21,10 @@ from allyouneed.rasp import tree as s
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError, RaspSyntaxError, RaspUnsupported
 from allyouneed.rasp.evaluate import Run
 from allyouneed.rasp.graph import Input, SOp
-from allyouneed.rasp.interpreter import Applied, Assigned, Interpreter, Result, as_input
+from allyouneed.rasp.interpreter import Applied, Assigned, Interpreter, Result
 from allyouneed.rasp.loading import Loader
 from allyouneed.rasp.syntax import Reader
-from allyouneed.rasp.values import Environment, Flow, Value
+from allyouneed.rasp.values import Environment, Flow, Value, as_input
 
 VERSION = "RASP 0.1"
 EXAMPLE = "hello"
@@ -94,6 +94,8 @@ class Session:
         shows = dict(self.shows)
         try:
             self.loader.load(path, where)
+            # A loop, which reports nothing, may have gone on with what a statement had begun.
+            self._loaded = {name: where.names.get(name, value) for name, value in self._loaded.items()}
         finally:
             self.shows = shows  # a file that switches examples does so for itself
             if not self.loader.depth:
@@ -163,7 +165,7 @@ class Session:
             return [f"{start}{text}"]
         if all(value == values[0] for value in values):
             return [f"{start} {text} [skipped full display: identical values]"]
-        return [start.rstrip(" ") + " ", *display.full(given, values, "", self.compat)]
+        return [start.rstrip(" ") + " ", *display.full(given, values, self.compat)]
 
     # --- commands and errors -----------------------------------------------------------------------------------------
 

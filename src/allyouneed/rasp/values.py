@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from allyouneed.rasp import limits
 from allyouneed.rasp.atoms import Atom, is_atom
 from allyouneed.rasp.errors import RaspError, RaspLimitError
-from allyouneed.rasp.graph import Select, Selector, SOp
+from allyouneed.rasp.graph import Input, Select, Selector, SOp
 from allyouneed.rasp.tree import Exprs, Statement
 
 NAME_LENGTH: Final = 100
@@ -174,3 +174,37 @@ def atoms_of(value: List | Dict | str) -> list[Any]:
         if not is_atom(item):
             raise RaspError(f"Expected atom, got: {describe(item)}")
     return items
+
+
+def elements(value: Value) -> Iterable[Value]:
+    if not isinstance(value, List | Dict):
+        raise RaspError(f"for loop needs to iterate over a list or dict, but got: {describe(value)}")
+    return value
+
+
+def unpacked(names: tuple[str, ...], element: Value) -> Iterable[Value]:
+    return element if len(names) > 1 and isinstance(element, List) else (element,)
+
+
+def as_input(value: Value) -> Input:
+    """A value as the input of an s-op: the characters of a string, the atoms of a list, the keys of a dict."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, List | Dict) and len(value):
+        # Inner lists are refused by whoever makes a sequence of them, with the published words.
+        return [_plain(item) for item in value]
+    raise RaspError(f"RASP sequences/selectors expect non-empty iterables, got: {_shown(value)}")
+
+
+def _plain(value: Value) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, List) else value
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, List | Dict):
+        return "[]" if isinstance(value, List) else "{}"
+    return describe(value) if not isinstance(value, str) else value
+
+
+def as_list(values: list[Any]) -> List:
+    return List(as_list(value) if isinstance(value, list) else value for value in values)
