@@ -123,7 +123,8 @@ def is_in(sop: SOp, atoms: Sequence[Atom]) -> SOp:
     known = tuple(atoms)
     if not all(map(is_atom, known)):
         raise RaspError(f"Expected atoms, got: {shortened(known)}")
-    return Map(Function("in", lambda atom: atom in known, _typed(known)), (as_sop(sop),))
+    one_of = frozenset(known)
+    return Map(Function("in", lambda atom: atom in one_of, _typed(known)), (as_sop(sop),))
 
 
 def lookup(table: str | Sequence[Atom] | Mapping[Atom, Atom], sop: SOp) -> SOp:
