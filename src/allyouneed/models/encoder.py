@@ -1,6 +1,7 @@
-"""Encoder-only Transformer: one answer for a whole text.
+"""Encoder-only Transformer: one answer for a whole text, or one for each position of it.
 
     P(class | x) = softmax(W pool(Encoder(x)) + b),   pool = mean over the real positions, or the first one
+    P(class_t | x) = softmax(W Encoder(x)_t + b)      without a pool
 
 Paper: Devlin et al. 2019, arXiv:1810.04805 (BERT; its pooled head is the first position).
 """
@@ -25,7 +26,7 @@ class EncoderConfig(StackConfig, ModelConfig):
 
     type: Literal["encoder"] = "encoder"
     layers: Layers = 6
-    pool: Literal["mean", "first"] = "mean"
+    pool: Literal["mean", "first", "none"] = "mean"  # none: one answer for each position
 
     def build(self, sizes: Sizes) -> "Encoder":
         return Encoder(self, sizes)
@@ -48,7 +49,11 @@ class Encoder(Model):
         return Memory(x_BSD, valid_BS)
 
     def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
-        logits_BV: Tensor = self.head(self._pool(self.encode(source_BS, valid_BS)))
+        """Logits (B, V), or (B, S, V) without a pool."""
+        memory = self.encode(source_BS, valid_BS)
+        if self.config.pool == "none":
+            return self.head(memory.x_BSD)
+        logits_BV: Tensor = self.head(self._pool(memory))
         return logits_BV
 
     def _pool(self, memory: Memory) -> Tensor:
@@ -65,4 +70,5 @@ class Encoder(Model):
         return x_BSD[torch.arange(x_BSD.shape[0], device=x_BSD.device), first_B]
 
     def flops(self, source: int, target: int) -> int:
-        return self.encoder.flops(source) + 2 * self.config.width * self.sizes.target
+        answers = source if self.config.pool == "none" else 1
+        return self.encoder.flops(source) + 2 * answers * self.config.width * self.sizes.target

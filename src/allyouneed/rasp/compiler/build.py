@@ -1,0 +1,377 @@
+"""From the graph of a program to s-ops with values, tables and layers, inputs first.
+
+What computes the same is made once. The layer of an s-op is the first after which any function of it can be read:
+
+    token, index, and functions of one of them   0: they are in the embedding
+    aggregate, width                             1 + the latest of what its selector and its values need
+    function of several variables                that of the latest of them (1 at least): the feed-forward that follows
+                                                 the attention computes it, unless it is a sum and read as such
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from allyouneed.rasp.atoms import CONVERSIONS, FUNCTIONS, Atom
+from allyouneed.rasp.compiler import selectors
+from allyouneed.rasp.compiler.elementwise import plan_map
+from allyouneed.rasp.compiler.ir import Floats, Selection, Sop, term_key, variable
+from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
+from allyouneed.rasp.compiler.scores import Side, score_term
+from allyouneed.rasp.compiler.values import GRID, Bounds, distinct, grid_size, means, tabulate, union
+from allyouneed.rasp.compiler.widths import Width, as_width
+from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
+
+PAIR = 4096  # values of two s-ops taken together, for the mean over a union of selectors
+
+
+class Program:
+    """What was built: s-ops in order, inputs first, and the outputs by name."""
+
+    def __init__(self, vocabulary: Sequence[Atom], bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.token = variable("token", "tokens", vocabulary)
+        self.index = variable("index", "indices", range(bounds.length))
+        self.sops: list[Sop] = []
+        self.outputs: dict[str, Sop] = {}
+
+
+def build(
+    outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
+) -> Program:
+    """All s-ops of a program; CannotCompile with every reason, if there are any."""
+    builder = _Builder(Program(vocabulary, bounds), names or {})
+    for name, root in outputs.items():
+        builder.build(root)
+        sop = builder.done.get(builder.number_of(root))
+        if isinstance(sop, Sop):
+            builder.program.outputs[name] = sop
+            builder.attempt(root, lambda sop=sop: ready_layer(sop, bounds))  # type: ignore[misc]
+    if builder.reasons:
+        raise CannotCompile(builder.reasons)
+    return builder.program
+
+
+class _Builder:
+    def __init__(self, program: Program, names: Mapping[Node, str]) -> None:
+        self.program, self.names, self.bounds = program, names, program.bounds
+        self.reasons: list[str] = []
+        self.number: dict[int, int] = {}  # of each node: equal for those that compute the same
+        self.keys: dict[Any, int] = {}
+        self.done: dict[int, Sop | selectors.Terms | None] = {}  # by number; None: there is a reason
+        self.selections: dict[int, Selection] = {}
+        self.kept: list[Node] = []  # an id may be used again when its node is gone
+        self.made: dict[Any, Sop] = {}
+
+    # --- the walk ------------------------------------------------------------------------------------------------
+
+    def build(self, root: Node) -> None:
+        """Makes a node and all that it needs. No recursion: programs may be deep."""
+        self._number_all(root)
+        waiting: list[tuple[Node, bool]] = [(root, False)]
+        while waiting:
+            node, ready = waiting.pop()
+            if self.number_of(node) in self.done:
+                continue
+            width = as_width(node, self.number) if isinstance(node, SOp) else None
+            parts = (width[0],) if width else node.parts
+            if not ready:
+                waiting.append((node, True))
+                waiting.extend((part, False) for part in reversed(parts))
+            else:
+                made = [self.done[self.number_of(part)] for part in parts]
+                self.done[self.number_of(node)] = (
+                    None if any(one is None for one in made) else self.attempt(node, lambda: self._make(node, width))  # noqa: B023
+                )
+
+    def _number_all(self, root: Node) -> None:
+        waiting: list[tuple[Node, bool]] = [(root, False)]
+        while waiting:
+            node, ready = waiting.pop()
+            if id(node) in self.number:
+                continue
+            if not ready:
+                waiting.append((node, True))
+                waiting.extend((part, False) for part in node.parts)
+            else:
+                key = (node.key, *(self.number[id(part)] for part in node.parts))
+                self.number[id(node)] = self.keys.setdefault(key, len(self.keys))
+                self.kept.append(node)
+
+    def number_of(self, node: Node) -> int:
+        return self.number[id(node)]
+
+    def attempt(self, node: Node, make: Any) -> Any:
+        """What is made, or None and a reason."""
+        try:
+            return make()
+        except Unable as reason:
+            self.reasons.append(f"{self._label(node)}: {reason}")
+            return None
+
+    def _label(self, node: Node) -> str:
+        if node in self.names:
+            return self.names[node]
+        match node:
+            case Tokens(convert):
+                return "tokens" if convert == "str" else f"tokens_{convert}"
+            case Indices():
+                return "indices"
+            case Constant(value):
+                return repr(value)
+            case Map(function, arguments):
+                return f"{function.name}({', '.join(map(self._short, arguments))})"
+            case Aggregate(selector, value):
+                return f"aggregate({self._short(selector)}, {self._short(value)})"
+            case Select(keys, queries, comparison):
+                return f"select({self._short(keys)}, {self._short(queries)}, {comparison})"
+            case Combined(how, operands):
+                return f"{how}({', '.join(map(self._short, operands))})"
+        return type(node).__name__
+
+    def _short(self, node: Node) -> str:
+        if node in self.names or isinstance(node, Tokens | Indices | Constant):
+            return self._label(node)
+        inner = self.done.get(self.number_of(node))
+        text = inner.label if isinstance(inner, Sop) else node.function.name if isinstance(node, Map) else "..."
+        return text if len(text) <= 40 else text[:37] + "..."
+
+    # --- one node ------------------------------------------------------------------------------------------------
+
+    def _make(self, node: Node, width: Width | None) -> Sop | selectors.Terms:
+        if width is not None:
+            return self._width(self._selection(width[0]), width[1], self._label(node))
+        match node:
+            case Tokens(convert):
+                return self._map(CONVERSIONS[convert], (self.program.token,), self._label(node))
+            case Indices():
+                return self.program.index
+            case Constant(value):
+                return self._constant(value)
+            case Map(function, arguments):
+                made = tuple(self._sop(argument) for argument in arguments)
+                return self._map(function.call, made, self._label(node), function.name)
+            case Aggregate(selector, value, default):
+                return self._aggregate(self._selection(selector), self._sop(value), default, self._label(node))
+            case Select(keys, queries, comparison):
+                return selectors.compare(self._sop(keys), self._sop(queries), comparison, self.bounds)
+            case Combined(how, operands):
+                terms = [self._terms(operand) for operand in operands]
+                if how == "not":
+                    return selectors.neither(terms[0], self.bounds)
+                return (selectors.both if how == "and" else selectors.either)(terms[0], terms[1], self.bounds)
+        raise AssertionError(f"no such node: {node!r}")
+
+    def _sop(self, node: Node) -> Sop:
+        sop = self.done[self.number_of(node)]
+        assert isinstance(sop, Sop)
+        return sop
+
+    def _terms(self, node: Node) -> selectors.Terms:
+        terms = self.done[self.number_of(node)]
+        assert isinstance(terms, tuple)
+        return terms
+
+    def _selection(self, node: Selector) -> Selection:
+        number = self.number_of(node)
+        if number not in self.selections:
+            self.selections[number] = selectors.selection(self._label(node), self._terms(node), self.bounds)
+        return self.selections[number]
+
+    def _constant(self, value: Atom) -> Sop:
+        sop = Sop("constant", repr(value), (value,))
+        if not isinstance(value, str):
+            sop.additive, sop.constant = {}, float(value)
+        return sop
+
+    def _map(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str = "") -> Sop:
+        arguments = self._cut_to_size(arguments)
+        merged = self._merge_means(call, arguments, label, name)
+        if merged is not None:
+            return merged
+        frontier, table, values = tabulate(call, arguments, self.bounds)
+        if not frontier:
+            return self._constant(values[0])
+        sop = Sop("map", label, values, frontier, table, arguments)
+        _add_up(sop, arguments, name)
+        self.program.sops.append(sop)
+        return sop
+
+    def _cut_to_size(self, arguments: tuple[Sop, ...]) -> tuple[Sop, ...]:
+        """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
+        while grid_size(union(arguments)) > GRID:
+            size = grid_size(union(arguments))
+            widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
+            if len(widest.frontier) < 2:
+                raise Unable(
+                    f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart"
+                )
+            arguments = tuple(self._cut(a) if a is widest else a for a in arguments)
+        return arguments
+
+    def _cut(self, sop: Sop) -> Sop:
+        def make() -> Sop:
+            layer = ready_layer(sop, self.bounds)
+            return variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)
+
+        return self._remembered(("cut", id(sop)), make)
+
+    def _remembered(self, key: Any, make: Any) -> Sop:
+        if key not in self.made:
+            self.made[key] = make()
+            self.program.sops.append(self.made[key])
+        return self.made[key]
+
+    def _merge_means(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str) -> Sop | None:
+        """Sums and differences of means through one selector are the mean of the sums and differences."""
+        if name not in ("+", "-") or not all(a.kind == "aggregate" and a.numeric and not a.single for a in arguments):
+            return None
+        left, right = arguments
+        if left is right or left.selector is not right.selector or left.value is None or right.value is None:
+            return None
+        assert left.selector is not None
+        value = self._map(call, (left.value, right.value), label, name)
+        return self._aggregate(left.selector, value, call(left.default, right.default), label)
+
+    # --- attention -----------------------------------------------------------------------------------------------
+
+    def _width(self, selection: Selection, offset: int, label: str) -> Sop:
+        if not selection.terms:
+            return self._constant(offset)
+        counts = tuple(self._count(selection, number, label) for number in range(len(selection.terms)))
+        if len(counts) == 1 and offset == 0:
+            return counts[0]
+        total = counts[0]
+        for one in counts[1:]:
+            total = self._map(FUNCTIONS["+"], (total, one), label, "+")
+        return self._map(FUNCTIONS["+"], (total, self._constant(offset)), label, "+") if offset else total
+
+    def _count(self, selection: Selection, number: int, label: str) -> Sop:
+        """The width of one term of a selector."""
+        term, length = selection.terms[number], self.bounds.length
+        least = 1 if len(selection.terms) == 1 and selection.nonempty else 0
+        most = 1 if selection.at_most_one else length
+        if least == most:
+            return self._constant(most)
+
+        def make() -> Sop:
+            layer = 1 + self._selector_layer(selection, number)
+            return variable(
+                "width",
+                label,
+                range(least, most + 1),
+                selector=selection if len(selection.terms) == 1 else selectors.selection(label, (term,), self.bounds),
+                everywhere=not term,
+                layer=layer,
+            )
+
+        made = self._remembered(("width", term_key(term)), make)
+        if len(selection.terms) > 1:
+            made.group = id(selection)
+        return made
+
+    def _aggregate(self, selection: Selection, value: Sop, default: Atom, label: str) -> Sop:
+        if not selection.terms:
+            return self._constant(default)
+        numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
+        single = not numbers or len(value.values) == 1 or selection.at_most_one
+        if not single and len(selection.terms) > 1:
+            raise Unable(
+                "is the mean over a union of selectors on different s-ops; "
+                "its sum and its count cannot be told apart by one head"
+            )
+        extra = () if selection.nonempty else (default,)
+        if single:
+            values = distinct((*value.values, *extra))
+        else:
+            values = means(value.values, *(extra or (None,)), self.bounds.length)
+        if not extra and len(value.values) == 1:
+            return value
+
+        def make() -> Sop:
+            needed = [self._selector_layer(selection, number) for number in range(len(selection.terms))]
+            layer = 1 + max(*needed, ready_layer(value, self.bounds), 0)
+            return variable(
+                "aggregate",
+                label,
+                values,
+                selector=selection,
+                value=value,
+                default=default,
+                single=single,
+                layer=layer,
+            )
+
+        key = ("aggregate", tuple(map(term_key, selection.terms)), id(value), type(default), default)
+        return self._remembered(key, make)
+
+    def _selector_layer(self, selection: Selection, number: int) -> int:
+        sides = score_term(selection.terms[number], selection).sides()
+        return max((side_layer(side, self.bounds) for side in sides), default=0)
+
+
+def ready_layer(sop: Sop, bounds: Bounds) -> int:
+    """The first layer after which any function of an s-op can be read."""
+    if sop.owner is not sop:
+        return 0 if sop.owner is None else sop.owner.layer
+    if sop.kind == "map" and sop.plan is None:
+        sop.plan = plan_map(sop, bounds)
+        sop.layer = sop.plan.layer
+    return sop.layer
+
+
+def side_layer(side: Side, bounds: Bounds) -> int:
+    """The first layer after which some functions of an s-op can be read: a sum is there when its parts are."""
+    sop, functions = side
+    if is_sum(sop, functions):
+        assert sop.additive is not None
+        return max((v.layer for v in sop.additive), default=0)
+    return ready_layer(sop, bounds)
+
+
+def is_sum(sop: Sop, functions: Floats) -> bool:
+    """Whether an s-op of several variables is read as the sum that it is."""
+    if sop.owner is not sop or sop.kind != "map" or sop.additive is None:
+        return False
+    design = np.stack([np.ones(len(sop.values)), sop.numbers()], axis=1)
+    fitted = design @ np.linalg.lstsq(design, functions, rcond=None)[0]
+    return bool(np.allclose(fitted, functions, rtol=0, atol=1e-9 * max(1.0, float(np.abs(functions).max()))))
+
+
+def _add_up(sop: Sop, arguments: tuple[Sop, ...], name: str) -> None:
+    """Notes that an s-op is a sum of functions of one variable each, if it is."""
+    if not sop.numeric:
+        return
+    if len(sop.frontier) == 1:
+        sop.additive = {sop.frontier[0]: sop.over_owner(sop.numbers())}
+        return
+    if any(argument.additive is None for argument in arguments):
+        return
+    weights = _weights(arguments, name)
+    if weights is None:
+        return
+    total: dict[Sop, Floats] = {}
+    for weight, argument in zip(weights, arguments, strict=True):
+        assert argument.additive is not None
+        sop.constant += weight * argument.constant
+        for v, numbers in argument.additive.items():
+            total[v] = total.get(v, 0.0) + weight * numbers
+    sop.additive = total
+
+
+def _weights(arguments: tuple[Sop, ...], name: str) -> tuple[float, ...] | None:
+    """Of each argument in a function that is a weighted sum of them."""
+    if name in ("+", "-") and len(arguments) == 2:
+        return (1.0, 1.0 if name == "+" else -1.0)
+    if name in ("neg", "pos"):
+        return (-1.0 if name == "neg" else 1.0,)
+    if name == "*" and len(arguments) == 2:
+        for number, (one, other) in enumerate((arguments, arguments[::-1])):
+            if not other.frontier:
+                weight = float(other.values[0])
+                return (weight, 0.0) if number == 0 else (0.0, weight)
+            del one
+    if name == "/" and not arguments[1].frontier:
+        return (1.0 / float(arguments[1].values[0]), 0.0)
+    return None

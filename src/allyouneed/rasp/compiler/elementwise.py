@@ -1,0 +1,228 @@
+"""Elementwise functions as one feed-forward layer: every function becomes steps along a line.
+
+    z   = sum over variables of a position for each value        one number that tells all combinations apart
+    y_i = base + sum over thresholds t of  D_t step(K_t (z_i - t)),    step(x) = ReLU(x + 1/2) - ReLU(x - 1/2)
+
+Between two neighbours z < z' with different y there is one threshold, in the middle, with slope K = 2 / (z' - z): the
+step is flat over the outer quarters of the gap, so that an error of a quarter of the gap in z changes nothing. Where the
+line is left of t the step is exactly 0; a threshold may be turned round (its step counted from the right), and is, if
+that keeps the numbers small which must cancel.
+
+Positions are a mixed radix: the values of the first variable stand side by side, those of the next are further apart than
+the whole line so far. A variable that was computed in an earlier layer (or copied by a head, or is in the embedding) has
+whole numbers for positions, one for each class of values that the function tells apart. One that attention has just
+computed has the position that attention gives it: a mean itself, 1/(c+1) for a count c. A function of a sum of functions
+of one variable each (opens - closes == 0) needs no radix: the sum is the line.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, Sop
+from allyouneed.rasp.compiler.refusal import Unable
+from allyouneed.rasp.compiler.values import Bounds, reachable, spread
+
+SAME = 1e-9  # positions nearer than this, as part of the line, are one
+FREE_GAP = 2.0**-17  # the least gap at a threshold, as part of the line, where all positions are whole numbers
+RAW_GAP = 2.0**-15  # and where some come from attention: it errs by about 2^-20
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What one variable adds to the line."""
+
+    variable: Sop
+    positions: Floats  # for each of its values
+    raw: bool  # read as attention has just written it
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A line on which the values of an s-op stand apart."""
+
+    layer: int
+    places: tuple[Place, ...]
+    constant: float
+    line: Floats  # rising
+    numbers: Ints  # of the value at each point of the line
+    margin: float  # the least gap at a threshold, as part of the line
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Neurons: ReLU(slope z + offset), and what each adds to the outputs."""
+
+    slopes_N: Floats
+    offsets_N: Floats
+    outputs_NR: Floats
+    base_R: Floats
+
+
+def raw_position(variable: Sop) -> Floats:
+    """Where attention puts the values of a variable."""
+    numbers = variable.numbers()
+    return 1.0 / (numbers + 1.0) if variable.kind == "width" else numbers
+
+
+def plan_of_variable(variable: Sop) -> Plan:
+    """The line of a mean or a width: where attention puts it."""
+    place = Place(variable, raw_position(variable), raw=True)
+    return _plan(variable.layer, (place,), np.arange(len(variable.values)), place.positions)
+
+
+def plan_map(sop: Sop, bounds: Bounds) -> Plan:
+    """The line of a function of several variables, in the first layer that can tell all combinations apart."""
+    first = max(1, *(v.layer + (v.kind == "cut") for v in sop.frontier))
+    reached = reachable(sop.frontier, bounds) & (sop.table != NEVER)
+    try:
+        return _plan_at(sop, reached, first)
+    except Unable:
+        if all(is_free(v, first) for v in sop.frontier):
+            raise
+    return _plan_at(sop, reached, first + 1)
+
+
+def is_free(variable: Sop, layer: int) -> bool:
+    """Whether the feed-forward of a layer can read any function of the variable."""
+    if variable.kind in ("token", "index"):
+        return True
+    return variable.layer < layer or (variable.kind == "aggregate" and variable.single and variable.layer == layer)
+
+
+def _plan_at(sop: Sop, reached: Bools, layer: int) -> Plan:
+    for candidate in _sums(sop):
+        places = _sum_places(candidate, layer)
+        if places is not None and _determines(candidate, sop, reached):
+            return _placed(sop, reached, layer, places)
+    orders = _orders(sop, layer)
+    plans = [_placed(sop, reached, layer, _radix(sop, order, layer)) for order in orders]
+    return min(plans, key=_changes)
+
+
+def _placed(sop: Sop, reached: Bools, layer: int, places: Sequence[Place]) -> Plan:
+    line = np.zeros(reached.shape)
+    for place in places:
+        axis = sop.frontier.index(place.variable)
+        line = line + place.positions.reshape([-1 if n == axis else 1 for n in range(line.ndim)])
+    return _plan(layer, tuple(places), sop.table[reached], line[reached])
+
+
+def _plan(layer: int, places: tuple[Place, ...], numbers: Ints, line: Floats) -> Plan:
+    order = np.argsort(line, kind="stable")
+    line, numbers = line[order], numbers[order]
+    centre = (line[0] + line[-1]) / 2
+    line = line - centre
+    length = max(1.0, float(line[-1] - line[0]))
+    keep = np.ones(len(line), dtype=np.bool_)
+    keep[1:] = np.diff(line) > SAME * length
+    groups = np.cumsum(keep) - 1
+    if (numbers != numbers[keep][groups]).any():
+        raise Unable("has values that stand too near to each other to be told apart in float32")
+    line, numbers = line[keep], numbers[keep]
+    gaps = np.diff(line)[np.diff(numbers) != 0]
+    margin = float(gaps.min()) / length if len(gaps) else 1.0
+    least = RAW_GAP if any(place.raw for place in places) else FREE_GAP
+    if margin < least:
+        raise Unable(f"has values that stand too near to each other to be told apart in float32 ({margin:.1e} of all)")
+    return Plan(layer, places, -float(centre), line, numbers, margin)
+
+
+def _changes(plan: Plan) -> int:
+    return int((np.diff(plan.numbers) != 0).sum())
+
+
+def _sums(sop: Sop) -> Iterable[Sop]:
+    """S-ops of the same variables that this one may be a function of, and that are sums of functions of one each."""
+    waiting, seen = [sop], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or set(one.frontier) != set(sop.frontier):
+            continue
+        seen.add(id(one))
+        if one.additive is not None:
+            yield one
+        waiting.extend(one.arguments)
+
+
+def _sum_places(sop: Sop, layer: int) -> list[Place] | None:
+    assert sop.additive is not None
+    places = []
+    for variable, numbers in sop.additive.items():
+        free = is_free(variable, layer)
+        if not free and not _affine(raw_position(variable), numbers):
+            return None
+        places.append(Place(variable, numbers, raw=not free))
+    return places
+
+
+def _affine(x: Floats, y: Floats) -> bool:
+    """Whether y = a x + b."""
+    if np.ptp(x) == 0:
+        return bool(np.ptp(y) == 0)
+    low, high = int(x.argmin()), int(x.argmax())
+    slope = (y[high] - y[low]) / (x[high] - x[low])
+    return bool(np.abs(y - y[low] - slope * (x - x[low])).max() <= 1e-12 * max(1.0, float(np.abs(y).max())))
+
+
+def _determines(candidate: Sop, sop: Sop, reached: Bools) -> bool:
+    """Whether equal values of one mean equal values of the other."""
+    given, result = spread(candidate, sop.frontier)[reached], sop.table[reached]
+    if (given == NEVER).any():
+        return False
+    first = np.full(len(candidate.values), NEVER)
+    first[given[::-1]] = result[::-1]
+    return bool((first[given] == result).all())
+
+
+def _orders(sop: Sop, layer: int) -> list[tuple[Sop, ...]]:
+    """Variables from the nearest positions to the furthest; those that are raw come first: their gaps are small."""
+    raw = [v for v in sop.frontier if not is_free(v, layer)]
+    free = sorted((v for v in sop.frontier if is_free(v, layer)), key=lambda v: -len(v.values))
+    if any(v.kind == "cut" and v.layer >= layer for v in raw):
+        raise Unable("needs a value that is computed in the same layer")
+    if len(sop.frontier) > 3 or sop.table.size > 4000:
+        return [(*raw, *free)]
+    return [(*a, *b) for a in permutations(raw) for b in permutations(free)]
+
+
+def _radix(sop: Sop, order: Sequence[Sop], layer: int) -> list[Place]:
+    places: list[Place] = []
+    span, gap = 0.0, 1.0
+    for variable in order:
+        free = is_free(variable, layer)
+        positions = _classes(sop, variable) if free else raw_position(variable)
+        rising = np.unique(positions)
+        own = float(np.diff(rising).min()) if len(rising) > 1 else 1.0
+        scale = (span + gap) / own if places else 1.0
+        gap = gap if places else own
+        positions = positions * scale
+        span += float(np.ptp(positions))
+        places.append(Place(variable, positions, raw=not free))
+    return places
+
+
+def _classes(sop: Sop, variable: Sop) -> Floats:
+    """Values of a variable that the function does not tell apart get one number."""
+    rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0).reshape(len(variable.values), -1)
+    numbers: dict[bytes, int] = {}
+    return np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in rows])
+
+
+def steps(plan: Plan, outputs_VR: Floats) -> Steps:
+    """The neurons that turn the line into some functions of the values."""
+    y_PR = outputs_VR[plan.numbers]
+    jumps_PR = np.diff(y_PR, axis=0)
+    changed = np.abs(jumps_PR).max(axis=1, initial=0.0) > 0
+    low, high, jumps_NR = plan.line[:-1][changed], plan.line[1:][changed], jumps_PR[changed]
+    threshold, slope = (low + high) / 2, 2 / (high - low)
+    # Counted from the left a step is 1 beyond its threshold; from the right it is -1 before it.
+    right = threshold - plan.line[0] < plan.line[-1] - threshold
+    sign = np.where(right, -1.0, 1.0)
+    slopes = np.concatenate([sign * slope, sign * slope])
+    offsets = np.concatenate([-sign * slope * threshold + 0.5, -sign * slope * threshold - 0.5])
+    outputs_NR = np.concatenate([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR])
+    base_R = y_PR[0] + jumps_NR[right].sum(axis=0)
+    return Steps(slopes, offsets, outputs_NR, base_R)

@@ -1,0 +1,65 @@
+"""A compiled program: an ordinary model with what its ids and logits mean."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allyouneed.errors import DataError
+from allyouneed.models.base import Model
+from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.compiler.assemble import FIRST, Output
+from allyouneed.rasp.graph import Input
+from allyouneed.tasks.base import BOS, PAD
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model, and what goes in and comes out."""
+
+    model: Model
+    vocabulary: tuple[Atom, ...]
+    length: int
+    causal: bool
+    outputs: tuple[Output, ...]
+
+    def encode(self, inputs: Sequence[Input]) -> tuple[Tensor, Tensor]:
+        """Ids with BOS before and PAD behind, and which of them are real."""
+        ids = {token: number for number, token in enumerate(self.vocabulary, start=FIRST)}
+        rows = []
+        for number, given in enumerate(inputs):
+            unknown = sorted({repr(atom) for atom in given if atom not in ids})
+            if unknown:
+                raise DataError(f"input {number}: {', '.join(unknown)} is not in the vocabulary of the program")
+            if not 1 <= len(given) <= self.length:
+                raise DataError(f"input {number}: {len(given)} tokens; the program was compiled for 1 to {self.length}")
+            rows.append([BOS, *(ids[atom] for atom in given)])
+        longest = max(map(len, rows))
+        ids_BS = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+        return ids_BS, ids_BS != PAD
+
+    @torch.inference_mode()
+    def logits(self, inputs: Sequence[Input]) -> Tensor:
+        """What the model says at every position but BOS."""
+        ids_BS, valid_BS = self.encode(inputs)
+        if self.causal:
+            logits_BSV, _ = self.model.step(ids_BS, self.model.start(), valid_BS)
+        else:
+            logits_BSV = self.model.classify(ids_BS, valid_BS)
+        return logits_BSV[:, 1:]
+
+    def run(self, inputs: Sequence[Input]) -> list[dict[str, list[Atom]]]:
+        """The outputs of the program for many inputs at once, by name."""
+        logits_BSV = self.logits(inputs)
+        found: list[dict[str, list[Atom]]] = [{} for _ in inputs]
+        for output in self.outputs:
+            chosen = logits_BSV[..., output.begin : output.begin + len(output.values)].argmax(dim=-1).tolist()
+            for result, row, given in zip(found, chosen, inputs, strict=True):
+                result[output.name] = [output.values[number] for number in row[: len(given)]]
+        return found
+
+    def __call__(self, given: Input) -> list[Atom] | Mapping[str, list[Atom]]:
+        """The output for one input; by name, if there are several."""
+        (result,) = self.run([given])
+        return next(iter(result.values())) if len(result) == 1 else result

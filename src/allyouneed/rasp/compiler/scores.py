@@ -1,0 +1,153 @@
+"""Conditions as scores: what a query and a key must show each other so that softmax selects.
+
+Every condition scores `top` where it holds and at most top - 1 where it does not, so a conjunction is the *sum* of its
+scores: what fails in one condition is 1 below what fails in none. `top` may depend on the query (keys do not compete
+across queries), but then the sink, whose score is compared with it, must know it too.
+
+    key alone     [k is one of ...]           the query is the constant 1
+    query alone   [q is one of ...]           where it fails, the sink is raised instead: no key is selected
+    one to one    u_k = u_q                   2 u_q u_k - u_k^2, top u_q^2: two numbers for any number of values
+                                              or sum_b c_b(q) c_b(k) / 2 over +-1 bits, top B/2: tolerates noise
+    other         any relation                sum_a [a = class of k] relation[a, q]: as many numbers as classes
+
+(The last is the least possible for `<`: what is selected by a query must lie on a face of the polytope of all keys, and
+the faces of the queries are nested.)
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from allyouneed.rasp.compiler.ir import Bools, Condition, Floats, Selection, Sop, Term
+
+Side = tuple[Sop, Floats]  # functions of the values of a variable or s-op: (values, numbers)
+
+
+@dataclass
+class Score:
+    """The score of a term: products of query and key, functions of the key alone, and the top."""
+
+    products: list[tuple[Side, Side]] = field(default_factory=list)  # (query, key)
+    keys: list[Side] = field(default_factory=list)
+    top: float = 0.0
+    tops: list[Side] = field(default_factory=list)  # what the query adds to the top
+    raised: list[Side] = field(default_factory=list)  # what the query adds to the sink alone
+    bottomless: bool = False  # the top is not known to the sink; something is always selected
+
+    def sides(self) -> list[Side]:
+        """All that is read."""
+        pairs = [side for product in self.products for side in product]
+        return [*pairs, *self.keys, *self.tops, *self.raised]
+
+
+def score_term(term: Term, selection: Selection) -> Score:
+    """How a term is scored."""
+    score = Score()
+    for condition in term:
+        _add(score, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1)
+    return score
+
+
+def _add(score: Score, condition: Condition, alone: bool) -> None:
+    keys, queries, relation = condition.keys, condition.queries, condition.relation
+    rows, columns = _classes(relation), _classes(relation.T)
+    if keys is not None and len(set(columns.tolist())) == 1:
+        score.keys.append((keys, relation[:, :1].astype(float)))
+        score.top += 1
+        return
+    if queries is not None and len(set(rows.tolist())) == 1:
+        score.raised.append((queries, 1.0 - relation[:1].T))
+        return
+    assert keys is not None
+    assert queries is not None
+    if alone and _same_numbers(condition):
+        # Both sides may be sums of other values; squares of keys are a table, those of queries are not needed.
+        _square(score, keys, queries, keys.numbers(), queries.numbers(), known=False)
+        return
+    matched = _matching(relation, rows, columns)
+    if matched is None:
+        _relate(score, keys, queries, relation, rows, columns)
+        return
+    bits = max(1, int(max(matched[0].max(), matched[1].max())).bit_length())
+    if len(np.intersect1d(*matched)) < bits:
+        _relate(score, keys, queries, relation, rows, columns)
+    elif bits > 2 and _is_exact(keys) and _is_exact(queries):
+        _square(score, keys, queries, matched[0], matched[1], known=True)
+    else:
+        _match_bits(score, keys, queries, matched, bits)
+
+
+def _is_exact(sop: Sop) -> bool:
+    """Whether its numbers carry no error: they come from the embedding."""
+    return sop.kind in ("token", "index")
+
+
+def _same_numbers(condition: Condition) -> bool:
+    """Whether the relation is equality of numbers."""
+    keys, queries = condition.keys, condition.queries
+    if keys is None or queries is None or queries.additive is None or len(queries.frontier) < 2 or not keys.numeric:
+        return False
+    return np.array_equal(condition.relation, keys.numbers()[:, None] == queries.numbers()[None, :])
+
+
+def _square(score: Score, keys: Sop, queries: Sop, of_keys: Floats, of_queries: Floats, known: bool) -> None:
+    both = np.concatenate([of_keys, of_queries])
+    centre = (both.min() + both.max()) / 2
+    k, q = (of_keys - centre)[:, None], (of_queries - centre)[:, None]
+    score.products.append(((queries, 2 * q), (keys, k)))
+    score.keys.append((keys, -(k**2)))
+    if known:
+        score.tops.append((queries, q**2))
+    score.bottomless |= not known
+
+
+def _match_bits(score: Score, keys: Sop, queries: Sop, matched: tuple[Floats, Floats], bits: int) -> None:
+    for bit in range(bits):
+        k, q = (np.where(side.astype(np.int64) >> bit & 1, 1.0, -1.0)[:, None] for side in matched)
+        score.products.append(((queries, q / 2), (keys, k)))
+        score.top += 0.5
+
+
+def _relate(score: Score, keys: Sop, queries: Sop, relation: Bools, rows: Floats, columns: Floats) -> None:
+    if len(set(rows.tolist())) <= len(set(columns.tolist())):
+        for number, first in _representatives(rows):
+            if relation[first].any():
+                k = (rows == number).astype(float)[:, None]
+                score.products.append(((queries, relation[first].astype(float)[:, None]), (keys, k)))
+    else:
+        for number, first in _representatives(columns):
+            if relation[:, first].any():
+                q = (columns == number).astype(float)[:, None]
+                score.products.append(((queries, q), (keys, relation[:, first].astype(float)[:, None])))
+    score.top += 1
+
+
+def _representatives(classes: Floats) -> list[tuple[float, int]]:
+    numbers, first = np.unique(classes, return_index=True)
+    return list(zip(numbers.tolist(), first.tolist(), strict=True))
+
+
+def _classes(relation: Bools) -> Floats:
+    """The class of each row: rows that select the same are of one class. In order of appearance."""
+    numbers: dict[bytes, int] = {}
+    return np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in np.ascontiguousarray(relation)])
+
+
+def _matching(relation: Bools, rows: Floats, columns: Floats) -> tuple[Floats, Floats] | None:
+    """Equal numbers for what selects each other, if classes of keys and of queries are matched one to one."""
+    of_rows, of_columns = dict(_representatives(rows)), dict(_representatives(columns))
+    small = relation[np.ix_(list(of_rows.values()), list(of_columns.values()))]
+    if small.sum(axis=0).max() > 1 or small.sum(axis=1).max() > 1:
+        return None
+    key_number, query_number = np.zeros(len(of_rows)), np.zeros(len(of_columns))
+    number = 0
+    for row in range(len(of_rows)):
+        key_number[row] = number
+        if small[row].any():
+            query_number[small[row].argmax()] = number
+        number += 1
+    for column in range(len(of_columns)):
+        if not small[:, column].any():
+            query_number[column] = number
+            number += 1
+    return key_number[rows.astype(np.int64)], query_number[columns.astype(np.int64)]

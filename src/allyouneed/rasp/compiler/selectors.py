@@ -1,0 +1,195 @@
+"""Selectors as disjoint unions of conjunctions of relations between two variables.
+
+    select(k, q, op)   one condition: relation[a, b] = value a of the owner of k  op  value b of the owner of q
+    S and T            conditions on the same two sides become one relation; others stand beside each other
+    not S              the complement; not (a and b and c) = not a | a and not b | a and b and not c, which are disjoint
+    S or T             S | T without S; conditions on the same two sides become one relation
+
+A condition compares values, not positions, so any comparison, and any and/or/not of comparisons of the same two s-ops
+(or of functions of the same two variables), is a matrix of bits: `<=` is no more than `==` is.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from allyouneed.rasp.atoms import COMPARISONS, PYTHON_ERRORS
+from allyouneed.rasp.compiler.ir import NEVER, Bools, Condition, Selection, Sop, Term
+from allyouneed.rasp.compiler.refusal import Unable
+from allyouneed.rasp.compiler.values import Bounds
+
+RELATION = 4_000_000  # pairs of values that one condition may compare
+TERMS = 64  # disjoint conjunctions of one selector
+
+Terms = tuple[Term, ...]
+EVERYTHING: Terms = ((),)
+
+
+def compare(keys: Sop, queries: Sop, comparison: str, bounds: Bounds) -> Terms:
+    """The terms of one `select`."""
+    pairs = len(keys.values) * len(queries.values)
+    if pairs > RELATION:
+        raise Unable(f"compares {len(keys.values):,} with {len(queries.values):,} values; at most {RELATION:,} pairs")
+    relation = _compared(keys, queries, comparison)
+    for axis, side in enumerate((keys, queries)):
+        if side.owner is not None and side.owner is not side:
+            relation = relation.take(np.maximum(side.table, 0), axis)
+            # A value that cannot be is never selected, and selects nothing.
+            lost = side.table == NEVER
+            relation[(slice(None),) * axis + (lost,)] = False
+    return simplified((Condition(keys.owner, queries.owner, relation),), bounds)
+
+
+def _compared(keys: Sop, queries: Sop, comparison: str) -> Bools:
+    call = COMPARISONS[comparison]
+    if keys.numeric and queries.numeric:
+        result: Bools = np.asarray(call(keys.numbers()[:, None], queries.numbers()[None, :]))
+        return result
+    relation = np.zeros((len(keys.values), len(queries.values)), dtype=np.bool_)
+    for row, key in enumerate(keys.values):
+        for column, query in enumerate(queries.values):
+            try:
+                relation[row, column] = call(key, query)
+            except PYTHON_ERRORS:
+                continue  # the interpreter fails here too
+    return relation
+
+
+def simplified(term: Term, bounds: Bounds) -> Terms:
+    """A term without what always holds; no term, if something in it never does."""
+    kept = []
+    for condition in term:
+        matters = _visible(condition, bounds)
+        holds = condition.relation if matters is None else condition.relation[matters]
+        if not holds.any():
+            return ()
+        if not holds.all():
+            kept.append(condition)
+    return (tuple(kept),)
+
+
+def _visible(condition: Condition, bounds: Bounds) -> Bools | None:
+    """Under a causal mask a condition on two indices matters only where the key is not behind the query."""
+    if bounds.causal and condition.keys is condition.queries is not None and condition.keys.kind == "index":
+        seen: Bools = np.triu(np.ones_like(condition.relation))
+        return seen
+    return None
+
+
+def both(left: Terms, right: Terms, bounds: Bounds) -> Terms:
+    return _limited(term for a in left for b in right for term in _met(a, b, bounds))
+
+
+def _met(a: Term, b: Term, bounds: Bounds) -> Terms:
+    merged = {condition.sides: condition for condition in a}
+    for condition in b:
+        other = merged.get(condition.sides)
+        relation = condition.relation if other is None else condition.relation & other.relation
+        merged[condition.sides] = Condition(condition.keys, condition.queries, relation)
+    return simplified(tuple(merged.values()), bounds)
+
+
+def neither(terms: Terms, bounds: Bounds) -> Terms:
+    """The complement."""
+    result = EVERYTHING
+    for term in terms:
+        result = both(result, _without(term, bounds), bounds)
+    return result
+
+
+def _without(term: Term, bounds: Bounds) -> Terms:
+    pieces: list[Term] = []
+    for number, condition in enumerate(term):
+        flipped = Condition(condition.keys, condition.queries, ~condition.relation)
+        pieces += simplified((*term[:number], flipped), bounds)
+    return tuple(pieces)
+
+
+def either(left: Terms, right: Terms, bounds: Bounds) -> Terms:
+    terms = list(left)
+    for term in right:
+        pieces: Terms = (term,)
+        for other in left:
+            pieces = _limited(piece for part in pieces for piece in _minus(part, other, bounds))
+        terms += pieces
+    return _limited(_joined(terms, bounds))
+
+
+def _minus(term: Term, other: Term, bounds: Bounds) -> Terms:
+    if not _met(term, other, bounds):
+        return (term,)
+    return both((term,), _without(other, bounds), bounds)
+
+
+def _joined(terms: Sequence[Term], bounds: Bounds) -> list[Term]:
+    """Terms that differ in one condition only, on the same two sides, become one."""
+    waiting, done = list(terms), []
+    while waiting:
+        term = waiting.pop(0)
+        for number, other in enumerate(waiting):
+            union = _union(term, other)
+            if union is not None:
+                waiting[number : number + 1] = simplified(union, bounds)
+                break
+        else:
+            done.append(term)
+    return done
+
+
+def _union(a: Term, b: Term) -> Term | None:
+    left, right = ({condition.sides: condition for condition in term} for term in (a, b))
+    if left.keys() != right.keys():
+        return None
+    others = [sides for sides in left if not np.array_equal(left[sides].relation, right[sides].relation)]
+    if len(others) > 1:
+        return None
+    for sides in others:
+        one = left[sides]
+        left[sides] = Condition(one.keys, one.queries, one.relation | right[sides].relation)
+    return tuple(left.values())
+
+
+def _limited(terms: Iterable[Term]) -> Terms:
+    listed = tuple(terms)
+    if len(listed) > TERMS:
+        raise Unable(f"is a union of more than {TERMS} disjoint conjunctions")
+    return listed
+
+
+def selection(label: str, terms: Terms, bounds: Bounds) -> Selection:
+    """A selector with what is known of how many it selects."""
+    return Selection(
+        label,
+        terms,
+        nonempty=any(_selects_itself(term) or _finds_index(term, bounds) for term in terms),
+        at_most_one=len(terms) == 1 and any(_picks_one(condition) for condition in terms[0]),
+    )
+
+
+def _selects_itself(term: Term) -> bool:
+    return all(one.keys is one.queries is not None and bool(one.relation.diagonal().all()) for one in term)
+
+
+def _picks_one(condition: Condition) -> bool:
+    """Whether every query wants one index at most."""
+    keys = condition.keys
+    return keys is not None and keys.kind == "index" and int(condition.relation.sum(axis=0).max()) <= 1
+
+
+def _finds_index(term: Term, bounds: Bounds) -> bool:
+    """Whether the one condition asks for an index that is always there: below the length, which the query knows."""
+    if len(term) != 1 or term[0].keys is None or term[0].keys.kind != "index" or term[0].queries is None:
+        return False
+    query, relation = term[0].queries, term[0].relation
+    known = {v.kind if not v.everywhere else "length" for v in query.frontier}
+    if not known <= {"index", "length", "token"}:
+        return False
+    first = np.where(relation.any(axis=0), relation.argmax(axis=0), bounds.length)  # of the wanted indices
+    wanted = np.where(query.table == NEVER, 0, first[query.table])
+    room = np.ones_like(query.table)  # positions that there are at least: a query at index i sees i + 1
+    for axis, v in enumerate(query.frontier):
+        if v.kind == "index" or v.everywhere:
+            reach = v.numbers().astype(np.int64) + (0 if v.everywhere else 1)
+            shape = [-1 if place == axis else 1 for place in range(room.ndim)]
+            room = np.maximum(room, reach.reshape(shape))
+    return bool((wanted < room).all())
