@@ -16,14 +16,14 @@ import numpy as np
 from allyouneed.rasp.atoms import CONVERSIONS, FUNCTIONS, Atom
 from allyouneed.rasp.compiler import selectors
 from allyouneed.rasp.compiler.elementwise import plan_map
-from allyouneed.rasp.compiler.ir import Floats, Selection, Sop, term_key, variable
+from allyouneed.rasp.compiler.ir import NEVER, Condition, Floats, Ints, Selection, Sop, term_key, variable
 from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
 from allyouneed.rasp.compiler.scores import Side, score_term
 from allyouneed.rasp.compiler.values import GRID, Bounds, distinct, grid_size, means, tabulate, union
 from allyouneed.rasp.compiler.widths import Width, as_width
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
 
-PAIR = 4096  # values of two s-ops taken together, for the mean over a union of selectors
+PAIR = 256  # combinations of classes on the smaller side of a mean over a union of selectors
 
 
 class Program:
@@ -36,6 +36,11 @@ class Program:
         self.sops: list[Sop] = []
         self.outputs: dict[str, Sop] = {}
 
+    def add(self, sop: Sop, order: float | None = None) -> Sop:
+        sop.order = len(self.sops) if order is None else order
+        self.sops.append(sop)
+        return sop
+
 
 def build(
     outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
@@ -47,7 +52,7 @@ def build(
         sop = builder.done.get(builder.number_of(root))
         if isinstance(sop, Sop):
             builder.program.outputs[name] = sop
-            builder.attempt(root, lambda sop=sop: ready_layer(sop, bounds))  # type: ignore[misc]
+            builder.attempt(root, lambda sop=sop: ready_layer(sop, builder.program))
     if builder.reasons:
         raise CannotCompile(builder.reasons)
     return builder.program
@@ -186,41 +191,20 @@ class _Builder:
         return sop
 
     def _map(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str = "") -> Sop:
-        arguments = self._cut_to_size(arguments)
+        arguments = _cut_to_size(arguments, self.program)
         merged = self._merge_means(call, arguments, label, name)
         if merged is not None:
             return merged
         frontier, table, values = tabulate(call, arguments, self.bounds)
         if not frontier:
             return self._constant(values[0])
-        sop = Sop("map", label, values, frontier, table, arguments)
+        sop = Sop("map", label, values, frontier, table, arguments, call=call)
         _add_up(sop, arguments, name)
-        self.program.sops.append(sop)
-        return sop
-
-    def _cut_to_size(self, arguments: tuple[Sop, ...]) -> tuple[Sop, ...]:
-        """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
-        while grid_size(union(arguments)) > GRID:
-            size = grid_size(union(arguments))
-            widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
-            if len(widest.frontier) < 2:
-                raise Unable(
-                    f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart"
-                )
-            arguments = tuple(self._cut(a) if a is widest else a for a in arguments)
-        return arguments
-
-    def _cut(self, sop: Sop) -> Sop:
-        def make() -> Sop:
-            layer = ready_layer(sop, self.bounds)
-            return variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)
-
-        return self._remembered(("cut", id(sop)), make)
+        return self.program.add(sop)
 
     def _remembered(self, key: Any, make: Any) -> Sop:
         if key not in self.made:
-            self.made[key] = make()
-            self.program.sops.append(self.made[key])
+            self.made[key] = self.program.add(make())
         return self.made[key]
 
     def _merge_means(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str) -> Sop | None:
@@ -277,21 +261,18 @@ class _Builder:
         numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
         single = not numbers or len(value.values) == 1 or selection.at_most_one
         if not single and len(selection.terms) > 1:
-            raise Unable(
-                "is the mean over a union of selectors on different s-ops; "
-                "its sum and its count cannot be told apart by one head"
-            )
+            selection = self._together(selection)
         extra = () if selection.nonempty else (default,)
         if single:
             values = distinct((*value.values, *extra))
         else:
-            values = means(value.values, *(extra or (None,)), self.bounds.length)
+            values = means(value.values, None if selection.nonempty else default, self.bounds.length)
         if not extra and len(value.values) == 1:
             return value
 
         def make() -> Sop:
             needed = [self._selector_layer(selection, number) for number in range(len(selection.terms))]
-            layer = 1 + max(*needed, ready_layer(value, self.bounds), 0)
+            layer = 1 + max(*needed, ready_layer(value, self.program))
             return variable(
                 "aggregate",
                 label,
@@ -306,28 +287,135 @@ class _Builder:
         key = ("aggregate", tuple(map(term_key, selection.terms)), id(value), type(default), default)
         return self._remembered(key, make)
 
+    def _together(self, selection: Selection) -> Selection:
+        """One condition for a whole union: sums and counts of several heads do not make a mean, one head does.
+
+        Keys and queries are taken together with all others on their side, as far as the selector tells them apart.
+        """
+        conditions = [condition for term in selection.terms for condition in term]
+        sides = []
+        for axis in (0, 1):
+            owners = list(dict.fromkeys(one.keys if axis == 0 else one.queries for one in conditions))
+            sides.append([(o, _told_apart(o, axis, conditions)) for o in owners if o is not None])
+        joint = [self._pair(side, selection.label) for side in sides]
+        shape = tuple(len(one.values) for one in joint)
+        if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
+            raise Unable(
+                f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} numbers; "
+                f"at most {PAIR:,}"
+            )
+        relation = np.zeros(shape, dtype=np.bool_)
+        for term in selection.terms:
+            holds = np.ones(shape, dtype=np.bool_)
+            for one in term:
+                rows = _digit(joint[0], one.keys, sides[0])
+                columns = _digit(joint[1], one.queries, sides[1])
+                holds &= one.relation[np.ix_(rows, columns)]
+            relation |= holds
+        terms = selectors.simplified((Condition(joint[0].owner, joint[1].owner, relation),), self.bounds)
+        lifted = tuple(tuple(_lifted(one, joint) for one in term) for term in terms)
+        return Selection(selection.label, lifted, selection.nonempty, selection.at_most_one)
+
+    def _pair(self, side: list[tuple[Sop, Ints]], label: str) -> Sop:
+        """An s-op whose value is the number of the combination of classes."""
+        sizes = [int(classes.max()) + 1 for _, classes in side]
+        places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
+
+        def call(*atoms: Atom) -> Atom:
+            number = 0
+            for atom, place, size, (_, classes) in zip(atoms, places, sizes, side, strict=True):
+                number = number * size + int(classes[place[atom]])
+            return number
+
+        return self._map(call, tuple(sop for sop, _ in side), f"sides of {label}")
+
     def _selector_layer(self, selection: Selection, number: int) -> int:
         sides = score_term(selection.terms[number], selection).sides()
-        return max((side_layer(side, self.bounds) for side in sides), default=0)
+        return max((side_layer(side, self.program) for side in sides), default=0)
 
 
-def ready_layer(sop: Sop, bounds: Bounds) -> int:
+def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
+    """Classes of the values of an owner: those of one class are the same to every condition on this side."""
+    relations = [
+        np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner
+    ]
+    numbers: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
+    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
+
+
+def _digit(joint: Sop, owner: Sop | None, side: list[tuple[Sop, Ints]]) -> Ints:
+    """For each value of a joint s-op some value of one of its parts that has the class it stands for."""
+    number = np.array(joint.values, dtype=np.int64)
+    if owner is None:
+        return np.zeros(len(number), dtype=np.int64)
+    for sop, classes in reversed(side):
+        size = int(classes.max()) + 1
+        if sop is owner:
+            first = np.array([int((classes == c).argmax()) for c in range(size)])
+            return first[number % size]
+        number = number // size
+    raise AssertionError("the owner is one of its side")
+
+
+def _lifted(condition: Condition, joint: list[Sop]) -> Condition:
+    """A relation between values of joint s-ops, as one between those of their owners."""
+    relation = condition.relation
+    for axis, side in enumerate(joint):
+        if side.owner is not None and side.owner is not side:
+            relation = relation.take(np.maximum(side.table, 0), axis)
+    return Condition(joint[0].owner, joint[1].owner, relation)
+
+
+def _cut_to_size(arguments: tuple[Sop, ...], program: Program) -> tuple[Sop, ...]:
+    """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
+    while grid_size(union(arguments)) > GRID:
+        size = grid_size(union(arguments))
+        widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
+        if len(widest.frontier) < 2:
+            raise Unable(f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart")
+        arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
+    return arguments
+
+
+def cut(sop: Sop, program: Program) -> Sop:
+    """An s-op of several variables as a variable of its own."""
+    if sop.cut is None:
+        layer = ready_layer(sop, program)
+        made = variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)
+        sop.cut = program.add(made, sop.order + 0.5)
+    return sop.cut
+
+
+def ready_layer(sop: Sop, program: Program) -> int:
     """The first layer after which any function of an s-op can be read."""
     if sop.owner is not sop:
         return 0 if sop.owner is None else sop.owner.layer
-    if sop.kind == "map" and sop.plan is None:
-        sop.plan = plan_map(sop, bounds)
-        sop.layer = sop.plan.layer
+    if sop.kind != "map" or sop.plan is not None:
+        return sop.layer
+    try:
+        sop.plan = plan_map(sop, program.bounds)
+    except Unable:
+        # Its arguments first, then itself: a layer more, but fewer combinations at a time.
+        arguments = tuple(cut(a, program) if a.kind == "map" and len(a.frontier) > 1 else a for a in sop.arguments)
+        if arguments == sop.arguments:
+            raise
+        sop.frontier, table, values = tabulate(sop.call, arguments, program.bounds)
+        place = {value: number for number, value in enumerate(sop.values)}  # other values cannot be, as was seen before
+        sop.table = np.array([place.get(value, NEVER) for value in values] + [NEVER])[table]
+        sop.arguments, sop.additive = arguments, None
+        return ready_layer(sop, program)
+    sop.layer = sop.plan.layer
     return sop.layer
 
 
-def side_layer(side: Side, bounds: Bounds) -> int:
+def side_layer(side: Side, program: Program) -> int:
     """The first layer after which some functions of an s-op can be read: a sum is there when its parts are."""
     sop, functions = side
     if is_sum(sop, functions):
         assert sop.additive is not None
         return max((v.layer for v in sop.additive), default=0)
-    return ready_layer(sop, bounds)
+    return ready_layer(sop, program)
 
 
 def is_sum(sop: Sop, functions: Floats) -> bool:

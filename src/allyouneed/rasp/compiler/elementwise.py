@@ -4,15 +4,15 @@
     y_i = base + sum over thresholds t of  D_t step(K_t (z_i - t)),    step(x) = ReLU(x + 1/2) - ReLU(x - 1/2)
 
 Between two neighbours z < z' with different y there is one threshold, in the middle, with slope K = 2 / (z' - z): the
-step is flat over the outer quarters of the gap, so that an error of a quarter of the gap in z changes nothing. Where the
-line is left of t the step is exactly 0; a threshold may be turned round (its step counted from the right), and is, if
-that keeps the numbers small which must cancel.
+step is flat over the outer quarters of the gap, so that an error of a quarter of the gap in z changes nothing. Left of
+its threshold a step is exactly 0; it may be turned round (counted from the right), and is, if that keeps the numbers
+small that must cancel.
 
-Positions are a mixed radix: the values of the first variable stand side by side, those of the next are further apart than
-the whole line so far. A variable that was computed in an earlier layer (or copied by a head, or is in the embedding) has
-whole numbers for positions, one for each class of values that the function tells apart. One that attention has just
-computed has the position that attention gives it: a mean itself, 1/(c+1) for a count c. A function of a sum of functions
-of one variable each (opens - closes == 0) needs no radix: the sum is the line.
+Positions are a mixed radix: the values of the first variable stand side by side, those of the next are further apart
+than the whole line so far. A variable that was computed in an earlier layer (or copied by a head, or is in the
+embedding) has whole numbers for positions, one for each class of values that the function tells apart. One that
+attention has just computed has the position that attention gives it: a mean itself, 1/(c+1) for a count c. A function
+of a sum of functions of one variable each (opens - closes == 0) needs no radix: the sum is the line.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,10 @@ from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.compiler.values import Bounds, reachable, spread
 
 SAME = 1e-9  # positions nearer than this, as part of the line, are one
-FREE_GAP = 2.0**-17  # the least gap at a threshold, as part of the line, where all positions are whole numbers
-RAW_GAP = 2.0**-15  # and where some come from attention: it errs by about 2^-20
+ULP = 2.0**-24  # half a unit in the last place of float32
+ATTENTION = 2.0**-21  # the error of what attention writes, as part of its range
+SAFETY = 8.0  # the gap at a threshold is to be so many times the error of the line
+BLUR = 0.03  # the largest error of what a step writes, as part of its height
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ class Plan:
     constant: float
     line: Floats  # rising
     numbers: Ints  # of the value at each point of the line
-    margin: float  # the least gap at a threshold, as part of the line
+    margin: float  # the least gap at a threshold, in units of the largest error of the line
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +69,12 @@ def raw_position(variable: Sop) -> Floats:
     return 1.0 / (numbers + 1.0) if variable.kind == "width" else numbers
 
 
-def plan_of_variable(variable: Sop) -> Plan:
-    """The line of a mean or a width: where attention puts it."""
+def plan_of_variable(variable: Sop, outputs_VR: Floats) -> Plan:
+    """The line of a mean or a width, where attention puts it, for functions that need not tell all values apart."""
     place = Place(variable, raw_position(variable), raw=True)
-    return _plan(variable.layer, (place,), np.arange(len(variable.values)), place.positions)
+    numbers: dict[bytes, int] = {}
+    same = [numbers.setdefault(row.tobytes(), number) for number, row in enumerate(np.ascontiguousarray(outputs_VR))]
+    return _plan(variable.layer, (place,), np.array(same), place.positions)
 
 
 def plan_map(sop: Sop, bounds: Bounds) -> Plan:
@@ -96,9 +100,18 @@ def _plan_at(sop: Sop, reached: Bools, layer: int) -> Plan:
     for candidate in _sums(sop):
         places = _sum_places(candidate, layer)
         if places is not None and _determines(candidate, sop, reached):
-            return _placed(sop, reached, layer, places)
-    orders = _orders(sop, layer)
-    plans = [_placed(sop, reached, layer, _radix(sop, order, layer)) for order in orders]
+            try:
+                return _placed(sop, reached, layer, places)
+            except Unable:
+                continue  # a radix may stand further apart
+    plans, reason = [], Unable("has no line")
+    for order in _orders(sop, layer):
+        try:
+            plans.append(_placed(sop, reached, layer, _radix(sop, order, layer)))
+        except Unable as unable:
+            reason = unable
+    if not plans:
+        raise reason
     return min(plans, key=_changes)
 
 
@@ -123,11 +136,46 @@ def _plan(layer: int, places: tuple[Place, ...], numbers: Ints, line: Floats) ->
         raise Unable("has values that stand too near to each other to be told apart in float32")
     line, numbers = line[keep], numbers[keep]
     gaps = np.diff(line)[np.diff(numbers) != 0]
-    margin = float(gaps.min()) / length if len(gaps) else 1.0
-    least = RAW_GAP if any(place.raw for place in places) else FREE_GAP
-    if margin < least:
-        raise Unable(f"has values that stand too near to each other to be told apart in float32 ({margin:.1e} of all)")
+    error = ULP * length + sum(_error(place, layer) for place in places)
+    margin = float(gaps.min()) / error if len(gaps) else np.inf
+    blur = blurred(line, numbers != np.roll(numbers, 1)) if margin >= SAFETY else 0.0
+    if margin < SAFETY or blur > BLUR:
+        raise Unable(
+            f"has {len(np.unique(numbers)):,} values at {len(line):,} points, too near to each other to be told apart "
+            f"in float32 (a gap of {margin:.1f} errors, a blur of {blur:.3f})"
+        )
     return Plan(layer, places, -float(centre), line, numbers, margin)
+
+
+def _error(place: Place, layer: int) -> float:
+    """How far a place may be off, in float32."""
+    variable, span = place.variable, float(np.ptp(place.positions))
+    if variable.kind in ("token", "index"):
+        return ULP * span
+    copied = variable
+    while copied.kind == "aggregate" and copied.single and copied.value is not None and copied.value.owner is not None:
+        copied = copied.value.owner
+    if place.raw or copied.kind in ("token", "index") or len(copied.values) != len(place.positions):
+        return ATTENTION * span
+    if copied.kind in ("cut", "map"):
+        line, heights = copied.plan.line, np.diff(place.positions[copied.plan.numbers], prepend=0.0)
+    else:
+        order = np.argsort(raw_position(copied))
+        line, heights = raw_position(copied)[order], np.diff(place.positions[order], prepend=0.0)
+    return ATTENTION * span + blurred(line, np.abs(heights))
+
+
+def blurred(line: Floats, heights: Floats) -> float:
+    """The error of a sum of steps: numbers of the size of slope x distance that must cancel.
+
+    `heights[i]` is that of the step between the points i - 1 and i.
+    """
+    heights = heights[1:].astype(np.float64)
+    high, low = line[1:][heights > 0], line[:-1][heights > 0]
+    threshold, slope = (low + high) / 2, heights[heights > 0] * 2 / (high - low)
+    left, right = threshold - line[0], line[-1] - threshold
+    turned = left < right
+    return ULP * float(max((slope * left)[turned].sum(), (slope * right)[~turned].sum()))
 
 
 def _changes(plan: Plan) -> int:
@@ -221,8 +269,16 @@ def steps(plan: Plan, outputs_VR: Floats) -> Steps:
     # Counted from the left a step is 1 beyond its threshold; from the right it is -1 before it.
     right = threshold - plan.line[0] < plan.line[-1] - threshold
     sign = np.where(right, -1.0, 1.0)
-    slopes = np.concatenate([sign * slope, sign * slope])
-    offsets = np.concatenate([-sign * slope * threshold + 0.5, -sign * slope * threshold - 0.5])
-    outputs_NR = np.concatenate([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR])
+    offset = _coarse(-sign * slope * threshold, slope * np.ptp(plan.line))
+    # The two neurons of a step side by side: what they add cancels at once.
+    slopes = np.repeat(sign * slope, 2)
+    offsets = np.stack([offset + 0.5, offset - 0.5], axis=1).ravel()
+    outputs_NR = np.stack([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR], axis=1).reshape(-1, jumps_NR.shape[1])
     base_R = y_PR[0] + jumps_NR[right].sum(axis=0)
     return Steps(slopes, offsets, outputs_NR, base_R)
+
+
+def _coarse(offset: Floats, most: Floats) -> Floats:
+    """Offsets so rounded that the two of a step are exactly 1 apart in float32, and stay so when the line is added."""
+    unit = 2.0 ** np.ceil(np.log2(np.maximum(np.maximum(np.abs(offset), most), 1.0) + 1.0)) * ULP * 2
+    return np.asarray(np.round(offset / unit) * unit)

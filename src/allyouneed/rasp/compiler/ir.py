@@ -49,6 +49,9 @@ class Sop:
     constant: float = 0.0  # and of this
     layer: int = 0  # after this layer any function of it can be read
     plan: Any = None  # of a map: how a feed-forward layer tells its values apart (elementwise.py)
+    call: Any = None  # of a map: its function
+    cut: Sop | None = None  # of a map: itself as a variable, for whoever needs it computed a layer earlier
+    order: float = 0.0  # inputs have lower numbers
 
     @property
     def owner(self) -> Sop | None:

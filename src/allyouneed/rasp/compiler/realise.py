@@ -1,16 +1,16 @@
 """From s-ops to heads and neurons, outputs first: whoever needs a function of an s-op asks for it.
 
 A **slot** is one number of the residual stream: a function of the values of one variable (or of one s-op of several
-variables). There is no fixed encoding: the slots of a variable span what is asked of it, one-hot if a `<` asks for that,
-two numbers if only `==` does, one if it is only shown. What is asked is read as a linear form of slots.
+variables). There is no fixed encoding: the slots of a variable span what is asked of it, one-hot if a `<` asks for
+that, two numbers if only `==` does, one if it is only shown. What is asked is read as a linear form of slots.
 
     token, index       slots are columns of the embedding and of the position table
-    aggregate          of one value: any function of it is copied; of a mean: the mean is a slot, other functions are steps
+    aggregate          of one value: any function of it is copied; of a mean: it is a slot, other functions are steps
     width              attention gives 1/(c+1), the feed-forward after it what is asked, in the place of the former
     several variables  steps along a line, or nothing at all if it is a sum and read as such
 
-BOS stands before every input and is the sink of every head. It reads only itself, so that its vector is known: a form is
-0 there, whatever its slots hold, unless something else is wanted (the weight of the slot `bos` sees to that).
+BOS stands before every input and is the sink of every head. It reads only itself, so that its vector is known: a form
+is 0 there, whatever its slots hold, unless something else is wanted (the weight of the slot `bos` sees to that).
 """
 
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def realise(program: Program) -> Network:
     """Every slot, head and neuron that the outputs need."""
     work = _Work(program)
     answers = [work.answer(name, sop) for name, sop in program.outputs.items()]
-    for sop in reversed(program.sops):
+    for sop in sorted(program.sops, key=lambda sop: -sop.order):
         if id(sop) in work.asked or id(sop) in work.asked_raw:
             work.make(sop)
     for base in (program.token, program.index):
@@ -187,17 +187,17 @@ class _Work:
         elif sop.kind == "aggregate":
             self._make_aggregate(sop)
         elif sop.owner is sop:
-            plan = sop.plan
-            assert isinstance(plan, Plan)
-            self._feed(sop, plan, self.basis(sop, plan.layer))
+            self._feed(sop, self.basis(sop, sop.layer))
 
-    def _feed(self, sop: Sop, plan: Plan, slots: list[Slot], instead: Slot | None = None) -> None:
+    def _feed(self, sop: Sop, slots: list[Slot], instead: Slot | None = None) -> None:
         """Neurons that write slots; `instead` is one whose present value, a point of the line, makes room."""
         if not slots:
             return
         outputs = np.stack([slot.function for slot in slots], axis=1)
         if instead is not None:
             outputs[:, slots.index(instead)] -= raw_position(sop)
+        plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
+        assert isinstance(plan, Plan)
         made = steps(plan, outputs)
         for slot, base in zip(slots, made.base_R, strict=True):
             slot.at_bos += float(base)
@@ -215,12 +215,7 @@ class _Work:
         columns = self.asked.get(id(sop), [])
         if columns:
             wanted = max(columns, key=lambda column: int(np.count_nonzero(column)))
-            kept = Slot(sop, sop.label, _tidy(wanted), sop.layer)
-            slots = self.basis(sop, sop.layer, first=kept)
-            raw.what, raw.function = sop.label, kept.function
-            slots[0] = raw
-            self.of_owner[id(sop)] = slots
-            self._feed(sop, plan_of_variable(sop), slots, instead=raw)
+            self._replace(sop, raw, wanted)
 
     def _make_aggregate(self, sop: Sop) -> None:
         assert sop.value is not None
@@ -236,13 +231,15 @@ class _Work:
         plain = Span(np.ones(len(sop.values)), raw.function)
         if not columns or any(column in plain for column in columns):
             slots = self.basis(sop, sop.layer, first=raw)
-            self._feed(sop, plan_of_variable(sop), [slot for slot in slots if slot is not raw])
+            self._feed(sop, [slot for slot in slots if slot is not raw])
             return
-        kept = Slot(sop, sop.label, _tidy(columns[0]), sop.layer)
-        slots = self.basis(sop, sop.layer, first=kept)
-        raw.function = kept.function
-        slots[0] = raw
-        self._feed(sop, plan_of_variable(sop), slots, instead=raw)
+        self._replace(sop, raw, columns[0])
+
+    def _replace(self, sop: Sop, raw: Slot, function: Floats) -> None:
+        """A slot that attention has written gets another function of the same value: the difference is added."""
+        largest = float(np.abs(raw.function).max())
+        raw.what, raw.function = sop.label, _tidy(function, largest)
+        self._feed(sop, self.basis(sop, sop.layer, first=raw), instead=raw)
 
     def _copy(self, sop: Sop, slot: Slot) -> None:
         """Heads that read a function of the value, less that of the default; a bias adds the default again."""
@@ -336,9 +333,9 @@ class Span:
             self.orthonormal.append(rest / size)
 
 
-def _tidy(column: Floats) -> Floats:
-    """A column that is a multiple of whole numbers as such: float32 holds them exactly. The largest is at most 1."""
+def _tidy(column: Floats, size: float = 1.0) -> Floats:
+    """A column scaled by a power of two, so that whole numbers stay exact in float32; about as large as `size`."""
     largest = float(np.abs(column).max())
     if largest == 0:
         return column
-    return np.asarray(column / 2.0 ** np.ceil(np.log2(largest)))
+    return np.asarray(column / 2.0 ** np.ceil(np.log2(largest / size)))

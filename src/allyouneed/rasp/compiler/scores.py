@@ -56,7 +56,7 @@ def _add(score: Score, condition: Condition, alone: bool) -> None:
         score.top += 1
         return
     if queries is not None and len(set(rows.tolist())) == 1:
-        score.raised.append((queries, 1.0 - relation[:1].T))
+        score.raised.append((queries, (~relation[:1]).T.astype(float)))
         return
     assert keys is not None
     assert queries is not None

@@ -70,7 +70,8 @@ def simplified(term: Term, bounds: Bounds) -> Terms:
 
 def _visible(condition: Condition, bounds: Bounds) -> Bools | None:
     """Under a causal mask a condition on two indices matters only where the key is not behind the query."""
-    if bounds.causal and condition.keys is condition.queries is not None and condition.keys.kind == "index":
+    keys = condition.keys
+    if bounds.causal and keys is not None and keys is condition.queries and keys.kind == "index":
         seen: Bools = np.triu(np.ones_like(condition.relation))
         return seen
     return None
@@ -167,7 +168,7 @@ def selection(label: str, terms: Terms, bounds: Bounds) -> Selection:
 
 
 def _selects_itself(term: Term) -> bool:
-    return all(one.keys is one.queries is not None and bool(one.relation.diagonal().all()) for one in term)
+    return all(one.keys is not None and one.keys is one.queries and bool(one.relation.diagonal().all()) for one in term)
 
 
 def _picks_one(condition: Condition) -> bool:

@@ -5,8 +5,8 @@
     width       0 .. L
 
 Combinations that cannot occur are left out where that is easily seen: an index is below the length, widths of disjoint
-parts add up to no more than the length, and what a causal mask hides is not counted. Where f fails (1/0, an index out of
-range), so would the interpreter: such a combination is not told apart from others.
+parts add up to no more than the length, and what a causal mask hides is not counted. Where f fails (1/0, an index out
+of range), so would the interpreter: such a combination is not told apart from others.
 """
 
 import math
@@ -136,7 +136,7 @@ def _together(a: Sop, b: Sop, bounds: Bounds) -> Bools | None:
 
 def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[Atom, ...]:
     """Every mean of one to `length` numbers, and the default."""
-    exact = [Fraction(value) for value in values]  # type: ignore[arg-type]
+    exact = [Fraction(value) for value in values]
     unit = math.lcm(*(number.denominator for number in exact))
     steps = sorted({int(number * unit) for number in exact})
     found: set[tuple[int, int]] = set()
