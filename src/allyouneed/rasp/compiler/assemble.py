@@ -128,12 +128,10 @@ def _empty(rows: _Rows, network: Network, tokens: int, answers: int) -> Model:
         "mixer": mixers or SoftmaxConfig(heads=1),
         "positions": LearnedConfig(max_length=rows.length + 1),
     }
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):  # compiling draws nothing from the caller's generator
         if rows.causal:
-            model: Model = DecoderConfig(tied=False, **settings).build(Sizes(0, max(tokens, answers)))  # type: ignore[arg-type]
-        else:
-            model = EncoderConfig(pool="none", **settings).build(Sizes(tokens, answers))  # type: ignore[arg-type]
-    return model.to_empty(device="cpu")
+            return DecoderConfig(tied=False, **settings).build(Sizes(0, max(tokens, answers)))  # type: ignore[arg-type]
+        return EncoderConfig(pool="none", **settings).build(Sizes(tokens, answers))  # type: ignore[arg-type]
 
 
 def _fill(model: Model, weights: dict[str, Floats]) -> None:

@@ -32,7 +32,7 @@ class Program:
     def __init__(self, vocabulary: Sequence[Atom], bounds: Bounds) -> None:
         self.bounds = bounds
         self.token = variable("token", "tokens", vocabulary)
-        self.index = variable("index", "indices", range(bounds.length))
+        self.index = variable("index", "indices", range(bounds.length), permutes=True)
         self.sops: list[Sop] = []
         self.outputs: dict[str, Sop] = {}
 
@@ -224,33 +224,29 @@ class _Builder:
         if not selection.terms:
             return self._constant(offset)
         counts = tuple(self._count(selection, number, label) for number in range(len(selection.terms)))
-        if len(counts) == 1 and offset == 0:
-            return counts[0]
         total = counts[0]
         for one in counts[1:]:
             total = self._map(FUNCTIONS["+"], (total, one), label, "+")
+        # Under a causal mask a rank is one among those before.
+        total.permutes = not self.bounds.causal and selectors.is_total_order(selection.terms)
         return self._map(FUNCTIONS["+"], (total, self._constant(offset)), label, "+") if offset else total
 
     def _count(self, selection: Selection, number: int, label: str) -> Sop:
         """The width of one term of a selector."""
-        term, length = selection.terms[number], self.bounds.length
-        least = 1 if len(selection.terms) == 1 and selection.nonempty else 0
-        most = 1 if selection.at_most_one else length
+        own = selection
+        if len(selection.terms) > 1:
+            own = selectors.selection(selection.label, selection.terms[number : number + 1], self.bounds)
+        least, most = int(own.nonempty), 1 if own.at_most_one else self.bounds.length
         if least == most:
             return self._constant(most)
 
         def make() -> Sop:
-            layer = 1 + self._selector_layer(selection, number)
-            return variable(
-                "width",
-                label,
-                range(least, most + 1),
-                selector=selection if len(selection.terms) == 1 else selectors.selection(label, (term,), self.bounds),
-                everywhere=not term,
-                layer=layer,
-            )
+            layer = 1 + self._selector_layer(own, 0, counts=True)
+            everywhere = not own.terms[0]
+            values = range(least, most + 1)
+            return variable("width", label, values, selector=own, everywhere=everywhere, layer=layer)
 
-        made = self._remembered(("width", term_key(term)), make)
+        made = self._remembered(("width", term_key(own.terms[0])), make)
         if len(selection.terms) > 1:
             made.group = id(selection)
         return made
@@ -329,8 +325,8 @@ class _Builder:
 
         return self._map(call, tuple(sop for sop, _ in side), f"sides of {label}")
 
-    def _selector_layer(self, selection: Selection, number: int) -> int:
-        sides = score_term(selection.terms[number], selection).sides()
+    def _selector_layer(self, selection: Selection, number: int, counts: bool = False) -> int:
+        sides = score_term(selection, number, counts).sides()
         return max((side_layer(side, self.program) for side in sides), default=0)
 
 
@@ -372,14 +368,14 @@ def _cut_to_size(arguments: tuple[Sop, ...], program: Program) -> tuple[Sop, ...
     while grid_size(union(arguments)) > GRID:
         size = grid_size(union(arguments))
         widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
-        if len(widest.frontier) < 2:
+        if len(widest.values) >= grid_size(widest.frontier):
             raise Unable(f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart")
         arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
     return arguments
 
 
 def cut(sop: Sop, program: Program) -> Sop:
-    """An s-op of several variables as a variable of its own."""
+    """A function of variables as a variable of its own, that whoever comes a layer later can read."""
     if sop.cut is None:
         layer = ready_layer(sop, program)
         made = variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)

@@ -1,28 +1,59 @@
 """The compiler, as the list of its passes: a program, a vocabulary and a length become an ordinary model.
 
-build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
-realise     outputs first: slots of the residual stream, heads, neurons
-assemble    the weights
-verify      the model against the interpreter
+    build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
+    realise     outputs first: slots of the residual stream, heads, neurons
+    assemble    the weights
+    verify      the model against the interpreter
 """
 
 from collections.abc import Mapping, Sequence
 
+from allyouneed.errors import ConfigError
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.assemble import assemble
 from allyouneed.rasp.compiler.build import build
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.realise import realise
+from allyouneed.rasp.compiler.report import report
 from allyouneed.rasp.compiler.values import Bounds
-from allyouneed.rasp.graph import SOp
+from allyouneed.rasp.compiler.verify import verify
+from allyouneed.rasp.graph import Node, SOp
+
+LONGEST = 2048
 
 
 def compile_rasp(
-    outputs: SOp | Mapping[str, SOp], vocabulary: Sequence[Atom], length: int, *, causal: bool = False
+    outputs: SOp | Mapping[str, SOp],
+    vocabulary: Sequence[Atom],
+    length: int,
+    *,
+    causal: bool = False,
+    verified: bool = True,
+    names: Mapping[Node, str] | None = None,
 ) -> Compiled:
-    """A model whose forward pass computes the program for every input over the vocabulary up to that length."""
+    """A model whose forward pass computes the program for every input over the vocabulary up to that length.
+
+    `causal`: a decoder, in which every selector selects among the positions up to the query's own. `names`: what the
+    report calls nodes of the program. CannotCompile lists every reason; NotExact says that float32 was not enough.
+    """
     named = {"output": outputs} if isinstance(outputs, SOp) else dict(outputs)
-    program = build(named, vocabulary, Bounds(length, causal))
+    tokens = tuple(vocabulary)
+    _check(named, tokens, length)
+    program = build(named, tokens, Bounds(length, causal), names)
     network = realise(program)
     model, places = assemble(program, network)
-    return Compiled(model, tuple(vocabulary), length, causal, tuple(places))
+    compiled = Compiled(model, tokens, length, causal, tuple(places), report(network, model))
+    if verified:
+        verify(compiled, named)
+    return compiled
+
+
+def _check(outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], length: int) -> None:
+    if not outputs:
+        raise ConfigError("compile: no outputs; name at least one s-op")
+    if not vocabulary:
+        raise ConfigError("compile: an empty vocabulary; name the tokens of which inputs may consist")
+    if len(set(vocabulary)) < len(vocabulary):
+        raise ConfigError(f"compile: the vocabulary {list(vocabulary)!r} names a token twice")
+    if not 1 <= length <= LONGEST:
+        raise ConfigError(f"compile: length {length}: should be 1 to {LONGEST:,} tokens")

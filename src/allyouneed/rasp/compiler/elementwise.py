@@ -157,6 +157,8 @@ def _error(place: Place, layer: int) -> float:
         copied = copied.value.owner
     if place.raw or copied.kind in ("token", "index") or len(copied.values) != len(place.positions):
         return ATTENTION * span
+    if copied.kind == "cut" and copied.plan is None:
+        return ATTENTION * span + BLUR / SAFETY * float(np.diff(np.unique(place.positions)).min(initial=span))
     if copied.kind in ("cut", "map"):
         line, heights = copied.plan.line, np.diff(place.positions[copied.plan.numbers], prepend=0.0)
     else:

@@ -44,6 +44,7 @@ class Sop:
     default: Atom = 0  # of an aggregate
     single: bool = False  # an aggregate of one value, or of several equal ones: any function of it can be copied
     everywhere: bool = False  # the width that counts all positions
+    permutes: bool = False  # every position has another of 0, 1, ... n - 1, as the index has
     group: int = 0  # widths of one group, which is not 0, count disjoint parts
     additive: dict[Sop, Floats] | None = None  # a number that is a sum of functions of one variable each
     constant: float = 0.0  # and of this

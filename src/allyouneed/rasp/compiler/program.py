@@ -10,6 +10,7 @@ from allyouneed.errors import DataError
 from allyouneed.models.base import Model
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.assemble import FIRST, Output
+from allyouneed.rasp.compiler.report import Report
 from allyouneed.rasp.graph import Input
 from allyouneed.tasks.base import BOS, PAD
 
@@ -23,6 +24,7 @@ class Compiled:
     length: int
     causal: bool
     outputs: tuple[Output, ...]
+    report: Report
 
     def encode(self, inputs: Sequence[Input]) -> tuple[Tensor, Tensor]:
         """Ids with BOS before and PAD behind, and which of them are real."""

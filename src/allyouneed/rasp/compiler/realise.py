@@ -149,6 +149,10 @@ class _Work:
             self._ask(form, variable, slope * own)
 
     def _ask(self, form: Form, owner: Sop, function: Floats) -> None:
+        if owner.kind == "cut" and owner.plan is None:  # of a function of one variable, which can be asked itself
+            cut_from = owner.arguments[0]
+            assert cut_from.owner is not None
+            owner, function = cut_from.owner, cut_from.over_owner(function)
         self.asked.setdefault(id(owner), []).append(function)
         form.parts.append((owner, function, False))
 
@@ -262,7 +266,7 @@ class _Work:
         heads, key = self.layer(sop.layer).heads, (counts, term_key(term))
         if key not in heads:
             heads[key] = Head(selection.label, counts)
-            self._score(heads[key], score_term(term, selection))
+            self._score(heads[key], score_term(selection, number, counts))
         return heads[key]
 
     def _score(self, head: Head, score: Score) -> None:
@@ -282,7 +286,7 @@ class _Work:
         return Answer(name, sop, [self.read([(sop, point[:, None])]) for point in points], np.stack(points, axis=1))
 
 
-FAR = 1e5  # the largest square of a point, in units of the square of the gap
+FAR = 1e6  # the largest square of a point, in units of the square of the gap
 
 
 def _points(sop: Sop) -> list[Floats]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allyouneed.rasp.compiler.ir import Bools, Condition, Floats, Selection, Sop, Term
+from allyouneed.rasp.compiler.ir import Bools, Condition, Floats, Selection, Sop
 
 Side = tuple[Sop, Floats]  # functions of the values of a variable or s-op: (values, numbers)
 
@@ -40,11 +40,11 @@ class Score:
         return [*pairs, *self.keys, *self.tops, *self.raised]
 
 
-def score_term(term: Term, selection: Selection) -> Score:
-    """How a term is scored."""
-    score = Score()
+def score_term(selection: Selection, number: int, counts: bool) -> Score:
+    """How a term is scored; `counts`: for a width, to which the sink must score as much as what is selected."""
+    score, term = Score(), selection.terms[number]
     for condition in term:
-        _add(score, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1)
+        _add(score, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1 and not counts)
     return score
 
 
@@ -61,7 +61,7 @@ def _add(score: Score, condition: Condition, alone: bool) -> None:
     assert keys is not None
     assert queries is not None
     if alone and _same_numbers(condition):
-        # Both sides may be sums of other values; squares of keys are a table, those of queries are not needed.
+        # Queries may be sums of other values: their squares are not needed. One match tolerates noise.
         _square(score, keys, queries, keys.numbers(), queries.numbers(), known=False)
         return
     matched = _matching(relation, rows, columns)
@@ -85,7 +85,7 @@ def _is_exact(sop: Sop) -> bool:
 def _same_numbers(condition: Condition) -> bool:
     """Whether the relation is equality of numbers."""
     keys, queries = condition.keys, condition.queries
-    if keys is None or queries is None or queries.additive is None or len(queries.frontier) < 2 or not keys.numeric:
+    if keys is None or queries is None or not keys.numeric or not queries.numeric:
         return False
     return np.array_equal(condition.relation, keys.numbers()[:, None] == queries.numbers()[None, :])
 

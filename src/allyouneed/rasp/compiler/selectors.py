@@ -10,6 +10,7 @@ A condition compares values, not positions, so any comparison, and any and/or/no
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import permutations, product
 
 import numpy as np
 
@@ -171,21 +172,70 @@ def _selects_itself(term: Term) -> bool:
     return all(one.keys is not None and one.keys is one.queries and bool(one.relation.diagonal().all()) for one in term)
 
 
+def is_total_order(terms: Terms) -> bool:
+    """Whether of two positions one always selects the other: S compares some s-ops in turn, the index among them.
+
+    How many a position selects is then its rank, and ranks are a permutation of 0, 1, ... n - 1.
+    """
+    owners = list(dict.fromkeys(one.keys for term in terms for one in term))
+    signs = {one: _signs(one) for term in terms for one in term}
+    if len(owners) > 3 or any(one.keys is not one.queries or signs[one] is None for one in signs):
+        return False
+    index = next((number for number, one in enumerate(owners) if one is not None and one.kind == "index"), None)
+    patterns = list(product((-1, 0, 1), repeat=len(owners)))
+
+    def selects(pattern: tuple[int, ...]) -> bool:
+        place = dict(zip(owners, pattern, strict=True))
+        return any(all(place[one.keys] in (signs[one] or ()) for one in term) for term in terms)
+
+    # Only a position itself has the same index.
+    possible = [p for p in patterns if index is not None and (p[index] != 0 or not any(p))]
+    return bool(possible) and any(
+        all(selects(p) == _below(p, order, ways) for p in possible)
+        for order in permutations(range(len(owners)))
+        for ways in product((-1, 1), repeat=len(owners))
+    )
+
+
+def _below(pattern: tuple[int, ...], order: Sequence[int], ways: Sequence[int]) -> bool:
+    """Whether the first comparison that is not a tie says below."""
+    for number in order:
+        if pattern[number]:
+            return pattern[number] * ways[number] < 0
+    return False
+
+
+def _signs(condition: Condition) -> tuple[int, ...] | None:
+    """Where the key must stand to be selected (-1 below the query, 0, 1), if that is all that matters."""
+    relation = condition.relation
+    if relation.shape[0] != relation.shape[1]:
+        return None
+    rows, columns = np.indices(relation.shape)
+    found = []
+    for sign in (-1, 0, 1):
+        part = relation[np.sign(rows - columns) == sign]
+        if part.size and part.any() != part.all():
+            return None
+        found += [sign] if part.any() else []
+    return tuple(found)
+
+
 def _picks_one(condition: Condition) -> bool:
     """Whether every query wants one index at most."""
     keys = condition.keys
-    return keys is not None and keys.kind == "index" and int(condition.relation.sum(axis=0).max()) <= 1
+    return keys is not None and keys.permutes and int(condition.relation.sum(axis=0).max()) <= 1
 
 
 def _finds_index(term: Term, bounds: Bounds) -> bool:
     """Whether the one condition asks for an index that is always there: below the length, which the query knows."""
-    if len(term) != 1 or term[0].keys is None or term[0].keys.kind != "index" or term[0].queries is None:
+    if len(term) != 1 or term[0].keys is None or not term[0].keys.permutes or term[0].queries is None:
         return False
     query, relation = term[0].queries, term[0].relation
     known = {v.kind if not v.everywhere else "length" for v in query.frontier}
     if not known <= {"index", "length", "token"}:
         return False
-    first = np.where(relation.any(axis=0), relation.argmax(axis=0), bounds.length)  # of the wanted indices
+    names = term[0].keys.numbers().astype(np.int64)
+    first = np.where(relation.any(axis=0), names[relation.argmax(axis=0)], bounds.length)  # of the wanted indices
     wanted = np.where(query.table == NEVER, 0, first[query.table])
     room = np.ones_like(query.table)  # positions that there are at least: a query at index i sees i + 1
     for axis, v in enumerate(query.frontier):

@@ -1,0 +1,106 @@
+"""What became of a program: its slots, heads and neurons by the names of the source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allyouneed.models.base import Model
+from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.compiler.realise import Network
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One number of the residual stream."""
+
+    place: int
+    name: str
+    layer: int  # that writes it; 0: the embedding
+    numbers: dict[Atom, float]  # what it holds for each value of the s-op
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """One head."""
+
+    selector: str
+    counts: bool  # a width, not an aggregate
+    scores: int  # numbers that query and key compare
+    slots: tuple[int, ...]  # that it writes
+
+
+@dataclass(frozen=True)
+class NeuronReport:
+    """The neurons of one elementwise function."""
+
+    name: str
+    neurons: int
+    slots: tuple[int, ...]
+    margin: float  # the least gap at a threshold, in units of the largest error expected
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    heads: tuple[HeadReport, ...]
+    functions: tuple[NeuronReport, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The size of a compiled model, and what each part of it is for."""
+
+    width: int
+    hidden: int
+    parameters: int
+    slots: tuple[SlotReport, ...]
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def heads(self) -> list[int]:
+        """In each layer."""
+        return [len(layer.heads) for layer in self.layers]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.layers)} layers, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
+            f"{self.parameters:,} parameters",
+            "slots:",
+            *(f"  {slot.place:3} {slot.name}, from layer {slot.layer}" for slot in self.slots),
+        ]
+        for number, layer in enumerate(self.layers, start=1):
+            lines.append(f"layer {number}:")
+            for head in layer.heads:
+                what = "counts" if head.counts else "reads"
+                lines.append(f"  head {head.selector}: {what} into {_listed(head.slots)}")
+            for group in layer.functions:
+                lines.append(
+                    f"  {group.neurons} neurons: {group.name} into {_listed(group.slots)} (margin {group.margin:.0f})"
+                )
+        return "\n".join(lines)
+
+
+def _listed(slots: Sequence[int]) -> str:
+    return ", ".join(map(str, slots))
+
+
+def report(network: Network, model: Model) -> Report:
+    """The report of a model that was assembled."""
+    slots = []
+    for slot in network.slots:
+        values = slot.owner.values if slot.owner is not None else (True,)
+        numbers = dict(zip(values, slot.function.tolist(), strict=True))
+        slots.append(SlotReport(slot.place, slot.what, slot.written, numbers))
+    layers = []
+    for layer in network.layers:
+        heads = [
+            HeadReport(head.label, head.counts, len(head.products), tuple(slot.place for _, slot in head.values))
+            for head in layer.heads.values()
+        ]
+        functions = [
+            NeuronReport(
+                group.label, len(group.steps.slopes_N), tuple(slot.place for slot in group.slots), group.margin
+            )
+            for group in layer.neurons
+        ]
+        layers.append(LayerReport(tuple(heads), tuple(functions)))
+    config = model.config
+    return Report(config.width, config.hidden, model.parameter_count(), tuple(slots), tuple(layers))  # type: ignore[union-attr,arg-type]
