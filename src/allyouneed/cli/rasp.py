@@ -1,4 +1,5 @@
-"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input."""
+"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input, `compile` makes a
+model folder of it."""
 
 import json
 from typing import Annotated, Any
@@ -59,6 +60,30 @@ def run(
             print(shown("\n".join(lines)))
     if as_json:
         print(json.dumps(results, ensure_ascii=False))
+
+
+@app.command("compile")
+def compile_(
+    file: Annotated[str, typer.Argument(help="A .rasp file.")],
+    out: Annotated[str, typer.Option(help="The model folder that is written.")],
+    vocabulary: Annotated[
+        str, typer.Option(help="The tokens of inputs: characters, or words with blanks between them.")
+    ],
+    length: Annotated[int, typer.Option(help="Tokens of the longest input.")],
+    result: Annotated[str | None, typer.Option(help="The s-op.", show_default="the file's last one")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="A decoder: selectors see what came before.")] = False,
+    verify: Annotated[bool, typer.Option(help="Compare the model with the interpreter.")] = True,
+    compat: Compat = False,
+) -> None:
+    """Compile an s-op into the weights of an encoder (or decoder), exact for every input up to a length."""
+    from allyouneed.cli.terminal import shown
+    from allyouneed.rasp.compiler import compile_file
+
+    compiled, folder = compile_file(
+        file, out, vocabulary, length, result=result, causal=causal, verified=verify, compat=compat
+    )
+    print(shown(str(compiled.report)))
+    print(f"model: {folder}")
 
 
 def _given(text: str | None, values: str | None) -> Any:

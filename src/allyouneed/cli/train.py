@@ -15,6 +15,10 @@ def command(
     ] = None,
     task: Annotated[str | None, typer.Option(help="Instead of a recipe: a task (allyouneed list tasks).")] = None,
     model: Annotated[str | None, typer.Option(help="Instead of a recipe: a model (allyouneed list models).")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Begin with the weights of this model folder; its recipe is the recipe."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME")] = None,
     minutes: Annotated[float | None, typer.Option(help="Budget: minutes of wall clock.")] = None,
     steps: Annotated[int | None, typer.Option(help="Budget: updates of the weights.")] = None,
@@ -36,15 +40,39 @@ def command(
     from allyouneed.train import train as run
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    base = _base(recipe, task, model, {name: value for name, value in budget.items() if value is not None}, seed)
+    given = {name: value for name, value in budget.items() if value is not None}
+    base = _base(recipe or start, task, model, given, seed)
+    if start is not None:
+        base = _of_folder(start, recipe, task, model, base)
     whole = load_recipe(recipe, base, sets)
     folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
     _check_resume(folder, resume)
     check_device(device)
     with watching(whole.train.metric) as watcher:
-        finished = run(whole, folder, watcher, device)
+        finished = run(whole, folder, watcher, device, start)
     print_scores(finished)
     print(f"model: {finished}")
+
+
+def _of_folder(
+    start: str, recipe: str | None, task: str | None, model: str | None, base: dict[str, Any]
+) -> dict[str, Any]:
+    """The recipe of a model folder with what the options lay over it."""
+    from allyouneed.config import merge
+    from allyouneed.folder import load_folder
+
+    if recipe is not None or task is not None or model is not None:
+        raise ConfigError("--from takes its task and model from the folder; drop the recipe, --task and --model")
+    tree = _without_none(load_folder(start).recipe)
+    if "budget" in base.get("train", {}):
+        tree["train"].pop("budget", None)  # one budget takes the place of another
+    return merge(tree, base)
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    """Settings that were left open are left out."""
+    kept = {name: value for name, value in tree.items() if value is not None}
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def print_scores(folder: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from allyouneed.decode.base import device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
@@ -53,10 +54,32 @@ def _classify(
         for begin in range(0, len(order), ROWS):
             chosen = order[begin : begin + ROWS]
             source_BS, valid_BS = pad_right([sources[i] for i in chosen], device_of(model))
-            logprob_BV = model.classify(source_BS, valid_BS).float().log_softmax(dim=-1)
-            best = torch.topk(logprob_BV, min(n_best, logprob_BV.shape[1]), dim=-1)
-            for i, values, classes in zip(chosen, best.values.tolist(), best.indices.tolist(), strict=True):
-                answers[i] = [Answer(codec.classes[c], value, value) for value, c in zip(values, classes, strict=True)]
+            logprob = model.classify(source_BS, valid_BS).float().log_softmax(dim=-1)
+            if codec.each:
+                found = _tagged(logprob, codec.classes, [len(sources[i]) for i in chosen])
+            else:
+                found = _named(logprob, codec.classes, n_best)
+            for i, answer in zip(chosen, found, strict=True):
+                answers[i] = answer
             if progress is not None:
                 progress(len(chosen))
+    return answers
+
+
+def _named(logprob_BV: Tensor, classes: Sequence[str], n_best: int) -> list[list[Answer]]:
+    """The best classes of each row."""
+    best = torch.topk(logprob_BV, min(n_best, logprob_BV.shape[1]), dim=-1)
+    return [
+        [Answer(classes[c], value, value) for value, c in zip(values, numbers, strict=True)]
+        for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _tagged(logprob_BSV: Tensor, classes: Sequence[str], lengths: Sequence[int]) -> list[list[Answer]]:
+    """The best class of each position but BOS, as one answer for each row."""
+    best = logprob_BSV[:, 1:].max(dim=-1)
+    answers = []
+    for values, numbers, length in zip(best.values.tolist(), best.indices.tolist(), lengths, strict=True):
+        logprob = sum(values[: length - 1])
+        answers.append([Answer(" ".join(classes[c] for c in numbers[: length - 1]), logprob, logprob)])
     return answers

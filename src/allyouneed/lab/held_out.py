@@ -22,6 +22,7 @@ from allyouneed.tasks.classification import ClassificationConfig, class_batch
 from allyouneed.tasks.ids import padded
 from allyouneed.tasks.language import LanguageConfig, text_windows
 from allyouneed.tasks.pairs import PairTask, as_arrays, pair_batch
+from allyouneed.tasks.rasp import tag_batch
 from allyouneed.tasks.scores import accuracy, exact_match
 from allyouneed.tasks.text import Pair, Skips, blocks, filled, pairs, resolve
 from allyouneed.train import Recipe, evaluate
@@ -149,7 +150,9 @@ class _PairFiles(TaskData):
         classes = self.codec.classes
         for source, target in rows:
             require_short(self.codec.source, [source], skips.where, skips.read - 1)
-            if classes is not None and target not in classes:
+            if self.codec.each:
+                tag_batch(self.codec, [source], [target])  # DataError, if they do not fit each other
+            elif classes is not None and target not in classes:
                 known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
                 raise DataError(
                     f"{skips.where}: line {skips.read}: {target!r} is no class of this model; known: {known}"
@@ -172,13 +175,16 @@ class _PairFiles(TaskData):
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         if isinstance(self._task, PairTask):
             return self._task.measure(hypotheses, references)
-        return [(exact_match if self.codec.classes is None else accuracy)(hypotheses, references)]
+        whole = self.codec.classes is None or self.codec.each
+        return [(exact_match if whole else accuracy)(hypotheses, references)]
 
 
 def pairs_as_batch(codec: Codec, items: Sequence[Pair]) -> Batch:
     """Texts with their targets or classes as a batch."""
     assert codec.source is not None
     sources, targets = [source for source, _ in items], [target for _, target in items]
+    if codec.each:
+        return tag_batch(codec, sources, targets)
     if codec.classes is not None:
         rows = as_arrays(codec.encode_sources(sources))
         return class_batch(padded(rows), [codec.classes.index(name) for name in targets])

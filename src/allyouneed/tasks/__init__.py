@@ -22,6 +22,7 @@ from allyouneed.tasks.classification import ClassificationConfig
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
+from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
 from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig
 from allyouneed.tasks.translation import TranslationConfig
 
@@ -45,6 +46,8 @@ TASKS: dict[str, type[TaskConfig]] = {
     "priority-sort": PrioritySortConfig,
     "binary-addition": BinaryAdditionConfig,
     "binary-multiplication": BinaryMultiplicationConfig,
+    "rasp": RaspConfig,
+    "rasp-causal": RaspCausalConfig,
 }
 
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]

@@ -83,6 +83,22 @@ class AlgorithmTask(TaskConfig):
         """Scores of what was said."""
         return [exact_match(hypotheses, references)]
 
+    def sizes(self, codec: Codec) -> Sizes:
+        """How many ids come in and go out."""
+        assert codec.source is not None
+        size, classes = codec.source.size, codec.classes
+        return Sizes(size, size, shared=True) if classes is None else Sizes(size, len(classes))
+
+    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
+        """Some items, side by side."""
+        sources, targets = [source for source, _ in items], [target for _, target in items]
+        if codec.classes is not None:
+            rows = as_arrays(codec.encode_sources(sources))
+            return class_batch(padded(rows), [codec.classes.index(name) for name in targets])
+        assert codec.source is not None
+        assert codec.target is not None
+        return pair_batch(as_arrays(codec.source.encode_batch(sources)), as_arrays(codec.target.encode_batch(targets)))
+
     def prepare(self, folder: Path, seed: int) -> "AlgorithmData":
         return AlgorithmData(self, seed)
 
@@ -246,9 +262,7 @@ class AlgorithmData(TaskData):
     def __init__(self, task: AlgorithmTask, seed: int) -> None:
         self._task = task
         self.codec = task.codec()
-        assert self.codec.source is not None
-        size, classes = self.codec.source.size, self.codec.classes
-        self.sizes = Sizes(size, size, shared=True) if classes is None else Sizes(size, len(classes))
+        self.sizes = task.sizes(self.codec)
         self._taken: set[bytes] = set()
         self._items: dict[str, list[Pair]] = {}
         self.notes = []
@@ -279,7 +293,7 @@ class AlgorithmData(TaskData):
     def batch(self, seed: int, index: int) -> Batch:
         dice = Dice(seed, "train", index)
         task = self._task.of_batch(dice, index)
-        return self._batch([self._fresh(dice, task) for _ in range(task.batch)])
+        return task.as_batch(self.codec, [self._fresh(dice, task) for _ in range(task.batch)])
 
     def _fresh(self, dice: Dice, task: AlgorithmTask) -> Pair:
         for _ in range(MOST_DRAWS):
@@ -288,24 +302,13 @@ class AlgorithmData(TaskData):
                 return item
         raise ConfigError(f"task: no training item of lengths {list(task.lengths)} is left; widen lengths")
 
-    def _batch(self, items: list[Pair]) -> Batch:
-        sources, targets = [source for source, _ in items], [target for _, target in items]
-        if self.codec.classes is not None:
-            rows = as_arrays(self.codec.encode_sources(sources))
-            return class_batch(padded(rows), [self.codec.classes.index(name) for name in targets])
-        assert self.codec.source is not None
-        assert self.codec.target is not None
-        return pair_batch(
-            as_arrays(self.codec.source.encode_batch(sources)), as_arrays(self.codec.target.encode_batch(targets))
-        )
-
     def held_out(self, split: Split) -> Iterator[Batch]:
         items = self._items[split]
         for start in range(0, len(items), self._task.batch):
-            yield self._batch(items[start : start + self._task.batch])
+            yield self._task.as_batch(self.codec, items[start : start + self._task.batch])
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
-        return list(self._items[split])
+        return list(self._items[split]) if self.codec.source is not None else []  # else there is nothing to translate
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return self._task.measure(hypotheses, references)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from allyouneed.tasks.codec import Codec
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the first ids of every vocabulary
+NO_CLASS = -1  # where a position has no class to be learnt
 Split = Literal["valid", "test"]
 
 
@@ -38,6 +39,7 @@ class Batch:
     input_BT: Tensor | None = None  # what the decoder is given: BOS first
     output_BT: Tensor | None = None  # what it should say: ends in EOS; PAD does not count
     class_B: Tensor | None = None
+    class_BS: Tensor | None = None  # of each position of the source; NO_CLASS does not count
     segment: int | None = None  # read the target so many positions at a time, through the state; None: at once
 
     @property
@@ -52,6 +54,8 @@ class Batch:
         """How many predictions count: the unit of token budgets and of the loss."""
         if self.output_BT is not None:
             return int((self.output_BT != PAD).sum())
+        if self.class_BS is not None:
+            return int((self.class_BS != NO_CLASS).sum())
         assert self.class_B is not None
         return self.class_B.shape[0]
 

@@ -17,11 +17,15 @@ FILES = ("tokenizer.json", "tokenizer.target.json", "codec.json")
 
 @dataclass(frozen=True)
 class Codec:
-    """The tokenisers of a task. No source: a language model. Classes instead of a target: a classifier."""
+    """The tokenisers of a task. No source: a language model. Classes instead of a target: a classifier.
+
+    `each`: every position of the source has a class; an answer is their names with blanks between them.
+    """
 
     source: Tokenizer | None = None
     target: Tokenizer | None = None
     classes: tuple[str, ...] | None = None
+    each: bool = False
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """The tokenisers of a task that has a source and a target."""
@@ -65,6 +69,7 @@ class Codec:
         if self.source is not None and self.target is not None and not shared:
             (folder / FILES[1]).write_text(self.target.to_json(), encoding="utf-8")
         tree = {"source": self.source is not None, "target": self.target is not None, "classes": self.classes}
+        tree |= {"each": True} if self.each else {}
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
@@ -75,9 +80,10 @@ class Codec:
             with path.open("rb") as file:
                 tree = json.loads(file.read(LARGEST_FILE).decode("utf-8"))
             has_source, has_target, classes = tree["source"], tree["target"], tree["classes"]
+            each = tree.get("each", False)
             names = None if classes is None else tuple(classes)
-            if not all(isinstance(flag, bool) for flag in (has_source, has_target)):
-                raise TypeError("source and target should be true or false")
+            if not all(isinstance(flag, bool) for flag in (has_source, has_target, each)):
+                raise TypeError("source, target and each should be true or false")
             if not all(isinstance(name, str) for name in names or ()):
                 raise TypeError("classes should be names")
             if not has_source and (not has_target or names is not None):
@@ -86,7 +92,7 @@ class Codec:
             raise FolderError(f"{path}: not readable: {error}") from None
         first = Tokenizer.load(folder / FILES[0])
         if not has_target:
-            return Codec(source=first, classes=names)
+            return Codec(source=first, classes=names, each=each)
         if not has_source:
             return Codec(target=first)
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first

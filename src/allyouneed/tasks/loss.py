@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers import detach, send_losses_to
-from allyouneed.tasks.base import PAD, Batch, Learner, Loss
+from allyouneed.tasks.base import NO_CLASS, PAD, Batch, Learner, Loss
 
 PIECE_BYTES = 8 << 20  # of logits: measured best between 4 and 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
 
@@ -107,6 +107,13 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
         logits_BV = model.classify(batch.source_BS, batch.source_valid_BS)
         total = F.cross_entropy(logits_BV, batch.class_B, reduction="sum", label_smoothing=smoothing)
         yield Loss(total, batch.class_B.shape[0])
+        return
+    if batch.class_BS is not None:
+        assert batch.source_BS is not None
+        logits_BSV = model.classify(batch.source_BS, batch.source_valid_BS)
+        logits_NV, class_N = logits_BSV.flatten(0, 1), batch.class_BS.flatten()
+        total = F.cross_entropy(logits_NV, class_N, reduction="sum", ignore_index=NO_CLASS, label_smoothing=smoothing)
+        yield Loss(total, batch.tokens)
         return
     assert batch.input_BT is not None
     assert batch.output_BT is not None

@@ -29,7 +29,7 @@ from allyouneed import __version__
 from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
-from allyouneed.folder import fill_model, model_tensors, save_folder
+from allyouneed.folder import fill_model, load_folder, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
@@ -69,8 +69,17 @@ class Silent:
     def progress(self, fraction: float, record: dict[str, Any]) -> None: ...
 
 
-def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: str = "cpu") -> Path:
-    """Trains, or goes on training, in a run folder; returns the finished model folder."""
+def train(
+    recipe: Recipe,
+    folder: Path,
+    watcher: Watcher | None = None,
+    device: str = "cpu",
+    start: str | Path | None = None,
+) -> Path:
+    """Trains, or goes on training, in a run folder; returns the finished model folder.
+
+    `start`: a model folder whose weights are those before the first step, instead of random ones.
+    """
     watcher = watcher or Silent()
     folder.mkdir(parents=True, exist_ok=True)
     _require_buildable(recipe)
@@ -79,7 +88,7 @@ def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: 
         if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
             return folder / "model"
-        run = Run(recipe, folder, watcher, torch.device(device))
+        run = Run(recipe, folder, watcher, torch.device(device), start)
         # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
         write_atomic(folder / "recipe.toml", to_toml(recipe).encode())
         try:
@@ -95,7 +104,14 @@ def train(recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: 
 class Run:
     """A run in progress."""
 
-    def __init__(self, recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        watcher: Watcher,
+        device: torch.device,
+        start: str | Path | None = None,
+    ) -> None:
         self.spent = Spent()
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
@@ -108,6 +124,8 @@ class Run:
             watcher.note(note)
         torch.manual_seed(recipe.seed)
         self.model: Model = recipe.model.build(self.data.sizes).to(device)
+        if start is not None:
+            fill_model(self.model, model_tensors(load_folder(start, device).model), Path(start))
         self.optimizers = self.config.optimizer.build(self.model)
         self.average = Average(self.config.average, self.model)
         self.checkpoints = Checkpoints(folder, report=watcher.note)

@@ -4,6 +4,18 @@ from allyouneed.rasp.compiler.compile import compile_rasp
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.report import Report
+from allyouneed.rasp.compiler.save import compile_file, save
 from allyouneed.rasp.compiler.verify import NotExact, Verified, equal, verify
 
-__all__ = ["CannotCompile", "Compiled", "NotExact", "Report", "Verified", "compile_rasp", "equal", "verify"]
+__all__ = [
+    "CannotCompile",
+    "Compiled",
+    "NotExact",
+    "Report",
+    "Verified",
+    "compile_file",
+    "compile_rasp",
+    "equal",
+    "save",
+    "verify",
+]

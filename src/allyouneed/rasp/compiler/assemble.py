@@ -31,6 +31,7 @@ from allyouneed.tasks.base import BOS, UNK
 
 FIRST = UNK + 1  # the id of the first token of a vocabulary
 LEAK = 1e-7
+UNSAID = -100.0  # the logit of ids that are no value of an output
 SHARP = 8.0  # the logit of the right value above that of the next
 
 
@@ -164,6 +165,7 @@ def _weights(
     weight_VD, bias_V = _head(rows, network.answers, outputs, len(token_VD) if rows.causal else answers)
     if rows.one is not None:
         weight_VD[:, rows.one] += bias_V
+        weight_VD[:FIRST, rows.one] = weight_VD[answers:, rows.one] = UNSAID
     else:
         named["head.bias_V"] = bias_V
     named["head.weight_VD"] = weight_VD

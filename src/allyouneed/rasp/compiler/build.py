@@ -297,8 +297,8 @@ class _Builder:
         shape = tuple(len(one.values) for one in joint)
         if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
             raise Unable(
-                f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} numbers; "
-                f"at most {PAIR:,}"
+                f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} "
+                f"numbers; at most {PAIR:,}"
             )
         relation = np.zeros(shape, dtype=np.bool_)
         for term in selection.terms:
@@ -332,9 +332,7 @@ class _Builder:
 
 def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
     """Classes of the values of an owner: those of one class are the same to every condition on this side."""
-    relations = [
-        np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner
-    ]
+    relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
     numbers: dict[bytes, int] = {}
     rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])

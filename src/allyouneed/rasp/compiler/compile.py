@@ -1,9 +1,9 @@
 """The compiler, as the list of its passes: a program, a vocabulary and a length become an ordinary model.
 
-    build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
-    realise     outputs first: slots of the residual stream, heads, neurons
-    assemble    the weights
-    verify      the model against the interpreter
+build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
+realise     outputs first: slots of the residual stream, heads, neurons
+assemble    the weights
+verify      the model against the interpreter
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def compile_rasp(
     report calls nodes of the program. CannotCompile lists every reason; NotExact says that float32 was not enough.
     """
     named = {"output": outputs} if isinstance(outputs, SOp) else dict(outputs)
-    tokens = tuple(vocabulary)
+    tokens = tuple(sorted(vocabulary, key=str))  # as tokenisers number them
     _check(named, tokens, length)
     program = build(named, tokens, Bounds(length, causal), names)
     network = realise(program)

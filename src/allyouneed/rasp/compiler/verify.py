@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from allyouneed.rasp.atoms import Atom
-from allyouneed.rasp.compiler.causal import seen_causally
+from allyouneed.rasp.causal import seen_causally
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.evaluate import evaluate_all
@@ -60,7 +60,8 @@ def verify(compiled: Compiled, outputs: Mapping[str, SOp], most: int = ALL, seed
 def equal(found: Sequence[Atom], right: Sequence[Atom]) -> bool:
     """Python's ==, but for the last digits of floats."""
     return len(found) == len(right) and all(
-        a == b or (not isinstance(a, str) and not isinstance(b, str) and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12))
+        a == b
+        or (not isinstance(a, str) and not isinstance(b, str) and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12))
         for a, b in zip(found, right, strict=True)
     )
 

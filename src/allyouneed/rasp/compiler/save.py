@@ -1,0 +1,88 @@
+"""A compiled program as a model folder: `allyouneed.load` opens it, `evaluate` measures it, `train --from` goes on.
+
+Its task is the program itself (`tasks/rasp.py`), so that held-out inputs are answered by the interpreter.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from allyouneed import __version__
+from allyouneed.config import parse
+from allyouneed.errors import ConfigError
+from allyouneed.folder import save_folder
+from allyouneed.rasp.compiler.compile import compile_rasp
+from allyouneed.rasp.compiler.program import Compiled
+from allyouneed.rasp.compiler.source import source
+from allyouneed.rasp.graph import Node, SOp
+from allyouneed.rasp.loading import read_program
+from allyouneed.tasks.rasp import written
+from allyouneed.train.recipe import Recipe
+
+
+def compile_file(
+    file: str | Path,
+    folder: str | Path,
+    vocabulary: str,
+    length: int,
+    *,
+    result: str | None = None,
+    causal: bool = False,
+    verified: bool = True,
+    compat: bool = False,
+) -> tuple[Compiled, Path]:
+    """One s-op of a `.rasp` file as a model folder. `vocabulary`: characters, or words with blanks between them."""
+    program = read_program(file, compat)
+    name = result if result is not None else next(reversed(program.sops), "")
+    sop = program.sop(result)
+    tokens = vocabulary.split() if " " in vocabulary else list(vocabulary)
+    names: dict[Node, str] = {node: known for known, node in {**program.sops, **program.selectors}.items()}
+    compiled = compile_rasp({name: sop}, tokens, length, causal=causal, verified=verified, names=names)
+    return compiled, save(compiled, {name: sop}, folder)
+
+
+def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> Path:
+    """Writes the model folder of a program with one output."""
+    if len(outputs) != 1:
+        raise ConfigError(
+            f"a model folder has one output, not {len(outputs)} ({', '.join(outputs)}); compile each alone"
+        )
+    ((name, sop),) = outputs.items()
+    if not all(isinstance(token, str) for token in compiled.vocabulary):
+        raise ConfigError("a model folder reads text: the vocabulary should hold strings (tokens_int reads numbers)")
+    task = {
+        "type": "rasp-causal" if compiled.causal else "rasp",
+        "program": source({name: sop}),
+        "result": name,
+        "vocabulary": list(compiled.vocabulary),
+        "lengths": [1, compiled.length],
+        "classes": [written(value) for value in compiled.outputs[0].values],
+    }
+    config = compiled.model.config.model_dump(mode="json")  # type: ignore[union-attr,operator]
+    recipe = parse(Recipe, {"about": f"{name}, compiled from RASP", "task": task, "model": config})
+    codec = recipe.task.prepare(Path(folder), recipe.seed).codec
+    return save_folder(folder, compiled.model, codec, recipe, _card(compiled, name, task["program"]))
+
+
+def _card(compiled: Compiled, name: str, program: object) -> str:
+    tokens = " ".join(map(repr, compiled.vocabulary))
+    lines = [
+        f"# {name}: RASP",
+        "",
+        f"{compiled.report.parameters:,} parameters, compiled, not trained, with allyouneed {__version__}. "
+        f"Inputs are 1 to {compiled.length} tokens out of {tokens}.",
+        "",
+        *(["A decoder: every selector selects among the positions up to the query's own.", ""] * compiled.causal),
+        "## Program",
+        "",
+        "```",
+        str(program).rstrip(),
+        "```",
+        "",
+        "## What is where",
+        "",
+        "```",
+        str(compiled.report),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""What a RASP program computes, as a task: can a model learn it, does a compiled one still know it?
+
+    source = BOS tokens;      class of each position = the value of the program there                  (an encoder)
+    input = BOS tokens;       output = the value at each position, selectors seeing what came before   (a decoder)
+
+Inputs are random strings over the vocabulary; those on which the program fails are not drawn. A value is written as
+Python writes it, the values of a sequence with blanks between them.
+
+Paper: Weiss, Goldberg and Yahav 2021, arXiv:2106.06981, section 5 (Transformers trained on RASP's tasks).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.causal import seen_causally
+from allyouneed.rasp.errors import RaspError
+from allyouneed.rasp.evaluate import evaluate
+from allyouneed.rasp.graph import SOp
+from allyouneed.rasp.loading import program_of
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths
+from allyouneed.tasks.base import BOS, NO_CLASS, PAD, UNK, Batch, Score
+from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.ids import padded
+from allyouneed.tasks.pairs import as_arrays
+from allyouneed.tasks.scores import exact_match
+from allyouneed.tasks.text import Pair
+from allyouneed.tasks.tokenizer import of_symbols
+
+TRIED = 2000  # inputs, to find the values of a program that does not name them
+
+
+class RaspConfig(AlgorithmTask):
+    summary = "the value of a RASP program at every position"
+    paper = "Weiss, Goldberg and Yahav 2021, arXiv:2106.06981"
+    kinds = frozenset({"encoder"})
+    parts = 1
+
+    type: Literal["rasp"] = "rasp"
+    program: str  # in the language
+    result: str | None = None  # the s-op that counts; default: the last one
+    vocabulary: Annotated[
+        tuple[str, ...], Field(min_length=1)
+    ]  # tokens; if one has several characters, blanks part them
+    classes: tuple[str, ...] | None = None  # the values of the program; default: those that random inputs show
+
+    @model_validator(mode="after")
+    def _sound(self) -> "RaspConfig":
+        if len(set(self.vocabulary)) < len(self.vocabulary):
+            raise ValueError("vocabulary: names a token twice")
+        try:
+            self.sop()
+        except RaspError as error:
+            raise ValueError(f"program: {error}") from None
+        return self
+
+    def sop(self) -> SOp:
+        """What is computed."""
+        return _sop(self.program, self.result)
+
+    @property
+    def kind(self) -> Literal["characters", "words"]:
+        return "characters" if all(len(token) == 1 for token in self.vocabulary) else "words"
+
+    def codec(self) -> Codec:
+        return Codec(source=of_symbols(self.vocabulary, self.kind), classes=self.names(), each=True)
+
+    def names(self) -> tuple[str, ...]:
+        """The values, written out."""
+        if self.classes is not None:
+            return self.classes
+        dice, found = Dice("classes"), set[str]()
+        for _ in range(TRIED):
+            item = self.draw(dice, self.lengths)
+            found.update(item[1].split() if item is not None else ())
+        if not found:
+            raise ConfigError(f"task.program: fails on {TRIED:,} random inputs")
+        return tuple(sorted(found))
+
+    def sizes(self, codec: Codec) -> Sizes:
+        assert codec.source is not None
+        assert codec.classes is not None
+        return Sizes(codec.source.size, len(codec.classes))
+
+    def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
+        tokens = [self.vocabulary[dice.below(len(self.vocabulary))] for _ in range(dice.between(*lengths))]
+        try:
+            values = evaluate(self.sop(), tokens)
+        except RaspError:
+            return None
+        return ("" if self.kind == "characters" else " ").join(tokens), " ".join(map(written, values))
+
+    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
+        return tag_batch(codec, [source for source, _ in items], [target for _, target in items])
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [exact_match(hypotheses, references)]
+
+
+class RaspCausalConfig(RaspConfig):
+    summary = "the value of a RASP program at every position, from those up to it"
+    kinds = frozenset({"decoder"})
+
+    type: Literal["rasp-causal"] = "rasp-causal"  # type: ignore[assignment]
+
+    def sop(self) -> SOp:
+        return seen_causally(super().sop())
+
+    def codec(self) -> Codec:
+        return Codec(target=of_symbols(self.vocabulary, self.kind))
+
+    def sizes(self, codec: Codec) -> Sizes:
+        assert codec.target is not None
+        return Sizes(0, max(codec.target.size, UNK + 1 + len(self.names())))
+
+    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
+        assert codec.target is not None
+        number = {name: place for place, name in enumerate(self.names(), start=UNK + 1)}
+        rows = codec.target.encode_batch([source for source, _ in items])
+        answers = [[PAD, *(number.get(name, PAD) for name in target.split(" "))] for _, target in items]
+        return Batch(
+            input_BT=torch.from_numpy(padded(as_arrays(rows), before=(BOS,))),
+            output_BT=torch.from_numpy(padded(as_arrays(answers))),
+        )
+
+
+@lru_cache(maxsize=32)
+def _sop(program: str, result: str | None) -> SOp:
+    return program_of(program, "task.program").sop(result)
+
+
+def written(value: Atom) -> str:
+    """A value as the name of a class."""
+    return str(value)
+
+
+def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> Batch:
+    """Sources whose positions have classes: their names, with blanks between them."""
+    assert codec.classes is not None
+    numbers = {name: number for number, name in enumerate(codec.classes)}
+    rows, tags = codec.encode_sources(sources), []
+    for source, target, row in zip(sources, targets, rows, strict=True):
+        names = target.split(" ")
+        unknown = [name for name in names if name not in numbers]
+        if unknown:
+            raise DataError(f"{source!r}: {unknown[0]!r} is no class of this model; known: {', '.join(numbers)}")
+        if len(names) != len(row) - 1:
+            raise DataError(f"{source!r}: {len(names)} classes for {len(row) - 1} tokens; there should be one for each")
+        tags.append([NO_CLASS, *(numbers[name] for name in names)])
+    source_BS = torch.from_numpy(padded(as_arrays(rows)))
+    valid_BS = source_BS != PAD
+    class_BS = torch.full_like(source_BS, NO_CLASS)
+    for number, tag in enumerate(tags):
+        class_BS[number, : len(tag)] = torch.tensor(tag)
+    return Batch(source_BS=source_BS, source_valid_BS=None if bool(valid_BS.all()) else valid_BS, class_BS=class_BS)
