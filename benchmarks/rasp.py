@@ -1,8 +1,8 @@
 """RASP programs compiled into weights, beside Tracr: layers, heads, width, parameters, compile and forward time, exact.
 
-The programs are those of Tracr's library (Lindner et al. 2023, arXiv:2301.05062), written anew. Its numbers, in brackets,
-were measured once (its released version, vocabulary 4, sort_unique: L, its default exactness): they are printed beside
-ours, not measured again. Its compile time, warm, was about 200 ms at L = 20. Inputs are random, of all lengths; half of
+The programs are those of Tracr's library (Lindner et al. 2023, arXiv:2301.05062), written anew. Its numbers, in
+brackets, were measured once (vocabulary 4, sort_unique: L, its default exactness): they are printed beside ours, not
+measured again. Its compile time, warm, was about 200 ms at L = 20. Inputs are random, of all lengths; half of
 those of the Dyck languages are balanced.
 
     python benchmarks/rasp.py [--lengths 5,10,20] [--inputs 400] [--programs hist,sort]

@@ -22,10 +22,10 @@ from allyouneed.models.base import Model
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.positions import LearnedConfig
-from allyouneed.rasp.compiler.build import Program
 from allyouneed.rasp.compiler.elementwise import raw_position
 from allyouneed.rasp.compiler.ir import Floats, Sop
 from allyouneed.rasp.compiler.realise import Answer, Form, Head, Layer, Network
+from allyouneed.rasp.compiler.schedule import Program
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, UNK
 

@@ -1,45 +1,22 @@
 """From the graph of a program to s-ops with values, tables and layers, inputs first.
 
-What computes the same is made once. The layer of an s-op is the first after which any function of it can be read:
-
-    token, index, and functions of one of them   0: they are in the embedding
-    aggregate, width                             1 + the latest of what its selector and its values need
-    function of several variables                that of the latest of them (1 at least): the feed-forward that follows
-                                                 the attention computes it, unless it is a sum and read as such
+What computes the same is made once, constants are folded, and sums of means through one selector are one mean. What
+cannot be compiled is noted; what depends on it is passed over, and all else is looked at too.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from allyouneed.rasp.atoms import CONVERSIONS, FUNCTIONS, Atom
 from allyouneed.rasp.compiler import selectors
-from allyouneed.rasp.compiler.elementwise import plan_map
-from allyouneed.rasp.compiler.ir import NEVER, Condition, Floats, Ints, Selection, Sop, term_key, variable
+from allyouneed.rasp.compiler.ir import Floats, Selection, Sop, term_key, variable
 from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
-from allyouneed.rasp.compiler.scores import Side, score_term
-from allyouneed.rasp.compiler.values import GRID, Bounds, distinct, grid_size, means, tabulate, union
+from allyouneed.rasp.compiler.schedule import Program, cut_to_size, ready_layer, side_layer
+from allyouneed.rasp.compiler.scores import score_term
+from allyouneed.rasp.compiler.unions import united
+from allyouneed.rasp.compiler.values import Bounds, distinct, means, tabulate
 from allyouneed.rasp.compiler.widths import Width, as_width
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
-
-PAIR = 256  # combinations of classes on the smaller side of a mean over a union of selectors
-
-
-class Program:
-    """What was built: s-ops in order, inputs first, and the outputs by name."""
-
-    def __init__(self, vocabulary: Sequence[Atom], bounds: Bounds) -> None:
-        self.bounds = bounds
-        self.token = variable("token", "tokens", vocabulary)
-        self.index = variable("index", "indices", range(bounds.length), permutes=True)
-        self.sops: list[Sop] = []
-        self.outputs: dict[str, Sop] = {}
-
-    def add(self, sop: Sop, order: float | None = None) -> Sop:
-        sop.order = len(self.sops) if order is None else order
-        self.sops.append(sop)
-        return sop
 
 
 def build(
@@ -68,6 +45,7 @@ class _Builder:
         self.selections: dict[int, Selection] = {}
         self.kept: list[Node] = []  # an id may be used again when its node is gone
         self.made: dict[Any, Sop] = {}
+        self.widths: dict[int, Width | None] = {}
 
     # --- the walk ------------------------------------------------------------------------------------------------
 
@@ -79,7 +57,7 @@ class _Builder:
             node, ready = waiting.pop()
             if self.number_of(node) in self.done:
                 continue
-            width = as_width(node, self.number) if isinstance(node, SOp) else None
+            width = self._as_width(node)
             parts = (width[0],) if width else node.parts
             if not ready:
                 waiting.append((node, True))
@@ -103,6 +81,15 @@ class _Builder:
                 key = (node.key, *(self.number[id(part)] for part in node.parts))
                 self.number[id(node)] = self.keys.setdefault(key, len(self.keys))
                 self.kept.append(node)
+
+    def _as_width(self, node: Node) -> Width | None:
+        """What a node counts; a selector that was not part of the program becomes one."""
+        if id(node) not in self.widths:
+            width = as_width(node, self.number) if isinstance(node, SOp) else None
+            if width is not None:
+                self._number_all(width[0])
+            self.widths[id(node)] = width
+        return self.widths[id(node)]
 
     def number_of(self, node: Node) -> int:
         return self.number[id(node)]
@@ -191,7 +178,7 @@ class _Builder:
         return sop
 
     def _map(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str = "") -> Sop:
-        arguments = _cut_to_size(arguments, self.program)
+        arguments = cut_to_size(arguments, self.program)
         merged = self._merge_means(call, arguments, label, name)
         if merged is not None:
             return merged
@@ -257,7 +244,7 @@ class _Builder:
         numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
         single = not numbers or len(value.values) == 1 or selection.at_most_one
         if not single and len(selection.terms) > 1:
-            selection = self._together(selection)
+            selection = united(selection, self._map, self.bounds)
         extra = () if selection.nonempty else (default,)
         if single:
             values = distinct((*value.values, *extra))
@@ -283,142 +270,9 @@ class _Builder:
         key = ("aggregate", tuple(map(term_key, selection.terms)), id(value), type(default), default)
         return self._remembered(key, make)
 
-    def _together(self, selection: Selection) -> Selection:
-        """One condition for a whole union: sums and counts of several heads do not make a mean, one head does.
-
-        Keys and queries are taken together with all others on their side, as far as the selector tells them apart.
-        """
-        conditions = [condition for term in selection.terms for condition in term]
-        sides = []
-        for axis in (0, 1):
-            owners = list(dict.fromkeys(one.keys if axis == 0 else one.queries for one in conditions))
-            sides.append([(o, _told_apart(o, axis, conditions)) for o in owners if o is not None])
-        joint = [self._pair(side, selection.label) for side in sides]
-        shape = tuple(len(one.values) for one in joint)
-        if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
-            raise Unable(
-                f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} "
-                f"numbers; at most {PAIR:,}"
-            )
-        relation = np.zeros(shape, dtype=np.bool_)
-        for term in selection.terms:
-            holds = np.ones(shape, dtype=np.bool_)
-            for one in term:
-                rows = _digit(joint[0], one.keys, sides[0])
-                columns = _digit(joint[1], one.queries, sides[1])
-                holds &= one.relation[np.ix_(rows, columns)]
-            relation |= holds
-        terms = selectors.simplified((Condition(joint[0].owner, joint[1].owner, relation),), self.bounds)
-        lifted = tuple(tuple(_lifted(one, joint) for one in term) for term in terms)
-        return Selection(selection.label, lifted, selection.nonempty, selection.at_most_one)
-
-    def _pair(self, side: list[tuple[Sop, Ints]], label: str) -> Sop:
-        """An s-op whose value is the number of the combination of classes."""
-        sizes = [int(classes.max()) + 1 for _, classes in side]
-        places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
-
-        def call(*atoms: Atom) -> Atom:
-            number = 0
-            for atom, place, size, (_, classes) in zip(atoms, places, sizes, side, strict=True):
-                number = number * size + int(classes[place[atom]])
-            return number
-
-        return self._map(call, tuple(sop for sop, _ in side), f"sides of {label}")
-
     def _selector_layer(self, selection: Selection, number: int, counts: bool = False) -> int:
         sides = score_term(selection, number, counts).sides()
         return max((side_layer(side, self.program) for side in sides), default=0)
-
-
-def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
-    """Classes of the values of an owner: those of one class are the same to every condition on this side."""
-    relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
-    numbers: dict[bytes, int] = {}
-    rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
-    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
-
-
-def _digit(joint: Sop, owner: Sop | None, side: list[tuple[Sop, Ints]]) -> Ints:
-    """For each value of a joint s-op some value of one of its parts that has the class it stands for."""
-    number = np.array(joint.values, dtype=np.int64)
-    if owner is None:
-        return np.zeros(len(number), dtype=np.int64)
-    for sop, classes in reversed(side):
-        size = int(classes.max()) + 1
-        if sop is owner:
-            first = np.array([int((classes == c).argmax()) for c in range(size)])
-            return first[number % size]
-        number = number // size
-    raise AssertionError("the owner is one of its side")
-
-
-def _lifted(condition: Condition, joint: list[Sop]) -> Condition:
-    """A relation between values of joint s-ops, as one between those of their owners."""
-    relation = condition.relation
-    for axis, side in enumerate(joint):
-        if side.owner is not None and side.owner is not side:
-            relation = relation.take(np.maximum(side.table, 0), axis)
-    return Condition(joint[0].owner, joint[1].owner, relation)
-
-
-def _cut_to_size(arguments: tuple[Sop, ...], program: Program) -> tuple[Sop, ...]:
-    """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
-    while grid_size(union(arguments)) > GRID:
-        size = grid_size(union(arguments))
-        widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
-        if len(widest.values) >= grid_size(widest.frontier):
-            raise Unable(f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart")
-        arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
-    return arguments
-
-
-def cut(sop: Sop, program: Program) -> Sop:
-    """A function of variables as a variable of its own, that whoever comes a layer later can read."""
-    if sop.cut is None:
-        layer = ready_layer(sop, program)
-        made = variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)
-        sop.cut = program.add(made, sop.order + 0.5)
-    return sop.cut
-
-
-def ready_layer(sop: Sop, program: Program) -> int:
-    """The first layer after which any function of an s-op can be read."""
-    if sop.owner is not sop:
-        return 0 if sop.owner is None else sop.owner.layer
-    if sop.kind != "map" or sop.plan is not None:
-        return sop.layer
-    try:
-        sop.plan = plan_map(sop, program.bounds)
-    except Unable:
-        # Its arguments first, then itself: a layer more, but fewer combinations at a time.
-        arguments = tuple(cut(a, program) if a.kind == "map" and len(a.frontier) > 1 else a for a in sop.arguments)
-        if arguments == sop.arguments:
-            raise
-        sop.frontier, table, values = tabulate(sop.call, arguments, program.bounds)
-        place = {value: number for number, value in enumerate(sop.values)}  # other values cannot be, as was seen before
-        sop.table = np.array([place.get(value, NEVER) for value in values] + [NEVER])[table]
-        sop.arguments, sop.additive = arguments, None
-        return ready_layer(sop, program)
-    sop.layer = sop.plan.layer
-    return sop.layer
-
-
-def side_layer(side: Side, program: Program) -> int:
-    """The first layer after which some functions of an s-op can be read: a sum is there when its parts are."""
-    sop, functions = side
-    if is_sum(sop, functions):
-        assert sop.additive is not None
-        return max((v.layer for v in sop.additive), default=0)
-    return ready_layer(sop, program)
-
-
-def is_sum(sop: Sop, functions: Floats) -> bool:
-    """Whether an s-op of several variables is read as the sum that it is."""
-    if sop.owner is not sop or sop.kind != "map" or sop.additive is None:
-        return False
-    design = np.stack([np.ones(len(sop.values)), sop.numbers()], axis=1)
-    fitted = design @ np.linalg.lstsq(design, functions, rcond=None)[0]
-    return bool(np.allclose(fitted, functions, rtol=0, atol=1e-9 * max(1.0, float(np.abs(functions).max()))))
 
 
 def _add_up(sop: Sop, arguments: tuple[Sop, ...], name: str) -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allyouneed.rasp.compiler.build import Program, is_sum
 from allyouneed.rasp.compiler.elementwise import Place, Plan, Steps, plan_of_variable, raw_position, steps
 from allyouneed.rasp.compiler.ir import Floats, Sop, term_key
+from allyouneed.rasp.compiler.schedule import Program, is_sum
 from allyouneed.rasp.compiler.scores import Score, Side, score_term
 
 BOS_PULL = 4.0  # how far BOS prefers itself, in units of the gap between selected and not

@@ -1,7 +1,10 @@
-"""Recognises the library's way to count, which two heads and a division do in the language and one head does here.
+"""Recognises the library's ways to count, which one head does here; in the language it takes two and a division.
 
-round(1 / mean over S of [i = 0])                                    = |S|    if position 0 is always in S
-round(1 / mean over (S or {0}) of [i = 0] - 1 + mean over (S and {0}) of [i = 0])   = |S|    for any S
+For a selector S, and the mean of [i = 0] over what it selects:
+
+    round(1 / mean over S of [i = 0])                                    = |S|    if position 0 is always in S
+    round(1 / mean over (S or {0}) of [i = 0] - 1 + mean over (S and {0}) of [i = 0])   = |S|    for any S
+    round(|S| x mean over S of [v])                                      = |S and v|
 """
 
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Select, Selector, SOp
@@ -13,6 +16,9 @@ def as_width(node: SOp, number: dict[int, int]) -> Width | None:
     """The selector that an s-op counts, and an offset. `number` tells which nodes compute the same."""
     if not (isinstance(node, Map) and node.function.name == "round" and len(node.arguments) == 1):
         return None
+    whole = _part(node.arguments[0], number)
+    if whole is not None:
+        return whole, 0
     terms, offset = _sum(node.arguments[0])
     counts = [term for term in terms if _counted(term) is not None]
     others = [term for term in terms if _counted(term) is None]
@@ -28,6 +34,35 @@ def as_width(node: SOp, number: dict[int, int]) -> Width | None:
     if together is None or inside is None or number[id(together)] != number[id(inside)]:
         return None
     return together, offset + 1
+
+
+def _part(node: SOp, number: dict[int, int]) -> Selector | None:
+    """S and v, if this is |S| times the mean over S of [v]."""
+    if not (isinstance(node, Map) and node.function.name == "*"):
+        return None
+    for size, mean in (node.arguments, node.arguments[::-1]):
+        if isinstance(mean, Aggregate) and isinstance(mean.value, Map) and mean.value.function.name == "indicator":
+            counted = as_width(size, number)
+            same = counted is not None and counted[1] == 0 and number[id(counted[0])] == number[id(mean.selector)]
+            if same or (_is_up_to_here(mean.selector) and _is_place(size)):
+                return Combined("and", (mean.selector, Select(mean.value, Constant(1), "==")))
+    return None
+
+
+def _is_up_to_here(selector: Selector) -> bool:
+    if not (isinstance(selector, Select) and selector.comparison == "<="):
+        return False
+    return isinstance(selector.keys, Indices) and isinstance(selector.queries, Indices)
+
+
+def _is_place(node: SOp) -> bool:
+    """Whether this is indices + 1."""
+    if not (isinstance(node, Map) and node.function.name == "+"):
+        return False
+    return any(
+        isinstance(a, Indices) and isinstance(b, Constant) and b.value == 1
+        for a, b in (node.arguments, node.arguments[::-1])
+    )
 
 
 def _sum(node: SOp) -> tuple[list[SOp], int]:

@@ -1,0 +1,94 @@
+"""The mean over a union of selectors: one head that sees all of it.
+
+Sums and counts of the parts, from a head each, do not make a mean in one layer; keys and queries that show what they
+are in all parts at once do.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.compiler import selectors
+from allyouneed.rasp.compiler.ir import Condition, Ints, Selection, Sop
+from allyouneed.rasp.compiler.refusal import Unable
+from allyouneed.rasp.compiler.values import Bounds
+
+PAIR = 256  # combinations of classes on the smaller side of a mean over a union of selectors
+
+Make = Callable[[Callable[..., Atom], tuple[Sop, ...], str], Sop]  # a new s-op from a function of others
+
+
+def united(selection: Selection, make: Make, bounds: Bounds) -> Selection:
+    """One condition for a whole union: sums and counts of several heads do not make a mean, one head does.
+
+    Keys and queries are taken together with all others on their side, as far as the selector tells them apart.
+    """
+    conditions = [condition for term in selection.terms for condition in term]
+    sides = []
+    for axis in (0, 1):
+        owners = list(dict.fromkeys(one.keys if axis == 0 else one.queries for one in conditions))
+        sides.append([(o, _told_apart(o, axis, conditions)) for o in owners if o is not None])
+    joint = [_pair(side, selection.label, make) for side in sides]
+    shape = tuple(len(one.values) for one in joint)
+    if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
+        raise Unable(
+            f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} "
+            f"numbers; at most {PAIR:,}"
+        )
+    relation = np.zeros(shape, dtype=np.bool_)
+    for term in selection.terms:
+        holds = np.ones(shape, dtype=np.bool_)
+        for one in term:
+            rows = _digit(joint[0], one.keys, sides[0])
+            columns = _digit(joint[1], one.queries, sides[1])
+            holds &= one.relation[np.ix_(rows, columns)]
+        relation |= holds
+    terms = selectors.simplified((Condition(joint[0].owner, joint[1].owner, relation),), bounds)
+    lifted = tuple(tuple(_lifted(one, joint) for one in term) for term in terms)
+    return Selection(selection.label, lifted, selection.nonempty, selection.at_most_one)
+
+
+def _pair(side: list[tuple[Sop, Ints]], label: str, make: Make) -> Sop:
+    """An s-op whose value is the number of the combination of classes."""
+    sizes = [int(classes.max()) + 1 for _, classes in side]
+    places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
+
+    def call(*atoms: Atom) -> Atom:
+        number = 0
+        for atom, place, size, (_, classes) in zip(atoms, places, sizes, side, strict=True):
+            number = number * size + int(classes[place[atom]])
+        return number
+
+    return make(call, tuple(sop for sop, _ in side), f"sides of {label}")
+
+
+def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
+    """Classes of the values of an owner: those of one class are the same to every condition on this side."""
+    relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
+    numbers: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
+    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
+
+
+def _digit(joint: Sop, owner: Sop | None, side: list[tuple[Sop, Ints]]) -> Ints:
+    """For each value of a joint s-op some value of one of its parts that has the class it stands for."""
+    number = np.array(joint.values, dtype=np.int64)
+    if owner is None:
+        return np.zeros(len(number), dtype=np.int64)
+    for sop, classes in reversed(side):
+        size = int(classes.max()) + 1
+        if sop is owner:
+            first = np.array([int((classes == c).argmax()) for c in range(size)])
+            return first[number % size]
+        number = number // size
+    raise AssertionError("the owner is one of its side")
+
+
+def _lifted(condition: Condition, joint: list[Sop]) -> Condition:
+    """A relation between values of joint s-ops, as one between those of their owners."""
+    relation = condition.relation
+    for axis, side in enumerate(joint):
+        if side.owner is not None and side.owner is not side:
+            relation = relation.take(np.maximum(side.table, 0), axis)
+    return Condition(joint[0].owner, joint[1].owner, relation)
