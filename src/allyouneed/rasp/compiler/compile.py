@@ -14,6 +14,7 @@ from allyouneed.rasp.compiler.assemble import assemble
 from allyouneed.rasp.compiler.build import build
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.realise import realise
+from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
 from allyouneed.rasp.compiler.report import report
 from allyouneed.rasp.compiler.values import Bounds
 from allyouneed.rasp.compiler.verify import verify
@@ -40,7 +41,10 @@ def compile_rasp(
     tokens = tuple(sorted(vocabulary, key=str))  # as tokenisers number them
     _check(named, tokens, length)
     program = build(named, tokens, Bounds(length, causal), names)
-    network = realise(program)
+    try:
+        network = realise(program)
+    except Unable as reason:  # a function of a mean that only shows when it is known who reads it
+        raise CannotCompile([str(reason)]) from None
     model, places = assemble(program, network)
     compiled = Compiled(model, tokens, length, causal, tuple(places), report(network, model))
     if verified:

@@ -20,6 +20,7 @@ import numpy as np
 
 from allyouneed.rasp.compiler.elementwise import Place, Plan, Steps, plan_of_variable, raw_position, steps
 from allyouneed.rasp.compiler.ir import Floats, Sop, term_key
+from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.compiler.schedule import Program, is_sum
 from allyouneed.rasp.compiler.scores import Score, Side, score_term
 
@@ -200,7 +201,10 @@ class _Work:
         outputs = np.stack([slot.function for slot in slots], axis=1)
         if instead is not None:
             outputs[:, slots.index(instead)] -= raw_position(sop)
-        plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
+        try:
+            plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
+        except Unable as reason:
+            raise Unable(f"{sop.label}: {reason}") from None
         assert isinstance(plan, Plan)
         made = steps(plan, outputs)
         for slot, base in zip(slots, made.base_R, strict=True):

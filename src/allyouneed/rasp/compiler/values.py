@@ -23,6 +23,7 @@ from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.errors import RaspError
 
 GRID = 60_000  # combinations of values that one elementwise function may have
+DENOMINATOR = 1_000_000  # of a number that a float stands for
 VALUES = 20_000  # that one s-op may have
 
 
@@ -136,7 +137,7 @@ def _together(a: Sop, b: Sop, bounds: Bounds) -> Bools | None:
 
 def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[Atom, ...]:
     """Every mean of one to `length` numbers, and the default."""
-    exact = [Fraction(value) for value in values]
+    exact = [rational(value) for value in values]
     unit = math.lcm(*(number.denominator for number in exact))
     steps = sorted({int(number * unit) for number in exact})
     found: set[tuple[int, int]] = set()
@@ -157,6 +158,13 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
     if default is not None:
         results.setdefault(default)
     return _sorted(results)
+
+
+def rational(value: Atom) -> Fraction:
+    """The number that a float stands for: 0.333... is 1/3, so that means of means meet where they should."""
+    exact = Fraction(value)
+    near = exact.limit_denominator(DENOMINATOR)
+    return near if abs(near - exact) <= abs(exact) * Fraction(1, 1 << 50) else exact
 
 
 def _sums(sums: set[int], steps: list[int]) -> set[int]:
