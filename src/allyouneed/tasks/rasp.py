@@ -33,16 +33,17 @@ from allyouneed.tasks.scores import exact_match
 from allyouneed.tasks.text import Pair
 from allyouneed.tasks.tokenizer import of_symbols
 
-TRIED = 2000  # inputs, to find the values of a program that does not name them
+TRIED = 500  # inputs, to find the values of a program that does not name them
 
 
 class RaspConfig(AlgorithmTask):
     summary = "the value of a RASP program at every position"
     paper = "Weiss, Goldberg and Yahav 2021, arXiv:2106.06981"
     kinds = frozenset({"encoder"})
-    parts = 1
 
     type: Literal["rasp"] = "rasp"
+    valid: Annotated[int, Field(ge=1)] = 200
+    test: Annotated[int, Field(ge=1)] = 200
     program: str  # in the language
     result: str | None = None  # the s-op that counts; default: the last one
     vocabulary: Annotated[

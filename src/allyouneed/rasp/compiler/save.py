@@ -15,7 +15,7 @@ from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.source import source
 from allyouneed.rasp.graph import Node, SOp
 from allyouneed.rasp.loading import read_program
-from allyouneed.tasks.rasp import written
+from allyouneed.tasks.rasp import RaspConfig, written
 from allyouneed.train.recipe import Recipe
 
 
@@ -51,16 +51,16 @@ def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> 
         raise ConfigError("a model folder reads text: the vocabulary should hold strings (tokens_int reads numbers)")
     task = {
         "type": "rasp-causal" if compiled.causal else "rasp",
-        "program": source({name: sop}),
-        "result": name,
+        "program": source({"result": sop}),  # a name that no library has
+        "result": "result",
         "vocabulary": list(compiled.vocabulary),
         "lengths": [1, compiled.length],
         "classes": [written(value) for value in compiled.outputs[0].values],
     }
     config = compiled.model.config.model_dump(mode="json")  # type: ignore[union-attr,operator]
     recipe = parse(Recipe, {"about": f"{name}, compiled from RASP", "task": task, "model": config})
-    codec = recipe.task.prepare(Path(folder), recipe.seed).codec
-    return save_folder(folder, compiled.model, codec, recipe, _card(compiled, name, task["program"]))
+    assert isinstance(recipe.task, RaspConfig)
+    return save_folder(folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, task["program"]))
 
 
 def _card(compiled: Compiled, name: str, program: object) -> str:

@@ -1,0 +1,159 @@
+"""A compiled program is a model folder like any other: loaded, measured, translated with, trained on."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import allyouneed
+from allyouneed.cli import app
+from allyouneed.config import parse
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.lab.held_out import evaluate_files, evaluate_held_out
+from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
+from allyouneed.rasp.compiler import compile_rasp, save
+from allyouneed.tasks.loss import batch_loss
+from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
+from allyouneed.train import load_recipe, train
+
+pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
+REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}
+HISTOGRAM = {"histogram": selector_width(select(tokens, tokens, "=="))}
+
+
+@pytest.fixture(scope="module")
+def reverse(tmp_path_factory):
+    return save(compile_rasp(REVERSE, "cab", 8), REVERSE, tmp_path_factory.mktemp("rasp") / "reverse")
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory):
+    compiled = compile_rasp(HISTOGRAM, "abc", 8, causal=True)
+    return save(compiled, HISTOGRAM, tmp_path_factory.mktemp("rasp") / "causal")
+
+
+def test_it_opens_and_answers(reverse):
+    bundle = allyouneed.load(str(reverse))
+    answers = translate(bundle.model, bundle.codec, ["abc", "c", "aabbccab"], SearchConfig())
+    assert [best.text for (best,) in answers] == ["c b a", "c", "b a c c b b a a"]
+    assert "compiled, not trained" in bundle.card
+    assert "select(indices" in bundle.card
+
+
+def test_it_is_measured_by_the_interpreter(reverse):
+    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(reverse))}
+    assert scores["exact"] == 1.0
+    assert scores["loss"] < 0.01
+
+
+def test_a_decoder_too(causal):
+    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(causal))}
+    assert scores["loss"] < 0.01
+
+
+def _held_out(folder):
+    return allyouneed.load(str(folder)), "valid", SearchConfig(), lambda line: None
+
+
+def test_on_files(reverse, tmp_path):
+    (tmp_path / "in").write_text("abc\ncab\n")
+    (tmp_path / "out").write_text("c b a\nb a a\n")
+    files = [str(tmp_path / "in"), str(tmp_path / "out")]
+    scores = evaluate_files(allyouneed.load(str(reverse)), files, SearchConfig(), lambda line: None)
+    assert scores[0].name == "exact"
+    assert scores[0].value == 0.5
+    (tmp_path / "out").write_text("c b a\nb a\n")
+    with pytest.raises(DataError, match="2 classes for 3 tokens"):
+        evaluate_files(allyouneed.load(str(reverse)), files, SearchConfig(), lambda line: None)
+
+
+def test_training_goes_on_from_it(reverse, tmp_path):
+    tree = {name: value for name, value in allyouneed.load(str(reverse)).recipe.items() if name != "train"}
+    settings = {"budget": {"steps": 3}, "label_smoothing": 0.0, "optimizer": {"lr": 1e-9}}
+    recipe = load_recipe(None, {**tree, "train": settings})
+    tuned = allyouneed.load(str(train(recipe, tmp_path / "run", start=reverse)))
+    before = allyouneed.load(str(reverse)).model.state_dict()
+    assert all(torch.allclose(value, before[name], atol=1e-6) for name, value in tuned.model.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in tuned.model.state_dict().items())
+
+
+def test_the_commands(tmp_path):
+    program = tmp_path / "count.rasp"
+    program.write_text("hist = selector_width(select(tokens, tokens, ==));\nmost = hist > 1;\n")
+    made = tmp_path / "made"
+    command = ["rasp", "compile", str(program), "--vocabulary", "abc", "--length", "5", "--out", str(made)]
+    result = CliRunner().invoke(app, [*command, "--result", "hist"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "1 layers, heads [1]" in result.output
+    bundle = allyouneed.load(str(made))
+    assert translate(bundle.model, bundle.codec, ["abca"], SearchConfig())[0][0].text == "2 1 1 2"
+    run = ["train", "--from", str(made), "--steps", "1", "--out", str(tmp_path / "run"), "--set", "task.valid=8"]
+    result = CliRunner().invoke(app, run, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="takes its task and model from the folder"):
+        CliRunner().invoke(app, [*run, "--task", "copy"], catch_exceptions=False)
+
+
+def test_what_a_folder_cannot_hold(tmp_path):
+    with pytest.raises(ConfigError, match="one output, not 2"):
+        save(compile_rasp({**REVERSE, **HISTOGRAM}, "ab", 3), {**REVERSE, **HISTOGRAM}, tmp_path / "x")
+    numbers = {"same": tokens_asis}
+    with pytest.raises(ConfigError, match="should hold strings"):
+        save(compile_rasp(numbers, [1, 2], 3), numbers, tmp_path / "x")
+
+
+# --- the task ----------------------------------------------------------------------------------------------------
+
+TASK = {"program": "h = selector_width(select(tokens, tokens, ==));", "vocabulary": ["a", "b"], "lengths": [1, 4]}
+
+
+def test_the_task_draws_what_the_program_says(tmp_path):
+    data = parse(RaspConfig, TASK).prepare(tmp_path, 1)
+    for source, target in data.examples("valid")[:20]:
+        assert target == " ".join(str(source.count(letter)) for letter in source)
+    assert data.codec.classes == ("1", "2", "3", "4")
+    batch = data.batch(1, 0)
+    assert batch.class_BS.shape == batch.source_BS.shape
+    assert (batch.class_BS[:, 0] == -1).all(), "BOS has no class"
+    assert batch.tokens == int((batch.source_BS > 3).sum())
+
+
+def test_a_causal_task_counts_up_to_here(tmp_path):
+    data = parse(RaspCausalConfig, TASK).prepare(tmp_path, 1)
+    batch = data.batch(1, 0)
+    assert data.examples("valid") == []
+    for given, right in zip(batch.input_BT.tolist(), batch.output_BT.tolist(), strict=True):
+        counts = [given[1 : place + 1].count(one) for place, one in enumerate(given[1:], start=1) if one > 3]
+        assert right[1 : len(counts) + 1] == [3 + count for count in counts]
+
+
+def test_words_of_several_letters(tmp_path):
+    config = parse(RaspConfig, {**TASK, "vocabulary": ["one", "two"], "classes": ["1", "2", "3", "4"]})
+    batch = tag_batch(config.codec(), ["one two one"], ["2 1 2"])
+    assert batch.class_BS.tolist() == [[-1, 1, 0, 1]]
+    with pytest.raises(DataError, match="'7' is no class"):
+        tag_batch(config.codec(), ["one two one"], ["7 1 2"])
+
+
+def test_a_program_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="program"):
+        parse(RaspConfig, {**TASK, "program": "x = ;"})
+
+
+def test_a_model_learns_it(tmp_path):
+    """The loss of an untrained model falls: gradients reach every position's class."""
+    data = parse(RaspConfig, TASK).prepare(tmp_path, 1)
+    tree = {"task": {"type": "rasp", **TASK}, "model": {"type": "encoder", "pool": "none", "layers": 1, "width": 16}}
+    settings = {"mixer": {"type": "softmax", "heads": 2}, "hidden": 32, "dropout": 0.0}
+    recipe = load_recipe(None, {**tree, "model": {**tree["model"], **settings}})
+    model = recipe.model.build(data.sizes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(60):
+        loss = batch_loss(model, data.batch(1, step))
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        optimizer.step()
+        losses.append(float(loss.total.detach()) / loss.count)
+    assert losses[-1] < 0.6 * losses[0]
