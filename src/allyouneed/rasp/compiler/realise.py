@@ -320,15 +320,14 @@ class Span:
     """All that is a linear combination of some columns."""
 
     def __init__(self, *columns: Floats) -> None:
-        self.orthonormal: list[Floats] = []
+        self.units_NV = np.empty((0, len(columns[0])))  # orthonormal
         for column in columns:
             self.add(column)
 
     def _rest(self, column: Floats) -> Floats:
         rest = column
         for _ in range(2):  # once leaves rounding errors of the size of the column
-            for unit in self.orthonormal:
-                rest = rest - unit * float(unit @ rest)
+            rest = rest - (self.units_NV @ rest) @ self.units_NV
         return rest
 
     def __contains__(self, column: Floats) -> bool:
@@ -338,7 +337,7 @@ class Span:
         rest = self._rest(column)
         size = float(np.linalg.norm(rest))
         if size > 0:
-            self.orthonormal.append(rest / size)
+            self.units_NV = np.vstack([self.units_NV, rest / size])
 
 
 def _tidy(column: Floats, size: float = 1.0) -> Floats:
