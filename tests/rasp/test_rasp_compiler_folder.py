@@ -136,6 +136,12 @@ def test_words_of_several_letters(tmp_path):
         tag_batch(config.codec(), ["one two one"], ["7 1 2"])
 
 
+@pytest.mark.parametrize(("task", "pool"), [({"type": "rasp", **TASK}, "mean"), ({"type": "listops"}, "none")])
+def test_pool_and_task_must_fit(task, pool):
+    with pytest.raises(ConfigError, match=r"model\.pool"):
+        load_recipe(None, {"task": task, "model": {"type": "encoder", "pool": pool}})
+
+
 def test_a_program_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="program"):
         parse(RaspConfig, {**TASK, "program": "x = ;"})

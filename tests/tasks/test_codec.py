@@ -72,6 +72,8 @@ NEEDED: dict[str, dict[str, object]] = {
     "translation": {"train": ["a", "b"], "valid": "c"},
     "language": {"train": "a", "split": [0.9, 0.1]},
     "classification": {"train": "a", "valid": "b"},
+    "rasp": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
+    "rasp-causal": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
 }
 
 

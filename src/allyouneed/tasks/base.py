@@ -111,6 +111,7 @@ class TaskConfig(Config, ABC):
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
     kinds: ClassVar[frozenset[str]]  # the kinds of model that can learn it
+    each: ClassVar[bool] = False  # whether an encoder answers for each position
 
     type: str
 

@@ -40,6 +40,7 @@ class RaspConfig(AlgorithmTask):
     summary = "the value of a RASP program at every position"
     paper = "Weiss, Goldberg and Yahav 2021, arXiv:2106.06981"
     kinds = frozenset({"encoder"})
+    each = True
 
     type: Literal["rasp"] = "rasp"
     valid: Annotated[int, Field(ge=1)] = 200

@@ -56,6 +56,12 @@ class Recipe(Config):
                 f"task {self.task.type!r} needs a model of kind {' or '.join(sorted(self.task.kinds))}; "
                 f"{self.model.type!r} is {self.model.kind}"
             )
+        pool = getattr(self.model, "pool", None)
+        if pool is not None and (pool == "none") != self.task.each:
+            raise ValueError(
+                f"task {self.task.type!r} has {'a class for each position' if self.task.each else 'one class'}: "
+                f"model.pool={pool!r} should be {'none' if self.task.each else 'mean or first'}"
+            )
         mixers = getattr(self.model, "mixer", [])
         stretched = any(
             getattr(mixer, "stretch", False) for mixer in (mixers if isinstance(mixers, list) else [mixers])

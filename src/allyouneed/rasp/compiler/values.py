@@ -22,7 +22,7 @@ from allyouneed.rasp.compiler.ir import NEVER, Bools, Ints, Sop
 from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.errors import RaspError
 
-GRID = 60_000  # combinations of values that one elementwise function may have
+GRID = 300_000  # combinations of values that one elementwise function may have
 DENOMINATOR = 1_000_000  # of a number that a float stands for
 VALUES = 20_000  # that one s-op may have
 
