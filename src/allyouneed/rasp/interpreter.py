@@ -22,7 +22,7 @@ from allyouneed.rasp import api, limits, operations
 from allyouneed.rasp import tree as s
 from allyouneed.rasp.errors import RaspError, RaspLimitError, RaspUnsupported
 from allyouneed.rasp.evaluate import Run
-from allyouneed.rasp.graph import Input
+from allyouneed.rasp.graph import Input, Node, Selector, SOp
 from allyouneed.rasp.syntax import parse
 from allyouneed.rasp.values import (
     CONSTANTS,
@@ -72,6 +72,7 @@ class Interpreter:
         self.trial: Run | None = None  # what is known of the running example
         self.on_load: Callable[[str, Environment], None] = _no_files
         self.on_draw: Callable[[Flow, Input], None] = lambda flow, given: None
+        self.names: dict[Node, str] = {}  # what programs call their values, inside functions too: drawings say so
         self._last: tuple[Input, Run] | None = None
         self._inside = False
         self._left: int = limits.WORK
@@ -210,10 +211,18 @@ class Interpreter:
     def _named(self, value: Value, name: str) -> Value:
         if not isinstance(value, Flow):
             return value
+        self._call_it(value.node, name)
         if self.compat:
             value.name = name
             return value
         return Flow(value.node, name)
+
+    def _call_it(self, node: SOp | Selector, name: str) -> None:
+        """The last name is the one, as in the published drawings; base s-ops keep theirs."""
+        if node.parts:
+            self.names[node] = name
+            if len(self.names) > limits.NAMES:
+                del self.names[next(iter(self.names))]
 
     def _loop(self, names: tuple[str, ...], source: s.Expr, body: tuple[s.Statement, ...], where: Environment) -> Task:
         collection = yield self._expr(source, where)

@@ -16,3 +16,4 @@ SOURCE: Final = 100_000  # characters of one sentence
 FILE: Final = 500_000  # characters of a file
 SHOWN: Final = 100_000  # characters printed for one value
 GRID: Final = 200  # positions of a selector that is printed
+NAMES: Final = 20_000  # values whose names are remembered for drawings

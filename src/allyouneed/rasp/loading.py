@@ -4,12 +4,13 @@ A file sees the base only, never the names of who loads it; of its own names, th
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allyouneed.rasp import limits
+from allyouneed.rasp.draw import into_folder
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
-from allyouneed.rasp.graph import Selector, SOp
+from allyouneed.rasp.graph import Node, Selector, SOp
 from allyouneed.rasp.interpreter import Interpreter, Result
 from allyouneed.rasp.syntax import Reader, Unfinished
 from allyouneed.rasp.tree import Leave, Sentence, Statement
@@ -99,6 +100,7 @@ class Program:
 
     title: str
     values: dict[str, Value]
+    names: dict[Node, str] = field(default_factory=dict, repr=False)  # of every node that has one, private ones too
 
     @property
     def sops(self) -> dict[str, SOp]:
@@ -124,15 +126,20 @@ class Program:
         return sops[name]
 
 
-def read_program(path: str | Path, compat: bool = False) -> Program:
-    """A .rasp file as a program. Nothing is tried on an example; the first error is raised, with its line."""
+def read_program(path: str | Path, compat: bool = False, draws: bool = False) -> Program:
+    """A .rasp file as a program. Nothing is tried on an example; the first error is raised, with its line.
+
+    `draws`: its draw statements write their pictures.
+    """
     path = Path(path)
-    return program_of(read_text(path), str(path).removesuffix(".rasp"), compat)
+    return program_of(read_text(path), str(path).removesuffix(".rasp"), compat, draws)
 
 
-def program_of(text: str, title: str = "program", compat: bool = False) -> Program:
+def program_of(text: str, title: str = "program", compat: bool = False, draws: bool = False) -> Program:
     """A text as a program."""
     loader = Loader(Interpreter(compat))
+    if draws:
+        loader.interpreter.on_draw = into_folder(loader.interpreter.names)
     where = loader.interpreter.new_file(title)
     loader.run(text, where)
-    return Program(title, where.public())
+    return Program(title, where.public(), loader.interpreter.names)
