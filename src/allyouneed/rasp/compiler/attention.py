@@ -1,0 +1,182 @@
+"""What the heads of a compiled program should read on an input, beside what they do read.
+
+A head stands for one term of a selector (`ir.py`). Its softmax should weigh alike all that the term selects; the sink,
+BOS, is among them in a head that counts, and is alone where nothing is selected. What the term selects follows from the
+values of the variables that it compares, which are computed here without weights.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allyouneed.mixers.base import send_maps_to
+from allyouneed.rasp.atoms import Atom, mean
+from allyouneed.rasp.causal import seen_causally
+from allyouneed.rasp.compiler.build import build
+from allyouneed.rasp.compiler.compile import compile_rasp
+from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, Sop, Term, term_key
+from allyouneed.rasp.compiler.program import Compiled
+from allyouneed.rasp.compiler.realise import realise
+from allyouneed.rasp.compiler.schedule import Program
+from allyouneed.rasp.compiler.values import Bounds
+from allyouneed.rasp.evaluate import evaluate
+from allyouneed.rasp.graph import Input, Node, SOp, in_order
+from allyouneed.rasp.titles import title
+
+
+@dataclass(frozen=True)
+class HeadView:
+    """One head on one input: a row for each position, a column for BOS and for each position."""
+
+    selector: str
+    counts: bool
+    part: str  # "1 of 2", if the selector takes several heads
+    wanted: Floats  # the weights of a softmax over what is selected
+    weights: Floats  # those of the model
+
+    @property
+    def difference(self) -> float:
+        return float(np.abs(self.wanted - self.weights).max())
+
+
+@dataclass(frozen=True)
+class View:
+    """A compiled program at work."""
+
+    compiled: Compiled
+    name: str
+    given: Input
+    heads: tuple[tuple[HeadView, ...], ...]  # of each layer
+    right: list[Atom]  # what the program gives
+    found: list[Atom]  # what the model gives
+
+
+def look(
+    sop: SOp,
+    given: Input,
+    vocabulary: Sequence[Atom] | None = None,
+    length: int | None = None,
+    *,
+    name: str = "output",
+    causal: bool = False,
+    names: Mapping[Node, str] | None = None,
+) -> View:
+    """Compiles an s-op and watches it on an input; for the tokens and the length of that input, unless told."""
+    right = evaluate(seen_causally(sop) if causal else sop, given)
+    names = _named(sop, names or {})
+    tokens = list(dict.fromkeys(given)) if vocabulary is None else list(vocabulary)
+    compiled = compile_rasp({name: sop}, tokens, length or len(given), causal=causal, verified=False, names=names)
+    # The passes again, for what stands behind the heads: the model keeps only their weights.
+    program = build({name: sop}, compiled.vocabulary, Bounds(compiled.length, causal), names)
+    wanted = _Wanted(program, given)
+    maps = _maps(compiled, given)
+    layers = []
+    for number, layer in enumerate(realise(program).layers, start=1):
+        heads = [wanted.head(number, key) for key in layer.heads]
+        weights = maps[number - 1][: len(heads)]
+        parts = _parts([head[:2] for head in heads])
+        layers.append(
+            tuple(
+                HeadView(*head[:2], part, head[2], weights_TS[1:].double().numpy())
+                for head, part, weights_TS in zip(heads, parts, weights, strict=True)
+            )
+        )
+    return View(compiled, name, given, tuple(layers), right, compiled.run([given])[0][name])
+
+
+def _named(sop: SOp, names: Mapping[Node, str]) -> dict[Node, str]:
+    """A name for everything that is computed: the expression that it is, where the program has none."""
+    return {node: title(node, names) for node in in_order([sop]) if node.parts}
+
+
+def _parts(kinds: Sequence[Hashable]) -> list[str]:
+    """ "1 of 2" for each of several of one kind, nothing for what is alone."""
+    seen: Counter[Hashable] = Counter()
+    parts = []
+    for kind in kinds:
+        seen[kind] += 1
+        parts.append(f"{seen[kind]} of {kinds.count(kind)}" if kinds.count(kind) > 1 else "")
+    return parts
+
+
+def _maps(compiled: Compiled, given: Input) -> list[Tensor]:
+    """The attention weights of every layer: (heads, positions, positions), BOS first."""
+    maps: list[Tensor] = []
+
+    def keep(mixer: torch.nn.Module, weights_BHTS: Tensor) -> None:
+        maps.append(weights_BHTS[0].detach().cpu())
+
+    with send_maps_to(keep):
+        compiled.logits([given])
+    return maps
+
+
+class _Wanted:
+    """The values of the compiler's s-ops on an input, as numbers of their values."""
+
+    def __init__(self, program: Program, given: Input) -> None:
+        self.program, self.length = program, len(given)
+        place = {token: number for number, token in enumerate(program.token.values)}
+        self.numbers: dict[Sop, Ints] = {
+            program.token: np.array([place[token] for token in given]),
+            program.index: np.arange(self.length),
+        }
+        self.terms: dict[Any, tuple[str, Term]] = {}
+        for sop in program.sops:
+            if sop.selector is not None:
+                for term in sop.selector.terms:
+                    self.terms[sop.layer, sop.kind == "width", term_key(term)] = sop.selector.label, term
+
+    def head(self, layer: int, key: Any) -> tuple[str, bool, Floats]:
+        """The selector of a head, whether it counts, and what it should read."""
+        counts = key[0]
+        label, term = self.terms[(layer, *key)]
+        selected = self.selected(term)
+        sink = np.full((self.length, 1), fill_value=True) if counts else ~selected.any(axis=1, keepdims=True)
+        together = np.concatenate([sink, selected], axis=1).astype(np.float64)
+        return label, counts, together / together.sum(axis=1, keepdims=True)
+
+    def selected(self, term: Term) -> Bools:
+        """Row i, column j: whether i selects j."""
+        rows: Bools = np.ones((self.length, self.length), dtype=np.bool_)
+        if self.program.bounds.causal:
+            rows = np.tril(rows)
+        for condition in term:
+            keys, queries = (self._of(side) for side in (condition.keys, condition.queries))
+            rows = rows & condition.relation[keys[None, :], queries[:, None]]
+        return rows
+
+    def _of(self, sop: Sop | None) -> Ints:
+        if sop is None or not sop.frontier:
+            return np.zeros(self.length, dtype=np.int64)
+        if sop not in self.numbers:
+            self.numbers[sop] = self._compute(sop)
+        return self.numbers[sop]
+
+    def _compute(self, sop: Sop) -> Ints:
+        if sop.kind == "cut":
+            return self._of(sop.arguments[0])
+        if sop.selector is None:
+            found: Ints = sop.table[tuple(self._of(variable) for variable in sop.frontier)]
+            return found
+        if sop.kind == "width":
+            counts = self.selected(sop.selector.terms[0]).sum(axis=1)
+            return np.array([sop.values.index(int(count)) for count in counts])
+        assert sop.value is not None
+        atoms = [sop.value.values[number] for number in self._of(sop.value)]
+        rows = np.any([self.selected(term) for term in sop.selector.terms], axis=0)
+        chosen = [[atom for atom, bit in zip(atoms, row, strict=True) if bit] for row in rows]
+        return np.array([_place(mean(some) if some else sop.default, sop.values) for some in chosen])
+
+
+def _place(atom: Atom, values: Sequence[Atom]) -> int:
+    """Which value it is; of numbers the nearest, since two ways to a mean may differ in its last digit."""
+    if atom in values:
+        return values.index(atom)
+    assert not isinstance(atom, str)
+    return int(np.argmin([abs(float(value) - float(atom)) for value in values]))
