@@ -1,5 +1,5 @@
-"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input, `compile` makes a
-model folder of it."""
+"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input, `draw` draws it,
+`compile` makes a model folder of it."""
 
 import json
 from typing import Annotated, Any
@@ -22,10 +22,13 @@ def _rasp(context: typer.Context) -> None:
 def repl(compat: Compat = False) -> None:
     """Type RASP, see what it computes. Sentences end with ; and exit leaves."""
     from allyouneed.cli.terminal import shown
+    from allyouneed.rasp.draw import into_folder
     from allyouneed.rasp.repl import Session, read_line
     from allyouneed.rasp.repl import run as talk
 
-    talk(Session(lambda text: print(shown(text)), compat), read_line)
+    session = Session(lambda text: print(shown(text)), compat)
+    session.interpreter.on_draw = into_folder(session.interpreter.names)
+    talk(session, read_line)
 
 
 @app.command("run")
@@ -46,7 +49,7 @@ def run(
     from allyouneed.rasp.loading import read_program
 
     given = _given(text, values)
-    program = read_program(file, compat)
+    program = read_program(file, compat, draws=True)
     computed = Run(given)
     results: dict[str, Any] = {}
     for one in name or [*program.sops, *program.selectors]:
@@ -84,6 +87,43 @@ def compile_(
     )
     print(shown(str(compiled.report)))
     print(f"model: {folder}")
+
+
+@app.command("draw")
+def draw(
+    file: Annotated[str, typer.Argument(help="A .rasp file.")],
+    out: Annotated[str, typer.Option(help="The picture that is written: .svg or .png.")],
+    text: Annotated[str | None, typer.Option("--input", help='The input, character by character: "hello".')] = None,
+    values: Annotated[str | None, typer.Option(help="The input as a JSON list: '[1, 2, 3]'.")] = None,
+    result: Annotated[
+        str | None, typer.Option(help="The s-op or selector.", show_default="the file's last s-op")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compile it, and set each selector beside the attention computed.")
+    ] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="With --compiled: into a decoder.")] = False,
+    compat: Compat = False,
+) -> None:
+    """Draw how an s-op comes about on an input: layers, heads, selectors, values."""
+    from allyouneed.rasp.draw import draw as picture
+    from allyouneed.rasp.draw import save
+    from allyouneed.rasp.loading import read_program
+
+    given = _given(text, values)
+    program = read_program(file, compat)
+    if compiled:
+        from allyouneed.rasp.compiler.attention import look
+        from allyouneed.rasp.compiler.picture import draw_compiled
+
+        sop = program.sop(result)
+        view = look(sop, given, name=result or program.names.get(sop, "out"), causal=causal, names=program.names)
+        drawn = draw_compiled(view)
+    elif causal:
+        raise typer.BadParameter("--causal: only what is compiled is causal; add --compiled")
+    else:
+        selectors = program.selectors
+        drawn = picture(selectors[result] if result in selectors else program.sop(result), given, program.names)
+    print(save(drawn, out))
 
 
 def _given(text: str | None, values: str | None) -> Any:
