@@ -1,6 +1,8 @@
-"""docs/rasp.md: its conversation is what the REPL says, and its Python runs."""
+"""docs/rasp.md and the README: their conversations are what the REPL says, their Python and their commands run."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,18 @@ pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "rasp.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_tour_is_what_the_repl_says():
-    shown = "".join(blocks("rasp"))
+@pytest.mark.parametrize(("page", "fewest"), [(PAGE, 20), (README, 4)], ids=["docs", "readme"])
+def test_the_tour_is_what_the_repl_says(page: str, fewest: int):
+    shown = "".join(blocks("rasp", page))
     lines = [line.removeprefix(">> ") for line in shown.splitlines() if line.startswith(">> ")]
-    assert len(lines) > 20
+    assert len(lines) >= fewest
     # From a pipe nothing that is typed is echoed.
     said = talk(*lines).removesuffix(">> \n")
     expected = "".join(">> " if line.startswith(">> ") else f"{line}\n" for line in shown.splitlines())
@@ -35,6 +39,24 @@ def test_the_python_runs(monkeypatch):
     names: dict[str, object] = {}
     exec(code, names)
     assert "written" in names
+
+
+def test_the_commands_of_the_readme_run(tmp_path):
+    """As a person would type them, one after the other, in one folder."""
+    (block,) = blocks("sh", README)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    said = {}
+    for line in block.splitlines():
+        command = line.replace("allyouneed ", f"{sys.executable} -m allyouneed ", 1)
+        done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        said[line] = done.stdout
+    answers = list(said.values())
+    assert answers[0] == "sorted = [e, h, l, l, o] (strings)\n"
+    assert "1,296 parameters" in answers[1]
+    assert answers[2] == "a d c b a\n"
+    assert answers[3].startswith("exact = 1.0000")
+    assert "<svg" in (tmp_path / "sort.svg").read_text(encoding="utf-8")
 
 
 def test_the_page_names_what_there_is():
