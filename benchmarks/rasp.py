@@ -6,6 +6,7 @@ measured again. Its compile time, warm, was about 200 ms at L = 20. Inputs are r
 those of the Dyck languages are balanced.
 
     python benchmarks/rasp.py [--lengths 5,10,20] [--inputs 400] [--programs hist,sort]
+    python benchmarks/rasp.py --zoo [--lengths 10] [--inputs 3000]      recipes/rasp against the interpreter
 """
 
 import argparse
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -29,8 +31,10 @@ from allyouneed.rasp.api import (
     selector_width,
     tokens,
 )
-from allyouneed.rasp.compiler import Compiled, compile_rasp, equal
+from allyouneed.rasp.compiler import Compiled, compile_rasp, equal, verify
 from allyouneed.rasp.graph import SOp
+from allyouneed.rasp.loading import read_program
+from allyouneed.train import recipe_folder
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Tracr at L = 5, 10, 20: layers, most heads of a layer, width, parameters (thousands), exact of 160 (Dyck-1: of 60).
@@ -170,15 +174,40 @@ def main() -> None:
     parser.add_argument("--lengths", default="5,10,20")
     parser.add_argument("--inputs", type=int, default=400)
     parser.add_argument("--programs", default=",".join(CASES))
+    parser.add_argument("--zoo", action="store_true", help="the programs of recipes/rasp instead, without Tracr")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"allyouneed {__version__}, torch {torch.__version__}, Python {platform.python_version()}, one thread")
+    if options.zoo:
+        for path in sorted((recipe_folder() / "rasp").glob("*.rasp")):
+            for most in map(int, options.lengths.split(",")):
+                print(zoo_line(path, most, options.inputs), flush=True)
+        return
     print("In brackets: Tracr, measured once, not in this run. Times are CPU times.")
     heading = f"{'program':16} {'L':>4} {'layers':>7} {'heads':>8} {'width':>9} {'parameters':>17} {'compile':>9}"
     print(f"{heading} {'forward':>9} {'exact':>9}   Tracr exact")
     for name in options.programs.split(","):
         for most in map(int, options.lengths.split(",")):
             print(line(name, most, options.inputs), flush=True)
+
+
+ALPHABETS = {"01": ["parity"], "()": ["dyck1"], "(){}": ["dyck2", "shuffle_dyck2"], "0123456789+": ["long_addition"]}
+ALPHABETS |= {"()a": ["shuffle_dyck1", "depth", "pair_balance"], "xab": ["fraction_previous", "majority"]}
+
+
+def zoo_line(path: Path, most: int, count: int) -> str:
+    """One program of the zoo: verified on `count` random inputs and the edge cases, or it raises."""
+    program = read_program(path).sop()
+    alphabet = next((letters for letters, names in ALPHABETS.items() if path.stem in names), "abcd")
+    began = time.process_time()
+    compiled = compile_rasp(program, alphabet, most, verified=False)
+    took = time.process_time() - began
+    done, report = verify(compiled, {"output": program}, most=count), compiled.report
+    return (
+        f"{path.stem:20} L {most:3} vocabulary {alphabet:12} layers {len(report.layers)} heads {report.heads} width "
+        f"{report.width} parameters {report.parameters:,} compile {took * 1e3:.0f} ms; exact on {done.inputs:,} inputs"
+        f"{' (all there are)' if done.exhaustive else ''}, of which the program itself fails on {done.undefined:,}"
+    )
 
 
 def line(name: str, most: int, count: int) -> str:

@@ -11,8 +11,8 @@ class CannotCompile(RaspError):
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(dict.fromkeys(reasons))
         count = len(self.reasons)
-        listed = "".join(f"\n  {number}. {reason}" for number, reason in enumerate(self.reasons, start=1))
-        super().__init__(f"cannot be compiled, for {count} reason{'s' * (count != 1)}:{listed}")
+        listed = "; ".join(f"({number}) {reason}" for number, reason in enumerate(self.reasons, start=1))
+        super().__init__(f"cannot be compiled, for {count} reason{'s' * (count != 1)}: {listed}")
 
 
 class Unable(Exception):
