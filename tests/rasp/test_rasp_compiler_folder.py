@@ -11,10 +11,12 @@ from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.lab.held_out import evaluate_files, evaluate_held_out
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
-from allyouneed.rasp.compiler import compile_rasp, save
+from allyouneed.rasp.compiler import compile_file, compile_rasp, save
+from allyouneed.rasp.errors import RaspError
+from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
-from allyouneed.train import load_recipe, train
+from allyouneed.train import load_recipe, recipe_folder, train
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
 REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}
@@ -53,6 +55,39 @@ def test_a_decoder_too(causal):
 
 def _held_out(folder):
     return allyouneed.load(str(folder)), "valid", SearchConfig(), lambda line: None
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (recipe_folder() / "rasp").glob("*.rasp")))
+@pytest.mark.parametrize("causal", [False, True])
+def test_folders_of_the_zoo_are_measured(name, causal, tmp_path):
+    """What the interpreter answers is a class of the model, whole means and fractions too."""
+    letters = {"long_addition": "12+", "parity": "01"}.get(name, "ab()")
+    try:
+        compile_file(
+            recipe_folder() / "rasp" / f"{name}.rasp", tmp_path / "m", letters, 4, causal=causal, verified=False
+        )
+    except RaspError:
+        assert causal, "every program has an encoder"
+        return
+    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(tmp_path / "m"))}
+    assert scores["loss"] < 0.01
+    assert causal or scores["exact"] == 1.0
+
+
+def test_a_value_with_a_blank_cannot_be_written(tmp_path):
+    program = {"moved": aggregate(select(indices, indices - 1, "=="), tokens, " ")}
+    with pytest.raises(ConfigError, match="blanks part the values"):
+        save(compile_rasp(program, "ab", 4), program, tmp_path / "m")
+
+
+def test_a_task_without_named_values_draws_those_it_has_seen():
+    settings = {"type": "rasp", "program": "h = selector_width(select(tokens, tokens, ==));", "vocabulary": ["a", "b"]}
+    task = parse(RaspConfig, {**settings, "lengths": [1, 14]})
+    codec = task.codec()
+    for index in range(60):
+        items = [item for item in (task.draw(Dice(index, row), (1, 14)) for row in range(8)) if item is not None]
+        batch = task.as_batch(codec, items)
+        assert batch.examples == len(items)
 
 
 def test_on_files(reverse, tmp_path):

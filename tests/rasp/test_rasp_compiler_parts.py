@@ -16,7 +16,9 @@ from allyouneed.rasp.api import (
     select,
     selector_width,
     tokens,
+    tokens_float,
     tokens_int,
+    where,
 )
 from allyouneed.rasp.causal import seen_causally
 from allyouneed.rasp.compiler import CannotCompile, NotExact, compile_rasp, selectors, verify
@@ -105,6 +107,23 @@ def test_means_are_exact_rationals():
     assert means((0, 1), -1, 2) == (-1, 0, 0.5, 1)
     thirds = means((1 / 3, 0.5), None, 2)
     assert thirds == (1 / 3, 5 / 12, 0.5), "no two of them a last digit apart"
+
+
+def test_what_is_text_on_some_inputs_and_numbers_on_others_is_not_averaged():
+    """Strings have no mean and numbers have one: a model made for the first would be wrong on the second."""
+    mixed = where(tokens[0] == "a", indices, "s")
+    before = select(indices, indices, "<=")
+    with pytest.raises(CannotCompile, match="strings on some inputs and numbers on others"):
+        compile_rasp(aggregate(before, mixed), "abc", 6)
+    alone = aggregate(select(indices, indices, "=="), mixed)
+    assert compile_rasp(alone, "abc", 4)("abc") == [0, 1, 2]
+
+
+def test_numbers_beyond_exact_ones_are_refused():
+    with pytest.raises(CannotCompile, match="could not hold it exactly"):
+        compile_rasp(indices * 2**1100 > 5, "ab", 4)
+    with pytest.raises(CannotCompile, match="added up exactly"):
+        compile_rasp(aggregate(full_s, tokens_float), ["0.0001234567", "1000.1234567", "3.7654321"], 6)
 
 
 def test_every_reason_is_listed():

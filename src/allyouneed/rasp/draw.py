@@ -79,8 +79,10 @@ def file_name(name: str, given: Input) -> str:
 
 
 def save(picture: Canvas, path: str | Path) -> Path:
-    """Writes a picture: as PNG if the file's name ends so, else as SVG."""
+    """Writes a picture: SVG or PNG, as the file's name says."""
     path = Path(path)
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise RaspError(f"{path}: a picture is an .svg or a .png file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() == ".png":

@@ -45,8 +45,7 @@ class Batch:
     @property
     def examples(self) -> int:
         """How many rows there are."""
-        rows = self.output_BT if self.output_BT is not None else self.class_B
-        assert rows is not None
+        rows = next(rows for rows in (self.output_BT, self.class_BS, self.class_B) if rows is not None)
         return rows.shape[0]
 
     @property

@@ -4,7 +4,8 @@
     input = BOS tokens;       output = the value at each position, selectors seeing what came before   (a decoder)
 
 Inputs are random strings over the vocabulary; those on which the program fails are not drawn. A value is written as
-Python writes it, the values of a sequence with blanks between them.
+Python writes it (whole floats without a point, others to twelve digits), the values of a sequence with blanks between
+them.
 
 Paper: Weiss, Goldberg and Yahav 2021, arXiv:2106.06981, section 5 (Transformers trained on RASP's tasks).
 """
@@ -50,7 +51,8 @@ class RaspConfig(AlgorithmTask):
     vocabulary: Annotated[
         tuple[str, ...], Field(min_length=1)
     ]  # tokens; if one has several characters, blanks part them
-    classes: tuple[str, ...] | None = None  # the values of the program; default: those that random inputs show
+    # The values of the program; default: those that random inputs show. Inputs with other values are not drawn.
+    classes: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> "RaspConfig":
@@ -75,15 +77,7 @@ class RaspConfig(AlgorithmTask):
 
     def names(self) -> tuple[str, ...]:
         """The values, written out."""
-        if self.classes is not None:
-            return self.classes
-        dice, found = Dice("classes"), set[str]()
-        for _ in range(TRIED):
-            item = self.draw(dice, self.lengths)
-            found.update(item[1].split() if item is not None else ())
-        if not found:
-            raise ConfigError(f"task.program: fails on {TRIED:,} random inputs")
-        return tuple(sorted(found))
+        return self.classes if self.classes is not None else _shown(self)
 
     def sizes(self, codec: Codec) -> Sizes:
         assert codec.source is not None
@@ -91,6 +85,11 @@ class RaspConfig(AlgorithmTask):
         return Sizes(codec.source.size, len(codec.classes))
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
+        item = self.drawn(dice, lengths)
+        return item if item is not None and set(item[1].split(" ")) <= set(self.names()) else None
+
+    def drawn(self, dice: Dice, lengths: Lengths) -> Pair | None:
+        """A random input and its values, whatever they are."""
         tokens = [self.vocabulary[dice.below(len(self.vocabulary))] for _ in range(dice.between(*lengths))]
         try:
             values = evaluate(self.sop(), tokens)
@@ -125,7 +124,7 @@ class RaspCausalConfig(RaspConfig):
         assert codec.target is not None
         number = {name: place for place, name in enumerate(self.names(), start=UNK + 1)}
         rows = codec.target.encode_batch([source for source, _ in items])
-        answers = [[PAD, *(number.get(name, PAD) for name in target.split(" "))] for _, target in items]
+        answers = [[PAD, *(number[name] for name in target.split(" "))] for _, target in items]
         return Batch(
             input_BT=torch.from_numpy(padded(as_arrays(rows), before=(BOS,))),
             output_BT=torch.from_numpy(padded(as_arrays(answers))),
@@ -137,9 +136,21 @@ def _sop(program: str, result: str | None) -> SOp:
     return program_of(program, "task.program").sop(result)
 
 
+@lru_cache(maxsize=32)
+def _shown(task: RaspConfig) -> tuple[str, ...]:
+    """The values that random inputs show."""
+    dice, found = Dice("classes"), set[str]()
+    for _ in range(TRIED):
+        item = task.drawn(dice, task.lengths)
+        found.update(item[1].split(" ") if item is not None else ())
+    if not found:
+        raise ConfigError(f"task.program: fails on {TRIED:,} random inputs")
+    return tuple(sorted(found))
+
+
 def written(value: Atom) -> str:
-    """A value as the name of a class."""
-    return str(value)
+    """A value as the name of a class: the same for 1 and 1.0, and for means that differ in their last bit."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> Batch:

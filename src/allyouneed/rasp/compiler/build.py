@@ -18,6 +18,8 @@ from allyouneed.rasp.compiler.values import Bounds, distinct, means, tabulate
 from allyouneed.rasp.compiler.widths import Width, as_width
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
 
+LARGEST = 2**53  # whole numbers up to here are exact in the float64 that tables are made in
+
 
 def build(
     outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
@@ -174,6 +176,8 @@ class _Builder:
     def _constant(self, value: Atom) -> Sop:
         sop = Sop("constant", repr(value), (value,))
         if not isinstance(value, str):
+            if not abs(value) <= LARGEST:
+                raise Unable(f"a constant is no number up to {LARGEST:,}: a model could not hold it exactly")
             sop.additive, sop.constant = {}, float(value)
         return sop
 
@@ -241,6 +245,10 @@ class _Builder:
     def _aggregate(self, selection: Selection, value: Sop, default: Atom, label: str) -> Sop:
         if not selection.terms:
             return self._constant(default)
+        kinds = {type(one) for one in value.values}
+        if str in kinds and kinds & {int, float} and not selection.at_most_one:
+            # A sequence of strings has no mean, one of numbers has: which it is, only the input says.
+            raise Unable("averages what are strings on some inputs and numbers on others")
         numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
         single = not numbers or len(value.values) == 1 or selection.at_most_one
         if not single and len(selection.terms) > 1:

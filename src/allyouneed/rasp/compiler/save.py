@@ -49,13 +49,17 @@ def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> 
     ((name, sop),) = outputs.items()
     if not all(isinstance(token, str) for token in compiled.vocabulary):
         raise ConfigError("a model folder reads text: the vocabulary should hold strings (tokens_int reads numbers)")
+    classes = [written(value) for value in compiled.outputs[0].values]
+    blank = [name for name in classes if not name or name.split() != [name]]
+    if blank:
+        raise ConfigError(f"{name}: the value {blank[0]!r} cannot be written: blanks part the values of a model folder")
     task = {
         "type": "rasp-causal" if compiled.causal else "rasp",
         "program": source({"result": sop}),  # a name that no library has
         "result": "result",
         "vocabulary": list(compiled.vocabulary),
         "lengths": [1, compiled.length],
-        "classes": [written(value) for value in compiled.outputs[0].values],
+        "classes": classes,
     }
     config = compiled.model.config.model_dump(mode="json")  # type: ignore[union-attr,operator]
     recipe = parse(Recipe, {"about": f"{name}, compiled from RASP", "task": task, "model": config})

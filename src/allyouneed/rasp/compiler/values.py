@@ -140,6 +140,8 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
     exact = [rational(value) for value in values]
     unit = math.lcm(*(number.denominator for number in exact))
     steps = sorted({int(number * unit) for number in exact})
+    if max(map(abs, steps)) * length >= 1 << 62:
+        raise Unable("averages numbers too large, or with too many different denominators, to be added up exactly")
     found: set[tuple[int, int]] = set()
     sums = {0}
     for count in range(1, length + 1):
