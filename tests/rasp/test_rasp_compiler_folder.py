@@ -42,6 +42,12 @@ def test_it_opens_and_answers(reverse):
     assert "select(indices" in bundle.card
 
 
+def test_tokens_it_does_not_know_are_refused(reverse):
+    bundle = allyouneed.load(str(reverse))
+    with pytest.raises(DataError, match="text 2: 'abz' holds a token"):
+        translate(bundle.model, bundle.codec, ["abc", "abz"], SearchConfig())
+
+
 def test_it_is_measured_by_the_interpreter(reverse):
     scores = {score.name: score.value for score in evaluate_held_out(*_held_out(reverse))}
     assert scores["exact"] == 1.0

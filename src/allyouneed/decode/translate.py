@@ -8,8 +8,9 @@ from torch import Tensor
 
 from allyouneed.decode.base import device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
+from allyouneed.errors import DataError
 from allyouneed.models import Model
-from allyouneed.tasks import Codec
+from allyouneed.tasks import UNK, Codec
 
 ROWS = 64  # texts classified at a time
 
@@ -32,6 +33,11 @@ def translate(
 ) -> list[list[Answer]]:
     """The best answers for each text, best first: translations, or the names of classes."""
     sources = codec.encode_sources(texts)
+    if codec.each:
+        # A class for each token is an answer about tokens that are known; a compiled program has none for others.
+        for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
+            if UNK in ids:
+                raise DataError(f"text {number}: {text!r} holds a token that is not in the model's vocabulary")
     if codec.classes is not None:
         return _classify(model, codec, sources, config.n_best, progress)
     found = search(model, sources, config, progress)
