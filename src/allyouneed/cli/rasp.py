@@ -13,7 +13,7 @@ Compat = Annotated[bool, typer.Option("--compat", help="Keep the published quirk
 
 @app.callback(invoke_without_command=True)
 def _rasp(context: typer.Context) -> None:
-    """RASP, the language of what attention computes: talk to it, run it."""
+    """RASP, the language of what attention computes: talk to it, run it, draw it, compile it into weights."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
