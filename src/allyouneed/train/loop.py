@@ -75,10 +75,12 @@ def train(
     watcher: Watcher | None = None,
     device: str = "cpu",
     start: str | Path | None = None,
+    cores: int | None = None,
 ) -> Path:
     """Trains, or goes on training, in a run folder; returns the finished model folder.
 
-    `start`: a model folder whose weights are those before the first step, instead of random ones.
+    `start`: a model folder whose weights are those before the first step, instead of random ones. `cores`: how many to
+    use; otherwise all that this process may run on.
     """
     watcher = watcher or Silent()
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ def train(
         if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
             return folder / "model"
-        run = Run(recipe, folder, watcher, torch.device(device), start)
+        run = Run(recipe, folder, watcher, torch.device(device), start, cores)
         # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
         write_atomic(folder / "recipe.toml", to_toml(recipe).encode())
         try:
@@ -111,8 +113,10 @@ class Run:
         watcher: Watcher,
         device: torch.device,
         start: str | Path | None = None,
+        cores: int | None = None,
     ) -> None:
         self.spent = Spent()
+        self.cores = cores or usable_cores()
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
         self.data = recipe.task.prepare(folder / "data", recipe.seed)
@@ -147,7 +151,7 @@ class Run:
 
     def _hire(self) -> Workers:
         """Threads for micro-batches: on a CPU as many as there are cores, each with its share of them."""
-        cores, count = usable_cores(), 1
+        cores, count = self.cores, 1
         if self.device.type == "cpu":
             keep_freed_memory()
             count = min(self.config.workers or cores, self.config.accumulate)

@@ -1,0 +1,225 @@
+"""Charts in the house style: curves with bands, bars with intervals, matrices of numbers. As SVG, PNG or text.
+
+No pyplot: no display, no global state. Colours are those of Okabe and Ito (2008), which everybody can tell apart; a
+curve is also named at its end or in a legend, never by colour alone.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from allyouneed.lab.pictures import FAINT, INK
+from allyouneed.storage import write_atomic, writing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b", "#000000", "#bcbd22")
+MARKS = "os^Dv*PXph"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x, with a band where one is known."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    style: Literal["line", "dashed", "points"] = "line"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on one pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    log_x: bool = False
+    log_y: bool = False
+    note: str = ""
+    lines: dict[str, float] = field(default_factory=dict)  # names of heights that are worth a dashed line
+
+    def figure(self) -> "Figure":
+        """The chart, drawn."""
+        figure, axes = _new_figure(self.title, self.note)
+        for number, curve in enumerate(self.curves):
+            _draw_curve(axes, curve, COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)])
+        for name, height in self.lines.items():
+            axes.axhline(height, color=FAINT, linestyle=":", linewidth=1.2)
+            axes.annotate(name, (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)
+        axes.set_xlabel(self.x_label, color=INK)
+        axes.set_ylabel(self.y_label, color=INK)
+        if self.log_x:
+            axes.set_xscale("log")
+        if self.log_y:
+            axes.set_yscale("log")
+        if len(self.curves) > 1:
+            outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
+            axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(self.curves) > 4 else {}))
+        return figure
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar, and the interval of what it stands for."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Values side by side, each with its interval."""
+
+    title: str
+    label: str
+    bars: Sequence[Bar]
+    note: str = ""
+
+    def figure(self) -> "Figure":
+        """The chart, drawn: lying bars, so that names can be read."""
+        figure, axes = _new_figure(self.title, self.note, height=1.3 + 0.36 * len(self.bars))
+        places = range(len(self.bars))[::-1]
+        value = [bar.value for bar in self.bars]
+        reach = [[bar.value - bar.low for bar in self.bars], [bar.high - bar.value for bar in self.bars]]
+        axes.barh(places, value, xerr=reach, color=COLOURS[0], height=0.62, ecolor=INK, capsize=3)
+        axes.set_yticks(places, [bar.name for bar in self.bars])
+        axes.set_xlabel(self.label, color=INK)
+        return figure
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers in rows and columns, coloured around zero; what is sure is written in bold."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float]]
+    sure: Sequence[Sequence[bool]]
+    note: str = ""
+    digits: int = 2
+
+    def figure(self) -> "Figure":
+        """The chart, drawn. White is zero, blue is better, orange is worse."""
+        from matplotlib.colors import LinearSegmentedColormap
+
+        width, height = 3.2 + 1.25 * len(self.columns), 1.6 + 0.42 * len(self.rows)
+        figure, axes = _new_figure(self.title, self.note, width=width, height=height)
+        colours = LinearSegmentedColormap.from_list("effects", ["#d55e00", "#ffffff", "#0072b2"])
+        finite = [abs(value) for row in self.values for value in row if math.isfinite(value)]
+        reach = max(finite, default=0.0) or 1.0
+        axes.imshow(self.values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
+        axes.set_xticks(range(len(self.columns)), self.columns, color=INK)
+        axes.set_yticks(range(len(self.rows)), self.rows, color=INK)
+        axes.tick_params(length=0)
+        axes.grid(False)
+        for i, row in enumerate(self.values):
+            for j, value in enumerate(row):
+                weight, text = ("bold" if self.sure[i][j] else "normal"), f"{value:+.{self.digits}f}"
+                axes.text(j, i, text if math.isfinite(value) else "–", ha="center", va="center", fontweight=weight)
+        return figure
+
+
+AnyChart = Chart | Bars | Matrix
+
+
+def svg(chart: AnyChart) -> str:
+    """The chart as the text of an SVG file; the same chart gives the same text."""
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": "allyouneed", "svg.fonttype": "path"}):
+        chart.figure().savefig(text, format="svg", metadata={"Date": None}, facecolor="white")
+    return text.getvalue()
+
+
+def save_chart(chart: AnyChart, path: Path) -> Path:
+    """Writes a .svg or .png file."""
+    if path.suffix == ".svg":
+        data = svg(chart).encode()
+    else:
+        bytes_ = io.BytesIO()
+        chart.figure().savefig(bytes_, format="png", dpi=150, facecolor="white")
+        data = bytes_.getvalue()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data)
+    return path
+
+
+def text_chart(chart: Chart, width: int = 72, height: int = 16) -> str:
+    """Curves for a terminal: a letter for each, where it goes; the legend says which."""
+    points = [
+        (_at(x, chart.log_x), _at(y, chart.log_y), number)
+        for number, curve in enumerate(chart.curves)
+        for x, y in zip(curve.x, curve.y, strict=True)
+    ]
+    points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if not points:
+        return f"{chart.title}\n(nothing to draw)"
+    left, right = min(point[0] for point in points), max(point[0] for point in points)
+    low, high = min(point[1] for point in points), max(point[1] for point in points)
+    grid = [[" "] * width for _ in range(height)]
+    for x, y, number in points:
+        column = round((x - left) / ((right - left) or 1) * (width - 1))
+        row = round((high - y) / ((high - low) or 1) * (height - 1))
+        cell = grid[row][column]
+        grid[row][column] = _letter(number) if cell in (" ", _letter(number)) else "*"
+    edges = {0: _number(high, chart.log_y), height - 1: _number(low, chart.log_y)}
+    lines = [f"{edges.get(i, ''):>9} |{''.join(row)}" for i, row in enumerate(grid)]
+    ends = _number(left, chart.log_x), _number(right, chart.log_x)
+    axis = f"{'':9} +{'-' * width}\n{'':11}{ends[0]}{ends[1]:>{max(1, width - len(ends[0]))}}"
+    names = ", ".join(f"{_letter(number)} {curve.name}" for number, curve in enumerate(chart.curves))
+    return "\n".join([f"{chart.title}: {chart.y_label} over {chart.x_label}", *lines, axis, f"{'':11}{names}"])
+
+
+def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) -> "tuple[Figure, Axes]":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=10)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.grid(color="#e6e9ef", linewidth=0.7)
+    axes.set_axisbelow(True)
+    if note:
+        figure.supxlabel(note, fontsize=8.5, color=INK, x=0.01, ha="left", wrap=True)
+    return figure, axes
+
+
+def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
+    few = len(curve.x) <= 40
+    line = {"line": "-", "dashed": "--", "points": ""}[curve.style]
+    shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
+    axes.plot(curve.x, curve.y, line, marker=shown, markersize=4.5, linewidth=1.7, color=colour, label=curve.name)
+    if curve.low:
+        axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _letter(number: int) -> str:
+    return chr(ord("a") + number % 26)
+
+
+def _at(value: float, log: bool) -> float:
+    if not log:
+        return value
+    return math.log10(value) if value > 0 else math.nan
+
+
+def _number(value: float, log: bool) -> str:
+    return f"{10**value if log else value:.3g}"

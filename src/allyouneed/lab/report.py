@@ -1,0 +1,137 @@
+"""Reports: one HTML file that needs nothing else, and the same numbers as JSON for machines.
+
+Every text is escaped; charts are images inside the page, where no script of theirs would run; and the page forbids all
+scripts and all network to itself (Content-Security-Policy), whatever a name or a text from data may hold.
+"""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allyouneed import __version__
+from allyouneed.lab.charts import AnyChart, svg
+from allyouneed.storage import write_atomic, writing
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b2a41; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.7rem } h2 { font-size: 1.25rem; margin-top: 2.2rem; border-bottom: 1px solid #d9dee7 }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e6e9ef }
+th { font-weight: 600; border-bottom: 2px solid #8d99ae } th:first-child, td:first-child { text-align: left }
+.scroll { overflow-x: auto } img { max-width: 100%; height: auto } .note { color: #5b6779 }
+pre { background: #f4f6f9; padding: .7rem 1rem; overflow-x: auto; border-radius: 4px }
+.verdict { border-left: 4px solid #0072b2; padding: .3rem 1rem; background: #f4f6f9; margin: .6rem 0 }
+"""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Begins a part of the page."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph in a quieter colour: how something was measured."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command or a recipe, as it is typed."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as texts; the first column holds names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Part = Heading | Text | Note | Verdict | Code | Table | AnyChart
+
+
+def write_report(path: Path, title: str, parts: Sequence[Part], data: Mapping[str, Any]) -> Path:
+    """Writes the page, and `data` beside it with the suffix .json."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path.with_suffix(".json"), to_json({"allyouneed": __version__, "title": title, **data}))
+    write_atomic(path, page(title, parts).encode())
+    return path
+
+
+def page(title: str, parts: Sequence[Part]) -> str:
+    """The whole HTML file."""
+    body = "\n".join(_part(part) for part in parts)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
+        f'{body}\n<p class="note">allyouneed {__version__}</p>\n</body>\n</html>\n'
+    )
+
+
+def to_json(data: Any) -> bytes:
+    """JSON that every reader takes: what is no number is null."""
+    return (json.dumps(_plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(name): _plain(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return data
+
+
+def _part(part: Part) -> str:
+    match part:
+        case Heading(text):
+            return f"<h2>{html.escape(text)}</h2>"
+        case Text(text):
+            return f"<p>{html.escape(text)}</p>"
+        case Note(text):
+            return f'<p class="note">{html.escape(text)}</p>'
+        case Verdict(text):
+            return f'<p class="verdict">{html.escape(text)}</p>'
+        case Code(text):
+            return f"<pre>{html.escape(text)}</pre>"
+        case Table():
+            return _table(part)
+        case _:
+            encoded = base64.b64encode(svg(part).encode()).decode()
+            return f'<p><img alt="{html.escape(part.title)}" src="data:image/svg+xml;base64,{encoded}"></p>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>'

@@ -1,0 +1,50 @@
+"""Reports need nothing else, and run nothing, whatever their texts hold."""
+
+import json
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Matrix, save_chart, svg, text_chart
+from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, write_report
+
+pytestmark = pytest.mark.no_shapes
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+CHART = Chart(EVIL, EVIL, "loss", [Curve(EVIL, [1, 2], [3, 4], [2, 3], [4, 5]), Curve("b", [1, 2], [5, 6])])
+
+
+def test_no_text_becomes_markup() -> None:
+    parts = [Heading(EVIL), Text(EVIL), Note(EVIL), Verdict(EVIL), Code(EVIL), Table([EVIL], [[EVIL]]), CHART]
+    text = page(EVIL, parts)
+    assert "<script" not in text
+    quoteless = re.sub(r'"[^"]*"', '""', text)  # values of attributes, in which nothing ends them
+    assert not re.search(r"<[^>]*onerror", quoteless)
+    assert "default-src 'none'" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
+
+
+def test_the_numbers_are_json_for_everybody(tmp_path: Path) -> None:
+    path = write_report(tmp_path / "new" / "report.html", "T", [Text("x")], {"value": math.nan, "list": (1, 2.5)})
+    data = json.loads(path.with_suffix(".json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert data["value"] is None
+    assert data["list"] == [1, 2.5]
+
+
+def test_charts_are_drawn(tmp_path: Path) -> None:
+    bars = Bars("bars", "x", [Bar("one", 1, 0.5, 1.5), Bar("two", 2, 1, 3)])
+    matrix = Matrix("matrix", ["a", "b"], ["x"], [[1.0], [math.nan]], [[True], [False]])
+    for chart in (CHART, bars, matrix):
+        ElementTree.fromstring(svg(chart))
+        assert svg(chart) == svg(chart)
+    assert save_chart(bars, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_text_chart_puts_points_where_they_are() -> None:
+    chart = Chart("t", "n", "seconds", [Curve("line", [1, 10, 100], [1, 10, 100])], log_x=True, log_y=True)
+    rows = [line.partition("|")[2] for line in text_chart(chart, 21, 11).splitlines() if "|" in line]
+    assert rows[0][20] == rows[5][10] == rows[10][0] == "a"
+    assert "".join(rows).count("a") == 3

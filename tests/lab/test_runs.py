@@ -1,0 +1,92 @@
+"""Many runs at a time: finished ones are not made again, killed ones go on, failed ones stop no other."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from allyouneed.errors import ConfigError
+from allyouneed.lab.runs import Job, outcome_of, run_all
+from allyouneed.storage import open_folder
+from allyouneed.train import Recipe, load_recipe, train
+
+pytestmark = pytest.mark.no_shapes
+
+
+def recipe(seed: int = 1, *more: str) -> Recipe:
+    sets = ["task.valid=20", "task.test=20", "task.batch=8", "train.budget.steps=40", "train.evaluate_every=0.25", "model.width=32"]
+    return load_recipe("copy", {"seed": seed}, [*sets, *more])
+
+
+def weights(folder: Path) -> bytes:
+    return open_folder(folder / "model").read("model.safetensors")
+
+
+def test_runs_side_by_side_equal_runs_alone(tmp_path: Path) -> None:
+    jobs = [Job(f"seed-{seed}", recipe(seed)) for seed in (1, 2)]
+    outcomes = run_all(jobs, tmp_path / "many", workers=2)
+    train(recipe(2), tmp_path / "alone", cores=1)
+    assert weights(tmp_path / "many" / "seed-2") == weights(tmp_path / "alone")
+    assert [outcome.name for outcome in outcomes] == ["seed-1", "seed-2"]
+    assert outcomes[1].steps == 40
+    assert len(outcomes[1].curve) == 4
+    assert outcomes[1].scores["loss"] > 0
+    assert outcomes[1] == outcome_of(tmp_path / "many" / "seed-2")
+
+
+def test_a_run_that_fails_is_an_outcome(tmp_path: Path) -> None:
+    jobs = [Job("bad", recipe(1, "train.metric=charm")), Job("good", recipe())]
+    bad, good = run_all(jobs, tmp_path, workers=2)
+    assert bad.failed
+    assert "charm" in bad.error
+    assert not good.failed
+
+
+def test_another_recipe_in_the_folder_is_refused(tmp_path: Path) -> None:
+    run_all([Job("one", recipe())], tmp_path)
+    with pytest.raises(ConfigError, match="another recipe"):
+        run_all([Job("one", recipe(7))], tmp_path)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_runs import recipe
+from allyouneed.lab.runs import Job, run_all
+run_all([Job("one", recipe(1, "train.budget.steps=400"))], Path({folder!r}))
+"""
+
+
+def test_children_end_with_their_parent_and_the_run_goes_on(tmp_path: Path) -> None:
+    script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "killed"))
+    with subprocess.Popen([sys.executable, "-c", script]) as parent:
+        lock = tmp_path / "killed" / "one" / "lock"
+        until(lambda: (tmp_path / "killed" / "one" / "checkpoints").exists() and lock.read_text().strip() != "")
+        child = int(lock.read_text())
+        parent.send_signal(signal.SIGKILL)
+    until(lambda: not is_alive(child))
+    long = recipe(1, "train.budget.steps=400")
+    (outcome,) = run_all([Job("one", long)], tmp_path / "killed")
+    train(long, tmp_path / "whole", cores=1)
+    assert outcome.steps == 400
+    assert weights(tmp_path / "killed" / "one") == weights(tmp_path / "whole")
+
+
+def until(condition: object, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

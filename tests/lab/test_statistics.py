@@ -1,0 +1,61 @@
+"""Intervals and tests against scipy's own and against what they mean."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from allyouneed.lab.statistics import difference, holm, interval, verdict
+
+pytestmark = pytest.mark.no_shapes
+
+
+def test_interval_is_the_percentile_bootstrap_of_scipy() -> None:
+    values = np.random.default_rng(3).normal(5, 2, 12)
+    ours = interval(values.tolist())
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=50_000, rng=1).confidence_interval
+    assert ours.mean == pytest.approx(values.mean())
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.05)
+
+
+def test_one_value_has_no_width() -> None:
+    found = interval([2.0])
+    assert (found.low, found.mean, found.high) == (2, 2, 2)
+    assert found.text() == "2.000 (one seed)"
+
+
+def test_p_values_are_those_of_scipy() -> None:
+    ours, theirs = [1.0, 1.2, 1.1, 1.5], [0.7, 1.1, 0.8, 1.0]
+    assert difference(ours, theirs, paired=True).p == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    welch = stats.ttest_ind(ours, theirs, equal_var=False).pvalue
+    assert difference(ours, theirs, paired=False).p == pytest.approx(welch)
+
+
+def test_noise_is_rarely_called_a_difference() -> None:
+    generator = np.random.default_rng(0)
+    shown = [difference(*generator.normal(0, 1, (2, 3)), paired=True).is_shown() for _ in range(400)]
+    assert np.mean(shown) < 0.08  # the level is 5 %; the bootstrap alone would claim about 25 %
+
+
+def test_a_large_difference_is_shown_and_said() -> None:
+    found = difference([0.9, 0.91, 0.92], [0.5, 0.52, 0.53], paired=True)
+    assert found.is_shown()
+    assert verdict(found, True, "new", "old").startswith("new is better than old by 0.39")
+    assert verdict(found, False, "new", "old").startswith("new is worse")
+
+
+def test_too_few_seeds_show_nothing() -> None:
+    one = difference([1.0], [2.0], paired=True)
+    assert math.isnan(one.p)
+    assert not one.is_shown()
+    assert verdict(one, True, "a", "b") == "no difference between a and b could be shown with 1 seed"
+
+
+def test_the_same_every_time_is_no_difference() -> None:
+    assert not difference([1.0, 1.0], [1.0, 1.0], paired=True).is_shown()
+
+
+def test_holm_by_hand() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": True, "b": False, "c": False}
+    assert holm({"a": 0.01, "b": math.nan}) == {"a": True, "b": False}
