@@ -155,11 +155,12 @@ def test_one_place_and_empty_slots_give_numbers() -> None:
 
 def test_bits_of_ids() -> None:
     table_VN = bit_table(4 + 8 + 2, 3)
-    assert table_VN[4 + 6].tolist() == [1, 1, 0] + 6 * [0]
+    assert table_VN[4 + 6].tolist() == [1, 1, 0] + 6 * [0] + [1]
+    assert table_VN[4].tolist() == 9 * [0] + [1]  # a vector of zeros is not the same as no input
     others = [0, 1, 2, 3, 12, 13]
     assert table_VN[others].argmax(dim=1).tolist() == [3, 4, 5, 6, 7, 8]
     assert table_VN[others].sum() == 6
-    assert bit_table(2, 8).shape == (2, 10)  # smaller than its special ids
+    assert bit_table(2, 8).shape == (2, 11)  # smaller than its special ids
 
 
 def machine(**settings: object) -> NTM:
@@ -186,7 +187,7 @@ def test_the_softmax_over_vectors_is_a_product_of_bernoullis() -> None:
 def test_what_is_fixed_is_no_parameter_and_is_not_saved() -> None:
     model = machine()
     hidden, reads, keys = 7, 4, 2 * 4 + 2 * 4 + 6 * 2
-    gates = 4 * hidden * (hidden + reads + 1) + 4 * hidden * (3 + 5)
+    gates = 4 * hidden * (hidden + reads + 1) + 4 * hidden * (3 + 5 + 1)
     assert model.parameter_count() == gates + keys * (hidden + 1) + (3 + 5) * (hidden + reads + 1)
     assert not [name for name in model.state_dict() if "table" in name or "head.weight" in name]
     source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))

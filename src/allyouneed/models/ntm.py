@@ -43,8 +43,9 @@ BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018
 # How a machine with an LSTM begins decides whether it learns (copy, over seeds). What comes in stirs it at once, by so
 # many times 1 / sqrt(inputs), while its own cells hardly do: else it first learns to keep the input in them, and is
 # slow to turn to the memory, or runs wild beyond the lengths it knows. Heads begin by moving from where they were (a
-# gate of sigmoid(-2)).
-BOLD, KEEPING = 5.0, -2.0
+# gate of sigmoid(-2)). Without an LSTM they also begin sharp, and more likely to step on than to stay or to go back:
+# with three equal shifts a weighting is a blur after a few steps, and it is chance whether that clears up.
+BOLD, KEEPING, SHARP, MOVING = 5.0, -2.0, 2.0, 1.0
 SPECIAL = 4  # the first ids of every vocabulary stand for no words
 
 
@@ -112,13 +113,16 @@ class NTM(Model):
         self.heads = nn.Linear(hidden, sum(self.shape.told()))
         nn.init.xavier_uniform_(self.heads.weight, gain=1.4)
         nn.init.zeros_(self.heads.bias)
-        nn.init.constant_(self.heads.bias.split(self.shape.told())[3], KEEPING)
+        *_, gates_H, _, gammas_H, shifts_3 = self.heads.bias.detach().split(self.shape.told())
+        nn.init.constant_(gates_H, KEEPING)
+        if not self.shape.recurrent:
+            nn.init.constant_(gammas_H, SHARP)
+            nn.init.constant_(shifts_3[::3], MOVING)
         self.output_width = hidden + reads
         if config.embedding == "bits":
             table_VN = bit_table(sizes.target, config.bits)
-            is_vector_V1 = table_VN[:, config.bits :].sum(dim=1, keepdim=True) == 0
-            self.output: nn.Linear | None = nn.Linear(hidden + reads, table_VN.shape[1])
-            self.head = Head(torch.cat([table_VN, is_vector_V1.to(table_VN.dtype)], dim=1))
+            self.output: nn.Linear | None = nn.Linear(hidden + reads, table_VN.shape[1] - 1)
+            self.head = Head(table_VN)
         else:
             self.output = None
             self.head = Head(new_embedding(sizes.target, hidden + reads), bias=True)
@@ -265,9 +269,10 @@ def join(states: Sequence[NTMState]) -> NTMState:
 
 
 def bit_table(ids: int, bits: int) -> Tensor:
-    """A row for each id: its bits, the highest first, and a channel for each id that is no vector.
+    """A row for each id: its bits, the highest first; a channel for each id that is no vector; one for all that are.
 
-    The first ids are special ones, then come the 2^bits vectors, then others.
+    The first ids are special ones, then come the 2^bits vectors, then others. The last channel tells a machine a vector
+    of zeros from no input at all: a controller without a state of its own could not know whether it is to answer.
     """
     id_V = torch.arange(ids)
     vector_V = id_V - SPECIAL
@@ -276,4 +281,4 @@ def bit_table(ids: int, bits: int) -> Tensor:
     others = min(ids, SPECIAL) + max(0, ids - SPECIAL - 2**bits)
     channel_V = torch.where(id_V < SPECIAL, id_V, id_V - 2**bits)
     other_VC = (channel_V[:, None] == torch.arange(others)) & ~is_vector_V[:, None]
-    return torch.cat([bits_VW.float(), other_VC.float()], dim=1)
+    return torch.cat([bits_VW.float(), other_VC.float(), is_vector_V[:, None].float()], dim=1)
