@@ -1,6 +1,6 @@
 """Names of unseen emoji: Show, Attend and Tell, a Transformer that reads the same grid, and a decoder without image.
 
-    python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ...] [--picture FILE]
+    python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ...] [--picture FILE.png]
 
 Each run is what `allyouneed train RECIPE --seed S` does, in one process and on one thread. A finished run is not
 run again; the table is printed from what the folder holds: mean and spread over seeds, on the test split. `--picture`
@@ -11,6 +11,7 @@ import argparse
 import json
 import resource
 import statistics
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, float]:
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Where a model looked for each token, as an SVG: the picture, and what was read of it."""
+    """Where a model looked for each token, as a picture: the image, and what was read of it."""
     from matplotlib.figure import Figure
 
     bundle = load_folder(folder)
@@ -99,7 +100,7 @@ def draw(folder: Path, path: Path) -> None:
         if right and len(answers[item].text.split()) > 1:
             best.setdefault(answers[item].text.split(":")[0], item)
     chosen = list(best.values())[:SHOWN]
-    figure = Figure(figsize=(1.25 * (WORDS + 1), 1.55 * len(chosen)), layout="constrained")
+    figure = Figure(figsize=(1.25 * (WORDS + 1), 1.6 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), WORDS + 1, squeeze=False)
     side = round(model.config.cells() ** 0.5)
     for row, item in zip(axes, chosen, strict=True):
@@ -113,14 +114,14 @@ def draw(folder: Path, path: Path) -> None:
         for axis in row:
             axis.axis("off")
         row[0].imshow(image)
-        row[0].set_title(f"“{name}”", fontsize=7, loc="left")
+        row[0].set_title(textwrap.fill(f"“{name}”", 20), fontsize=6.5)
         for axis, token, weights_S in zip(row[1:], ids, weights_TS, strict=False):
             grid = weights_S.reshape(side, side).numpy()
             axis.imshow(image, alpha=0.35, extent=(0, side, side, 0))
             axis.imshow(grid, cmap="Blues", alpha=0.75, extent=(0, side, side, 0), interpolation="bilinear", vmin=0)
-            axis.set_title(codec.decode_target([token]) or "(end)", fontsize=8)
+            axis.set_title(codec.decode_target([token]) or "(end)", fontsize=9, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
