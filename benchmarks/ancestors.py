@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept import kept
 
 from allyouneed.folder import load_folder
 from allyouneed.train import load_recipe, recipe_folder
 from allyouneed.train.loop import Run, Silent
 
 TASKS = {"numbers": ("numbers-en-de", "exact"), "multi30k": ("multi30k-en-de", "bleu")}
-MODELS = ("transformer", "sutskever", "bahdanau", "bytenet", "convs2s")
+MODELS = ("transformer", "sutskever", "luong", "bahdanau", "bytenet", "convs2s")
 CORES = len(os.sched_getaffinity(0))
 WARMING, MEASURED = 3, 12  # steps
 
@@ -60,7 +61,7 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
         models = options.models.split(",") if options.models else known(name)
         recipes = {model: recipe_of(model, name) for model in models}
-        steps = step_seconds(list(recipes.values()), options.out) if options.cpu else {}
+        steps = step_seconds(list(recipes.values()), options.sets, options.out) if options.cpu else {}
         for model, recipe in recipes.items():
             budget = f"minutes={options.minutes:g}"
             if options.cpu:
@@ -81,23 +82,25 @@ def known(task: str) -> list[str]:
 def run(recipe: str, budget: str, seed: int, sets: list[str], folder: Path) -> dict[str, float]:
     """Trains and measures one model in processes of their own; what they said, kept beside the run."""
     out = folder / "-".join([recipe, budget.replace("=", "-"), *sets, str(seed)])
-    kept = out.with_name(out.name + ".json")
-    if not kept.exists():
-        given = [f"--set={one}" for one in (f"train.budget.{budget}", *sets)]
+    settings = [f"train.budget.{budget}", *sets]
+
+    def make() -> dict[str, float]:
+        given = [f"--set={one}" for one in settings]
         _, seconds = command(["train", recipe, *given, "--seed", str(seed), "--out", str(out)])
         said, _ = command(["evaluate", str(out), "--split", "test"])
-        kept.write_text(json.dumps(scores(said) | {"cpu": seconds} | last_record(out)))
-    result: dict[str, float] = json.loads(kept.read_text())
-    return result
+        return scores(said) | {"cpu": seconds} | last_record(out)
+
+    return kept(out, load_recipe(recipe, {"seed": seed}, settings), make)
 
 
-def step_seconds(recipes: list[str], folder: Path) -> dict[str, float]:
+def step_seconds(recipes: list[str], sets: list[str], folder: Path) -> dict[str, float]:
     """CPU seconds of one step of each, measured in turns: whoever else is busy slows all of them alike."""
-    kept = folder / f"step-seconds-{'-'.join(recipes)}.json"
-    if not kept.exists():
+    file = folder / f"step-seconds-{'-'.join([*recipes, *sets])}.json"
+    if not file.exists():
         with tempfile.TemporaryDirectory() as scratch:
             runs = {
-                name: Run(load_recipe(name), Path(scratch) / name, Silent(), torch.device("cpu")) for name in recipes
+                name: Run(load_recipe(name, sets=sets), Path(scratch) / name, Silent(), torch.device("cpu"))
+                for name in recipes
             }
             times: dict[str, list[float]] = {name: [] for name in recipes}
             for _ in range(WARMING + MEASURED):
@@ -107,8 +110,8 @@ def step_seconds(recipes: list[str], folder: Path) -> dict[str, float]:
                     times[name].append(time.process_time() - begun)
             for one in runs.values():
                 one.close()
-        kept.write_text(json.dumps({name: statistics.median(times[name][WARMING:]) for name in recipes}))
-    result: dict[str, float] = json.loads(kept.read_text())
+        file.write_text(json.dumps({name: statistics.median(times[name][WARMING:]) for name in recipes}))
+    result: dict[str, float] = json.loads(file.read_text())
     return result
 
 

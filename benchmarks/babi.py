@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 
 import torch
+from kept import kept
 
 from allyouneed.folder import load_folder
 from allyouneed.lab.held_out import evaluate_held_out
@@ -64,19 +65,19 @@ def main() -> None:
 def run(options: argparse.Namespace, sets: list[str], name: str) -> dict[str, float]:
     """Trains one model, or finds it trained: its test error in per cent, training loss and CPU seconds."""
     out: Path = options.out / options.size / name
-    kept = out.with_suffix(".json")
-    if not kept.exists():
+    recipe = load_recipe(options.recipe, sets=sets)
+
+    def make() -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        recipe = load_recipe(options.recipe, sets=sets)
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
         accuracy = find_score(evaluate_held_out(load_folder(folder), "test", recipe.decode, lambda _: None), "accuracy")
         assert accuracy is not None
         log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         loss = [line["loss"] for line in log if line["kind"] == "step"][-1]
-        kept.write_text(json.dumps({"error": 100 * (1 - accuracy.value), "loss": loss, "seconds": seconds}))
-    found: dict[str, float] = json.loads(kept.read_text())
-    return found
+        return {"error": 100 * (1 - accuracy.value), "loss": loss, "seconds": seconds}
+
+    return kept(out, recipe, make)
 
 
 if __name__ == "__main__":

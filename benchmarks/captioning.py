@@ -1,6 +1,6 @@
 """Names of unseen emoji: Show, Attend and Tell, a Transformer that reads the same grid, and a decoder without image.
 
-    python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ...] [--picture FILE.png]
+    python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ..] [--picture FILE.png]
 
 Each run is what `allyouneed train RECIPE --seed S` does, in one process and on one thread. A finished run is not
 run again; the table is printed from what the folder holds: mean and spread over seeds, on the test split. `--picture`
@@ -8,7 +8,6 @@ draws where the first seed's LSTM looked for a few pictures of the test split th
 """
 
 import argparse
-import json
 import resource
 import statistics
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kept import kept
 
 from allyouneed.decode import translate
 from allyouneed.decode.base import evaluating
@@ -67,19 +67,18 @@ def spread(values: list[float]) -> str:
 def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, float]:
     """Trains one model, or finds it trained: its test scores and CPU seconds of training."""
     out: Path = options.out / options.held_out / f"{name}-{seed}"
-    kept = out.with_suffix(".json")
-    if not kept.exists():
-        recipe_name, more = SYSTEMS[name]
-        sets = [f"seed={seed}", f"task.held_out={options.held_out}", *more, *options.sets]
-        recipe = load_recipe(recipe_name, sets=sets)
+    recipe_name, more = SYSTEMS[name]
+    recipe = load_recipe(recipe_name, sets=[f"seed={seed}", f"task.held_out={options.held_out}", *more, *options.sets])
+
+    def make() -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
         scores = evaluate_held_out(load_folder(folder), "test", recipe.decode, lambda _: None)
         found = {score.name: score.value * SCORES[score.name] for score in scores if score.name in SCORES}
-        kept.write_text(json.dumps({**found, "seconds": seconds}))
-    kept_scores: dict[str, float] = json.loads(kept.read_text())
-    return kept_scores
+        return {**found, "seconds": seconds}
+
+    return kept(out, recipe, make)
 
 
 def draw(folder: Path, path: Path) -> None:

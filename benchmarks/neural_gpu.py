@@ -8,12 +8,13 @@ product of two numbers give `--recipe neural-gpu-multiplication`. CPU time is th
 """
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
 import zlib
 from pathlib import Path
+
+from kept import kept
 
 from allyouneed import load
 from allyouneed.decode import SearchConfig, translate
@@ -47,10 +48,12 @@ def measured(options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Exact match by length, and CPU seconds, of one run; kept beside it."""
     settings = f"-{zlib.crc32(' '.join(options.sets).encode()):08x}" if options.sets else ""
     folder = options.out / f"{options.recipe}{settings}-{seed}"
-    kept = folder.with_suffix(".json")
-    if kept.exists():
-        result: dict[str, float] = json.loads(kept.read_text())
-        return result
+    recipe = load_recipe(options.recipe, {"seed": seed}, options.sets)
+    return kept(folder, recipe, lambda: measure(options, folder, seed))
+
+
+def measure(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, float]:
+    """Trains and asks."""
     command = [sys.executable, "-m", "allyouneed", "train", options.recipe, "--seed", str(seed), "--out", str(folder)]
     for one in options.sets:
         command += ["--set", one]
@@ -59,7 +62,6 @@ def measured(options: argparse.Namespace, seed: int) -> dict[str, float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     result = {"cpu": cpu, **by_length(folder, options.recipe, options.questions, seed)}
-    kept.write_text(json.dumps(result))
     print(f"{options.recipe} seed {seed}: {result}", flush=True)
     return result
 

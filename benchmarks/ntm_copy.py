@@ -8,7 +8,6 @@ vectors, or of those too many, are wrong. CPU time is that of the whole command.
 """
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -16,12 +15,14 @@ from pathlib import Path
 
 import matplotlib
 import torch
+from kept import kept
 
 from allyouneed import load
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.lab.maps import record_maps
 from allyouneed.tasks.bits import CopyBitsConfig, bit_errors
+from allyouneed.train import load_recipe
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -51,10 +52,12 @@ def main() -> None:
 
 def measured(name: str, seed: int, out: Path) -> dict[str, float]:
     """Wrong bits by length, and CPU seconds, of one run; kept beside it."""
-    folder, kept = out / f"{name}-{seed}", out / f"{name}-{seed}.json"
-    if kept.exists():
-        result: dict[str, float] = json.loads(kept.read_text())
-        return result
+    return kept(out / f"{name}-{seed}", load_recipe(name, {"seed": seed}), lambda: measure(name, seed, out))
+
+
+def measure(name: str, seed: int, out: Path) -> dict[str, float]:
+    """Trains and counts."""
+    folder = out / f"{name}-{seed}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "allyouneed", "train", name, "--seed", str(seed), "--out", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -67,7 +70,6 @@ def measured(name: str, seed: int, out: Path) -> dict[str, float]:
         pairs = parse(CopyBitsConfig, settings).prepare(Path("unused"), 1000 + seed).examples("test")
         said = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
         result[str(length)] = bit_errors([best[0].text for best in said], [target for _, target in pairs]).value
-    kept.write_text(json.dumps(result))
     print(f"{name} seed {seed}: {result}", flush=True)
     return result
 

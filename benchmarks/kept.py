@@ -1,0 +1,20 @@
+"""Results of long runs, kept beside them: what a benchmark has measured once it does not measure again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allyouneed.train import Recipe, load_recipe
+
+
+def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a run of this very recipe: read from the file beside its folder, or made and written there."""
+    file, found = run.with_suffix(run.suffix + ".json"), run / "recipe.toml"
+    if found.exists() and load_recipe(str(found)) != recipe:
+        raise SystemExit(f"{run}: holds a run with other settings; choose another --out, or remove it")
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(make()))
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
