@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from allyouneed.config import merge, parse, read_recipe, to_toml
+from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
 from allyouneed.train import Recipe, find_recipe, load_recipe, recipe_folder
 
@@ -77,3 +78,18 @@ def test_extends_lays_a_file_over_another():
     tree = read_recipe(path)
     assert tree["model"]["encoder_layers"] == 6
     assert parse(Recipe, merge(tree, {"seed": 3})).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("ntm-copy", "task.bits=10", r"model.bits=8 should be task.bits=10"),
+        ("ntm-copy", "model.read_heads=0", "knows nothing of the source"),
+        ("show-attend-tell-emoji", "model.size=64", "32 pixels a side"),
+        ("show-attend-tell-emoji", 'task.fonts=["noto","noto"]', "at most once"),
+        ("memn2n-babi", "model.linear_start=100000000", "should be below"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(name: str, wrong: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(name, sets=[wrong])

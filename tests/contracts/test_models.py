@@ -94,6 +94,11 @@ class Case:
         return f"{self.name}{self.number}"
 
 
+# Weights that some settings or texts of these tests leave without work, and so without gradient.
+UNREACHED: dict[str, tuple[str, ...]] = {
+    "ntm3": ("heads.",),  # nothing is read
+    "show-attend-tell2": ("decoder.begin", "decoder.cross", "decoder.gate", "decoder.context"),  # blind
+}
 CASES = [Case(name, number) for name, all_settings in SMALL.items() for number in range(len(all_settings))]
 GENERATING = [case for case in CASES if MODELS[case.name].kind != "encoder"]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -191,12 +196,13 @@ def test_states_are_values(case: Case) -> None:
 
 @every_case
 def test_gradients_are_finite_and_reach_every_weight(case: Case) -> None:
-    model, (source_BS, target_BT) = case.build().train(), texts(S=9, T=9)
+    model, (source_BS, target_BT) = case.build().train(), texts(S=9 if case.name == "show-attend-tell" else 24, T=40)
     answer(model, source_BS, target_BT).square().mean().backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, name
             assert bool(parameter.grad.isfinite().all()), name
+            assert bool(parameter.grad.any()) or name.startswith(UNREACHED.get(str(case), ())), name
 
 
 @every_case

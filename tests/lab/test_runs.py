@@ -18,7 +18,14 @@ pytestmark = pytest.mark.no_shapes
 
 
 def recipe(seed: int = 1, *more: str) -> Recipe:
-    sets = ["task.valid=20", "task.test=20", "task.batch=8", "train.budget.steps=40", "train.evaluate_every=0.25", "model.width=32"]
+    sets = [
+        "task.valid=20",
+        "task.test=20",
+        "task.batch=8",
+        "train.budget.steps=40",
+        "train.evaluate_every=0.25",
+        "model.width=32",
+    ]
     return load_recipe("copy", {"seed": seed}, [*sets, *more])
 
 

@@ -125,7 +125,10 @@ def test_a_run_is_the_papers_equations(shape: Shape) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4]], ids=str)
+ALONE = Shape(True, 0, 1, 3)  # nothing is read: the controller works alone
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4], ALONE], ids=str)
 def test_gradients_are_those_of_small_differences(shape: Shape) -> None:
     inputs = inputs_of_run(1, 3, 4, 2, shape)
     assert torch.autograd.gradcheck(lambda *x: run(*x, shape), inputs)

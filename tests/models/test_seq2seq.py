@@ -209,3 +209,14 @@ def test_bahdanau_already_reads_both_ways() -> None:
     for more in ({"layers": 2}, {"reverse": True}):
         with pytest.raises(ConfigError, match="reads both ways with one layer"):
             built(attention="bahdanau", **more)
+
+
+@pytest.mark.parametrize("attention", ["bahdanau", "luong-dot", "luong-general", "luong-concat"])
+def test_how_much_padding_a_source_of_padding_has_changes_nothing(attention: str) -> None:
+    model = Seq2SeqConfig(attention=attention, width=8).build(Sizes(13, 13)).double().eval()  # type: ignore[arg-type]
+    target_BT = torch.randint(4, 13, (1, 4))
+    answers = []
+    for length in (3, 5):
+        source_BS, valid_BS = torch.zeros(1, length, dtype=torch.long), torch.zeros(1, length, dtype=torch.bool)
+        answers.append(model.step(target_BT, model.condition(source_BS, valid_BS))[0])
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-12)

@@ -64,6 +64,8 @@ class Alignment(nn.Module):
         """What is computed once for a source."""
         with full_precision(memory.x_BSD):
             h_BSD = widened(memory.x_BSD)
+            if memory.valid_BS is not None:  # a source that is all padding is read as zeros, however much it is
+                h_BSD = h_BSD.masked_fill(~memory.valid_BS.unsqueeze(-1), 0.0)
             return Annotations(h_BSD, h_BSD if self.score == "dot" else self.key(h_BSD), memory.valid_BS)
 
     def forward(self, q_BK: Tensor, read: Annotations) -> tuple[Tensor, Tensor]:

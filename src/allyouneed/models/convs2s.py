@@ -13,9 +13,9 @@ with equal weights. L attentions send gradients into one encoder, so they are sc
 Cost: O((T + S) k D^2 + T S D) time; k - 1 vectors of state a layer, and the memory; path O(n / k) between
 positions of one side, 1 from a target to any source position.
 Paper: Gehring et al. 2017, arXiv:1705.03122; weight normalisation: Salimans and Kingma 2016, arXiv:1602.07868.
-Differs: one kernel and one number of channels for all layers of a side; the residual is
-added before the attention, as the paper's equations say (the authors' code adds it after); sums are scaled by
-sqrt(1/2), d_i = (W_d h_i + b_d + g_i) sqrt(1/2) and (z_j + e_j) sqrt(1/2) among them.
+Differs: the projection to the vocabulary is not weight-normalised; one kernel and one number of channels for all
+layers of a side; the residual is added before the attention, as the paper's equations say (the authors' code adds it
+after); sums are scaled by sqrt(1/2), d_i = (W_d h_i + b_d + g_i) sqrt(1/2) and (z_j + e_j) sqrt(1/2) among them.
 """
 
 import math

@@ -17,7 +17,8 @@ cross-entropy of tokens is the paper's of bits, and the best token has each bit 
 Cost: O(T H^2 + T M K) time; every step waits for the one before.
 Paper: Graves et al. 2014, arXiv:1410.5401.
 Differs: a target ends in an end token, which the machine has to say; nothing of the state before the first token is
-learnt.
+learnt: the memory is constant, every head is at the first slot. Bits come with a channel that says that there are some.
+The paper does not say how weights begin; here what the heads are told at first is chosen (below).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,6 +65,12 @@ class NTMConfig(ModelConfig):
     embedding: Literal["bits", "learned"] = "learned"
     bits: Annotated[int, Field(ge=1, le=16)] = 8  # of a vector: embedding = "bits" only
     feedback: bool = False  # whether what was said before is read while answering
+
+    @model_validator(mode="after")
+    def _remembers(self) -> "NTMConfig":
+        if self.controller == "feedforward" and not self.read_heads:
+            raise ValueError("read_heads=0: a feed-forward controller that reads nothing knows nothing of the source")
+        return self
 
     def build(self, sizes: Sizes) -> "NTM":
         return NTM(self, sizes)

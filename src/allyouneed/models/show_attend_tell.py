@@ -91,6 +91,11 @@ class ShowAttendTellConfig(ModelConfig):
     decoder: Annotated[SerializeAsAny[WriterConfig], choice(WRITERS, "lstm")] = LSTMConfig()
     blind: bool = False  # the control: no image
 
+    @property
+    def image(self) -> tuple[int, int]:
+        """Pixels a side, values a pixel."""
+        return self.size, self.channels
+
     def cells(self) -> int:
         """How many annotations an image has."""
         return grid_side(self.size, len(self.filters)) ** 2

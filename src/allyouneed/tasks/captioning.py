@@ -25,7 +25,7 @@ from typing import Annotated, Literal, final
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from allyouneed.errors import DataError
 from allyouneed.sizes import Sizes
@@ -72,6 +72,17 @@ class CaptioningConfig(TaskConfig):
     tokenizer: TokenizerConfig = TokenizerConfig(size=1500)
     shift: NonNegativeInt = 2  # pixels
     batch: Annotated[int, Field(ge=1)] = 64  # pictures, at most
+
+    @model_validator(mode="after")
+    def _different(self) -> "CaptioningConfig":
+        if len(set(self.fonts)) < len(self.fonts):
+            raise ValueError(f"fonts={list(self.fonts)}: each at most once")
+        return self
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Pixels a side, values a pixel."""
+        return SIDE, CHANNELS
 
     def pictures(self) -> list[Picture]:
         """Every drawing with its split."""
