@@ -28,6 +28,7 @@ from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
 from allyouneed.sizes import Sizes
 from allyouneed.storage import MANIFEST, Sealed, new_folder, open_folder, write_tensors
+from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.tasks.codec import Codec
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -190,7 +191,8 @@ def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
     room = sizes.target if config.model.kind == "decoder" else sizes.source  # a decoder reads a source as target text
     needs = [("source", codec.source.size if codec.source else 0, room)]
     if codec.classes is not None:
-        needs.append(("classes", len(codec.classes), sizes.target))
+        first = FIRST_CLASS if config.model.kind == "decoder" else 0
+        needs.append(("classes", first + len(codec.classes), sizes.target))
     elif codec.target is not None:
         needs.append(("target", codec.target.size, sizes.target))
     for what, ids, rows in needs:

@@ -1,5 +1,8 @@
 """A compiled program is a model folder like any other: loaded, measured, translated with, trained on."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -8,15 +11,17 @@ import allyouneed
 from allyouneed.cli import app
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, FolderError
+from allyouneed.folder import save_folder
 from allyouneed.lab.held_out import evaluate_files, evaluate_held_out
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
+from allyouneed.tasks import Codec
 from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
-from allyouneed.train import load_recipe, recipe_folder, train
+from allyouneed.train import Recipe, load_recipe, recipe_folder, train
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
 REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}
@@ -55,8 +60,72 @@ def test_it_is_measured_by_the_interpreter(reverse):
 
 
 def test_a_decoder_too(causal):
-    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(causal))}
-    assert scores["loss"] < 0.01
+    scores = {score.name: score for score in evaluate_held_out(*_held_out(causal))}
+    assert scores["exact"].value == 1.0
+    assert "beam" not in scores["exact"].signature, "nothing is searched for"
+    assert scores["loss"].value < 0.01
+
+
+def test_the_command_line_answers_with_a_decoder(causal, tmp_path):
+    (tmp_path / "d.tsv").write_text("aab\t1 2 1\naab\t1 2 2\n")
+    assert _said("translate", str(causal), given="abca\n\nc\n") == "1 1 1 2\n\n1\n"
+    assert _said("evaluate", str(causal)).startswith("exact = 1.0000")
+    assert _said("evaluate", str(causal), "--data", str(tmp_path / "d.tsv")).startswith("exact = 0.5000")
+    right, wrong = (
+        line.split("\t") for line in _said("score", str(causal), given="aab\t1 2 1\naab\t1 2 2\n").splitlines()
+    )
+    assert right[1] == wrong[1] == "3"
+    assert float(right[0]) > -0.01
+    assert float(wrong[0]) == pytest.approx(-8, abs=0.01), "the logit of the right value is 8 above the next"
+
+
+def test_the_command_line_says_what_a_decoder_cannot_do(causal):
+    assert "line 3: 'abz' holds a token that is not in the model's vocabulary (its token 3)" in _refused(
+        "translate", str(causal), given="abc\n\nabz\n"
+    )
+    assert "line 1: 'z'" in _refused("score", str(causal), given="z\t1\n")
+    assert "answers for each token generates nothing" in _refused("generate", str(causal), "--prompt", "a")
+
+
+def test_an_encoder_is_scored_token_by_token(reverse):
+    logprob, count = _said("score", str(reverse), given="abc\tc b a\n").split("\t")
+    assert float(logprob) > -0.01
+    assert int(count) == 3
+
+
+def _said(*arguments, given=""):
+    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _refused(*arguments, given=""):
+    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
+    """Ids below FIRST_CLASS mean no class."""
+    bundle = allyouneed.load(str(causal))
+    too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), each=True)
+    recipe = parse(Recipe, bundle.recipe)
+    with pytest.raises(FolderError, match="classes: 13 ids, but the model has room for 12"):
+        allyouneed.load(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
+
+
+def test_a_decoder_learns_it(tmp_path):
+    settings = {"layers": 1, "width": 16, "hidden": 32, "mixer": {"type": "softmax", "heads": 2}, "dropout": 0.0}
+    task = {"type": "rasp-causal", **TASK, "valid": 8, "test": 8}
+    tree = {
+        "task": task,
+        "model": {"type": "decoder", **settings},
+        "train": {"budget": {"steps": 2}, "metric": "exact"},
+    }
+    folder = train(load_recipe(None, tree), tmp_path / "run")
+    bundle = allyouneed.load(str(folder))
+    assert len(translate(bundle.model, bundle.codec, ["abab"], SearchConfig())[0][0].text.split()) == 4
 
 
 def _held_out(folder):
@@ -77,7 +146,7 @@ def test_folders_of_the_zoo_are_measured(name, causal, tmp_path):
         return
     scores = {score.name: score.value for score in evaluate_held_out(*_held_out(tmp_path / "m"))}
     assert scores["loss"] < 0.01
-    assert causal or scores["exact"] == 1.0
+    assert scores["exact"] == 1.0
 
 
 def test_a_value_with_a_blank_cannot_be_written(tmp_path):
@@ -163,7 +232,8 @@ def test_the_task_draws_what_the_program_says(tmp_path):
 def test_a_causal_task_counts_up_to_here(tmp_path):
     data = parse(RaspCausalConfig, TASK).prepare(tmp_path, 1)
     batch = data.batch(1, 0)
-    assert data.examples("valid") == []
+    for source, target in data.examples("valid"):
+        assert target == " ".join(str(source[: place + 1].count(one)) for place, one in enumerate(source))
     for given, right in zip(batch.input_BT.tolist(), batch.output_BT.tolist(), strict=True):
         counts = [given[1 : place + 1].count(one) for place, one in enumerate(given[1:], start=1) if one > 3]
         assert right[1 : len(counts) + 1] == [3 + count for count in counts]

@@ -25,7 +25,7 @@ def command(
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import one_line
     from allyouneed.decode import translate
-    from allyouneed.lab.held_out import require_short, require_source, search_config
+    from allyouneed.lab.held_out import require_known, require_short, require_source, search_config
 
     bundle = open_model(model, device)
     require_source(bundle, "translate")
@@ -35,6 +35,7 @@ def command(
     for texts in line_batches():
         filled = [text for text in texts if text.strip()]
         require_short(bundle.codec.source, texts, str(NAME), number)
+        require_known(bundle.codec, texts, str(NAME), number)
         answers = iter(translate(bundle.model, bundle.codec, filled, search))
         for text in texts:
             number += 1

@@ -1,6 +1,6 @@
 """Text in, text out: what a finished model says to a text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from allyouneed.decode.beam import SearchConfig, search
 from allyouneed.errors import DataError
 from allyouneed.models import Model
 from allyouneed.tasks import UNK, Codec
+from allyouneed.tasks.base import FIRST_CLASS
 
 ROWS = 64  # texts classified at a time
 
@@ -32,60 +33,64 @@ def translate(
     progress: Callable[[int], None] | None = None,
 ) -> list[list[Answer]]:
     """The best answers for each text, best first: translations, or the names of classes."""
-    sources = codec.encode_sources(texts)
-    if codec.each:
-        # A class for each token is an answer about tokens that are known; a compiled program has none for others.
-        for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
-            if UNK in ids:
-                raise DataError(f"text {number}: {text!r} holds a token that is not in the model's vocabulary")
     if codec.classes is not None:
-        return _classify(model, codec, sources, config.n_best, progress)
-    found = search(model, sources, config, progress)
-    return [
-        [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses] for hypotheses in found
-    ]
-
-
-def _classify(
-    model: Model,
-    codec: Codec,
-    sources: Sequence[Sequence[int]],
-    n_best: int,
-    progress: Callable[[int], None] | None,
-) -> list[list[Answer]]:
-    assert codec.classes is not None
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    answers: list[list[Answer]] = [[] for _ in sources]
-    with evaluating(model):
-        for begin in range(0, len(order), ROWS):
-            chosen = order[begin : begin + ROWS]
-            source_BS, valid_BS = pad_right([sources[i] for i in chosen], device_of(model))
-            logprob = model.classify(source_BS, valid_BS).float().log_softmax(dim=-1)
-            if codec.each:
-                found = _tagged(logprob, codec.classes, [len(sources[i]) for i in chosen])
-            else:
-                found = _named(logprob, codec.classes, n_best)
-            for i, answer in zip(chosen, found, strict=True):
-                answers[i] = answer
+        answers: list[list[Answer]] = [[] for _ in texts]
+        for chosen, logprobs in class_logprobs(model, codec, texts):
+            for i, logprob in zip(chosen, logprobs, strict=True):
+                answers[i] = _tagged(logprob, codec.classes) if codec.each else _named(logprob, codec.classes, config)
             if progress is not None:
                 progress(len(chosen))
-    return answers
-
-
-def _named(logprob_BV: Tensor, classes: Sequence[str], n_best: int) -> list[list[Answer]]:
-    """The best classes of each row."""
-    best = torch.topk(logprob_BV, min(n_best, logprob_BV.shape[1]), dim=-1)
+        return answers
     return [
-        [Answer(classes[c], value, value) for value, c in zip(values, numbers, strict=True)]
-        for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses]
+        for hypotheses in search(model, codec.encode_sources(texts), config, progress)
     ]
 
 
-def _tagged(logprob_BSV: Tensor, classes: Sequence[str], lengths: Sequence[int]) -> list[list[Answer]]:
-    """The best class of each position but BOS, as one answer for each row."""
-    best = logprob_BSV[:, 1:].max(dim=-1)
-    answers = []
-    for values, numbers, length in zip(best.values.tolist(), best.indices.tolist(), lengths, strict=True):
-        logprob = sum(values[: length - 1])
-        answers.append([Answer(" ".join(classes[c] for c in numbers[: length - 1]), logprob, logprob)])
-    return answers
+def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """log P of the classes of texts, in batches of similar lengths: which texts they are, and a vector (V) for each, or
+    (S, V), one for each token, if each has a class."""
+    assert codec.classes is not None
+    sources = codec.encode_sources(texts)
+    if codec.each:
+        for number, text in enumerate(texts, start=1):
+            check_known(codec, text, f"text {number}")
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    for begin in range(0, len(order), ROWS):
+        chosen = order[begin : begin + ROWS]
+        source_BS, valid_BS = pad_right([sources[i] for i in chosen], device_of(model))
+        with evaluating(model):
+            logprobs = list(_logprobs(model, source_BS, valid_BS, len(codec.classes)))
+        if codec.each:  # BOS has no class
+            logprobs = [one_SV[1 : len(sources[i])] for i, one_SV in zip(chosen, logprobs, strict=True)]
+        yield chosen, logprobs
+
+
+def check_known(codec: Codec, text: str, where: str) -> None:
+    """A class for each token is an answer about tokens that are known; a compiled program has none for others."""
+    ids = codec.encode_source(text)
+    if UNK in ids:
+        what = f"holds a token that is not in the model's vocabulary (its token {ids.index(UNK)})"
+        raise DataError(f"{where}: {text!r} {what}")
+
+
+def _logprobs(model: Model, source_BS: Tensor, valid_BS: Tensor | None, classes: int) -> Tensor:
+    if model.kind == "decoder":  # says a class by its id
+        logits_BSV, _ = model.step(source_BS, model.start(), valid_BS)
+        return logits_BSV.float().log_softmax(dim=-1).narrow(-1, FIRST_CLASS, classes)
+    return model.classify(source_BS, valid_BS).float().log_softmax(dim=-1)
+
+
+def _named(logprob_V: Tensor, classes: Sequence[str], config: SearchConfig) -> list[Answer]:
+    """The best classes."""
+    best = torch.topk(logprob_V, min(config.n_best, len(logprob_V)))
+    return [
+        Answer(classes[c], value, value) for value, c in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _tagged(logprob_SV: Tensor, classes: Sequence[str]) -> list[Answer]:
+    """The best class of each token, as one answer."""
+    best = logprob_SV.max(dim=-1)
+    logprob = sum(best.values.tolist())
+    return [Answer(" ".join(classes[c] for c in best.indices.tolist()), logprob, logprob)]

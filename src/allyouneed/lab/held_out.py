@@ -13,6 +13,7 @@ import numpy as np
 
 from allyouneed.config import parse
 from allyouneed.decode import Scored, SearchConfig, score, translate
+from allyouneed.decode.translate import check_known, class_logprobs
 from allyouneed.errors import ConfigError, DataError, FolderError, UserError
 from allyouneed.folder import Bundle
 from allyouneed.sizes import Sizes
@@ -22,7 +23,7 @@ from allyouneed.tasks.classification import ClassificationConfig, class_batch
 from allyouneed.tasks.ids import padded
 from allyouneed.tasks.language import LanguageConfig, text_windows
 from allyouneed.tasks.pairs import PairTask, as_arrays, pair_batch
-from allyouneed.tasks.rasp import tag_batch
+from allyouneed.tasks.rasp import RaspConfig, tag_batch
 from allyouneed.tasks.scores import accuracy, exact_match
 from allyouneed.tasks.text import Pair, Skips, blocks, filled, pairs, resolve
 from allyouneed.train import Recipe, evaluate
@@ -57,7 +58,8 @@ def require_source(bundle: Bundle, what: str) -> None:
 def require_generator(bundle: Bundle) -> None:
     """Refuses a model that says nothing."""
     if bundle.codec.target is None:
-        raise ConfigError(f"{bundle.path}: a classifier generates nothing; try `allyouneed translate`")
+        what = "a model that answers for each token" if bundle.codec.each else "a classifier"
+        raise ConfigError(f"{bundle.path}: {what} generates nothing; try `allyouneed translate`")
 
 
 def require_short(tokenizer: Tokenizer | None, texts: Sequence[str], where: str, before: int = 0) -> None:
@@ -68,6 +70,13 @@ def require_short(tokenizer: Tokenizer | None, texts: Sequence[str], where: str,
         # No tokeniser makes more tokens than there are bytes, so most texts need no second look.
         if long or (len(text) > LONGEST // 4 and len(tokenizer.encode(text)) > LONGEST):
             raise DataError(f"{where}: line {number}: a text of more than {LONGEST:,} tokens; cut it into pieces")
+
+
+def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 0) -> None:
+    """Refuses a token without an answer, if each token has one; `before` texts of `where` were checked already."""
+    if codec.each:
+        for number, text in enumerate(texts, start=before + 1):
+            check_known(codec, text, f"{where}: line {number}")
 
 
 # --- held-out data ---------------------------------------------------------------------------------------------------
@@ -167,7 +176,12 @@ class _PairFiles(TaskData):
     def held_out(self, split: Split) -> Iterator[Batch]:
         by_length = sorted(self._pairs, key=lambda pair: len(pair[0]))
         for begin in range(0, len(by_length), ROWS):
-            yield pairs_as_batch(self.codec, by_length[begin : begin + ROWS])
+            yield self._as_batch(by_length[begin : begin + ROWS])
+
+    def _as_batch(self, items: list[Pair]) -> Batch:
+        if isinstance(self._task, RaspConfig):
+            return self._task.as_batch(self.codec, items)
+        return pairs_as_batch(self.codec, items)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return self._pairs
@@ -238,7 +252,8 @@ def score_lines(bundle: Bundle, lines: Sequence[str], where: str, before: int = 
     rows = [_columns(line, where, number) for number, line in enumerate(lines, start=before + 1) if line]
     require_short(codec.source, [line.partition("\t")[0] for line in lines], where, before)
     if codec.classes is not None:
-        return _spread(lines, _score_classes(bundle, rows, where))
+        require_known(codec, [line.partition("\t")[0] for line in lines], where, before)
+        return _spread(lines, (_score_tags if codec.each else _score_classes)(bundle, rows, where))
     require_short(codec.target, [line.partition("\t")[2] for line in lines], where, before)
     sources = codec.encode_sources([source for source, _ in rows])
     targets = [codec.encode_target(target) for _, target in rows]
@@ -267,3 +282,15 @@ def _score_classes(bundle: Bundle, rows: Sequence[Pair], where: str) -> list[Sco
     answers = translate(bundle.model, bundle.codec, [text for text, _ in rows], every)
     found = [{answer.text: answer.logprob for answer in ranked} for ranked in answers]
     return [Scored(known[name], 1, [known[name]]) for known, (_, name) in zip(found, rows, strict=True)]
+
+
+def _score_tags(bundle: Bundle, rows: Sequence[Pair], where: str) -> list[Scored]:
+    """One class for each token."""
+    found = [Scored(0.0, 0, [])] * len(rows)
+    for chosen, logprobs in class_logprobs(bundle.model, bundle.codec, [text for text, _ in rows]):
+        for i, logprob_SV in zip(chosen, logprobs, strict=True):
+            class_1S = tag_batch(bundle.codec, [rows[i][0]], [rows[i][1]]).class_BS
+            assert class_1S is not None
+            each = logprob_SV.gather(1, class_1S[0, 1:, None].to(logprob_SV.device)).flatten().tolist()
+            found[i] = Scored(sum(each), len(each), each)
+    return found

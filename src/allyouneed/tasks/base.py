@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the first ids of every vocabulary
 NO_CLASS = -1  # where a position has no class to be learnt
+FIRST_CLASS = UNK + 1  # the id by which a decoder says the first class of a position
 Split = Literal["valid", "test"]
 
 

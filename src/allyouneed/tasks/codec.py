@@ -19,7 +19,8 @@ FILES = ("tokenizer.json", "tokenizer.target.json", "codec.json")
 class Codec:
     """The tokenisers of a task. No source: a language model. Classes instead of a target: a classifier.
 
-    `each`: every position of the source has a class; an answer is their names with blanks between them.
+    `each`: every position of the source has a class; an answer is their names with blanks between them. To a decoder
+    the source is its text, and class c of a position is said by the id FIRST_CLASS + c.
     """
 
     source: Tokenizer | None = None

@@ -26,7 +26,7 @@ from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.loading import program_of
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths
-from allyouneed.tasks.base import BOS, NO_CLASS, PAD, UNK, Batch, Score
+from allyouneed.tasks.base import FIRST_CLASS, NO_CLASS, PAD, Batch, Score
 from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.ids import padded
 from allyouneed.tasks.pairs import as_arrays
@@ -113,22 +113,16 @@ class RaspCausalConfig(RaspConfig):
     def sop(self) -> SOp:
         return seen_causally(super().sop())
 
-    def codec(self) -> Codec:
-        return Codec(target=of_symbols(self.vocabulary, self.kind))
-
     def sizes(self, codec: Codec) -> Sizes:
-        assert codec.target is not None
-        return Sizes(0, max(codec.target.size, UNK + 1 + len(self.names())))
+        assert codec.source is not None
+        assert codec.classes is not None
+        return Sizes(0, max(codec.source.size, FIRST_CLASS + len(codec.classes)))
 
     def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
-        assert codec.target is not None
-        number = {name: place for place, name in enumerate(self.names(), start=UNK + 1)}
-        rows = codec.target.encode_batch([source for source, _ in items])
-        answers = [[PAD, *(number[name] for name in target.split(" "))] for _, target in items]
-        return Batch(
-            input_BT=torch.from_numpy(padded(as_arrays(rows), before=(BOS,))),
-            output_BT=torch.from_numpy(padded(as_arrays(answers))),
-        )
+        tagged = super().as_batch(codec, items)
+        assert tagged.class_BS is not None
+        said_BT = tagged.class_BS + FIRST_CLASS
+        return Batch(input_BT=tagged.source_BS, output_BT=said_BT.masked_fill(tagged.class_BS == NO_CLASS, PAD))
 
 
 @lru_cache(maxsize=32)

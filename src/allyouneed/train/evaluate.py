@@ -60,7 +60,7 @@ def evaluate(
     if examples and search is not None:
         answers = translate(model, data.codec, [source for source, _ in examples], search, progress)
         decoded = data.measure([best[0].text for best in answers], [reference for _, reference in examples])
-        how = "" if model.kind == "encoder" else f"|{search.signature}"
+        how = "" if data.codec.target is None else f"|{search.signature}"  # classes are not searched for
         scores = [
             Score(score.name, score.value, f"{score.signature}|split:{split}{how}", score.higher_is_better)
             for score in decoded

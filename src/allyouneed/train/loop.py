@@ -120,7 +120,8 @@ class Run:
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
         self.data = recipe.task.prepare(folder / "data", recipe.seed)
-        if recipe.model.kind == "decoder" and self.data.codec.source is not None and not self.data.sizes.shared:
+        two_texts = self.data.codec.source is not None and self.data.codec.target is not None
+        if recipe.model.kind == "decoder" and two_texts and not self.data.sizes.shared:
             raise ConfigError(
                 "a decoder reads source and target as one text: it needs one vocabulary, task.shared=true"
             )
