@@ -66,6 +66,7 @@ class Bundle:
     recipe: Tree  # what it was trained with (task, model, training, decoding), as plain values
     card: str
     version: str  # of the allyouneed that wrote it
+    sha256: str = ""  # of the weights as they lie there
 
 
 def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, card: str) -> Path:
@@ -103,7 +104,16 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequ
     codec = Codec.load(sealed.path)
     _require_room(codec, config, sealed.path)
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
-    return Bundle(sealed.path, model.to(device).eval(), codec, config.recipe, card, config.allyouneed)
+    sha256 = sealed.files[WEIGHTS].sha256
+    return Bundle(sealed.path, model.to(device).eval(), codec, config.recipe, card, config.allyouneed, sha256)
+
+
+def folder_recipe(path: str | Path) -> tuple[Tree, str]:
+    """The recipe of a model folder and the sha256 of its weights, without opening them."""
+    sealed = open_folder(_model_folder(Path(path)))
+    if WEIGHTS not in sealed.files:
+        raise FolderError(f"{sealed.path}: has no {WEIGHTS}; it is not a model folder")
+    return _read_config(sealed).recipe, sealed.files[WEIGHTS].sha256
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

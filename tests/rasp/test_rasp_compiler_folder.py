@@ -1,5 +1,6 @@
 """A compiled program is a model folder like any other: loaded, measured, translated with, trained on."""
 
+import shutil
 import subprocess
 import sys
 
@@ -9,19 +10,23 @@ from typer.testing import CliRunner
 
 import allyouneed
 from allyouneed.cli import app
-from allyouneed.config import parse
+from allyouneed.cli.train import _without_none
+from allyouneed.config import merge, parse, to_toml
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError, FolderError
-from allyouneed.folder import save_folder
+from allyouneed.folder import folder_recipe, save_folder
 from allyouneed.lab.held_out import evaluate_files, evaluate_held_out
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
+from allyouneed.storage import write_atomic
 from allyouneed.tasks import Codec
 from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
 from allyouneed.train import Recipe, load_recipe, recipe_folder, train
+from allyouneed.train.loop import Run, Silent
+from allyouneed.train.start import StartConfig
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
 REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}
@@ -177,14 +182,81 @@ def test_on_files(reverse, tmp_path):
         evaluate_files(allyouneed.load(str(reverse)), files, SearchConfig(), lambda line: None)
 
 
+def _further(folder, **settings):
+    """The recipe of a folder, to go on with it."""
+    tree, sha256 = folder_recipe(folder)
+    base = {**_without_none(tree), "start": {"folder": str(folder), "sha256": sha256}}
+    small = {"task": {"valid": 8, "test": 8, "batch": 4}, "train": {"budget": {"steps": 2}, **settings}}
+    return load_recipe(None, merge(base, small))
+
+
 def test_training_goes_on_from_it(reverse, tmp_path):
-    tree = {name: value for name, value in allyouneed.load(str(reverse)).recipe.items() if name != "train"}
-    settings = {"budget": {"steps": 3}, "label_smoothing": 0.0, "optimizer": {"lr": 1e-9}}
-    recipe = load_recipe(None, {**tree, "train": settings})
-    tuned = allyouneed.load(str(train(recipe, tmp_path / "run", start=reverse)))
+    recipe = _further(reverse, optimizer={"lr": 1e-9})
+    run = Run(recipe, tmp_path / "run", Silent(), torch.device("cpu"))
+    run.step()
     before = allyouneed.load(str(reverse)).model.state_dict()
-    assert all(torch.allclose(value, before[name], atol=1e-6) for name, value in tuned.model.state_dict().items())
-    assert any(not torch.equal(value, before[name]) for name, value in tuned.model.state_dict().items())
+    run.close()
+    assert all(torch.allclose(value, before[name], atol=1e-6) for name, value in run.model.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
+
+
+def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
+    notes = []
+    watcher = Silent()
+    watcher.note = notes.append
+    tuned = train(_further(reverse, optimizer={"lr": 0.1}), tmp_path / "run", watcher)
+    bundle, before = allyouneed.load(str(tuned)), allyouneed.load(str(reverse))
+    assert all(torch.equal(v, before.model.state_dict()[name]) for name, v in bundle.model.state_dict().items())
+    assert "The weights are those of step 0." in bundle.card
+    assert f"trained from the weights of {reverse} (sha256 {before.sha256[:12]})" in bundle.card
+    assert bundle.recipe["start"] == {"folder": str(reverse), "sha256": before.sha256}
+    assert any(note.startswith(f"beginning with the weights of {reverse}") for note in notes)
+
+
+def test_a_compiled_program_is_not_harmed_by_its_own_recipe(reverse):
+    """What it would be trained with, unless told otherwise."""
+    recipe = parse(Recipe, allyouneed.load(str(reverse)).recipe)
+    assert recipe.train.optimizer.lr <= 1e-6
+    assert recipe.train.label_smoothing == 0
+
+
+def test_a_run_goes_on_only_from_where_it_began(reverse, causal, tmp_path):
+    recipe = _further(reverse)
+    run = Run(recipe, tmp_path / "run", Silent(), torch.device("cpu"))
+    write_atomic(tmp_path / "run" / "recipe.toml", to_toml(recipe).encode())
+    run.look_at_start()
+    run.close()
+    # Another name for the same weights is the same start; random weights, or others, are not.
+    moved = shutil.copytree(reverse, tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"began with the weights of .*, not with random weights"):
+        train(recipe.model_copy(update={"start": None}), tmp_path / "run")
+    other = StartConfig(folder=str(causal), sha256=folder_recipe(causal)[1])
+    with pytest.raises(ConfigError, match=r"began with the weights of .*reverse .*, not with the weights of .*causal"):
+        train(recipe.model_copy(update={"start": other}), tmp_path / "run")
+    same = StartConfig(folder=str(moved), sha256=folder_recipe(reverse)[1])
+    shutil.rmtree(moved)  # what has begun needs it no more
+    assert train(recipe.model_copy(update={"start": same}), tmp_path / "run") == tmp_path / "run" / "model"
+
+
+def test_weights_that_are_not_those_of_the_recipe_are_refused(reverse, tmp_path):
+    recipe = _further(reverse)
+    wrong = StartConfig(folder=str(reverse), sha256="0" * 64)
+    with pytest.raises(FolderError, match="not those that the recipe names"):
+        train(recipe.model_copy(update={"start": wrong}), tmp_path / "run")
+    turned = parse(
+        Recipe, merge(recipe.model_dump(mode="json", exclude_none=True), {"task": {"classes": ["c", "b", "a"]}})
+    )
+    with pytest.raises(ConfigError, match="mean other tokens or classes"):
+        train(turned, tmp_path / "run")
+
+
+def test_the_recipe_is_read_without_the_weights(reverse, tmp_path):
+    copy = shutil.copytree(reverse, tmp_path / "copy")
+    data = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(bytes(len(data)))
+    assert folder_recipe(copy) == folder_recipe(reverse)
+    with pytest.raises(FolderError, match="sha256 differs"):
+        allyouneed.load(str(copy))
 
 
 def test_the_commands(tmp_path):
@@ -200,6 +272,7 @@ def test_the_commands(tmp_path):
     run = ["train", "--from", str(made), "--steps", "1", "--out", str(tmp_path / "run"), "--set", "task.valid=8"]
     result = CliRunner().invoke(app, run, catch_exceptions=False)
     assert result.exit_code == 0
+    assert f'folder = "{made}"' in (tmp_path / "run" / "recipe.toml").read_text()
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     with pytest.raises(ConfigError, match="takes its task and model from the folder"):
         CliRunner().invoke(app, [*run, "--task", "copy"], catch_exceptions=False)

@@ -49,7 +49,7 @@ def command(
     _check_resume(folder, resume)
     check_device(device)
     with watching(whole.train.metric) as watcher:
-        finished = run(whole, folder, watcher, device, start)
+        finished = run(whole, folder, watcher, device)
     print_scores(finished)
     print(f"model: {finished}")
 
@@ -59,13 +59,14 @@ def _of_folder(
 ) -> dict[str, Any]:
     """The recipe of a model folder with what the options lay over it."""
     from allyouneed.config import merge
-    from allyouneed.folder import load_folder
+    from allyouneed.folder import folder_recipe
 
     if recipe is not None or task is not None or model is not None:
         raise ConfigError("--from takes its task and model from the folder; drop the recipe, --task and --model")
-    tree = _without_none(load_folder(start).recipe)
+    own, sha256 = folder_recipe(start)
+    tree = {**_without_none(own), "start": {"folder": start, "sha256": sha256}}
     if "budget" in base.get("train", {}):
-        tree["train"].pop("budget", None)  # one budget takes the place of another
+        tree.get("train", {}).pop("budget", None)  # one budget takes the place of another
     return merge(tree, base)
 
 

@@ -97,17 +97,13 @@ def own_data(bundle: Bundle, temporary: Path) -> TaskData:
     """The data of the model's own task, as in training: that of its run folder, or prepared again."""
     recipe, beside = recipe_of(bundle), bundle.path.parent / "data"
     data = recipe.task.prepare(beside if beside.is_dir() else temporary, recipe.seed)
-    if _texts(data.codec) != _texts(bundle.codec):
+    if not data.codec.means_the_same(bundle.codec):
         raise DataError(
             f"{bundle.path}: its task's data has changed since it was trained (the tokenisers differ); "
             "give --data, or --source and --reference"
         )
     data.codec = bundle.codec
     return data
-
-
-def _texts(codec: Codec) -> tuple[Any, ...]:
-    return (*(side and side.to_json() for side in (codec.source, codec.target)), codec.classes)
 
 
 def _last_split(data: TaskData) -> Split:

@@ -61,6 +61,13 @@ class Codec:
         ids = list(ids)
         return self.target.decode(ids[: ids.index(EOS)] if EOS in ids else ids)
 
+    def means_the_same(self, other: "Codec") -> bool:
+        """Whether every id of one means what it means to the other."""
+        return self._texts() == other._texts()
+
+    def _texts(self) -> tuple[object, ...]:
+        return (*(side and side.to_json() for side in (self.source, self.target)), self.classes)
+
     def save(self, folder: Path) -> None:
         """Writes the files of this codec into a folder (of `storage.new_folder`)."""
         shared = self.source is self.target

@@ -6,6 +6,11 @@ from allyouneed.models import Model
 from allyouneed.tasks import Score
 from allyouneed.train.budget import Spent
 from allyouneed.train.recipe import Recipe
+from allyouneed.train.start import StartConfig, described
+
+
+def _from(start: StartConfig | None) -> str:
+    return "from scratch" if start is None else f"from {described(start)}"
 
 
 def model_card(recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str]) -> str:
@@ -15,7 +20,7 @@ def model_card(recipe: Recipe, model: Model, spent: Spent, step: int, scores: li
         "",
         recipe.about,
         "",
-        f"{model.parameter_count():,} parameters, trained from scratch with allyouneed {__version__}.",
+        f"{model.parameter_count():,} parameters, trained {_from(recipe.start)} with allyouneed {__version__}.",
         "",
         "## Budget",
         "",

@@ -29,7 +29,7 @@ from allyouneed import __version__
 from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
-from allyouneed.folder import fill_model, load_folder, model_tensors, save_folder
+from allyouneed.folder import fill_model, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
@@ -44,6 +44,7 @@ from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log
 from allyouneed.train.recipe import Recipe, load_recipe
+from allyouneed.train.start import described
 from allyouneed.train.workers import Workers, usable_cores
 
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
@@ -70,17 +71,11 @@ class Silent:
 
 
 def train(
-    recipe: Recipe,
-    folder: Path,
-    watcher: Watcher | None = None,
-    device: str = "cpu",
-    start: str | Path | None = None,
-    cores: int | None = None,
+    recipe: Recipe, folder: Path, watcher: Watcher | None = None, device: str = "cpu", cores: int | None = None
 ) -> Path:
     """Trains, or goes on training, in a run folder; returns the finished model folder.
 
-    `start`: a model folder whose weights are those before the first step, instead of random ones. `cores`: how many to
-    use; otherwise all that this process may run on.
+    `cores`: how many to use; otherwise all that this process may run on.
     """
     watcher = watcher or Silent()
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,11 +85,12 @@ def train(
         if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
             return folder / "model"
-        run = Run(recipe, folder, watcher, torch.device(device), start, cores)
+        run = Run(recipe, folder, watcher, torch.device(device), cores)
         # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
         write_atomic(folder / "recipe.toml", to_toml(recipe).encode())
         try:
             with _stop_signals(run.stop):
+                run.look_at_start()
                 while run.has_budget():
                     run.step()
                     run.look_up_if_due()
@@ -107,13 +103,7 @@ class Run:
     """A run in progress."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        watcher: Watcher,
-        device: torch.device,
-        start: str | Path | None = None,
-        cores: int | None = None,
+        self, recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, cores: int | None = None
     ) -> None:
         self.spent = Spent()
         self.cores = cores or usable_cores()
@@ -129,11 +119,13 @@ class Run:
             watcher.note(note)
         torch.manual_seed(recipe.seed)
         self.model: Model = recipe.model.build(self.data.sizes).to(device)
-        if start is not None:
-            fill_model(self.model, model_tensors(load_folder(start, device).model), Path(start))
+        self.checkpoints = Checkpoints(folder, report=watcher.note)
+        latest = self.checkpoints.latest()
+        if recipe.start is not None and latest is None:
+            recipe.start.fill(self.model, self.data.codec)
+            watcher.note(f"beginning with {described(recipe.start)}")
         self.optimizers = self.config.optimizer.build(self.model)
         self.average = Average(self.config.average, self.model)
-        self.checkpoints = Checkpoints(folder, report=watcher.note)
         self.log = Log(folder / "log.jsonl")
         self.board = Board(folder / "tensorboard")
         self.evaluations = 0
@@ -145,7 +137,10 @@ class Run:
         self.skips = 0
         self._asked_to_stop = False
         self._losses: list[float] = []
-        self._resume()
+        if latest is not None:
+            self._resume(latest)
+        else:
+            self.log.rewind(-1)
         self.workers = self._hire()
         self._saved_at = time.monotonic()
         self._logged_at, self._logged_tokens = time.monotonic(), self.spent.tokens
@@ -164,6 +159,7 @@ class Run:
                 "allyouneed": __version__,
                 "torch": torch.__version__,
                 "parameters": self.model.parameter_count(),
+                "began": None if self.recipe.start is None else self.recipe.start.model_dump(),
                 "workers": count,
                 "threads": max(1, cores // count),
             }
@@ -271,6 +267,11 @@ class Run:
         self.board.add(record)
         self.watcher.progress(self.spent.fraction(self.config.budget), record)
 
+    def look_at_start(self) -> None:
+        """Scores the weights of another run before they change: they are kept if nothing better comes of them."""
+        if self.recipe.start is not None and self.evaluated_at < 0:
+            self.evaluate()
+
     def look_up_if_due(self) -> None:
         """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
         due = int(self.spent.fraction(self.config.budget) / self.config.evaluate_every + 1e-9)
@@ -322,11 +323,8 @@ class Run:
         self.checkpoints.save(self.spent.steps, tensors, state, best=self.best_step == self.spent.steps)
         self._saved_at = time.monotonic()
 
-    def _resume(self) -> None:
-        path = self.checkpoints.latest()
-        if path is None:
-            self.log.rewind(-1)
-            return
+    def _resume(self, path: Path) -> None:
+        """Goes on from a checkpoint."""
         checkpoint = self.checkpoints.load(path)
         fill_model(self.model, checkpoint.tensors["model"], path)
         self.optimizers.load_tensors(checkpoint.tensors["optimizer"])
@@ -379,7 +377,15 @@ def _mix(seed: int, step: int, number: int) -> int:
 
 def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
     path = folder / "recipe.toml"
-    if path.exists() and load_recipe(str(path)) != recipe:
+    if not path.exists():
+        return
+    old = load_recipe(str(path))
+    if (old.start and old.start.sha256) != (recipe.start and recipe.start.sha256):
+        raise ConfigError(
+            f"{path}: this run began with {described(old.start)}, not with {described(recipe.start)}; "
+            f"choose another --out, or remove {folder}"
+        )
+    if old.model_copy(update={"start": None}) != recipe.model_copy(update={"start": None}):
         raise ConfigError(f"{path}: this run was started with another recipe; choose another --out, or remove {folder}")
 
 

@@ -14,6 +14,7 @@ from allyouneed.train.average import AverageConfig
 from allyouneed.train.budget import BudgetConfig
 from allyouneed.train.optimizer import OptimizerConfig
 from allyouneed.train.schedule import ScheduleConfig
+from allyouneed.train.start import StartConfig
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
@@ -48,6 +49,7 @@ class Recipe(Config):
     model: AnyModel
     train: TrainConfig = TrainConfig()
     decode: SearchConfig = SearchConfig()
+    start: StartConfig | None = None  # None: random weights
 
     @model_validator(mode="after")
     def _fits(self) -> "Recipe":

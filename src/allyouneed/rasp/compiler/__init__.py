@@ -4,10 +4,11 @@ from allyouneed.rasp.compiler.compile import compile_rasp
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.report import Report
-from allyouneed.rasp.compiler.save import compile_file, save
+from allyouneed.rasp.compiler.save import ABOUT, compile_file, save
 from allyouneed.rasp.compiler.verify import NotExact, Verified, equal, verify
 
 __all__ = [
+    "ABOUT",
     "CannotCompile",
     "Compiled",
     "NotExact",

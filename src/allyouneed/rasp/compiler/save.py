@@ -18,6 +18,11 @@ from allyouneed.rasp.loading import read_program
 from allyouneed.tasks.rasp import RaspConfig, written
 from allyouneed.train.recipe import Recipe
 
+ABOUT = ", compiled from RASP"  # how the recipe of a compiled program ends its sentence
+# How `train --from` goes on unless told otherwise: weights that tell neighbouring values apart are hundreds of times
+# larger than random ones, so the usual step breaks them (docs/rasp-compiler.md), and smoothed labels blunt answers.
+TUNING = {"optimizer": {"lr": 1e-7}, "label_smoothing": 0.0}
+
 
 def compile_file(
     file: str | Path,
@@ -62,7 +67,8 @@ def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> 
         "classes": classes,
     }
     config = compiled.model.config.model_dump(mode="json")  # type: ignore[union-attr,operator]
-    recipe = parse(Recipe, {"about": f"{name}, compiled from RASP", "task": task, "model": config})
+    tree = {"about": f"{name}{ABOUT}", "task": task, "model": config, "train": TUNING}
+    recipe = parse(Recipe, tree)
     assert isinstance(recipe.task, RaspConfig)
     return save_folder(folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, task["program"]))
 
