@@ -12,7 +12,8 @@ Differs from the published interpreter: an s-op may be called inside an expressi
 s-op does not rename others that are the same, and [1] is not taken for [True] (`compat` keeps all three).
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -70,12 +71,13 @@ class Interpreter:
         self.compat = compat
         self.example: Input | None = None
         self.trial: Run | None = None  # what is known of the running example
-        self.on_load: Callable[[str, Environment], None] = _no_files
+        self.on_load: Callable[[str, Environment], None] = no_files
         self.on_draw: Callable[[Flow, Input], None] = lambda flow, given: None
         self.names: dict[Node, str] = {}  # what programs call their values, inside functions too: drawings say so
         self._last: tuple[Input, Run] | None = None
         self._inside = False
         self._left: int = limits.WORK
+        self._calls, self._tries = 0, True
         self._restart()
         self.base = Environment("base", names=_base_names())
         self._read_library()
@@ -103,16 +105,27 @@ class Interpreter:
     def evaluate(self, expr: s.Expr, where: Environment) -> Value:
         return self._budgeted(self._expr(expr, where))
 
-    def _budgeted(self, task: Task) -> Any:
-        """Statements of a file that is being loaded share the limits of the statement that loads it."""
+    @contextmanager
+    def budget(self) -> Iterator[None]:
+        """What runs inside shares its limits: the sentences of a program, of a line at the prompt, of a loaded file."""
         if self._inside:
-            return _run(task)
+            yield
+            return
         self._restart()
         self._inside = True
         try:
-            return _run(task)
+            yield
         finally:
             self._inside = False
+
+    def _budgeted(self, task: Task) -> Any:
+        calls, tries = self._calls, self._tries
+        try:
+            with self.budget():
+                return _run(task)
+        except RaspError:
+            self._calls, self._tries = calls, tries  # a sentence that fails leaves no calls open for those after it
+            raise
 
     def apply(self, flow: Flow, given: Input) -> list[Any]:
         """The value of an s-op or selector on an input."""
@@ -375,7 +388,8 @@ def _library(compat: bool) -> Sequence[Any]:
     return parse(files("allyouneed.rasp").joinpath("library.rasp").read_text(encoding="utf-8"), compat)
 
 
-def _no_files(path: str, where: Environment) -> None:
+def no_files(path: str, where: Environment) -> None:
+    """What `load` does where there is nothing to be loaded."""
     raise RaspError(f"files cannot be loaded here: {path}")
 
 

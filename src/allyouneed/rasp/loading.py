@@ -11,7 +11,7 @@ from allyouneed.rasp import limits
 from allyouneed.rasp.draw import into_folder
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.graph import Node, Selector, SOp
-from allyouneed.rasp.interpreter import Interpreter, Result
+from allyouneed.rasp.interpreter import Interpreter, Result, no_files
 from allyouneed.rasp.syntax import Reader, Unfinished
 from allyouneed.rasp.tree import Leave, Sentence, Statement
 from allyouneed.rasp.values import Environment, Flow, Value
@@ -31,7 +31,8 @@ class Loader:
         interpreter.on_load = self.load
 
     def load(self, path: str, where: Environment) -> None:
-        """What `load "path";` does: path.rasp, from the current folder."""
+        """What `load "path";` does: path.rasp, from the current folder. The suffix may be there."""
+        path = path.removesuffix(".rasp")
         if self.depth >= limits.LOADS:
             raise RaspLimitError(f"more than {limits.LOADS} files that load each other: does {path} load itself?")
         text = read_text(Path(f"{path}.rasp"))
@@ -135,11 +136,16 @@ def read_program(path: str | Path, compat: bool = False, draws: bool = False) ->
     return program_of(read_text(path), str(path).removesuffix(".rasp"), compat, draws)
 
 
-def program_of(text: str, title: str = "program", compat: bool = False, draws: bool = False) -> Program:
-    """A text as a program."""
+def program_of(
+    text: str, title: str = "program", compat: bool = False, draws: bool = False, loads: bool = True
+) -> Program:
+    """A text as a program. `loads`: whether it may load files."""
     loader = Loader(Interpreter(compat))
+    if not loads:
+        loader.interpreter.on_load = no_files
     if draws:
         loader.interpreter.on_draw = into_folder(loader.interpreter.names)
     where = loader.interpreter.new_file(title)
-    loader.run(text, where)
+    with loader.interpreter.budget():
+        loader.run(text, where)
     return Program(title, where.public(), loader.interpreter.names)

@@ -81,10 +81,11 @@ class Session:
             self._continues = sentences is None
             if self.compat and sentences is not None and len(sentences) > 1:
                 raise RaspFailure("")
-            for sentence in sentences or ():
-                if isinstance(sentence, s.Leave):
-                    return False
-                self.loader.do(sentence, self.interpreter.console)
+            with self.interpreter.budget():
+                for sentence in sentences or ():
+                    if isinstance(sentence, s.Leave):
+                        return False
+                    self.loader.do(sentence, self.interpreter.console)
         except RaspError as error:
             self._continues = False
             self._complain(error)

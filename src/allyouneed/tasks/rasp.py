@@ -34,6 +34,9 @@ from allyouneed.tasks.scores import exact_match
 from allyouneed.tasks.text import Pair
 from allyouneed.tasks.tokenizer import of_symbols
 
+PROGRAM = 200_000  # characters
+RaspLength = Annotated[int, Field(ge=1, le=2_000)]  # selectors have a row and a column for each token
+RaspLengths = tuple[RaspLength, RaspLength]
 TRIED = 500  # inputs, to find the values of a program that does not name them
 
 
@@ -46,11 +49,12 @@ class RaspConfig(AlgorithmTask):
     type: Literal["rasp"] = "rasp"
     valid: Annotated[int, Field(ge=1)] = 200
     test: Annotated[int, Field(ge=1)] = 200
-    program: str  # in the language
+    lengths: RaspLengths = (1, 20)
+    test_lengths: RaspLengths | None = None
+    program: Annotated[str, Field(max_length=PROGRAM)]  # in the language; it loads no files
     result: str | None = None  # the s-op that counts; default: the last one
-    vocabulary: Annotated[
-        tuple[str, ...], Field(min_length=1)
-    ]  # tokens; if one has several characters, blanks part them
+    # Tokens; if one has several characters, blanks part them.
+    vocabulary: Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
     # The values of the program; default: those that random inputs show. Inputs with other values are not drawn.
     classes: tuple[str, ...] | None = None
 
@@ -127,7 +131,7 @@ class RaspCausalConfig(RaspConfig):
 
 @lru_cache(maxsize=32)
 def _sop(program: str, result: str | None) -> SOp:
-    return program_of(program, "task.program").sop(result)
+    return program_of(program, "task.program", loads=False).sop(result)
 
 
 @lru_cache(maxsize=32)
