@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken, v_args
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from allyouneed.rasp import limits
 from allyouneed.rasp import tree as t
@@ -157,6 +158,7 @@ class Reader:
         self._parser = self._lark.parse_interactive("")
         self._size = self._lines = self._open = self.definitions = 0
         self._hidden = False
+        self._tokens: list[Token] = []
 
     @property
     def begun(self) -> bool:
@@ -173,7 +175,7 @@ class Reader:
                 return None
             sentences = self._parser.feed_eof()
         except UnexpectedInput as error:
-            complaint = _complaint(error, line, self._lines)
+            complaint = _complaint(error, line, self._lines, self._accepted(error))
             self.restart()
             raise complaint from None
         except RaspLimitError:
@@ -193,6 +195,7 @@ class Reader:
         tokens = 0
         for token in self._parser.iter_parse():
             tokens += 1
+            self._tokens.append(token)
             self._open += (token.type in _OPEN) - (token.type in _CLOSE)
             self.definitions += token.type == "DEF"
         if not tokens:
@@ -203,14 +206,25 @@ class Reader:
         """Whether the text may end here. Tried on a copy that builds nothing, since what is built is built in place."""
         if "$END" not in self._parser.choices():
             return False
-        trial = self._parser.copy(deepcopy_values=False)
-        trial.parser_state.parse_conf = copy(trial.parser_state.parse_conf)
-        trial.parser_state.parse_conf.callbacks = {}
+        trial = _building_nothing(self._parser.copy(deepcopy_values=False))
         try:
             trial.feed_eof()
         except UnexpectedToken:
             return False
         return True
+
+    def _accepted(self, error: UnexpectedInput) -> set[str]:
+        """What might have stood where the error is. A parser that has met it may have given some of that up already."""
+        again = _building_nothing(self._lark.parse_interactive(""))
+        for token in self._tokens[:-1] if isinstance(error, UnexpectedToken) else self._tokens:
+            again.feed_token(token)
+        return set(again.accepts())
+
+
+def _building_nothing(parser: InteractiveParser) -> InteractiveParser:
+    parser.parser_state.parse_conf = copy(parser.parser_state.parse_conf)
+    parser.parser_state.parse_conf.callbacks = {}
+    return parser
 
 
 def _has_comment(line: str) -> bool:
@@ -231,18 +245,34 @@ def parse(text: str, compat: bool = False) -> Sequence[t.Sentence]:
     return sentences
 
 
-def _complaint(error: UnexpectedInput, line: str, number: int) -> RaspSyntaxError:
-    expected: Any = set()
+def _complaint(error: UnexpectedInput, line: str, number: int, expected: set[str]) -> RaspSyntaxError:
     found = "the end"
     if isinstance(error, UnexpectedCharacters):
-        found, expected = repr(line[error.pos_in_stream or 0]), error.allowed or set()
+        found = repr(line[error.pos_in_stream or 0])
     elif isinstance(error, UnexpectedToken):
-        found, expected = f"'{error.token}'", error.accepts or error.expected
+        found = f"'{error.token}'"
     where = f" in line {number} of the sentence" if number > 1 else ""
-    wanted = ", ".join(sorted(_WORDS.get(name, f"'{name.lower()}'") for name in expected))
-    return RaspSyntaxError(f"mismatched input {found}{where} expecting {{{wanted}}}")
+    return RaspSyntaxError(f"mismatched input {found}{where} expecting {{{_wanted(expected)}}}")
 
 
+def _wanted(expected: set[str]) -> str:
+    """What may come next, in the words of the language; what begins or continues any expression is one word."""
+    words = []
+    for group, names in _GROUPS.items():
+        if names <= expected:
+            words.append(group)
+            expected -= names
+    return ", ".join(words + sorted(_WORDS.get(name, f"'{name.lower()}'") for name in expected))
+
+
+_STARTS: Final = "INT FLOAT STRING NAME LPAR LSQB LBRACE NOT PLUS MINUS ROUND INDICATOR SELECT AGGREGATE BUILTIN"
+_OPERATORS: Final = "PLUS MINUS STAR SLASH PERCENT CARET EQUAL ORDER AND OR IF IN"
+_GROUPS: Final = {
+    "a statement": frozenset(f"{_STARTS} DEF FOR DRAW LOAD".split()),
+    "an expression": frozenset(_STARTS.split()),
+    "an operator": frozenset(_OPERATORS.split()),
+    "a comparison ('==', '!=', '<', '>', '<=', '>=')": frozenset({"EQUAL", "UNEQUAL", "ORDER"}),
+}
 _WORDS: Final = {
     "INT": "Int",
     "FLOAT": "Float",
@@ -260,7 +290,7 @@ _WORDS: Final = {
     "__ANON_0": "'='",
     "EQUAL": "'=='",
     "UNEQUAL": "'!='",
-    "ORDER": "'<'",
+    "ORDER": "'<', '>', '<=', '>='",
     "PLUS": "'+'",
     "MINUS": "'-'",
     "STAR": "'*'",
@@ -269,9 +299,9 @@ _WORDS: Final = {
     "CARET": "'^'",
     "SELECT": "'select('",
     "AGGREGATE": "'aggregate('",
-    "BUILTIN": "'range('",
-    "WHICH": "'s-op'",
-    "SWITCH": "'on'",
+    "BUILTIN": "'range(', 'zip(', 'len('",
+    "WHICH": "'s-op', 'selector'",
+    "SWITCH": "'on', 'off'",
     "FULL": "'full seq display'",
     "$END": "the end",
 }
