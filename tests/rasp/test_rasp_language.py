@@ -371,3 +371,22 @@ def test_a_program_is_not_tried_and_says_where_it_is_wrong():
         program.sop("x")
     with pytest.raises(RaspError, match="no s-op is defined here"):
         program_of("a = 1;").sop()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("select(tokens,tokens,=);", "'=' expecting {a comparison ('==', '!=', '<', '>', '<=', '>=')}"),
+        ("x = ;", "';' expecting {an expression}"),
+        ("x = 1 1;", "'1' expecting {an operator, '(', ',', ';', '['}"),
+        ("aggregate(full_s);", "')' expecting {an operator, '(', ',', '['}"),
+        ("x = [1,\n2;", "';' in line 2 of the sentence expecting {an operator, '(', ',', '[', ']'}"),
+        ("examples up", "'up' expecting {'on', 'off'}"),
+        ("tokens $ 1;", "'$' expecting {an operator, '(', ',', ';', '=', '['}"),
+        ("def f(x) { return 1 }", "'}' expecting {an operator, '(', ',', ';', '['}"),
+    ],
+)
+def test_a_parser_error_names_all_that_may_stand_there_in_few_words(text, expected):
+    with pytest.raises(RaspSyntaxError) as caught:
+        parse(text)
+    assert str(caught.value) == f"mismatched input {expected}"
