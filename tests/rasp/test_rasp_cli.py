@@ -57,7 +57,13 @@ def test_run_needs_no_example_to_succeed(rasp):
         (["a.rasp", "--values", "{"], "--values: not JSON"),
         (["a.rasp", "--values", "3"], "--values: a JSON list is needed"),
         (["a.rasp", "--values", "[" * 100_000], "--values: not JSON"),
-        (["a.rasp", "--values", "[[1]]"], "vals must be bool, float, int or string"),
+        (
+            ["a.rasp", "--values", "[1, [1]]"],
+            "--values: place 1 is a list; should be a number, a string, true or false",
+        ),
+        (["a.rasp", "--values", "[null]"], "--values: place 0 is null; should be"),
+        (["a.rasp", "--values", '[{"a": 1}]'], "--values: place 0 is an object; should be"),
+        (["a.rasp", "--values", "[NaN]"], "--values: not JSON: NaN"),
         (["a.rasp", "--input", ""], "expect non-empty iterables"),
         (["a.rasp", "--input", "a" * 10_001], "at most 10000 are computed"),
         (["a.rasp", "--input", "a", "--name", "y"], "a: no s-op 'y'; it has x"),
@@ -73,6 +79,38 @@ def test_run_says_what_is_wrong(rasp, tmp_path, arguments, words):
     assert err.startswith("error: ")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_json_is_json(rasp, tmp_path):
+    (tmp_path / "a.rasp").write_text(f"x = indices * 1{'0' * 308}.0 * 10; y = x - x; z = [1];")
+    status, out, _ = rasp("run", "a.rasp", "--input", "ab", "--json")
+    assert status == 0
+    assert json.loads(out, parse_constant=pytest.fail) == {"x": [0.0, None], "y": [0.0, None]}
+
+
+def test_a_file_is_loaded_with_or_without_its_suffix(rasp, tmp_path):
+    (tmp_path / "one.rasp").write_text("one = indices + 1;")
+    for name in ("one", "one.rasp"):
+        (tmp_path / "a.rasp").write_text(f'load "{name}"; two = one + 1;')
+        assert rasp("run", "a.rasp", "--input", "a", "--name", "two")[1] == "two = [2] (ints)\n"
+
+
+def test_run_says_where_pictures_are(rasp, tmp_path):
+    (tmp_path / "a.rasp").write_text('x = indices; draw(x, "ab");')
+    assert rasp("run", "a.rasp", "--input", "a") == (0, "x = [0] (ints)\n", "picture: comp_flows/x(ab).svg\n")
+
+
+@pytest.mark.parametrize(("compat", "line"), [([], "\t picture: comp_flows/tokens(ab).svg\n"), (["--compat"], "")])
+def test_the_repl_says_where_pictures_are(tmp_path, compat, line):
+    done = subprocess.run(
+        [sys.executable, "-m", "allyouneed", "rasp", "repl", *compat],
+        input='draw(tokens, "ab");\n',
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.split(">> ")[1] == f"{line}\t =  [a, b] (strings)\n"
 
 
 def test_the_repl_from_a_pipe():

@@ -191,7 +191,19 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comp_flows").write_text("a file")
     with pytest.raises(RaspError, match="cannot write comp_flows"):
-        program_of('draw(tokens, "ab");', draws=True)
+        program_of('draw(tokens, "ab");', drawn=print)
+
+
+def test_pictures_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = []
+    text = 'for i in [1, 2, 2, 3] { draw(indices + i, "ab"); x = tokens * i; draw(x, "ab"); }'
+    program_of(text, drawn=lambda path: drawn.append(path.name))
+    outs, named = ([f"{name}(ab){tail}.svg" for tail in ("", "-2", "-2", "-3")] for name in ("out", "x"))
+    assert drawn[::2] == outs
+    assert drawn[1::2] == named
+    for number, path in enumerate(dict.fromkeys(outs), start=1):
+        assert str(number + 1) in texts((tmp_path / "comp_flows" / path).read_text(encoding="utf-8"))
 
 
 def test_titles_are_expressions_of_the_language():

@@ -2,9 +2,13 @@
 `compile` makes a model folder of it."""
 
 import json
+import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from allyouneed.errors import ConfigError, FolderError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -27,7 +31,9 @@ def repl(compat: Compat = False) -> None:
     from allyouneed.rasp.repl import run as talk
 
     session = Session(lambda text: print(shown(text)), compat)
-    session.interpreter.on_draw = into_folder(session.interpreter.names)
+    # The published REPL says nothing of where its picture is.
+    told = (lambda path: None) if compat else (lambda path: session.say(f"\t picture: {path}"))
+    session.interpreter.on_draw = into_folder(session.interpreter.names, told)
     talk(session, read_line)
 
 
@@ -39,17 +45,19 @@ def run(
     name: Annotated[
         list[str] | None, typer.Option(help="Which of the file's s-ops and selectors.", show_default="all")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (null for a number that is not finite).")
+    ] = False,
     compat: Compat = False,
 ) -> None:
     """Compute what a file defines on an input: every name that does not begin with _."""
-    from allyouneed.cli.terminal import shown
+    from allyouneed.cli.terminal import note, shown
     from allyouneed.rasp import display
     from allyouneed.rasp.evaluate import Run
     from allyouneed.rasp.loading import read_program
 
     given = _given(text, values)
-    program = read_program(file, compat, draws=True)
+    program = read_program(file, compat, drawn=lambda path: note(f"picture: {path}"))
     computed = Run(given)
     results: dict[str, Any] = {}
     for one in name or [*program.sops, *program.selectors]:
@@ -62,7 +70,7 @@ def run(
             lines += display.grid(given, rows) if rows is not None else []
             print(shown("\n".join(lines)))
     if as_json:
-        print(json.dumps(results, ensure_ascii=False))
+        print(json.dumps(_finite(results), ensure_ascii=False, allow_nan=False))
 
 
 @app.command("compile")
@@ -76,12 +84,15 @@ def compile_(
     result: Annotated[str | None, typer.Option(help="The s-op.", show_default="the file's last one")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="A decoder: selectors see what came before.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the model with the interpreter.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that was trained.")] = False,
     compat: Compat = False,
 ) -> None:
     """Compile an s-op into the weights of an encoder (or decoder), exact for every input up to a length."""
     from allyouneed.cli.terminal import shown
     from allyouneed.rasp.compiler import compile_file
 
+    if not force:
+        _require_replaceable(out)
     compiled, folder = compile_file(
         file, out, vocabulary, length, result=result, causal=causal, verified=verify, compat=compat
     )
@@ -133,9 +144,42 @@ def _given(text: str | None, values: str | None) -> Any:
     if text is not None:
         return text
     try:
-        given = json.loads(values or "")
+        given = json.loads(values or "", parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"--values: not JSON: {error}") from error
     if not isinstance(given, list):
         raise typer.BadParameter("--values: a JSON list is needed, such as '[1, 2, 3]'")
+    for place, value in enumerate(given):
+        if not isinstance(value, str | int | float):
+            kind = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "null"
+            raise typer.BadParameter(f"--values: place {place} is {kind}; should be a number, a string, true or false")
     return given
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no words for infinity and what is no number."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _require_replaceable(folder: str) -> None:
+    """A compiled program is made again in a moment; what was trained is not."""
+    from allyouneed.folder import folder_recipe
+    from allyouneed.rasp.compiler import ABOUT
+
+    path = Path(folder)
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    try:
+        recipe, _ = folder_recipe(path)
+    except FolderError:
+        raise ConfigError(f"{folder}: holds something that is no model of this package; choose another --out") from None
+    if recipe.get("start") is not None or not str(recipe.get("about")).endswith(ABOUT):
+        raise ConfigError(f"{folder}: holds a model that was not compiled; choose another --out, or add --force")

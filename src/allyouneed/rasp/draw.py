@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -96,12 +97,21 @@ def save(picture: Canvas, path: str | Path) -> Path:
     return path
 
 
-def into_folder(names: Mapping[Node, str]) -> Callable[[Flow, Input], None]:
-    """What `draw(s-op, input);` does: a file in a folder of the current one. `names` may grow in between."""
+def into_folder(
+    names: Mapping[Node, str], told: Callable[[Path], object] = lambda path: None
+) -> Callable[[Flow, Input], None]:
+    """What `draw(s-op, input);` does: a file in a folder of the current one, of which `told` hears.
+
+    Different pictures of one name (in a loop, say) get numbers: x(ab).svg, x(ab)-2.svg. `names` may grow in between.
+    """
+    written: dict[str, dict[bytes, int]] = {}
 
     def write(flow: Flow, given: Input) -> None:
         picture = draw(flow.node, given, {**names, flow.node: flow.name or "out"})
-        save(picture, Path(FOLDER) / file_name(flow.name or "out", given))
+        name = file_name(flow.name or "out", given)
+        others = written.setdefault(name, {})
+        number = others.setdefault(sha256(picture.svg().encode()).digest(), len(others) + 1)
+        told(save(picture, Path(FOLDER) / (name if number == 1 else f"{name.removesuffix('.svg')}-{number}.svg")))
 
     return write
 

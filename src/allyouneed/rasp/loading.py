@@ -6,6 +6,7 @@ A file sees the base only, never the names of who loads it; of its own names, th
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.draw import into_folder
@@ -17,6 +18,7 @@ from allyouneed.rasp.tree import Leave, Sentence, Statement
 from allyouneed.rasp.values import Environment, Flow, Value
 
 STATEMENTS = Statement.__args__
+Drawn: TypeAlias = Callable[[Path], object]
 
 
 class Loader:
@@ -127,24 +129,24 @@ class Program:
         return sops[name]
 
 
-def read_program(path: str | Path, compat: bool = False, draws: bool = False) -> Program:
+def read_program(path: str | Path, compat: bool = False, drawn: Drawn | None = None) -> Program:
     """A .rasp file as a program. Nothing is tried on an example; the first error is raised, with its line.
 
-    `draws`: its draw statements write their pictures.
+    `drawn`: its draw statements write their pictures, and this hears of each.
     """
     path = Path(path)
-    return program_of(read_text(path), str(path).removesuffix(".rasp"), compat, draws)
+    return program_of(read_text(path), str(path).removesuffix(".rasp"), compat, drawn)
 
 
 def program_of(
-    text: str, title: str = "program", compat: bool = False, draws: bool = False, loads: bool = True
+    text: str, title: str = "program", compat: bool = False, drawn: Drawn | None = None, loads: bool = True
 ) -> Program:
     """A text as a program. `loads`: whether it may load files."""
     loader = Loader(Interpreter(compat))
     if not loads:
         loader.interpreter.on_load = no_files
-    if draws:
-        loader.interpreter.on_draw = into_folder(loader.interpreter.names)
+    if drawn is not None:
+        loader.interpreter.on_draw = into_folder(loader.interpreter.names, drawn)
     where = loader.interpreter.new_file(title)
     with loader.interpreter.budget():
         loader.run(text, where)
