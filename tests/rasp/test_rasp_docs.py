@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from talk import talk
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.interpreter import Interpreter
+from allyouneed.rasp.values import Procedure
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
@@ -66,6 +68,33 @@ def test_the_page_names_what_there_is():
         assert re.search(rf"\b{name}\b", PAGE) or name.startswith("tokens_")
     for limit in (limits.BITS, limits.TEXT, limits.SIZE, limits.STEPS, limits.CALLS, limits.INPUT):
         assert f"{limit:,}" in PAGE
+
+
+def test_the_library_is_as_the_page_says():
+    """Every function with its parameters, every other name without."""
+    library = Interpreter().base.names
+    own = {name: value for name, value in library.items() if name not in ("True", "False", "indices")}
+    expected = {
+        f"{name}({', '.join(value.parameters)})" if isinstance(value, Procedure) else name
+        for name, value in own.items()
+        if not name.startswith("tokens")
+    }
+    table = PAGE.split("**The library**")[1].split("**Limits**")[0]
+    assert set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)) == expected
+
+
+def test_the_language_is_kept_apart_as_a_whole():
+    """Every module of the language is in the contract that forbids it the rest of the package."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = (one for one in settings["tool"]["importlinter"]["contracts"] if one["type"] == "forbidden")
+    package = ROOT / "src" / "allyouneed"
+    modules = {f"allyouneed.rasp.{path.stem}" for path in (package / "rasp").glob("*.py")} - {
+        "allyouneed.rasp.__init__"
+    }
+    assert set(contract["source_modules"]) == modules
+    beside = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    others = {f"allyouneed.{name}" for name in beside - {"__init__", "__main__", "errors", "rasp"}}
+    assert set(contract["forbidden_modules"]) >= others
 
 
 def test_commands_of_the_page_are_commands():

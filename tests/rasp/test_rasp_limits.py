@@ -8,7 +8,7 @@ from fuzz_programs import NASTY, program, soup
 from talk import answer
 
 from allyouneed.rasp import limits
-from allyouneed.rasp.errors import RaspError
+from allyouneed.rasp.errors import RaspError, RaspLimitError
 from allyouneed.rasp.loading import program_of
 from allyouneed.rasp.repl import Session
 
@@ -56,6 +56,29 @@ def test_what_is_too_much_is_refused(text):
     said = answer(text)
     assert "\t\t!!ignoring input:\n\t " in said
     assert LONG[text] in said
+
+
+def test_a_budget_is_for_a_whole_program():
+    """Many sentences that are each within the limits would go on for hours together."""
+    busy = "for i in range(9999) { x = i + i; }\n"
+    assert program_of("x = 0;\n" + busy * 3).values["x"] == 2 * 9998
+    with pytest.raises(RaspLimitError, match=r"program.rasp:\d+: this takes more than 200000 steps"):
+        program_of("x = 0;\n" + busy * 99)
+
+
+def test_a_budget_is_for_a_line():
+    busy = "for i in range(9999) { x = i + i; }"
+    assert "more than 200000 steps" in answer("x = 0; " + busy * 9)
+    assert answer("x = 0;", *[busy] * 9, "x;") == "    value: x =  19996\n"
+
+
+def test_a_sentence_that_fails_leaves_its_limits_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fails = "def f(n) { return 1 + f(n - 1) if n > 0 else nothing; }\n" + "f(400);\n" * 5
+    (tmp_path / "a.rasp").write_text(fails + 'x = indices / 0 ("a");\nx = tokens;\n')
+    said = answer('load "a";')
+    assert said.count("Undefined variable: nothing") == 5
+    assert "functions inside each other" not in said
 
 
 def test_a_budget_is_for_one_sentence_and_all_it_loads(tmp_path, monkeypatch):
