@@ -350,8 +350,8 @@ def test_pool_and_task_must_fit(task, pool):
         ({"program": 'load "a"; x = tokens;'}, "files cannot be loaded here: a"),
         ({"program": "x = tokens;" + "#" * 200_000}, "at most 200000 characters"),
         ({"program": "x = 0;" + "for i in range(9999) { x = i + i; }\n" * 99}, "more than 200000 steps"),
-        ({"lengths": [1, 2_001]}, "lengths.1: Input should be less than or equal to 2000"),
-        ({"test_lengths": [1, 2_001]}, "test_lengths.1: Input should be less than or equal to 2000"),
+        ({"lengths": [1, 2_049]}, "lengths.1: Input should be less than or equal to 2048"),
+        ({"test_lengths": [1, 2_049]}, "test_lengths.1: Input should be less than or equal to 2048"),
         ({"vocabulary": [str(n) for n in range(10_001)]}, "at most 10000 items"),
     ],
 )

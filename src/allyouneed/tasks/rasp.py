@@ -35,7 +35,7 @@ from allyouneed.tasks.text import Pair
 from allyouneed.tasks.tokenizer import of_symbols
 
 PROGRAM = 200_000  # characters
-RaspLength = Annotated[int, Field(ge=1, le=2_000)]  # selectors have a row and a column for each token
+RaspLength = Annotated[int, Field(ge=1, le=2_048)]  # as the compiler; selectors have a row and a column for each token
 RaspLengths = tuple[RaspLength, RaspLength]
 TRIED = 500  # inputs, to find the values of a program that does not name them
 
