@@ -6,7 +6,7 @@ What can be read without waiting is one batch: a file comes in large pieces, a s
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from allyouneed.errors import DataError
@@ -16,11 +16,14 @@ MOST_LINES = 1024
 MARKS = b"\xef\xff\xfe\x00"  # how a byte order mark can begin; it may come in pieces
 
 
-def line_batches(most: int = MOST_LINES) -> Iterator[list[str]]:
-    """Lines as they come. If one is refused, those before it are given first."""
+def line_batches(
+    most: int = MOST_LINES, check: Callable[[str, int], None] = lambda line, before: None
+) -> Iterator[list[str]]:
+    """Lines as they come. If one is refused, here or by `check(line, lines before it)`, those before are given first."""
     batch: list[str] = []
     try:
-        for line, more in _lines(sys.stdin.fileno()):
+        for number, (line, more) in enumerate(_lines(sys.stdin.fileno())):
+            check(line, number)
             batch.append(line)
             if len(batch) == most or not more:
                 yield batch

@@ -23,19 +23,24 @@ def command(
 ) -> None:
     """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
-    from allyouneed.cli.terminal import one_line
+    from allyouneed.cli.terminal import note, one_line
     from allyouneed.decode import translate
-    from allyouneed.lab.held_out import require_known, require_short, require_source, search_config
+    from allyouneed.lab.held_out import has_unknown, require_known, require_short, require_source, search_config
 
     bundle = open_model(model, device)
     require_source(bundle, "translate")
     asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, asked)
-    number = 0
-    for texts in line_batches():
+    number, strange = 0, []
+
+    def check(text: str, before: int) -> None:
+        require_short(bundle.codec.source, [text], str(NAME), before)
+        require_known(bundle.codec, [text], str(NAME), before)
+        if has_unknown(bundle.codec, text):
+            strange.append(before + 1)
+
+    for texts in line_batches(check=check):
         filled = [text for text in texts if text.strip()]
-        require_short(bundle.codec.source, texts, str(NAME), number)
-        require_known(bundle.codec, texts, str(NAME), number)
         answers = iter(translate(bundle.model, bundle.codec, filled, search))
         for text in texts:
             number += 1
@@ -44,3 +49,6 @@ def command(
                 columns += [f"{answer.score if answer else 0.0:.4f}"] if scores else []
                 print(*columns, one_line(answer.text) if answer else "", sep="\t")
         sys.stdout.flush()
+    if strange:
+        what = f"line {strange[0]}" if len(strange) == 1 else f"{len(strange):,} lines, the first of them {strange[0]},"
+        note(f"{what} held something that the model never saw in training; its answer may mean nothing")

@@ -18,7 +18,7 @@ from allyouneed.errors import ConfigError, DataError, FolderError, UserError
 from allyouneed.folder import Bundle
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Batch, Codec, Score, Split, TaskConfig, TaskData, Tokenizer, Units
-from allyouneed.tasks.base import BOS
+from allyouneed.tasks.base import BOS, UNK
 from allyouneed.tasks.classification import ClassificationConfig, class_batch
 from allyouneed.tasks.ids import padded
 from allyouneed.tasks.language import LanguageConfig, text_windows
@@ -77,6 +77,11 @@ def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 
     if codec.each:
         for number, text in enumerate(texts, start=before + 1):
             check_known(codec, text, f"{where}: line {number}")
+
+
+def has_unknown(codec: Codec, text: str) -> bool:
+    """Whether the model reads some of a text as a mark for whatever it does not know."""
+    return UNK in codec.encode_source(text)
 
 
 # --- held-out data ---------------------------------------------------------------------------------------------------

@@ -82,7 +82,9 @@ class Recipe(Config):
 
     def _check_image(self) -> None:
         given, read = getattr(self.task, "image", None), getattr(self.model, "image", None)
-        if given is not None and read is not None and given != read:
+        if read is not None and given is None:
+            raise ValueError(f"model {self.model.type!r} reads images; task {self.task.type!r} has none")
+        if read is not None and given is not None and given != read:
             raise ValueError(
                 f"model.size={read[0]} and model.channels={read[1]}: the images of task {self.task.type!r} have "
                 f"{given[0]} pixels a side and {given[1]} channels"
