@@ -185,9 +185,17 @@ def test_input_is_refused_after_what_came_before_it(name, run: Commands, numbers
     assert "\x1b" not in done.err
 
 
-def test_lines_before_a_bad_one_are_answered(run: Commands, numbers: str):
-    done = run("translate", numbers, given=b"seven\neight\nf\xfcnf\n")
+@pytest.mark.parametrize("bad", [b"f\xfcnf", b"six " * 5000], ids=["not UTF-8", "too long"])
+def test_lines_before_a_bad_one_are_answered(bad: bytes, run: Commands, numbers: str):
+    done = run("translate", numbers, given=b"seven\neight\n" + bad + b"\n")
     assert done.out.count("\n") == 2
+
+
+def test_what_was_never_seen_in_training_is_mentioned(run: Commands, numbers: str):
+    done = run("translate", numbers, given="twenty\n日本\n")
+    assert done.out.count("\n") == 2
+    assert "line 2 held something that the model never saw" in done.err
+    assert run("translate", numbers, given="twenty\n").err == ""
 
 
 def test_a_word_of_2_megabytes_is_one_unknown_word(run: Commands, numbers: str):

@@ -19,7 +19,7 @@ MARKS = b"\xef\xff\xfe\x00"  # how a byte order mark can begin; it may come in p
 def line_batches(
     most: int = MOST_LINES, check: Callable[[str, int], None] = lambda line, before: None
 ) -> Iterator[list[str]]:
-    """Lines as they come. If one is refused, here or by `check(line, lines before it)`, those before are given first."""
+    """Lines as they come. If one is refused, also by `check(line, lines before it)`, those before are given first."""
     batch: list[str] = []
     try:
         for number, (line, more) in enumerate(_lines(sys.stdin.fileno())):
