@@ -15,15 +15,15 @@ attention has just computed has the position that attention gives it: a mean its
 of a sum of functions of one variable each (opens - closes == 0) needs no radix: the sum is the line.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
-from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, Sop
+from allyouneed.rasp.compiler.ir import NEVER, Floats, Ints, Sop
 from allyouneed.rasp.compiler.refusal import Unable
-from allyouneed.rasp.compiler.values import Bounds, reachable, spread
+from allyouneed.rasp.compiler.values import spread
 
 SAME = 1e-9  # positions nearer than this, as part of the line, are one
 ULP = 2.0**-24  # half a unit in the last place of float32
@@ -77,16 +77,15 @@ def plan_of_variable(variable: Sop, outputs_VR: Floats) -> Plan:
     return _plan(variable.layer, (place,), np.array(same), place.positions)
 
 
-def plan_map(sop: Sop, bounds: Bounds) -> Plan:
+def plan_map(sop: Sop) -> Plan:
     """The line of a function of several variables, in the first layer that can tell all combinations apart."""
     first = max(1, *(v.layer + (v.kind == "cut") for v in sop.frontier))
-    reached = reachable(sop.frontier, bounds) & (sop.table != NEVER)
     try:
-        return _plan_at(sop, reached, first)
+        return _plan_at(sop, first)
     except Unable:
         if all(is_free(v, first) for v in sop.frontier):
             raise
-    return _plan_at(sop, reached, first + 1)
+    return _plan_at(sop, first + 1)
 
 
 def is_free(variable: Sop, layer: int) -> bool:
@@ -96,18 +95,21 @@ def is_free(variable: Sop, layer: int) -> bool:
     return variable.layer < layer or (variable.kind == "aggregate" and variable.single and variable.layer == layer)
 
 
-def _plan_at(sop: Sop, reached: Bools, layer: int) -> Plan:
+def _plan_at(sop: Sop, layer: int) -> Plan:
     for candidate in _sums(sop):
         places = _sum_places(candidate, layer)
-        if places is not None and _determines(candidate, sop, reached):
+        if places is not None and _determines(candidate, sop):
             try:
-                return _placed(sop, reached, layer, places)
+                return _placed(sop, sop.table, layer, places)
             except Unable:
                 continue  # a radix may stand further apart
+    orders = _orders(sop, layer)
+    classes = {v: _classes(sop, v) if is_free(v, layer) else None for v in sop.frontier}
     plans, reason = [], Unable("has no line")
-    for order in _orders(sop, layer):
+    for order in orders:
+        corners = [_corners(sop, v, classes[v], innermost=v is order[0]) for v in sop.frontier]
         try:
-            plans.append(_placed(sop, reached, layer, _radix(sop, order, layer)))
+            plans.append(_placed(sop, sop.table[np.ix_(*corners)], layer, _radix(order, classes), corners))
         except Unable as unable:
             reason = unable
     if not plans:
@@ -115,12 +117,35 @@ def _plan_at(sop: Sop, reached: Bools, layer: int) -> Plan:
     return min(plans, key=_changes)
 
 
-def _placed(sop: Sop, reached: Bools, layer: int, places: Sequence[Place]) -> Plan:
-    line = np.zeros(reached.shape)
+def _corners(sop: Sop, variable: Sop, classes: Floats | None, innermost: bool) -> Ints:
+    """Values of a variable that say where a radix has thresholds: between others the function does not change.
+
+    Of those at one position, one. Of a run of values, side by side, which the function does not tell apart, both ends;
+    of those further apart than others are, only if the function does not depend on the others there.
+    """
+    if classes is not None:
+        return np.unique(classes, return_index=True)[1]
+    order = np.argsort(raw_position(variable))
+    rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0).reshape(len(order), -1)[order]
+    kept = np.ones(len(order), dtype=np.bool_)
+    same = (rows[1:] == rows[:-1]).all(axis=1)
+    kept[1:-1] = ~(same[1:] & same[:-1])
+    if not innermost:
+        kept |= (rows != rows[:, :1]).any(axis=1)
+    return np.asarray(order[kept])
+
+
+def _placed(
+    sop: Sop, table: Ints, layer: int, places: Sequence[Place], corners: Sequence[Ints] | None = None
+) -> Plan:
+    """The plan of a table over all values of the variables, or over some of each."""
+    line = np.zeros((1,) * table.ndim)
     for place in places:
         axis = sop.frontier.index(place.variable)
-        line = line + place.positions.reshape([-1 if n == axis else 1 for n in range(line.ndim)])
-    return _plan(layer, tuple(places), sop.table[reached], line[reached])
+        positions = place.positions if corners is None else place.positions[corners[axis]]
+        line = line + positions.reshape([-1 if n == axis else 1 for n in range(line.ndim)])
+    reached = table != NEVER
+    return _plan(layer, tuple(places), table[reached], np.broadcast_to(line, table.shape)[reached])
 
 
 def _plan(layer: int, places: tuple[Place, ...], numbers: Ints, line: Floats) -> Plan:
@@ -217,8 +242,9 @@ def _affine(x: Floats, y: Floats) -> bool:
     return bool(np.abs(y - y[low] - slope * (x - x[low])).max() <= 1e-12 * max(1.0, float(np.abs(y).max())))
 
 
-def _determines(candidate: Sop, sop: Sop, reached: Bools) -> bool:
+def _determines(candidate: Sop, sop: Sop) -> bool:
     """Whether equal values of one mean equal values of the other."""
+    reached = sop.table != NEVER
     given, result = spread(candidate, sop.frontier)[reached], sop.table[reached]
     if (given == NEVER).any():
         return False
@@ -238,19 +264,19 @@ def _orders(sop: Sop, layer: int) -> list[tuple[Sop, ...]]:
     return [(*a, *b) for a in permutations(raw) for b in permutations(free)]
 
 
-def _radix(sop: Sop, order: Sequence[Sop], layer: int) -> list[Place]:
+def _radix(order: Sequence[Sop], classes: Mapping[Sop, Floats | None]) -> list[Place]:
     places: list[Place] = []
     span, gap = 0.0, 1.0
     for variable in order:
-        free = is_free(variable, layer)
-        positions = _classes(sop, variable) if free else raw_position(variable)
+        own_classes = classes[variable]
+        positions = raw_position(variable) if own_classes is None else own_classes
         rising = np.unique(positions)
         own = float(np.diff(rising).min()) if len(rising) > 1 else 1.0
         scale = (span + gap) / own if places else 1.0
         gap = gap if places else own
         positions = positions * scale
         span += float(np.ptp(positions))
-        places.append(Place(variable, positions, raw=not free))
+        places.append(Place(variable, positions, raw=own_classes is None))
     return places
 
 
@@ -278,6 +304,16 @@ def steps(plan: Plan, outputs_VR: Floats) -> Steps:
     outputs_NR = np.stack([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR], axis=1).reshape(-1, jumps_NR.shape[1])
     base_R = y_PR[0] + jumps_NR[right].sum(axis=0)
     return Steps(slopes, offsets, outputs_NR, base_R)
+
+
+def without_line(plan: Plan, made: Steps, place: int) -> Steps:
+    """The same steps, and one neuron that takes the line itself, less its constant, from one of the outputs."""
+    shift = float(np.ptp(plan.line)) or 1.0  # twice what keeps the neuron on
+    outputs_NR = np.vstack([made.outputs_NR, np.zeros((1, made.outputs_NR.shape[1]))])
+    outputs_NR[-1, place] = -1.0
+    base_R = made.base_R.copy()
+    base_R[place] += shift + plan.constant
+    return Steps(np.append(made.slopes_N, 1.0), np.append(made.offsets_N, shift), outputs_NR, base_R)
 
 
 def _coarse(offset: Floats, most: Floats) -> Floats:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allyouneed.rasp.compiler.elementwise import Place, Plan, Steps, plan_of_variable, raw_position, steps
+from allyouneed.rasp.compiler.elementwise import Place, Plan, Steps, plan_of_variable, raw_position, steps, without_line
 from allyouneed.rasp.compiler.ir import Floats, Sop, term_key
 from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.compiler.schedule import Program, is_sum
@@ -199,18 +199,35 @@ class _Work:
         if not slots:
             return
         outputs = np.stack([slot.function for slot in slots], axis=1)
-        if instead is not None:
-            outputs[:, slots.index(instead)] -= raw_position(sop)
+        place = slots.index(instead) if instead is not None else None
+        moved = place is not None and self._make_room(sop, outputs, place)
         try:
             plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
         except Unable as reason:
             raise Unable(f"{sop.label}: {reason}") from None
         assert isinstance(plan, Plan)
         made = steps(plan, outputs)
+        if moved and place is not None:
+            made = without_line(plan, made, place)
         for slot, base in zip(slots, made.base_R, strict=True):
             slot.at_bos += float(base)
         line = self.line(plan.places, plan.constant)
         self.layer(plan.layer).neurons.append(Neurons(sop.label, line, made, slots, plan.margin))
+
+    @staticmethod
+    def _make_room(sop: Sop, outputs: Floats, place: int) -> bool:
+        """Whether one neuron is to take the present value away; else it is taken off what the steps write.
+
+        The latter is for nothing where there is a step between any two values anyway, as for a count.
+        """
+        less = outputs.copy()
+        less[:, place] -= raw_position(sop)
+        order = np.argsort(raw_position(sop))
+        jumps, all_jumps = (int(np.diff(some[order], axis=0).any(axis=1).sum()) for some in (outputs, less))
+        if 2 * jumps + 1 < 2 * all_jumps:
+            return True
+        outputs[:] = less
+        return False
 
     def _make_width(self, sop: Sop) -> None:
         assert sop.selector is not None

@@ -64,7 +64,7 @@ def ready_layer(sop: Sop, program: Program) -> int:
     if sop.kind != "map" or sop.plan is not None:
         return sop.layer
     try:
-        sop.plan = plan_map(sop, program.bounds)
+        sop.plan = plan_map(sop)
     except Unable:
         # Its arguments first, then itself: a layer more, but fewer combinations at a time.
         arguments = tuple(cut(a, program) if a.kind == "map" and len(a.frontier) > 1 else a for a in sop.arguments)

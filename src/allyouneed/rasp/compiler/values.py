@@ -10,7 +10,7 @@ of range), so would the interpreter: such a combination is not told apart from o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from allyouneed.rasp.atoms import PYTHON_ERRORS, Atom
-from allyouneed.rasp.compiler.ir import NEVER, Bools, Ints, Sop
+from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, Sop
 from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.errors import RaspError
 
@@ -62,38 +62,55 @@ def tabulate(
 ) -> tuple[tuple[Sop, ...], Ints, tuple[Atom, ...]]:
     """Variables, table and values of f of some s-ops."""
     frontier = union(arguments)
-    tables = [spread(argument, frontier).ravel() for argument in arguments]
-    reached = reachable(frontier, bounds).ravel()
-    combined = np.zeros(len(reached), dtype=np.int64)
-    for table, argument in zip(tables, arguments, strict=True):
-        reached &= table != NEVER
-        combined = combined * len(argument.values) + table
+    combined, reached = _combined(arguments, frontier, bounds)
     # Each combination of arguments is computed once, however many combinations of variables lead to it.
-    distinct, inverse = np.unique(combined[reached], return_inverse=True)
-    results = [_called(call, _unpacked(int(number), arguments)) for number in distinct]
-    numbers: dict[Atom, int] = {}
-    for result in results:
-        if result is not None:
-            numbers.setdefault(result, len(numbers))
+    names, size = None, grid_size(arguments)
+    if size > 1000 + 4 * combined.size:  # most do not occur: arguments of the same variables
+        names, combined = np.unique(combined, return_inverse=True)
+        size = len(names)
+    occurs = np.zeros(size, dtype=np.bool_)
+    occurs[combined if reached is None else combined[reached]] = True
+    found = np.flatnonzero(occurs)
+    results = [_called(call, atoms) for atoms in _unpacked(found if names is None else names[found], arguments)]
+    numbers = dict.fromkeys(result for result in results if result is not None)
     if not numbers:
         raise Unable("fails on every input")
     values = _sorted(numbers)
-    place = {value: number for number, value in enumerate(values)}
-    of_distinct = np.array([NEVER if result is None else place[result] for result in results], dtype=np.int64)
-    table = np.full(len(reached), NEVER, dtype=np.int64)
-    table[reached] = of_distinct[inverse]
+    place: dict[Atom | None, int] = {value: number for number, value in enumerate(values)}
+    place[None] = NEVER
+    number_of = np.full(size, NEVER, dtype=np.int64)
+    number_of[found] = [place[result] for result in results]
+    table = number_of[combined]
+    if reached is not None:
+        table[~reached] = NEVER
     return frontier, table.reshape([len(variable.values) for variable in frontier]), values
 
 
-def _unpacked(number: int, arguments: Sequence[Sop]) -> list[Atom]:
-    atoms: list[Atom] = []
+def _combined(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds) -> tuple[Ints, Bools | None]:
+    """For each combination of variables the number of that of the arguments; and which there are, if not all."""
+    combined: Any = 0
+    for argument in arguments:
+        combined = combined * len(argument.values) + spread(argument, frontier)
+    reached = reachable(frontier, bounds)
+    for argument in arguments:
+        lost = spread(argument, frontier) == NEVER
+        if lost.any():
+            reached = ~lost if reached is None else reached & ~lost
+    if reached is not None:
+        combined = np.where(reached, combined, 0)
+    return np.asarray(combined), reached
+
+
+def _unpacked(numbers: Ints, arguments: Sequence[Sop]) -> list[tuple[Atom, ...]]:
+    """The arguments of each combination."""
+    columns: list[list[Atom]] = []
     for argument in reversed(arguments):
-        number, own = divmod(number, len(argument.values))
-        atoms.append(argument.values[own])
-    return atoms[::-1]
+        numbers, own = np.divmod(numbers, len(argument.values))
+        columns.append([argument.values[number] for number in own.tolist()])
+    return list(zip(*reversed(columns), strict=True))
 
 
-def _called(call: Callable[..., Atom], atoms: list[Atom]) -> Atom | None:
+def _called(call: Callable[..., Atom], atoms: Sequence[Atom]) -> Atom | None:
     try:
         value = call(*atoms)
     except (*PYTHON_ERRORS, RaspError):
@@ -106,17 +123,17 @@ def _sorted(values: Any) -> tuple[Atom, ...]:
     return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
 
 
-def reachable(frontier: Sequence[Sop], bounds: Bounds) -> Bools:
-    """Which combinations of the values of some variables may occur together."""
-    shape = [len(variable.values) for variable in frontier]
-    reached = np.ones(shape, dtype=np.bool_)
+def reachable(frontier: Sequence[Sop], bounds: Bounds) -> Bools | None:
+    """Which combinations of the values of some variables may occur together; None: all."""
+    reached: Bools | None = None
     for first, a in enumerate(frontier):
         for second, b in enumerate(frontier):
             possible = _together(a, b, bounds) if first != second else None
             if possible is not None:
                 axes = [len(v.values) if place in (first, second) else 1 for place, v in enumerate(frontier)]
-                reached &= (possible if first < second else possible.T).reshape(axes)
-    return reached
+                own = (possible if first < second else possible.T).reshape(axes)
+                reached = own if reached is None else reached & own
+    return None if reached is None else np.broadcast_to(reached, [len(v.values) for v in frontier])
 
 
 def _together(a: Sop, b: Sop, bounds: Bounds) -> Bools | None:
@@ -139,27 +156,47 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
     """Every mean of one to `length` numbers, and the default."""
     exact = [rational(value) for value in values]
     unit = math.lcm(*(number.denominator for number in exact))
-    steps = sorted({int(number * unit) for number in exact})
+    steps = np.array(sorted({number.numerator * (unit // number.denominator) for number in exact}), dtype=object)
     if max(map(abs, steps)) * length >= 1 << 62:
         raise Unable("averages numbers too large, or with too many different denominators, to be added up exactly")
-    found: set[tuple[int, int]] = set()
-    sums = {0}
-    for count in range(1, length + 1):
-        sums = {a + b for a in sums for b in steps} if len(steps) < 3 else _sums(sums, steps)
-        if len(found) + len(sums) > 4 * VALUES:
-            raise Unable(f"has more than {VALUES:,} different means of up to {length} values: fewer, or shorter inputs")
-        for total in sums:
-            shared = math.gcd(total, count)
-            found.add((total // shared, count // shared))
-    if len(found) > VALUES:
-        raise Unable(f"has {len(found):,} different means of up to {length} values; at most {VALUES:,} are told apart")
+    found, room = [np.array([])], 4 * VALUES
+    for count, sums in enumerate(_sums(steps.astype(np.int64), length), start=1):
+        found.append(_quotients(sums, count * unit))
+        room -= len(sums)
+        if room < 0 or len(sums) > VALUES or count == length:
+            found = [np.unique(np.concatenate(found))]
+            room = 4 * VALUES - len(found[0])
+            if len(found[0]) > VALUES:
+                least = "" if count == length else "more than "
+                raise Unable(
+                    f"has {least}{len(found[0]):,} different means of up to {length} values; at most {VALUES:,} are "
+                    "told apart: fewer values, or shorter inputs"
+                )
     results: dict[Atom, None] = dict.fromkeys(values)  # first: a single whole number stays one
-    for top, bottom in found:
-        mean = Fraction(top, bottom * unit)
-        results.setdefault(int(mean) if mean.denominator == 1 else float(mean))
+    results |= dict.fromkeys(int(mean) if mean.is_integer() else mean for mean in found[0].tolist())
     if default is not None:
         results.setdefault(default)
     return _sorted(results)
+
+
+def _sums(steps: Ints, length: int) -> Iterator[Ints]:
+    """What 1, 2, ... numbers can add up to."""
+    gaps = np.diff(steps)
+    gap = int(gaps[0]) if len(gaps) else 1
+    sums = np.zeros(1, dtype=np.int64)
+    for count in range(1, length + 1):
+        if (gaps == gap).all():  # evenly spaced, and so are their sums
+            sums = count * steps[0] + gap * np.arange(count * len(gaps) + 1)
+        else:
+            sums = np.unique(np.add.outer(sums, steps))
+        yield sums
+
+
+def _quotients(sums: Ints, by: int) -> Floats:
+    """Rounded once, so that equal means are equal floats."""
+    if max(by, abs(int(sums[0])), abs(int(sums[-1]))) < 1 << 53:
+        return np.asarray(sums / by)
+    return np.array([total / by for total in sums.tolist()])
 
 
 def rational(value: Atom) -> Fraction:
@@ -167,10 +204,6 @@ def rational(value: Atom) -> Fraction:
     exact = Fraction(value)
     near = exact.limit_denominator(DENOMINATOR)
     return near if abs(near - exact) <= abs(exact) * Fraction(1, 1 << 50) else exact
-
-
-def _sums(sums: set[int], steps: list[int]) -> set[int]:
-    return set(np.unique(np.add.outer(np.fromiter(sums, np.int64), np.array(steps))).tolist())
 
 
 def distinct(values: Sequence[Atom]) -> tuple[Atom, ...]:
