@@ -10,8 +10,9 @@ rounded up to four binary digits (with sqrt(K), by which the mixer divides): sco
 that what is selected is weighted alike.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,44 +63,61 @@ class _Rows:
 
     def __init__(self, program: Program, network: Network) -> None:
         self.causal, self.length = program.bounds.causal, program.bounds.length
-        self.network = network
         for place, slot in enumerate(network.slots):
             slot.place = place
         self.one = len(network.slots) if self.causal else None  # a decoder's head has no bias
         self.width = len(network.slots) + self.causal
-        self.inverse: dict[int, Floats] = {}
+        forms = list(_forms(network))
+        self.number = {id(form): number for number, form in enumerate(forms)}
+        self.rows_ND, self.biases_N = self._all(forms, network)
 
     def row(self, form: Form) -> tuple[Floats, float]:
         """Coefficients and bias of a form."""
-        row, bias, at_bos = np.zeros(self.width), form.constant, 0.0
-        for owner, function, raw in form.parts:
+        number = self.number[id(form)]
+        return self.rows_ND[number], float(self.biases_N[number])
+
+    def _all(self, forms: Sequence[Form], network: Network) -> tuple[Floats, Floats]:
+        """Of all forms at once, one owner after the other."""
+        rows_ND, at_bos_N = np.zeros((len(forms), self.width)), np.zeros(len(forms))
+        biases_N = np.array([form.constant for form in forms])
+        parts: dict[tuple[int, bool], list[tuple[int, Sop, Floats]]] = {}
+        for number, form in enumerate(forms):
+            for owner, function, raw in form.parts:
+                parts.setdefault((id(owner), raw), []).append((number, owner, function))
+        for (key, raw), own in parts.items():
+            owner, numbers, functions = own[0][1], [part[0] for part in own], np.stack([part[2] for part in own])
+            slots = [network.raw[key]] if raw else network.of_owner[key]
             if raw:
-                slot = self.network.raw[id(owner)]
-                slope, offset = _through(raw_position(owner), function)
-                row[slot.place] += slope
-                at_bos += slope * slot.raw_at_bos
+                slopes, offsets = _through(raw_position(owner), functions)
             else:
-                offset, *slopes = (self._inverse(owner) @ function).tolist()
-                for slot, slope in zip(self.network.of_owner[id(owner)], slopes, strict=True):
-                    row[slot.place] += slope
-                    at_bos += slope * slot.at_bos
-            bias += offset
-        row[np.abs(row) < 1e-13 * max(1.0, float(np.abs(row).max()))] = 0.0
-        row[0] += form.at_bos - bias - at_bos
-        return row, bias
-
-    def _inverse(self, owner: Sop) -> Floats:
-        if id(owner) not in self.inverse:
-            columns = [np.ones(len(owner.values)), *(slot.function for slot in self.network.of_owner[id(owner)])]
-            self.inverse[id(owner)] = np.linalg.pinv(np.stack(columns, axis=1))
-        return self.inverse[id(owner)]
+                columns = np.stack([np.ones(len(owner.values)), *(slot.function for slot in slots)], axis=1)
+                offsets, *rest = np.linalg.pinv(columns) @ functions.T
+                slopes = np.array(rest).reshape(len(slots), len(own)).T
+            at_bos = np.array([slot.raw_at_bos if raw else slot.at_bos for slot in slots])
+            np.add.at(rows_ND, (np.array(numbers)[:, None], [slot.place for slot in slots]), slopes)
+            np.add.at(biases_N, numbers, offsets)
+            np.add.at(at_bos_N, numbers, slopes @ at_bos)
+        sizes = np.abs(rows_ND)
+        rows_ND[sizes < 1e-13 * np.maximum(1.0, sizes.max(axis=1, initial=0.0, keepdims=True))] = 0.0
+        rows_ND[:, 0] += np.array([form.at_bos for form in forms]) - biases_N - at_bos_N
+        return rows_ND, biases_N
 
 
-def _through(x: Floats, y: Floats) -> tuple[float, float]:
-    """a and b of y = a x + b."""
+def _forms(network: Network) -> Iterator[Form]:
+    for layer in network.layers:
+        for head in layer.heads.values():
+            yield from itertools.chain.from_iterable(head.products)
+            yield from (form for form, _ in head.values)
+        yield from (group.line for group in layer.neurons)
+    for answer in network.answers:
+        yield from answer.forms
+
+
+def _through(x: Floats, y_NV: Floats) -> tuple[Floats, Floats]:
+    """a and b of y = a x + b, for some y."""
     low, high = int(x.argmin()), int(x.argmax())
-    slope = float(y[high] - y[low]) / float(x[high] - x[low]) if low != high else 0.0
-    return slope, float(y[low]) - slope * float(x[low])
+    slopes = (y_NV[:, high] - y_NV[:, low]) / (x[high] - x[low]) if low != high else np.zeros(len(y_NV))
+    return slopes[:, None], y_NV[:, low] - slopes * x[low]
 
 
 def _sizes(layer: Layer) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -61,13 +62,19 @@ class Sop:
             return None
         return self.frontier[0] if len(self.frontier) == 1 else self
 
-    @property
+    @cached_property
     def numeric(self) -> bool:
-        return not any(isinstance(value, str) for value in self.values)
+        return str not in set(map(type, self.values))
+
+    @cached_property
+    def _numbers(self) -> Floats:
+        numbers = np.array(list(map(float, self.values)))
+        numbers.flags.writeable = False
+        return numbers
 
     def numbers(self) -> Floats:
         """The values as numbers."""
-        return np.array([float(value) for value in self.values])
+        return self._numbers
 
     def over_owner(self, of_values: Floats) -> Floats:
         """A function of the values, as one of the values of the owner."""
@@ -117,6 +124,7 @@ class Selection:
     terms: tuple[Term, ...]
     nonempty: bool  # whether something is always selected
     at_most_one: bool
+    scores: dict[tuple[int, bool], Any] = field(default_factory=dict)  # of its terms, once made (scores.py)
 
 
 def term_key(term: Term) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ BOS stands before every input and is the sink of every head. It reads only itsel
 is 0 there, whatever its slots hold, unless something else is wanted (the weight of the slot `bos` sees to that).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -176,11 +177,12 @@ class _Work:
         slots = [first] if first is not None else []
         spanned = Span(np.ones(len(owner.values)), *(slot.function for slot in slots))
         # One-hot columns first: others are sums of them, while a one-hot column is a sum of few others.
-        for column in sorted(columns, key=np.count_nonzero):
-            if column not in spanned:
-                slot = Slot(owner, owner.label, _tidy(column), written)
-                slots.append(slot)
-                spanned.add(column)
+        different = {column.tobytes(): column for column in columns}.values()
+        slots += [
+            Slot(owner, owner.label, _tidy(column), written)
+            for column in sorted(different, key=np.count_nonzero)
+            if spanned.add(column)
+        ]
         self.of_owner[id(owner)] = slots
         self.slots += [slot for slot in slots if slot is not first]
         return slots
@@ -341,20 +343,23 @@ class Span:
         for column in columns:
             self.add(column)
 
-    def _rest(self, column: Floats) -> Floats:
+    def _rest(self, column: Floats) -> Floats | None:
+        """What of a column is no such combination, of length 1; None: nothing."""
         rest = column
         for _ in range(2):  # once leaves rounding errors of the size of the column
             rest = rest - (self.units_NV @ rest) @ self.units_NV
-        return rest
+        size = math.sqrt(rest @ rest)
+        return rest / size if size > 1e-9 * math.sqrt(column @ column) else None
 
     def __contains__(self, column: Floats) -> bool:
-        return float(np.linalg.norm(self._rest(column))) <= 1e-9 * float(np.linalg.norm(column))
+        return self._rest(column) is None
 
-    def add(self, column: Floats) -> None:
+    def add(self, column: Floats) -> bool:
+        """Whether the column is one more."""
         rest = self._rest(column)
-        size = float(np.linalg.norm(rest))
-        if size > 0:
-            self.units_NV = np.vstack([self.units_NV, rest / size])
+        if rest is not None:
+            self.units_NV = np.concatenate([self.units_NV, rest[None]])
+        return rest is not None
 
 
 def _tidy(column: Floats, size: float = 1.0) -> Floats:
@@ -362,4 +367,4 @@ def _tidy(column: Floats, size: float = 1.0) -> Floats:
     largest = float(np.abs(column).max())
     if largest == 0:
         return column
-    return np.asarray(column / 2.0 ** np.ceil(np.log2(largest / size)))
+    return np.asarray(column / 2.0 ** math.ceil(math.log2(largest / size)))

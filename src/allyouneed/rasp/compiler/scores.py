@@ -42,10 +42,14 @@ class Score:
 
 def score_term(selection: Selection, number: int, counts: bool) -> Score:
     """How a term is scored; `counts`: for a width, to which the sink must score as much as what is selected."""
-    score, term = Score(), selection.terms[number]
-    for condition in term:
-        _add(score, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1 and not counts)
-    return score
+    made = selection.scores.get((number, counts))
+    if made is None:
+        made, term = Score(), selection.terms[number]
+        for condition in term:
+            _add(made, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1 and not counts)
+        selection.scores[number, counts] = made
+    assert isinstance(made, Score)
+    return made
 
 
 def _add(score: Score, condition: Condition, alone: bool) -> None:

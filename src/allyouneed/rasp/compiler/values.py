@@ -10,9 +10,10 @@ of range), so would the interpreter: such a combination is not told apart from o
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from allyouneed.rasp.errors import RaspError
 GRID = 300_000  # combinations of values that one elementwise function may have
 DENOMINATOR = 1_000_000  # of a number that a float stands for
 VALUES = 20_000  # that one s-op may have
+SUMS = 4 * VALUES  # of which means are made, equal ones among them
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def tabulate(
     occurs = np.zeros(size, dtype=np.bool_)
     occurs[combined if reached is None else combined[reached]] = True
     found = np.flatnonzero(occurs)
-    results = [_called(call, atoms) for atoms in _unpacked(found if names is None else names[found], arguments)]
+    results = _called(call, _unpacked(found if names is None else names[found], arguments))
     numbers = dict.fromkeys(result for result in results if result is not None)
     if not numbers:
         raise Unable("fails on every input")
@@ -93,12 +95,10 @@ def _combined(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds)
         combined = combined * len(argument.values) + spread(argument, frontier)
     reached = reachable(frontier, bounds)
     for argument in arguments:
-        lost = spread(argument, frontier) == NEVER
-        if lost.any():
-            reached = ~lost if reached is None else reached & ~lost
-    if reached is not None:
-        combined = np.where(reached, combined, 0)
-    return np.asarray(combined), reached
+        if (argument.table == NEVER).any():
+            known = spread(argument, frontier) != NEVER
+            reached = known if reached is None else reached & known
+    return np.asarray(combined if reached is None else np.where(reached, combined, 0)), reached
 
 
 def _unpacked(numbers: Ints, arguments: Sequence[Sop]) -> list[tuple[Atom, ...]]:
@@ -110,16 +110,21 @@ def _unpacked(numbers: Ints, arguments: Sequence[Sop]) -> list[tuple[Atom, ...]]
     return list(zip(*reversed(columns), strict=True))
 
 
-def _called(call: Callable[..., Atom], atoms: Sequence[Atom]) -> Atom | None:
+def _called(call: Callable[..., Atom], rows: Sequence[Sequence[Atom]]) -> list[Atom | None]:
+    """The function of each row of arguments; None where it fails."""
     try:
-        value = call(*atoms)
-    except (*PYTHON_ERRORS, RaspError):
-        return None
-    return value if finite(value) else None
+        return [value if finite(value) else None for value in starmap(call, rows)]
+    except (*PYTHON_ERRORS, RaspError):  # somewhere: one by one
+        if len(rows) == 1:
+            return [None]
+    return [value for row in rows for value in _called(call, [row])]
 
 
-def _sorted(values: Any) -> tuple[Atom, ...]:
+def _sorted(values: Collection[Atom]) -> tuple[Atom, ...]:
     """Numbers rising, then strings rising: neighbours in a table are neighbours on the line."""
+    kinds = set(map(type, values))
+    if str not in kinds or kinds == {str}:
+        return tuple(sorted(values))  # type: ignore[type-var]
     return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
 
 
@@ -159,49 +164,54 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
     steps = np.array(sorted({number.numerator * (unit // number.denominator) for number in exact}), dtype=object)
     if max(map(abs, steps)) * length >= 1 << 62:
         raise Unable("averages numbers too large, or with too many different denominators, to be added up exactly")
-    found, room = [np.array([])], 4 * VALUES
-    for count, sums in enumerate(_sums(steps.astype(np.int64), length), start=1):
-        found.append(_quotients(sums, count * unit))
-        room -= len(sums)
-        if room < 0 or len(sums) > VALUES or count == length:
-            found = [np.unique(np.concatenate(found))]
-            room = 4 * VALUES - len(found[0])
-            if len(found[0]) > VALUES:
-                least = "" if count == length else "more than "
-                raise Unable(
-                    f"has {least}{len(found[0]):,} different means of up to {length} values; at most {VALUES:,} are "
-                    "told apart: fewer values, or shorter inputs"
-                )
+    sums, counts = _sums(steps.astype(np.int64), length)
+    different = np.unique(_quotients(sums, counts, unit))
+    if len(different) > VALUES:
+        raise Unable(
+            f"has {len(different):,} different means of up to {length} values; at most {VALUES:,} are told apart"
+        )
     results: dict[Atom, None] = dict.fromkeys(values)  # first: a single whole number stays one
-    results |= dict.fromkeys(int(mean) if mean.is_integer() else mean for mean in found[0].tolist())
+    results |= dict.fromkeys(int(mean) if mean.is_integer() else mean for mean in different.tolist())
     if default is not None:
         results.setdefault(default)
     return _sorted(results)
 
 
-def _sums(steps: Ints, length: int) -> Iterator[Ints]:
-    """What 1, 2, ... numbers can add up to."""
-    gaps = np.diff(steps)
-    gap = int(gaps[0]) if len(gaps) else 1
-    sums = np.zeros(1, dtype=np.int64)
-    for count in range(1, length + 1):
-        if (gaps == gap).all():  # evenly spaced, and so are their sums
-            sums = count * steps[0] + gap * np.arange(count * len(gaps) + 1)
-        else:
-            sums = np.unique(np.add.outer(sums, steps))
-        yield sums
+def _sums(steps: Ints, length: int) -> tuple[Ints, Ints]:
+    """All that one to `length` numbers can add up to, and how many numbers they are."""
+    many = Unable(f"has more than {VALUES:,} different means of up to {length} values: fewer, or shorter inputs")
+    gaps, numbers = np.diff(steps), np.arange(1, length + 1)
+    sizes = len(gaps) * numbers + 1  # of evenly spaced ones, whose sums are as evenly spaced; others have more
+    if sizes.sum() > SUMS:
+        raise many
+    if len(gaps) == 0 or (gaps == gaps[0]).all():
+        counts = np.repeat(numbers, sizes)
+        place = np.arange(len(counts)) - np.repeat(sizes.cumsum() - sizes, sizes)
+        return counts * steps[0] + (gaps[0] if len(gaps) else 0) * place, counts
+    found, sums = [], np.zeros(1, dtype=np.int64)
+    for _ in numbers:
+        if len(sums) * len(steps) > 100 * SUMS:
+            raise many
+        sums = np.unique(np.add.outer(sums, steps))
+        found.append(sums)
+        if sum(map(len, found)) > SUMS:
+            raise many
+    return np.concatenate(found), np.repeat(numbers, [len(one) for one in found])
 
 
-def _quotients(sums: Ints, by: int) -> Floats:
-    """Rounded once, so that equal means are equal floats."""
-    if max(by, abs(int(sums[0])), abs(int(sums[-1]))) < 1 << 53:
-        return np.asarray(sums / by)
-    return np.array([total / by for total in sums.tolist()])
+def _quotients(sums: Ints, counts: Ints, unit: int) -> Floats:
+    """Means, rounded once, so that equal ones are equal floats."""
+    if max(int(counts[-1]) * unit, int(np.abs(sums).max())) < 1 << 53:
+        return np.asarray(sums / (counts * unit))
+    pairs = zip(sums.tolist(), counts.tolist(), strict=True)
+    return np.array([total / (count * unit) for total, count in pairs])
 
 
 def rational(value: Atom) -> Fraction:
     """The number that a float stands for: 0.333... is 1/3, so that means of means meet where they should."""
     exact = Fraction(value)
+    if exact.denominator == 1:
+        return exact
     near = exact.limit_denominator(DENOMINATOR)
     return near if abs(near - exact) <= abs(exact) * Fraction(1, 1 << 50) else exact
 
