@@ -47,6 +47,7 @@ class _Builder:
         self.selections: dict[int, Selection] = {}
         self.kept: list[Node] = []  # an id may be used again when its node is gone
         self.made: dict[Any, Sop] = {}
+        self.means: dict[Any, tuple[Atom, ...]] = {}
         self.widths: dict[int, Width | None] = {}
 
     # --- the walk ------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class _Builder:
         if single:
             values = distinct((*value.values, *extra))
         else:
-            values = means(value.values, None if selection.nonempty else default, self.bounds.length)
+            values = self._means(value.values, None if selection.nonempty else default)
         if not extra and len(value.values) == 1:
             return value
 
@@ -277,6 +278,12 @@ class _Builder:
 
         key = ("aggregate", tuple(map(term_key, selection.terms)), id(value), type(default), default)
         return self._remembered(key, make)
+
+    def _means(self, values: tuple[Atom, ...], default: Atom | None) -> tuple[Atom, ...]:
+        key = values, tuple(map(type, values)), default, type(default)
+        if key not in self.means:
+            self.means[key] = means(values, default, self.bounds.length)
+        return self.means[key]
 
     def _selector_layer(self, selection: Selection, number: int, counts: bool = False) -> int:
         sides = score_term(selection, number, counts).sides()

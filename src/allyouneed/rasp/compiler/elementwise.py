@@ -125,13 +125,15 @@ def _corners(sop: Sop, variable: Sop, classes: Floats | None, innermost: bool) -
     """
     if classes is not None:
         return np.unique(classes, return_index=True)[1]
-    order = np.argsort(raw_position(variable))
-    rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0).reshape(len(order), -1)[order]
+    order = np.argsort(raw_position(variable), kind="stable")
+    axis = sop.frontier.index(variable)
+    rows = np.moveaxis(sop.table if (np.diff(order) == 1).all() else sop.table.take(order, axis), axis, 0)
+    others = tuple(range(1, rows.ndim))
     kept = np.ones(len(order), dtype=np.bool_)
-    same = (rows[1:] == rows[:-1]).all(axis=1)
-    kept[1:-1] = ~(same[1:] & same[:-1])
+    changes = (rows[1:] != rows[:-1]).any(axis=others)
+    kept[1:-1] = changes[1:] | changes[:-1]
     if not innermost:
-        kept |= (rows != rows[:, :1]).any(axis=1)
+        kept |= (rows != rows[(slice(None), *(slice(1) for _ in others))]).any(axis=others)
     return np.asarray(order[kept])
 
 
@@ -282,9 +284,12 @@ def _radix(order: Sequence[Sop], classes: Mapping[Sop, Floats | None]) -> list[P
 
 def _classes(sop: Sop, variable: Sop) -> Floats:
     """Values of a variable that the function does not tell apart get one number."""
-    rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0).reshape(len(variable.values), -1)
+    rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0)
+    first = np.ones(len(rows), dtype=np.bool_)  # of a run of equal rows
+    first[1:] = (rows[1:] != rows[:-1]).any(axis=tuple(range(1, rows.ndim)))
     numbers: dict[bytes, int] = {}
-    return np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in rows])
+    of_runs = np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in rows[first]])
+    return of_runs[np.cumsum(first) - 1]
 
 
 def steps(plan: Plan, outputs_VR: Floats) -> Steps:

@@ -23,7 +23,7 @@ import numpy as np
 from allyouneed.rasp.atoms import Atom
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 NEVER: Final = -1
@@ -38,7 +38,7 @@ class Sop:
     label: str
     values: tuple[Atom, ...]
     frontier: tuple[Sop, ...] = ()
-    table: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int64))
+    table: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int32))
     arguments: tuple[Sop, ...] = ()  # of a map
     selector: Selection | None = None  # of an aggregate or a width
     value: Sop | None = None  # of an aggregate
@@ -91,7 +91,7 @@ def _broadcast(table: Ints, like: np.ndarray[Any, Any]) -> Bools:
 def variable(kind: Kind, label: str, values: Sequence[Atom], **fields: Any) -> Sop:
     """A variable: a function of itself."""
     made = Sop(kind, label, tuple(values), **fields)
-    made.frontier, made.table = (made,), np.arange(len(made.values))
+    made.frontier, made.table = (made,), np.arange(len(made.values), dtype=np.int32)
     if made.numeric:
         made.additive = {made: made.numbers()}
     return made

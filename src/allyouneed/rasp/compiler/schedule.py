@@ -72,7 +72,7 @@ def ready_layer(sop: Sop, program: Program) -> int:
             raise
         sop.frontier, table, values = tabulate(sop.call, arguments, program.bounds)
         place = {value: number for number, value in enumerate(sop.values)}  # other values cannot be, as was seen before
-        sop.table = np.array([place.get(value, NEVER) for value in values] + [NEVER])[table]
+        sop.table = np.array([place.get(value, NEVER) for value in values] + [NEVER], dtype=np.int32)[table]
         sop.arguments, sop.additive = arguments, None
         return ready_layer(sop, program)
     sop.layer = sop.plan.layer

@@ -63,16 +63,15 @@ def tabulate(
     call: Callable[..., Atom], arguments: Sequence[Sop], bounds: Bounds
 ) -> tuple[tuple[Sop, ...], Ints, tuple[Atom, ...]]:
     """Variables, table and values of f of some s-ops."""
-    frontier = union(arguments)
-    combined, reached = _combined(arguments, frontier, bounds)
-    # Each combination of arguments is computed once, however many combinations of variables lead to it.
-    names, size = None, grid_size(arguments)
-    if size > 1000 + 4 * combined.size:  # most do not occur: arguments of the same variables
-        names, combined = np.unique(combined, return_inverse=True)
-        size = len(names)
-    occurs = np.zeros(size, dtype=np.bool_)
-    occurs[combined if reached is None else combined[reached]] = True
-    found = np.flatnonzero(occurs)
+    frontier, size = union(arguments), grid_size(arguments)
+    alone = len(arguments) == 1
+    reached = None if alone else _reached(arguments, frontier, bounds)
+    names: Ints | None = None
+    if alone or (reached is None and sum(len(argument.frontier) for argument in arguments) == len(frontier)):
+        found = np.arange(size)  # independent of each other: all combinations of arguments
+        combined = None
+    else:
+        combined, found, names = _combined(arguments, frontier, reached)
     results = _called(call, _unpacked(found if names is None else names[found], arguments))
     numbers = dict.fromkeys(result for result in results if result is not None)
     if not numbers:
@@ -80,25 +79,47 @@ def tabulate(
     values = _sorted(numbers)
     place: dict[Atom | None, int] = {value: number for number, value in enumerate(values)}
     place[None] = NEVER
-    number_of = np.full(size, NEVER, dtype=np.int64)
+    number_of = np.full((size if names is None else len(names)) + 1, NEVER, dtype=np.int32)  # the last for NEVER
     number_of[found] = [place[result] for result in results]
-    table = number_of[combined]
-    if reached is not None:
-        table[~reached] = NEVER
-    return frontier, table.reshape([len(variable.values) for variable in frontier]), values
+    if alone:
+        same = len(values) == size and (number_of[:-1] == found).all()
+        return frontier, arguments[0].table if same else number_of[arguments[0].table], values
+    if combined is None:
+        small = number_of[:-1].reshape([len(argument.values) for argument in arguments])
+        combined, number_of = np.ix_(*(argument.table.ravel() for argument in arguments)), small  # type: ignore[assignment]
+    return frontier, number_of[combined].reshape([len(variable.values) for variable in frontier]), values
 
 
-def _combined(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds) -> tuple[Ints, Bools | None]:
-    """For each combination of variables the number of that of the arguments; and which there are, if not all."""
-    combined: Any = 0
-    for argument in arguments:
-        combined = combined * len(argument.values) + spread(argument, frontier)
+def _reached(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds) -> Bools | None:
+    """Which combinations of variables there are, and have values; None: all."""
     reached = reachable(frontier, bounds)
     for argument in arguments:
         if (argument.table == NEVER).any():
             known = spread(argument, frontier) != NEVER
             reached = known if reached is None else reached & known
-    return np.asarray(combined if reached is None else np.where(reached, combined, 0)), reached
+    return reached
+
+
+def _combined(
+    arguments: Sequence[Sop], frontier: Sequence[Sop], reached: Bools | None
+) -> tuple[Ints, Ints, Ints | None]:
+    """For each combination of variables that of the arguments, or NEVER; which of them occur; and their numbers.
+
+    Each combination of arguments is to be computed once, however many combinations of variables lead to it.
+    """
+    combined: Any = np.int64(0)
+    for argument in arguments:
+        combined = combined * len(argument.values) + spread(argument, frontier)
+    if reached is not None:
+        combined = np.where(reached, combined, NEVER)
+    size, names = grid_size(arguments), None
+    if size > 1000 + 4 * combined.size:  # most do not occur: arguments of the same variables
+        names, places = np.unique(combined, return_inverse=True)
+        names, combined = (names[1:], places - 1) if names[0] == NEVER else (names, places)
+        size = len(names)
+    occurs = np.zeros(size + 1, dtype=np.bool_)
+    occurs[combined] = True
+    return combined, np.flatnonzero(occurs[:-1]), names
 
 
 def _unpacked(numbers: Ints, arguments: Sequence[Sop]) -> list[tuple[Atom, ...]]:
