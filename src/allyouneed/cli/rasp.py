@@ -97,6 +97,7 @@ def compile_(
         file, out, vocabulary, length, result=result, causal=causal, verified=verify, compat=compat
     )
     print(shown(str(compiled.report)))
+    print(shown(str(compiled.verified)) if compiled.verified else "not compared with the interpreter")
     print(f"model: {folder}")
 
 

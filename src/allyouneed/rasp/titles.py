@@ -28,9 +28,9 @@ BINDING: Final = {
 ATOM: Final = 10
 
 
-def title(node: Node, names: Mapping[Node, str]) -> str:
+def title(node: Node, names: Mapping[Node, str], levels: int = LEVELS) -> str:
     """Its name, or its expression."""
-    return names[node] if node in names else expression(node, names)
+    return names[node] if node in names else _expression(node, names, levels)[0]
 
 
 def expression(node: Node, names: Mapping[Node, str]) -> str:

@@ -17,13 +17,10 @@ from torch import Tensor
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.rasp.atoms import Atom, mean
 from allyouneed.rasp.causal import seen_causally
-from allyouneed.rasp.compiler.build import build
-from allyouneed.rasp.compiler.compile import compile_rasp
+from allyouneed.rasp.compiler.compile import passes
 from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, Sop, Term, term_key
 from allyouneed.rasp.compiler.program import Compiled
-from allyouneed.rasp.compiler.realise import realise
 from allyouneed.rasp.compiler.schedule import Program
-from allyouneed.rasp.compiler.values import Bounds
 from allyouneed.rasp.evaluate import evaluate
 from allyouneed.rasp.graph import Input, Node, SOp, in_order
 from allyouneed.rasp.titles import title
@@ -70,13 +67,11 @@ def look(
     right = evaluate(seen_causally(sop) if causal else sop, given)
     names = _named(sop, names or {})
     tokens = list(dict.fromkeys(given)) if vocabulary is None else list(vocabulary)
-    compiled = compile_rasp({name: sop}, tokens, length or len(given), causal=causal, verified=False, names=names)
-    # The passes again, for what stands behind the heads: the model keeps only their weights.
-    program = build({name: sop}, compiled.vocabulary, Bounds(compiled.length, causal), names)
+    compiled, program, network = passes({name: sop}, tokens, length or len(given), causal, names)
     wanted = _Wanted(program, given)
     maps = _maps(compiled, given)
     layers = []
-    for number, layer in enumerate(realise(program).layers, start=1):
+    for number, layer in enumerate(network.layers, start=1):
         heads = [wanted.head(number, key) for key in layer.heads]
         weights = maps[number - 1][: len(heads)]
         parts = _parts([head[:2] for head in heads])

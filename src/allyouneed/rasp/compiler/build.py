@@ -14,11 +14,11 @@ from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
 from allyouneed.rasp.compiler.schedule import Program, cut_to_size, ready_layer, side_layer
 from allyouneed.rasp.compiler.scores import score_term
 from allyouneed.rasp.compiler.unions import united
-from allyouneed.rasp.compiler.values import Bounds, distinct, means, tabulate
+from allyouneed.rasp.compiler.values import GRID, LARGEST, SUM_GRID, Bounds, distinct, means, tabulate
 from allyouneed.rasp.compiler.widths import Width, as_width
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
+from allyouneed.rasp.titles import title
 
-LARGEST = 2**53  # whole numbers up to here are exact in the float64 that tables are made in
 
 
 def build(
@@ -106,31 +106,7 @@ class _Builder:
             return None
 
     def _label(self, node: Node) -> str:
-        if node in self.names:
-            return self.names[node]
-        match node:
-            case Tokens(convert):
-                return "tokens" if convert == "str" else f"tokens_{convert}"
-            case Indices():
-                return "indices"
-            case Constant(value):
-                return repr(value)
-            case Map(function, arguments):
-                return f"{function.name}({', '.join(map(self._short, arguments))})"
-            case Aggregate(selector, value):
-                return f"aggregate({self._short(selector)}, {self._short(value)})"
-            case Select(keys, queries, comparison):
-                return f"select({self._short(keys)}, {self._short(queries)}, {comparison})"
-            case Combined(how, operands):
-                return f"{how}({', '.join(map(self._short, operands))})"
-        return type(node).__name__
-
-    def _short(self, node: Node) -> str:
-        if node in self.names or isinstance(node, Tokens | Indices | Constant):
-            return self._label(node)
-        inner = self.done.get(self.number_of(node))
-        text = inner.label if isinstance(inner, Sop) else node.function.name if isinstance(node, Map) else "..."
-        return text if len(text) <= 40 else text[:37] + "..."
+        return title(node, self.names, levels=3)
 
     # --- one node ------------------------------------------------------------------------------------------------
 
@@ -183,7 +159,8 @@ class _Builder:
         return sop
 
     def _map(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str = "") -> Sop:
-        arguments = cut_to_size(arguments, self.program)
+        adds_up = name in ("+", "-") and all(argument.additive is not None for argument in arguments)
+        arguments = cut_to_size(arguments, self.program, SUM_GRID if adds_up else GRID)
         merged = self._merge_means(call, arguments, label, name)
         if merged is not None:
             return merged

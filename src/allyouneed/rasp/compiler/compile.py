@@ -7,16 +7,18 @@ verify      the model against the interpreter
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from allyouneed.errors import ConfigError
-from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.atoms import Atom, shortened
 from allyouneed.rasp.compiler.assemble import assemble
 from allyouneed.rasp.compiler.build import build
 from allyouneed.rasp.compiler.program import Compiled
-from allyouneed.rasp.compiler.realise import realise
+from allyouneed.rasp.compiler.realise import Network, realise
 from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
 from allyouneed.rasp.compiler.report import report
-from allyouneed.rasp.compiler.values import Bounds
+from allyouneed.rasp.compiler.schedule import Program
+from allyouneed.rasp.compiler.values import LARGEST, Bounds
 from allyouneed.rasp.compiler.verify import verify
 from allyouneed.rasp.graph import Node, SOp
 
@@ -35,21 +37,30 @@ def compile_rasp(
     """A model whose forward pass computes the program for every input over the vocabulary up to that length.
 
     `causal`: a decoder, in which every selector selects among the positions up to the query's own. `names`: what the
-    report calls nodes of the program. CannotCompile lists every reason; NotExact says that float32 was not enough.
+    report calls nodes of the program. CannotCompile lists every reason; NotExact says on which input the model differs.
     """
     named = {"output": outputs} if isinstance(outputs, SOp) else dict(outputs)
+    compiled, _, _ = passes(named, vocabulary, length, causal, names)
+    return replace(compiled, verified=verify(compiled, named)) if verified else compiled
+
+
+def passes(
+    outputs: Mapping[str, SOp],
+    vocabulary: Sequence[Atom],
+    length: int,
+    causal: bool = False,
+    names: Mapping[Node, str] | None = None,
+) -> tuple[Compiled, Program, Network]:
+    """All passes but the last, with what they leave behind."""
+    _check(outputs, vocabulary, length)
     tokens = tuple(sorted(vocabulary, key=str))  # as tokenisers number them
-    _check(named, tokens, length)
-    program = build(named, tokens, Bounds(length, causal), names)
+    program = build(outputs, tokens, Bounds(length, causal), names)
     try:
         network = realise(program)
     except Unable as reason:  # a function of a mean that only shows when it is known who reads it
         raise CannotCompile([str(reason)]) from None
     model, places = assemble(program, network)
-    compiled = Compiled(model, tokens, length, causal, tuple(places), report(network, model))
-    if verified:
-        verify(compiled, named)
-    return compiled
+    return Compiled(model, tokens, length, causal, tuple(places), report(network, model)), program, network
 
 
 def _check(outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], length: int) -> None:
@@ -59,5 +70,8 @@ def _check(outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], length: int) 
         raise ConfigError("compile: an empty vocabulary; name the tokens of which inputs may consist")
     if len(set(vocabulary)) < len(vocabulary):
         raise ConfigError(f"compile: the vocabulary {list(vocabulary)!r} names a token twice")
+    wrong = [token for token in vocabulary if not isinstance(token, str) and not abs(token) <= LARGEST]
+    if wrong:
+        raise CannotCompile([f"the token {shortened(token, 40)} is no number up to {LARGEST:,}" for token in wrong])
     if not 1 <= length <= LONGEST:
         raise ConfigError(f"compile: length {length}: should be 1 to {LONGEST:,} tokens")

@@ -16,6 +16,25 @@ from allyouneed.tasks.base import BOS, PAD
 
 
 @dataclass(frozen=True)
+class Verified:
+    """What was compared with the interpreter, and found equal."""
+
+    inputs: int
+    exhaustive: bool
+    undefined: int  # of the inputs: those on which the program itself fails
+    failure: str = ""  # on the first of them
+
+    def __str__(self) -> str:
+        which = "all there are" if self.exhaustive else "edge cases and random ones"
+        defined = self.inputs - self.undefined
+        text = f"equal to the interpreter on {defined:,} input{'s' * (defined != 1)} ({which})"
+        if self.undefined:
+            text += f"; on {self.undefined:,} others the program itself fails, and the answer means nothing: "
+            text += self.failure
+        return text
+
+
+@dataclass(frozen=True)
 class Compiled:
     """A model, and what goes in and comes out."""
 
@@ -25,6 +44,7 @@ class Compiled:
     causal: bool
     outputs: tuple[Output, ...]
     report: Report
+    verified: Verified | None = None  # None: not compared
 
     def encode(self, inputs: Sequence[Input]) -> tuple[Tensor, Tensor]:
         """Ids with BOS before and PAD behind, and which of them are real."""

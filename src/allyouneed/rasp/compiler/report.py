@@ -61,7 +61,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.layers)} layers, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
+            f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
             f"{self.parameters:,} parameters",
             "slots:",
             *(f"  {slot.place:3} {slot.name}, from layer {slot.layer}" for slot in self.slots),
@@ -73,7 +73,7 @@ class Report:
                 lines.append(f"  head {head.selector}: {what} into {_listed(head.slots)}")
             for group in layer.functions:
                 lines.append(
-                    f"  {group.neurons} neurons: {group.name} into {_listed(group.slots)} (margin {group.margin:.0f})"
+                    f"  {group.neurons} neuron{'s' * (group.neurons != 1)}: {group.name} into {_listed(group.slots)} (margin {group.margin:.0f})"
                 )
         return "\n".join(lines)
 

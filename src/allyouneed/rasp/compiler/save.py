@@ -40,13 +40,14 @@ def compile_file(
     name = result if result is not None else next(reversed(program.sops), "")
     sop = program.sop(result)
     tokens = vocabulary.split() if " " in vocabulary else list(vocabulary)
-    names: dict[Node, str] = {node: known for known, node in {**program.sops, **program.selectors}.items()}
-    compiled = compile_rasp({name: sop}, tokens, length, causal=causal, verified=verified, names=names)
-    return compiled, save(compiled, {name: sop}, folder)
+    compiled = compile_rasp({name: sop}, tokens, length, causal=causal, verified=verified, names=program.names)
+    return compiled, save(compiled, {name: sop}, folder, program.names)
 
 
-def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> Path:
-    """Writes the model folder of a program with one output."""
+def save(
+    compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path, names: Mapping[Node, str] | None = None
+) -> Path:
+    """Writes the model folder of a program with one output; `names` as its README is to show them."""
     if len(outputs) != 1:
         raise ConfigError(
             f"a model folder has one output, not {len(outputs)} ({', '.join(outputs)}); compile each alone"
@@ -70,10 +71,10 @@ def save(compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path) -> 
     tree = {"about": f"{name}{ABOUT}", "task": task, "model": config, "train": TUNING}
     recipe = parse(Recipe, tree)
     assert isinstance(recipe.task, RaspConfig)
-    return save_folder(folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, task["program"]))
+    return save_folder(folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, source(outputs, names)))
 
 
-def _card(compiled: Compiled, name: str, program: object) -> str:
+def _card(compiled: Compiled, name: str, program: str) -> str:
     tokens = " ".join(map(repr, compiled.vocabulary))
     lines = [
         f"# {name}: RASP",
@@ -81,11 +82,13 @@ def _card(compiled: Compiled, name: str, program: object) -> str:
         f"{compiled.report.parameters:,} parameters, compiled, not trained, with allyouneed {__version__}. "
         f"Inputs are 1 to {compiled.length} tokens out of {tokens}.",
         "",
+        f"Its answers are {compiled.verified}." if compiled.verified else "It was not compared with the interpreter.",
+        "",
         *(["A decoder: every selector selects among the positions up to the query's own.", ""] * compiled.causal),
         "## Program",
         "",
         "```",
-        str(program).rstrip(),
+        program.rstrip(),
         "```",
         "",
         "## What is where",

@@ -37,13 +37,13 @@ class Program:
         return sop
 
 
-def cut_to_size(arguments: tuple[Sop, ...], program: Program) -> tuple[Sop, ...]:
+def cut_to_size(arguments: tuple[Sop, ...], program: Program, most: int = GRID) -> tuple[Sop, ...]:
     """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
-    while grid_size(union(arguments)) > GRID:
+    while grid_size(union(arguments)) > most:
         size = grid_size(union(arguments))
         widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
         if len(widest.values) >= grid_size(widest.frontier):
-            raise Unable(f"has {size:,} combinations of values of what it depends on; at most {GRID:,} are told apart")
+            raise Unable(f"has {size:,} combinations of values of what it depends on; at most {most:,} are told apart")
         arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
     return arguments
 

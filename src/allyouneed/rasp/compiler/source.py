@@ -22,16 +22,21 @@ from allyouneed.rasp.graph import (
 INFIX = frozenset(["+", "-", "*", "/", "%", "^", "==", "<=", ">=", "<", ">", "and", "or"])
 
 
-def source(outputs: Mapping[str, SOp]) -> str:
-    """A text that defines the outputs under their names; private names (`_1`) for all else."""
+def source(outputs: Mapping[str, SOp], known: Mapping[Node, str] | None = None) -> str:
+    """A text that defines the outputs under their names; known or private names (`_1`) for all else."""
     names: dict[int, str] = {}
     lines: list[str] = []
+    taken = set(outputs)
     for node in in_order(outputs.values()):
         text = _written(node, [names[id(part)] for part in node.parts])
         if isinstance(node, Tokens | Indices | Constant):
             names[id(node)] = text
         else:
-            names[id(node)] = f"_{len(lines) + 1}"
+            name = (known or {}).get(node, "")
+            if not name.isidentifier() or name in taken:
+                name = f"_{len(lines) + 1}"
+            taken.add(name)
+            names[id(node)] = name
             lines.append(f"{names[id(node)]} = {text};")
     lines += [f"{name} = {names[id(sop)]};" for name, sop in outputs.items()]
     return "\n".join(lines) + "\n"

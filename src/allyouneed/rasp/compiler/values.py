@@ -24,8 +24,10 @@ from allyouneed.rasp.compiler.refusal import Unable
 from allyouneed.rasp.errors import RaspError
 
 GRID = 300_000  # combinations of values that one elementwise function may have
+SUM_GRID = 500_000  # those of a sum, which is seldom told apart: it is read as the sum that it is
 DENOMINATOR = 1_000_000  # of a number that a float stands for
 VALUES = 20_000  # that one s-op may have
+LARGEST = 2**53  # whole numbers up to here are exact in the float64 that tables are made in
 SUMS = 4 * VALUES  # of which means are made, equal ones among them
 
 

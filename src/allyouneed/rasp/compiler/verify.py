@@ -7,11 +7,11 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.atoms import Atom, shortened
 from allyouneed.rasp.causal import seen_causally
-from allyouneed.rasp.compiler.program import Compiled
+from allyouneed.rasp.compiler.program import Compiled, Verified
+from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.evaluate import evaluate_all
 from allyouneed.rasp.graph import Input, SOp
@@ -21,40 +21,49 @@ ROWS = 256  # inputs at a time
 
 
 class NotExact(RaspError):
-    """The compiled model does not compute the program: the margins of float32 were not enough."""
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was compared."""
-
-    inputs: int
-    exhaustive: bool
-    undefined: int  # of the inputs: those on which the program itself fails
+    """The compiled model does not compute the program."""
 
 
 def verify(compiled: Compiled, outputs: Mapping[str, SOp], most: int = ALL, seed: int = 0) -> Verified:
-    """Compares; NotExact names the first input that differs."""
+    """Compares; NotExact names the first input that differs, CannotCompile says that the program fails on all."""
     size, length = len(compiled.vocabulary), compiled.length
     exhaustive = sum(size**n for n in range(1, length + 1)) <= most
     inputs = list(_every(compiled) if exhaustive else some_inputs(compiled, most, random.Random(seed)))
     sops = [seen_causally(sop) if compiled.causal else sop for sop in outputs.values()]
-    undefined = 0
+    undefined, failure = 0, ""
     for begin in range(0, len(inputs), ROWS):
         rows = inputs[begin : begin + ROWS]
         for given, result in zip(rows, compiled.run(rows), strict=True):
             try:
                 expected = evaluate_all(sops, given)
-            except RaspError:
+            except RaspError as error:
                 undefined += 1
+                failure = failure or f"on {shortened(list(given), 80)}: {error}"
                 continue
             for name, right in zip(outputs, expected, strict=True):
                 if not equal(result[name], right):
-                    raise NotExact(
-                        f"{name}: on {list(given)!r} the compiled model gives {result[name]!r}, the program {right!r}; "
-                        "shorter inputs or fewer values leave wider margins"
-                    )
-    return Verified(len(inputs), exhaustive, undefined)
+                    raise NotExact(_difference(compiled, name, given, result[name], right))
+    if undefined == len(inputs):
+        every = "every input" if exhaustive else f"each of {undefined:,} inputs tried"
+        raise CannotCompile([f"the program itself fails on {every}; {failure}"])
+    return Verified(len(inputs), exhaustive, undefined, failure)
+
+
+NARROW = 64.0  # margins (see elementwise.py) above this leave float32 room enough
+
+
+def _difference(compiled: Compiled, name: str, given: Input, found: Sequence[Atom], right: Sequence[Atom]) -> str:
+    """What differs first, and why that may be."""
+    place = next(n for n in range(len(right)) if not equal(found[n : n + 1], right[n : n + 1]))
+    text = f"{name}: on {shortened(list(given), 200)} the model gives {found[place]!r} at position {place}, "
+    text += f"the program {right[place]!r}"
+    (output,) = (one for one in compiled.outputs if one.name == name)
+    if not any(equal([value], right[place : place + 1]) for value in output.values):
+        return f"{text}, which the compiler did not foresee: a defect of the compiler, please report it"
+    margin = min((one.margin for layer in compiled.report.layers for one in layer.functions), default=math.inf)
+    if margin < NARROW:
+        return f"{text}; the narrowest margin is {margin:.0f} errors of float32: shorter inputs or fewer values widen it"
+    return f"{text}, though margins are wide ({margin:.0f} errors of float32): a defect of the compiler, please report it"
 
 
 def equal(found: Sequence[Atom], right: Sequence[Atom]) -> bool:
