@@ -267,7 +267,7 @@ def test_the_commands(tmp_path):
     command = ["rasp", "compile", str(program), "--vocabulary", "abc", "--length", "5", "--out", str(made)]
     result = CliRunner().invoke(app, [*command, "--result", "hist"], catch_exceptions=False)
     assert result.exit_code == 0
-    assert "1 layers, heads [1]" in result.output
+    assert "1 layer, heads [1]" in result.output
     bundle = allyouneed.load(str(made))
     assert translate(bundle.model, bundle.codec, ["abca"], SearchConfig())[0][0].text == "2 1 1 2"
     run = ["train", "--from", str(made), "--steps", "1", "--out", str(tmp_path / "run"), "--set", "task.valid=8"]
@@ -379,3 +379,13 @@ def test_a_model_learns_it(tmp_path):
         optimizer.step()
         losses.append(float(loss.total.detach()) / loss.count)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_readme_shows_names_and_what_was_compared(tmp_path):
+    file = tmp_path / "second.rasp"
+    file.write_text('previous = select(indices, indices - 1, ==);\nshifted = aggregate(previous, tokens, "-");\n')
+    _, folder = compile_file(file, tmp_path / "model", "ab", 3)
+    text = (folder / "README.md").read_text()
+    assert "previous = select(indices, _1, ==);" in text
+    assert "Its answers are equal to the interpreter on 14 inputs (all there are)." in text
+    assert "head previous: reads into" in text

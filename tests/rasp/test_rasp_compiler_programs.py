@@ -1,6 +1,8 @@
 """Whole programs: those that Tracr compiles and some that it refuses, the zoo, and random ones."""
 
+import importlib.util
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from allyouneed.rasp.api import (
     tokens,
     where,
 )
-from allyouneed.rasp.compiler import CannotCompile, compile_rasp, equal, verify
+from allyouneed.rasp.compiler import CannotCompile, NotExact, compile_rasp, equal, verify
 from allyouneed.rasp.graph import SOp, elementwise
 from allyouneed.rasp.loading import read_program
 
@@ -29,43 +31,21 @@ SAME = select(tokens, tokens, "==")
 HISTOGRAM = selector_width(SAME)
 
 
-def sort(values, keys):
-    before = select(keys, keys, "<") | (select(keys, keys, "==") & select(indices, indices, "<"))
-    return aggregate(select(selector_width(before), indices, "=="), values)
+def benchmark():
+    """benchmarks/rasp.py, which has the programs of Tracr's library and what was measured of it."""
+    path = Path(__file__).parents[2] / "benchmarks" / "rasp.py"
+    found = importlib.util.spec_from_file_location("rasp_benchmark", path)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
 
 
-def share(condition):
-    return aggregate(select(indices, indices, "<="), indicator(condition))
-
-
-def shifted(by):
-    return aggregate(select(indices, indices - by, "=="), tokens, "-")
-
-
-def dyck(*pairs):
-    balances = [share(tokens == a) - share(tokens == b) for a, b in pairs]
-    negative, zero = balances[0] < 0, balances[0] == 0
-    for one in balances[1:]:
-        negative, zero = negative | (one < 0), zero & (one == 0)
-    last = aggregate(select(indices, length - 1, "=="), zero, False)
-    return last & ~(aggregate(full_s, indicator(negative)) > 0)
-
-
-# Layers and width at most: Tracr's at length 10 (measured with its released version, vocabulary 4).
+BENCHMARK = benchmark()
+# Layers and width at most: Tracr's at length 10.
 TRACR = {
-    "length": (length, "abcd", 1, 29),
-    "hist": (HISTOGRAM, "abcd", 1, 29),
-    "count": (selector_width(select(tokens, "a", "==")), "abcd", 1, 29),
-    "count_less_freq": (selector_width(select(HISTOGRAM, 2, "<=")), "abcd", 2, 41),
-    "reverse": (aggregate(select(indices, length - indices - 1, "=="), tokens), "abcd", 4, 73),
-    "shift_by_1": (shifted(1), "abcd", 1, 21),
-    "sort": (sort(tokens, tokens), "abcd", 3, 73),
-    "sort_freq": (sort(tokens, -HISTOGRAM), "abcd", 5, 166),
-    "frac_prevs": (share(tokens == "a"), "abcd", 2, 19),
-    "pair_balance": (share(tokens == "(") - share(tokens == ")"), "()ab", 2, 22),
-    "shuffle_dyck1": (dyck("()"), "()", 6, 53),
-    "shuffle_dyck2": (dyck("()", "{}"), "(){}", 8, 70),
-    "detect_abc": ((shifted(2) == "a") & (shifted(1) == "b") & (tokens == "c"), "abcd", 3, 31),
+    name: (case.make(), case.vocabulary(10), BENCHMARK.TRACR[name][0], BENCHMARK.TRACR[name][2][1])
+    for name, case in BENCHMARK.CASES.items()
 }
 # RASP's own layers, and heads of each layer where they are reached too.
 DEPTHS = {
@@ -101,7 +81,7 @@ def test_long_inputs(name, size):
 
 def test_balanced_brackets_are_found():
     """Random ones almost never balance, and would hide failures."""
-    program = dyck("()", "{}")
+    program = BENCHMARK.shuffle_dyck(["()", "{}"])
     compiled = compile_rasp(program, "(){}", 12, verified=False)
     words = ["()", "({)}", "((((()))))", "{}{}{}{}", "({()}{)}", "()()()()()()", "({{((()))}})", "((({}{})))"]
     words += [word[:-1] for word in words] + [word + "}" for word in words if len(word) < 12]
@@ -111,7 +91,7 @@ def test_balanced_brackets_are_found():
 
 
 def test_long_brackets():
-    program = dyck("()")
+    program = BENCHMARK.shuffle_dyck(["()"])
     compiled = compile_rasp(program, "()", 20, verified=False)
     words = ["(" * n + ")" * n for n in range(1, 11)] + ["()" * n for n in range(1, 11)] + ["(()" * 6 + "))"]
     for word, found in zip(words, compiled.run(words), strict=True):
@@ -260,3 +240,50 @@ def test_equal_tells_values_apart():
     assert not equal([1, 0.5], [1, 0.5001])
     assert not equal(["a"], ["a", "a"])
     assert not equal(["1"], [1])
+
+
+@pytest.mark.parametrize("size", [63, 200])
+def test_a_function_of_a_mean_takes_a_neuron_for_each_jump(size):
+    """Not for each of its thousands of values, some of which float32 cannot tell apart."""
+    program = aggregate(full_s, indicator(tokens == "a")) > 0.5
+    compiled = compile_rasp(program, "ab", size, verified=False)
+    (layer,) = compiled.report.layers
+    assert layer.functions[0].neurons == 3  # a step, and what takes the mean out of the slot
+    verify(compiled, {"output": program}, most=40)
+    half = ["a", "b"] * (size // 2)
+    assert compiled.run([half, [*half[:-1], "a"]])[1]["output"][0] is True
+    assert compiled.run([half])[0]["output"][0] is False
+
+
+@pytest.mark.parametrize(("name", "size", "width"), [("hist", 512, 4), ("reverse", 600, 6)])
+def test_hundreds_of_tokens(name, size, width):
+    program, vocabulary, *_ = TRACR[name]
+    compiled = compile_rasp(program, vocabulary, size, verified=False)
+    assert compiled.report.width == width
+    dice = random.Random(0)
+    inputs = [dice.choices(vocabulary, k=n) for n in (size, size - 1, size // 2, 1)]
+    for given_, found in zip(inputs, compiled.run(inputs), strict=True):
+        assert found["output"] == program(given_)
+
+
+def test_programs_that_fail():
+    with pytest.raises(CannotCompile, match="fails on every input; on \\['a'\\]: division by zero"):
+        compile_rasp(1 / indices, "ab", 5)
+    some = compile_rasp(1 / (indices - 3), "ab", 5).verified
+    assert (some.inputs, some.undefined, some.exhaustive) == (62, 48, True)
+    assert "on 48 others the program itself fails" in str(some)
+    assert "division by zero" in str(some)
+
+
+@pytest.mark.parametrize("token", [float("nan"), float("inf"), 10**400, 2**53 + 2])
+def test_tokens_that_are_no_numbers_of_a_model(token):
+    with pytest.raises(CannotCompile, match="is no number up to"):
+        compile_rasp(tokens, [1, token], 4)
+
+
+def test_what_differs_is_named():
+    compiled = compile_rasp(HISTOGRAM, "ab", 4)
+    with pytest.raises(NotExact, match="gives 1 at position 0, the program 2, though margins are wide"):
+        verify(compiled, {"output": HISTOGRAM + 1})
+    with pytest.raises(NotExact, match="the program 9, which the compiler did not foresee"):
+        verify(compiled, {"output": HISTOGRAM + 8})

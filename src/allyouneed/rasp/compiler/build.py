@@ -20,7 +20,6 @@ from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, N
 from allyouneed.rasp.titles import title
 
 
-
 def build(
     outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
 ) -> Program:

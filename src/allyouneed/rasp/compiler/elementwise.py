@@ -137,9 +137,7 @@ def _corners(sop: Sop, variable: Sop, classes: Floats | None, innermost: bool) -
     return np.asarray(order[kept])
 
 
-def _placed(
-    sop: Sop, table: Ints, layer: int, places: Sequence[Place], corners: Sequence[Ints] | None = None
-) -> Plan:
+def _placed(sop: Sop, table: Ints, layer: int, places: Sequence[Place], corners: Sequence[Ints] | None = None) -> Plan:
     """The plan of a table over all values of the variables, or over some of each."""
     line = np.zeros((1,) * table.ndim)
     for place in places:

@@ -61,7 +61,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
+            f"{_counted(len(self.layers), 'layer')}, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
             f"{self.parameters:,} parameters",
             "slots:",
             *(f"  {slot.place:3} {slot.name}, from layer {slot.layer}" for slot in self.slots),
@@ -73,9 +73,14 @@ class Report:
                 lines.append(f"  head {head.selector}: {what} into {_listed(head.slots)}")
             for group in layer.functions:
                 lines.append(
-                    f"  {group.neurons} neuron{'s' * (group.neurons != 1)}: {group.name} into {_listed(group.slots)} (margin {group.margin:.0f})"
+                    f"  {_counted(group.neurons, 'neuron')}: {group.name} into {_listed(group.slots)} "
+                    f"(margin {group.margin:.0f})"
                 )
         return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _listed(slots: Sequence[int]) -> str:

@@ -71,7 +71,9 @@ def save(
     tree = {"about": f"{name}{ABOUT}", "task": task, "model": config, "train": TUNING}
     recipe = parse(Recipe, tree)
     assert isinstance(recipe.task, RaspConfig)
-    return save_folder(folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, source(outputs, names)))
+    return save_folder(
+        folder, compiled.model, recipe.task.codec(), recipe, _card(compiled, name, source(outputs, names))
+    )
 
 
 def _card(compiled: Compiled, name: str, program: str) -> str:

@@ -147,7 +147,7 @@ def _sorted(values: Collection[Atom]) -> tuple[Atom, ...]:
     """Numbers rising, then strings rising: neighbours in a table are neighbours on the line."""
     kinds = set(map(type, values))
     if str not in kinds or kinds == {str}:
-        return tuple(sorted(values))  # type: ignore[type-var]
+        return tuple(sorted(values))
     return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
 
 

@@ -62,8 +62,12 @@ def _difference(compiled: Compiled, name: str, given: Input, found: Sequence[Ato
         return f"{text}, which the compiler did not foresee: a defect of the compiler, please report it"
     margin = min((one.margin for layer in compiled.report.layers for one in layer.functions), default=math.inf)
     if margin < NARROW:
-        return f"{text}; the narrowest margin is {margin:.0f} errors of float32: shorter inputs or fewer values widen it"
-    return f"{text}, though margins are wide ({margin:.0f} errors of float32): a defect of the compiler, please report it"
+        return (
+            f"{text}; the narrowest margin is {margin:.0f} errors of float32: shorter inputs or fewer values widen it"
+        )
+    return (
+        f"{text}, though margins are wide ({margin:.0f} errors of float32): a defect of the compiler, please report it"
+    )
 
 
 def equal(found: Sequence[Atom], right: Sequence[Atom]) -> bool:
