@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, import layers (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
-	@echo "make faults  kill -9 a training run at 20 random instants (minutes)"
+	@echo "make faults  kill -9 a training run at 20 random instants, fuzz the RASP compiler (minutes)"
 
 setup: $(STAMP)
 
@@ -46,6 +46,7 @@ bench: setup
 
 faults: setup
 	$(PY) tests/faults/kill.py --kills 20
+	$(PY) tests/faults/fuzz_rasp_compiler.py --seconds 180
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
