@@ -94,7 +94,7 @@ class _Rows:
                 offsets, *rest = np.linalg.pinv(columns) @ functions.T
                 slopes = np.array(rest).reshape(len(slots), len(own)).T
             at_bos = np.array([slot.raw_at_bos if raw else slot.at_bos for slot in slots])
-            np.add.at(rows_ND, (np.array(numbers)[:, None], [slot.place for slot in slots]), slopes)
+            np.add.at(rows_ND, (np.array(numbers)[:, None], [slot.place for slot in slots]), slopes)  # type: ignore[arg-type]
             np.add.at(biases_N, numbers, offsets)
             np.add.at(at_bos_N, numbers, slopes @ at_bos)
         sizes = np.abs(rows_ND)
