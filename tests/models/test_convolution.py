@@ -17,8 +17,8 @@ from allyouneed.lab.maps import record_maps
 from allyouneed.mixers import select_rows
 from allyouneed.mixers.past import CrossState
 from allyouneed.models import Model
-from allyouneed.models.bytenet import ByteNet, ByteNetConfig, Columns, MultiplicativeBlock, ReluBlock
-from allyouneed.models.convolution import Taps
+from allyouneed.models.bytenet import ByteNet, ByteNetConfig, MultiplicativeBlock, ReluBlock
+from allyouneed.models.convolution import Columns, Taps
 from allyouneed.models.convs2s import Attention, ConvS2S, ConvS2SConfig, GatedConvolution, NormedLinear
 from allyouneed.sizes import Sizes
 

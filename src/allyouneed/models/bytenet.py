@@ -17,7 +17,7 @@ beyond the source hold a trained vector; dropout, for small data; a norm after e
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
 import torch
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
-from allyouneed.mixers.past import pushed_left, regroup
+from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import Taps, over_real, silence
+from allyouneed.models.convolution import Columns, Taps, over_real, silence
 from allyouneed.models.stack import Embedding, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
@@ -182,31 +182,6 @@ class Sets(nn.Module):
     def flops(self, length: int) -> int:
         """FLOPs of all blocks over so many positions."""
         return sum(block.flops(length) for block in self.all)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What the decoder stands on: a vector for each step, zeros behind a row's last. Beams of one source share it."""
-
-    x_NLD: Tensor
-    sharing: int = 1  # rows of the batch for each source
-
-    def at(self, seen: int | Tensor, length: int) -> Tensor:
-        """The columns (B, T, D) of the next `length` steps after `seen` others."""
-        L = self.x_NLD.shape[1]
-        if isinstance(seen, int):
-            there = self.x_NLD[:, seen : seen + length]
-            x_NTD = nn.functional.pad(there, (0, 0, 0, length - there.shape[1]))
-            return x_NTD.repeat_interleave(self.sharing, dim=0) if self.sharing > 1 else x_NTD
-        step_BT = seen[:, None] + torch.arange(length, device=seen.device)
-        row_B1 = (torch.arange(len(seen), device=seen.device) // self.sharing)[:, None]
-        padded = nn.functional.pad(self.x_NLD, (0, 0, 0, 1))  # one column of nothing, for all steps beyond
-        return padded[row_B1, step_BT.clamp(max=L)]
-
-    def select(self, rows_B: Tensor) -> "Columns":
-        """The columns of some rows; rows that keep sharing cost nothing."""
-        group, sharing = regroup(rows_B, self.x_NLD.shape[0], self.sharing)
-        return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
 
 
 @dataclass(frozen=True)

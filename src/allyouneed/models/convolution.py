@@ -1,4 +1,4 @@
-"""What the convolutional models share: windows of a sequence, their past, and padding.
+"""What the convolutional models share: windows of a sequence, their past, columns to stand on, and padding.
 
     y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1        a masked convolution of width k, dilation d
         = b + [W_0 .. W_(k-1)] [x_(t - (k-1) d); ..; x_(t - d); x_t]   one matrix over the window of t
@@ -10,14 +10,14 @@ both sides.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.past import pushed_left
+from allyouneed.mixers.past import pushed_left, regroup
 from allyouneed.mixers.state import Growable
 
 After = TypeVar("After")
@@ -66,6 +66,31 @@ class Taps:
     def _windows(self, x_BSD: Tensor, length: int) -> Tensor:
         starts = range(0, self.reach + 1, self.dilation)
         return torch.cat([x_BSD[:, start : start + length] for start in starts], dim=-1)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the decoder stands on: a vector for each step, zeros behind a row's last. Beams of one source share it."""
+
+    x_NLD: Tensor
+    sharing: int = 1  # rows of the batch for each source
+
+    def at(self, seen: int | Tensor, length: int) -> Tensor:
+        """The columns (B, T, D) of the next `length` steps after `seen` others."""
+        L = self.x_NLD.shape[1]
+        if isinstance(seen, int):
+            there = self.x_NLD[:, seen : seen + length]
+            x_NTD = F.pad(there, (0, 0, 0, length - there.shape[1]))
+            return x_NTD.repeat_interleave(self.sharing, dim=0) if self.sharing > 1 else x_NTD
+        step_BT = seen[:, None] + torch.arange(length, device=seen.device)
+        row_B1 = (torch.arange(len(seen), device=seen.device) // self.sharing)[:, None]
+        padded = F.pad(self.x_NLD, (0, 0, 0, 1))  # one column of nothing, for all steps beyond
+        return padded[row_B1, step_BT.clamp(max=L)]
+
+    def select(self, rows_B: Tensor) -> "Columns":
+        """The columns of some rows; rows that keep sharing cost nothing."""
+        group, sharing = regroup(rows_B, self.x_NLD.shape[0], self.sharing)
+        return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
 
 
 def over_real(

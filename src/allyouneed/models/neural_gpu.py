@@ -34,9 +34,8 @@ from allyouneed.mixers import Memory
 from allyouneed.mixers.base import loss_sink
 from allyouneed.mixers.past import pushed_left
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.bytenet import Columns
 from allyouneed.models.cgru import Shape, step
-from allyouneed.models.convolution import over_real
+from allyouneed.models.convolution import Columns, over_real
 from allyouneed.models.stack import new_embedding
 from allyouneed.sizes import Sizes
 
