@@ -159,3 +159,12 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing() -> None:
 def test_it_needs_a_source() -> None:
     with pytest.raises(ConfigError, match="no source was given"):
         build().start()
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    """The gradient is written by hand; what it is made of knows no gradient."""
+    model = build()
+    x_BTD, _ = model.hidden(torch.zeros(1, 2, dtype=torch.long), model.condition(torch.tensor([[5, 6]])))
+    (first,) = torch.autograd.grad(x_BTD.square().sum(), model.source_VD, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 EDGE = 0.9  # where hard limits begin to cost
@@ -82,6 +83,7 @@ class _Step(torch.autograd.Function):
         return new_BWLD, cost_B
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_BWLD, d_cost_B = grads
         s_BWLD, gates, candidate, mask, gate_BWLN, c_BWLD = ctx.saved_tensors
