@@ -60,7 +60,7 @@ def convolved(image: Tensor, convolution: nn.Conv2d, row: int, column: int) -> T
 
 
 def cgru(image: Tensor, layer: CGRU) -> tuple[Tensor, Tensor]:
-    """u . s + (1 - u) . c cell by cell, and the loss of the limits: u, r and c, means over the image."""
+    """u . s + (1 - u) . c cell by cell, and the loss of the limits: u, r and c, a mean for every column."""
     kind, D, third = layer.config.limits, image.shape[2], image.shape[2] // 3
     places = [(row, column) for row in range(image.shape[0]) for column in range(image.shape[1])]
     gates = {place: convolved(image, layer.gates, *place) for place in places}
@@ -77,7 +77,7 @@ def cgru(image: Tensor, layer: CGRU) -> tuple[Tensor, Tensor]:
         gate, new = u[row, column], limit(inner[row, column], kind, "candidate")
         cells.append(gate * kept + (1 - gate) * new)
     over = sum((x.abs() - 0.9).clamp(min=0).sum() for x in [*gates.values(), *inner.values()])
-    return torch.stack(cells).view_as(image), torch.as_tensor(over) / image.numel()
+    return torch.stack(cells).view_as(image), torch.as_tensor(over) / image[:, 0].numel()
 
 
 def looped(model: NeuralGPU, source: list[int]) -> tuple[Tensor, Tensor]:
@@ -112,29 +112,36 @@ def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.get("limits") == "hard"], ids=str)
 def test_the_loss_of_limits_is_that_of_the_loop(kind: dict[str, object]) -> None:
-    """It is handed over once, with the first tokens, weighed by how many there are."""
+    """It is handed over once, with the first tokens, however many there are."""
     model = build(**kind, saturation=0.25)
     found: list[Tensor] = []
     state = model.condition(torch.tensor([[5, 6, 7], [7, 4, 8]]))
     with send_losses_to(found.append):
         _, state = model.hidden(torch.zeros(2, 3, dtype=torch.long), state)
         model.hidden(torch.zeros(2, 1, dtype=torch.long), state)
-    wanted = 0.25 * 3 * (looped(model, [5, 6, 7])[1] + looped(model, [7, 4, 8])[1])
+    wanted = 0.25 * (looped(model, [5, 6, 7])[1] + looped(model, [7, 4, 8])[1])
     assert len(found) == 1
     torch.testing.assert_close(found[0], wanted)
     weights = list(model.layers.parameters())
     torch.testing.assert_close(torch.autograd.grad(found[0], weights), torch.autograd.grad(wanted, weights))
 
 
-def test_the_loss_of_limits_is_that_of_the_row_beside_shorter_ones() -> None:
+def test_the_loss_of_limits_knows_no_padding() -> None:
+    """Rows of every length have, beside others and padding between their tokens, the loss and gradient that they have
+    alone."""
     model = build(limits="hard")
-    lengths_B = torch.tensor([2, 4, 0, 4])
-    source_BS, valid_BS = torch.randint(4, 11, (4, 4)), torch.arange(4) < lengths_B[:, None]
-    together = model.encode(source_BS, valid_BS)
-    assert together.saturation_B is not None
-    assert float(together.saturation_B[2].detach()) == 0.0
-    alone = model.encode(source_BS[1::2]).saturation_B
-    torch.testing.assert_close(together.saturation_B[1::2], alone)
+    valid_BS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0]]).bool()
+    source_BS = torch.randint(4, 11, (4, 6))
+    weights = [model.source_VD, *model.layers.parameters()]
+    together_B = model.encode(source_BS, valid_BS).saturation_B
+    assert together_B is not None
+    assert float(together_B[2].detach()) == 0.0
+    for row in (0, 1, 3):
+        alone_B = model.encode(source_BS[row : row + 1, valid_BS[row]]).saturation_B
+        assert alone_B is not None
+        torch.testing.assert_close(together_B[row], alone_B[0])
+        found = torch.autograd.grad(together_B[row], weights, retain_graph=True)
+        torch.testing.assert_close(found, torch.autograd.grad(alone_B[0], weights))
 
 
 @torch.no_grad()

@@ -51,12 +51,21 @@ def shifted(s_BWLD: Tensor, back: bool = False) -> Tensor:
 
 
 def step(
-    s_BWLD: Tensor, gates: torch.nn.Conv2d, candidate: torch.nn.Conv2d, mask: Tensor | None, shape: Shape
+    s_BWLD: Tensor,
+    gates: torch.nn.Conv2d,
+    candidate: torch.nn.Conv2d,
+    mask: Tensor | None,
+    shape: Shape,
+    real_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The next image, and what the limits cost each row: means of (|x| - 0.9)_+ for u, r and c, where x is what f or g
-    is given (zeros if they cost nothing)."""
+    """The next image, and what the limits cost each row: the sum over its columns of means of (|x| - 0.9)_+ for u, r
+    and c, where x is what f or g is given (zeros if they cost nothing).
+
+    Columns that are not real (None: all are) stay zero, as beyond the image, and cost nothing.
+    """
+    real = None if real_BL is None else real_BL[:, None, :, None].to(s_BWLD.dtype)
     new: tuple[Tensor, Tensor] = _Step.apply(
-        s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, mask, shape
+        s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, mask, real, shape
     )
     return new
 
@@ -64,32 +73,34 @@ def step(
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        s_BWLD, gates, gates_bias, candidate, candidate_bias, mask, shape = inputs
+        s_BWLD, gates, gates_bias, candidate, candidate_bias, mask, real, shape = inputs
         D = s_BWLD.shape[3]
         x_BWLN = convolved(s_BWLD, gates, gates_bias, shape.around)
-        cost_B = _beyond(x_BWLN, D) if shape.costs else s_BWLD.new_zeros(s_BWLD.shape[0])
+        cost_B = _beyond(x_BWLN, real, D) if shape.costs else s_BWLD.new_zeros(s_BWLD.shape[0])
         x_BWLN = x_BWLN.mul_(0.5).add_(0.5) if shape.hard else x_BWLN.sigmoid_().mul_(1.2).sub_(0.1)
         gate_BWLN = x_BWLN.clamp_(0, 1)
         y_BWLD = convolved(gate_BWLN[..., D:] * s_BWLD, candidate, candidate_bias, shape.around)
         if shape.costs:
-            cost_B += _beyond(y_BWLD, D)
+            cost_B += _beyond(y_BWLD, real, D)
         if not shape.hard:
             y_BWLD = y_BWLD.tanh_().mul_(1.2)
         c_BWLD = y_BWLD.clamp_(-1, 1)
         kept_BWLD = shifted(s_BWLD) if shape.diagonal else s_BWLD
-        ctx.save_for_backward(s_BWLD, gates, candidate, mask, gate_BWLN, c_BWLD)
+        ctx.save_for_backward(s_BWLD, gates, candidate, mask, real, gate_BWLN, c_BWLD)
         ctx.shape = shape
         new_BWLD = torch.lerp(c_BWLD if mask is None else c_BWLD * mask, kept_BWLD, gate_BWLN[..., :D])
-        return new_BWLD, cost_B
+        return new_BWLD if real is None else new_BWLD.mul_(real), cost_B
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_BWLD, d_cost_B = grads
-        s_BWLD, gates, candidate, mask, gate_BWLN, c_BWLD = ctx.saved_tensors
+        s_BWLD, gates, candidate, mask, real, gate_BWLN, c_BWLD = ctx.saved_tensors
         shape, D = ctx.shape, s_BWLD.shape[3]
         u_BWLD, r_BWLD = gate_BWLN.split(D, dim=3)
-        d_cost = d_cost_B.view(-1, 1, 1, 1) / s_BWLD[0].numel()
+        d_cost = d_cost_B.view(-1, 1, 1, 1) / (s_BWLD.shape[1] * D)
+        if real is not None:
+            d_BWLD, d_cost = d_BWLD * real, d_cost * real
         kept_BWLD = shifted(s_BWLD) if shape.diagonal else s_BWLD
         d_gate_BWLN = torch.empty_like(gate_BWLN)
         torch.mul(d_BWLD, kept_BWLD - (c_BWLD if mask is None else c_BWLD * mask), out=d_gate_BWLN[..., :D])
@@ -105,13 +116,15 @@ class _Step(torch.autograd.Function):
         d_s_BWLD, d_gates, d_gates_bias = _back(d_x_BWLN, s_BWLD, gates, shape)
         d_s_BWLD = d_s_BWLD.addcmul_(d_reset_BWLD, r_BWLD)
         d_s_BWLD += shifted(d_kept_BWLD, back=True) if shape.diagonal else d_kept_BWLD
-        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, None, None
+        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, None, None, None
 
 
-def _beyond(x_BWLN: Tensor, channels: int) -> Tensor:
-    """sum (|x| - 0.9)_+ over the cells and channels of each row, as a mean for each of its `channels`."""
-    cells = x_BWLN[0, ..., 0].numel() * channels
-    return F.softshrink(x_BWLN, EDGE).abs_().sum(dim=(1, 2, 3)).div_(cells)
+def _beyond(x_BWLN: Tensor, real: Tensor | None, channels: int) -> Tensor:
+    """sum (|x| - 0.9)_+ over the real cells and the channels of each row, for each of its rows and `channels`."""
+    over_BWLN = F.softshrink(x_BWLN, EDGE).abs_()
+    if real is not None:
+        over_BWLN.mul_(real)
+    return over_BWLN.sum(dim=(1, 2, 3)).div_(x_BWLN.shape[1] * channels)
 
 
 def _through(d: Tensor, g: Tensor, factor: float, d_cost: Tensor, shape: Shape) -> Tensor:

@@ -9,7 +9,8 @@ The answer stands in the columns of the source: what is said depends on the sour
 and beyond the last column only b speaks. The non-linearities reach their limits, so that a gate can be shut:
 
     cutoff:  f(x) = 1.2 sigmoid(x) - 0.1 in [0, 1],   g(x) = 1.2 tanh(x) in [-1, 1]
-    hard:    f(x) = (1 + x) / 2 in [0, 1],   g(x) = x in [-1, 1],  and a loss  saturation . mean(|x| - 0.9)_+  a step
+    hard:    f(x) = (1 + x) / 2 in [0, 1],   g(x) = x in [-1, 1],  and for every step and
+             column a loss of  saturation . mean(|x| - 0.9)_+
 
 With diagonal gates u . s becomes u . shift(s): a third of the channels comes from the column on the left, a third from
 the one on the right. So a gate can carry a symbol along the image unchanged.
@@ -53,7 +54,7 @@ class NeuralGPUConfig(ModelConfig):
     layers: PositiveInt = 2  # CGRUs a step
     diagonal: bool = False  # whether a third of the channels is shifted each way
     limits: Literal["cutoff", "hard"] = "cutoff"
-    saturation: NonNegativeFloat = 1e-3  # the weight of the loss of hard limits
+    saturation: NonNegativeFloat = 5e-4  # the weight of the loss of hard limits
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.06
 
     def build(self, sizes: Sizes) -> "NeuralGPU":
@@ -78,12 +79,12 @@ class CGRU(nn.Module):
             for bias_D, value in zip(self.gates.bias.chunk(2), OPEN, strict=True):  # type: ignore[union-attr]
                 bias_D.fill_(value)
 
-    def forward(self, s_BWLD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, s_BWLD: Tensor, real_BL: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next image, and the loss of each row's limits."""
         config = self.config
         mask = dropout_mask(s_BWLD, config.dropout) if self.training and config.dropout else None
         shape = Shape(config.limits == "hard", _has_cost(config), config.diagonal, self.around)
-        return step(s_BWLD, self.gates, self.candidate, mask, shape)
+        return step(s_BWLD, self.gates, self.candidate, mask, shape, real_BL)
 
     def flops(self, columns: int) -> int:
         """FLOPs of one step."""
@@ -140,8 +141,8 @@ class NeuralGPU(Model):
         all its steps leaves the end of the batch, and costs no more."""
         row_B = valid_BL.sum(dim=1).argsort(descending=True)
         lengths = valid_BL.sum(dim=1)[row_B].tolist()
-        real = valid_BL[row_B][:, None, :, None]
-        image = self._drawn(source_BL[row_B]).masked_fill(~real, 0.0)
+        real = valid_BL[row_B]
+        image = self._drawn(source_BL[row_B]).masked_fill(~real[:, None, :, None], 0.0)
         cost: Tensor | None = None
         images, costs, done = [], [], 0
         for length in sorted(set(lengths)):
@@ -161,16 +162,14 @@ class NeuralGPU(Model):
         x_BLD = nn.functional.embedding(source_BL, self.source_VD)
         return nn.functional.pad(x_BLD.unsqueeze(1), (0, 0, 0, 0, 0, self.config.rows - 1))
 
-    def _steps(self, s_BWLD: Tensor, steps: int, real: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The image after so many steps, and the loss of the limits on the way (a mean over columns, real or not)."""
+    def _steps(self, s_BWLD: Tensor, steps: int, real_BL: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The image after so many steps, and the loss of the limits on the way."""
         total_B = s_BWLD.new_zeros(s_BWLD.shape[0])
         with torch.autocast(s_BWLD.device.type, enabled=False):  # many steps add up their rounding
             for _ in range(steps):
                 for layer in self._layers():
-                    s_BWLD, cost_B = layer(s_BWLD)
+                    s_BWLD, cost_B = layer(s_BWLD, real_BL)
                     total_B = total_B + cost_B
-                    if real is not None:
-                        s_BWLD = s_BWLD * real  # beyond a row's end stands nothing, as beyond the image
         return s_BWLD, total_B if _has_cost(self.config) else None
 
     def start(self, memory: Memory | None = None) -> NeuralGPUState:
@@ -182,8 +181,7 @@ class NeuralGPU(Model):
         self, tokens_BT: Tensor, state: NeuralGPUState, valid_BT: Tensor | None = None
     ) -> tuple[Tensor, NeuralGPUState]:
         if (sink := loss_sink()) is not None and state.saturation_B is not None:
-            # Weighed like the loss of the tokens, which is summed over them.
-            sink(self.config.saturation * tokens_BT.shape[1] * state.saturation_B.sum())
+            sink(self.config.saturation * state.saturation_B.sum())
         state = replace(state, saturation_B=None)
         if valid_BT is None:
             return self._said(tokens_BT, state, None)
