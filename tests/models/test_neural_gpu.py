@@ -163,6 +163,19 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing() -> None:
         torch.testing.assert_close(next_BV[row], alone_BTV[row, count])
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"saturation": 0.1}, "saturation 0.1 weighs the loss of hard limits"),
+        ({"saturation": 0.0, "limits": "cutoff"}, "leave it out"),
+        ({"diagonal": True, "channels": 2}, "2 have no third"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(**settings)
+
+
 def test_it_needs_a_source() -> None:
     with pytest.raises(ConfigError, match="no source was given"):
         build().start()

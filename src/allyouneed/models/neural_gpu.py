@@ -23,10 +23,10 @@ gradients; no decoder with outputs of its own (the second paper's active tape), 
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, final
+from typing import Annotated, Literal, Self, final
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from allyouneed.dropout import dropout_mask
@@ -40,6 +40,7 @@ from allyouneed.models.convolution import Columns, over_real
 from allyouneed.models.stack import new_embedding
 from allyouneed.sizes import Sizes
 
+SATURATION = 5e-4
 OPEN = (0.7, 0.5)  # biases of u and r at first: mostly keep, mostly read
 
 
@@ -54,8 +55,25 @@ class NeuralGPUConfig(ModelConfig):
     layers: PositiveInt = 2  # CGRUs a step
     diagonal: bool = False  # whether a third of the channels is shifted each way
     limits: Literal["cutoff", "hard"] = "cutoff"
-    saturation: NonNegativeFloat = 5e-4  # the weight of the loss of hard limits
+    saturation: NonNegativeFloat | None = None  # the weight of the loss of hard limits; None: 5e-4
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.06
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if self.saturation is not None and self.limits != "hard":
+            raise ValueError(
+                f'saturation {self.saturation:g} weighs the loss of hard limits; leave it out, or set limits = "hard"'
+            )
+        if self.diagonal and self.channels < 3:
+            raise ValueError(f"diagonal gates shift a third of the channels each way; {self.channels} have no third")
+        return self
+
+    @property
+    def cost(self) -> float:
+        """The weight of the loss of limits."""
+        if self.limits != "hard":
+            return 0.0
+        return SATURATION if self.saturation is None else self.saturation
 
     def build(self, sizes: Sizes) -> "NeuralGPU":
         return NeuralGPU(self, sizes)
@@ -92,7 +110,7 @@ class CGRU(nn.Module):
 
 
 def _has_cost(config: NeuralGPUConfig) -> bool:
-    return config.limits == "hard" and config.saturation > 0 and torch.is_grad_enabled()
+    return config.cost > 0 and torch.is_grad_enabled()
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,7 @@ class NeuralGPU(Model):
         self, tokens_BT: Tensor, state: NeuralGPUState, valid_BT: Tensor | None = None
     ) -> tuple[Tensor, NeuralGPUState]:
         if (sink := loss_sink()) is not None and state.saturation_B is not None:
-            sink(self.config.saturation * state.saturation_B.sum())
+            sink(self.config.cost * state.saturation_B.sum())
         state = replace(state, saturation_B=None)
         if valid_BT is None:
             return self._said(tokens_BT, state, None)
