@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from allyouneed.mixers.state import SLACK, Growable, select_rows
+from allyouneed.mixers.state import SLACK, Growable, join_rows, run_by_length, select_rows
 
 
 def piece(size: int, requires_grad: bool = False) -> Tensor:
@@ -90,3 +91,30 @@ def test_rows_of_any_nested_state_can_be_selected() -> None:
     assert [leaf.count for leaf in chosen.leaves] == [7, 8]
     assert torch.equal(chosen.grown.tensor, state[0].grown.tensor[rows_B])
     assert chosen.nothing is None
+
+
+def test_rows_of_any_nested_state_can_be_joined() -> None:
+    state = [Leaf(torch.arange(6.0).view(3, 2), 7), None]
+    parts = [select_rows(state, torch.tensor(rows)) for rows in ([0], [1, 2])]
+    leaf, nothing = join_rows(parts)
+    assert torch.equal(leaf.x_BD, state[0].x_BD)
+    assert leaf.count == 7
+    assert nothing is None
+    with pytest.raises(TypeError, match="Growable cannot be joined"):
+        join_rows([Growable(piece(1)), Growable(piece(1))])
+
+
+@pytest.mark.parametrize("lengths", [[2, 0, 3, 3, 1], [0, 0], [4]])
+def test_every_row_runs_its_own_number_of_steps(lengths: list[int]) -> None:
+    """The rows come with their numbers, each as long as it has steps left, and go back to their places."""
+    done: list[tuple[int, int]] = []
+
+    def run(state: Leaf, rows_P: Tensor, steps: slice) -> Leaf:
+        assert torch.equal(state.x_BD[:, 0].long(), rows_P)
+        done.extend((row, step) for row in rows_P.tolist() for step in range(steps.start, steps.stop))
+        return Leaf(state.x_BD + torch.tensor([0.0, steps.stop - steps.start]), state.count)
+
+    begun_B2 = torch.stack([torch.arange(len(lengths)), torch.zeros(len(lengths))], dim=1)
+    after = run_by_length(torch.tensor(lengths), Leaf(begun_B2, 7), run)
+    assert sorted(done) == [(row, step) for row, length in enumerate(lengths) for step in range(length)]
+    assert after.x_BD.tolist() == [[row, length] for row, length in enumerate(lengths)]

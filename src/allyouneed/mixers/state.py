@@ -5,6 +5,7 @@ in dataclasses, lists and tuples. So beam search can pick rows of any state with
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,43 @@ def _select(node: Any, rows_B: Tensor) -> Any:
     if isinstance(node, list | tuple):
         return type(node)(_select(item, rows_B) for item in node)
     return node  # None and plain numbers are the same for every row
+
+
+def join_rows(states: Sequence[Tree]) -> Tree:
+    """The rows of several states of one kind as one batch."""
+    return _join(states)
+
+
+def _join(nodes: Sequence[Any]) -> Any:
+    first = nodes[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(nodes))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        return dataclasses.replace(first, **{name: _join([getattr(node, name) for node in nodes]) for name in names})
+    if isinstance(first, list | tuple):
+        return type(first)(_join(items) for items in zip(*nodes, strict=True))
+    if first is None or isinstance(first, int | float):
+        return first  # the same for every row
+    raise TypeError(f"the rows of a {type(first).__name__} cannot be joined")
+
+
+def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, slice], Tree]) -> Tree:
+    """The state after every row has run its own number of steps: `run(state, rows, steps)` takes some rows through some
+    steps, and the numbers of the rows come with their states.
+
+    The longest rows stand first: those that have run all their steps leave at the end, and cost no more.
+    """
+    row_B = length_B.argsort(descending=True)
+    lengths, all_B = length_B[row_B].tolist(), torch.arange(len(row_B), device=row_B.device)
+    state, ended, begin, before = select_rows(state, row_B), [], 0, len(lengths)
+    for end in sorted(set(lengths) - {0}):
+        going = sum(length >= end for length in lengths)
+        if going < before:
+            ended.append(select_rows(state, all_B[going:before]))
+            state = select_rows(state, all_B[:going])
+        state, begin, before = run(state, row_B[:going], slice(begin, end)), end, going
+    return select_rows(join_rows([state, *reversed(ended)]), row_B.argsort())
 
 
 def detach(state: Tree) -> Tree:

@@ -34,6 +34,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import loss_sink
 from allyouneed.mixers.past import pushed_left
+from allyouneed.mixers.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.cgru import Shape, step
 from allyouneed.models.convolution import Columns, over_real
@@ -155,32 +156,23 @@ class NeuralGPU(Model):
         return self._of_lengths(source_BS[:, :L], valid_BL)
 
     def _of_lengths(self, source_BL: Tensor, valid_BL: Tensor) -> Image:
-        """Each row runs its own number of steps on its own columns. The longest rows come first: a row that has run
-        all its steps leaves the end of the batch, and costs no more."""
-        row_B = valid_BL.sum(dim=1).argsort(descending=True)
-        lengths = valid_BL.sum(dim=1)[row_B].tolist()
-        real = valid_BL[row_B]
-        image = self._drawn(source_BL[row_B]).masked_fill(~real[:, None, :, None], 0.0)
-        cost: Tensor | None = None
-        images, costs, done = [], [], 0
-        for length in sorted(set(lengths)):
-            going = sum(other >= length for other in lengths)
-            images.append(image[going:])
-            image, more = self._steps(image[:going], length - done, real[:going])
-            if cost is not None and more is not None:
-                costs.append(cost[going:])
-                more = more + cost[:going]
-            cost, done = more, length
-        back_B = row_B.argsort()
-        saturation_B = None if cost is None else torch.cat([cost, *reversed(costs)])[back_B]
-        return Image(torch.cat([image, *reversed(images)])[back_B, 0], valid_BL, saturation_B)
+        """Each row runs its own number of steps on its own columns."""
+        s_BWLD = self._drawn(source_BL).masked_fill(~valid_BL[:, None, :, None], 0.0)
+        cost_B = s_BWLD.new_zeros(s_BWLD.shape[0])
+
+        def run_some(state: tuple[Tensor, Tensor], row_P: Tensor, steps: slice) -> tuple[Tensor, Tensor]:
+            s_PWLD, more_P = self._steps(state[0], steps.stop - steps.start, valid_BL[row_P])
+            return s_PWLD, state[1] + more_P
+
+        s_BWLD, cost_B = run_by_length(valid_BL.sum(dim=1), (s_BWLD, cost_B), run_some)
+        return Image(s_BWLD[:, 0], valid_BL, cost_B)
 
     def _drawn(self, source_BL: Tensor) -> Tensor:
         """The first image: tokens in its first row."""
         x_BLD = nn.functional.embedding(source_BL, self.source_VD)
         return nn.functional.pad(x_BLD.unsqueeze(1), (0, 0, 0, 0, 0, self.config.rows - 1))
 
-    def _steps(self, s_BWLD: Tensor, steps: int, real_BL: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def _steps(self, s_BWLD: Tensor, steps: int, real_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The image after so many steps, and the loss of the limits on the way."""
         total_B = s_BWLD.new_zeros(s_BWLD.shape[0])
         with torch.autocast(s_BWLD.device.type, enabled=False):  # many steps add up their rounding
@@ -188,7 +180,7 @@ class NeuralGPU(Model):
                 for layer in self._layers():
                     s_BWLD, cost_B = layer(s_BWLD, real_BL)
                     total_B = total_B + cost_B
-        return s_BWLD, total_B if _has_cost(self.config) else None
+        return s_BWLD, total_B
 
     def start(self, memory: Memory | None = None) -> NeuralGPUState:
         if not isinstance(memory, Image):
@@ -198,7 +190,7 @@ class NeuralGPU(Model):
     def hidden(
         self, tokens_BT: Tensor, state: NeuralGPUState, valid_BT: Tensor | None = None
     ) -> tuple[Tensor, NeuralGPUState]:
-        if (sink := loss_sink()) is not None and state.saturation_B is not None:
+        if (sink := loss_sink()) is not None and self.config.cost and state.saturation_B is not None:
             sink(self.config.cost * state.saturation_B.sum())
         state = replace(state, saturation_B=None)
         if valid_BT is None:

@@ -21,7 +21,6 @@ learnt: the memory is constant, every head is at the first slot. Bits come with 
 The paper does not say how weights begin; here what the heads are told at first is chosen (below).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, final
 
@@ -35,6 +34,7 @@ from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.projections import full_precision
+from allyouneed.mixers.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.ntm_run import Shape, run
 from allyouneed.models.stack import new_embedding
@@ -186,28 +186,24 @@ class NTM(Model):
         return y_TBD.transpose(0, 1), state
 
     def _run_padded(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor) -> tuple[Tensor, NTMState]:
-        """The same, the longest rows first and valid positions before others: rows that have ended cost no more."""
+        """The same, valid positions before others: rows that have ended cost no more."""
         B, T = valid_BT.shape
-        row_B = valid_BT.sum(dim=1).argsort(descending=True)
-        place_BT = pushed_left(valid_BT[row_B])
-        x_BTG, all_B = x_BTG[row_B[:, None], place_BT], torch.arange(B, device=row_B.device)
-        state, ended, begin = select_rows(state, row_B), [], 0
+        place_BT = pushed_left(valid_BT)
+        all_B1 = torch.arange(B, device=valid_BT.device)[:, None]
+        x_BTG = x_BTG[all_B1, place_BT]
         y_BTD = x_BTG.new_zeros(B, T, self.output_width)
-        weight_BHTM = x_BTG.new_zeros(B, state.weight_BHM.shape[1], T, self.config.slots)
-        lengths = valid_BT.sum(dim=1)[row_B].tolist()
-        for length in sorted(set(lengths) - {0}):
-            # So many rows go on until here, those before them in the order of lengths.
-            going, piece = sum(other >= length for other in lengths), slice(begin, length)
-            ended.append(select_rows(state, all_B[going : state.hidden_BF.shape[0]]))
-            state, begin = select_rows(state, all_B[:going]), length
-            y_LPD, weight_LPHM, state = self._steps(x_BTG[:going, piece].transpose(0, 1), state)
-            y_BTD[:going, piece] = y_LPD.transpose(0, 1)
-            weight_BHTM[:going, :, piece] = weight_LPHM.permute(1, 2, 0, 3)
-        back_B, back_BT = row_B.argsort(), place_BT.argsort(dim=1)
+        weight_BTHM = x_BTG.new_zeros(B, T, state.weight_BHM.shape[1], self.config.slots)
+
+        def run_some(state: NTMState, row_P: Tensor, piece: slice) -> NTMState:
+            y_LPD, weight_LPHM, state = self._steps(x_BTG[row_P, piece].transpose(0, 1), state)
+            y_BTD[row_P, piece], weight_BTHM[row_P, piece] = y_LPD.transpose(0, 1), weight_LPHM.transpose(0, 1)
+            return state
+
+        state = run_by_length(valid_BT.sum(dim=1), state, run_some)
+        back_BT = place_BT.argsort(dim=1)
         if (sink := map_sink()) is not None:
-            sink(self.heads, weight_BHTM.transpose(1, 2)[all_B[:, None], back_BT][back_B].transpose(1, 2))
-        state = select_rows(join([state, *reversed(ended)]), back_B)
-        return y_BTD[all_B[:, None], back_BT][back_B], state
+            sink(self.heads, weight_BTHM[all_B1, back_BT].transpose(1, 2))
+        return y_BTD[all_B1, back_BT], state
 
     def _steps(self, x_TBG: Tensor, state: NTMState) -> tuple[Tensor, Tensor, NTMState]:
         """[h; r] and weightings of every step, and the state after the last."""
@@ -263,17 +259,6 @@ class Input(nn.Module):
     def flops(self) -> int:
         """Of one token."""
         return 0 if self.table_VN is None else 2 * self.weight.numel()
-
-
-def join(states: Sequence[NTMState]) -> NTMState:
-    """The rows of several batches as one batch."""
-    return NTMState(
-        torch.cat([state.hidden_BF for state in states]),
-        torch.cat([state.cell_BF for state in states]),
-        torch.cat([state.memory_BKM for state in states]),
-        torch.cat([state.weight_BHM for state in states]),
-        torch.cat([state.read_BRK for state in states]),
-    )
 
 
 def bit_table(ids: int, bits: int) -> Tensor:
