@@ -65,6 +65,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "neural-gpu": [
         {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
         {"rows": 1, "channels": 7, "layers": 1, "diagonal": True, "limits": "hard", "dropout": 0.0},
+        {"decoder": "tape", "rows": 3, "channels": 7, "layers": 2, "dropout": 0.0},
+        {"decoder": "tape", "rows": 1, "channels": 7, "layers": 1, "diagonal": True, "unfold": 1.5, "dropout": 0.0},
     ],
     "show-attend-tell": [
         {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}},

@@ -3,6 +3,8 @@
 The laws that all models share are in tests/contracts/test_models.py.
 """
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import send_losses_to
-from allyouneed.models.neural_gpu import CGRU, NeuralGPU, NeuralGPUConfig
+from allyouneed.models.cgru import CGRU
+from allyouneed.models.neural_gpu import NeuralGPU, NeuralGPUConfig
+from allyouneed.models.tape import Tape
 from allyouneed.sizes import Sizes
 
 SMALL = {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0}
@@ -19,6 +23,12 @@ KINDS: list[dict[str, object]] = [
     {"diagonal": True, "limits": "hard"},
     {"rows": 1, "layers": 1, "diagonal": True},
     {"rows": 2, "limits": "hard"},
+    {"rows": 2, "layers": 1, "unfold": 1.4},
+]
+TAPES: list[dict[str, object]] = [
+    {},
+    {"rows": 1, "diagonal": True},
+    {"rows": 2, "layers": 1, "unfold": 1.4},
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
@@ -48,30 +58,38 @@ def at(image: Tensor, row: int, column: int) -> Tensor:
     return image[row, column] if inside else torch.zeros_like(image[0, 0])
 
 
-def convolved(image: Tensor, convolution: nn.Conv2d, row: int, column: int) -> Tensor:
-    """(U * s)[x, y] = sum over the kernel of U[u, v] s[x + u, y + v], plus the bias."""
-    height, width = convolution.kernel_size
-    assert convolution.bias is not None
-    total = convolution.bias
+def swept(image: Tensor, kernel: Tensor, row: int, column: int) -> Tensor:
+    """(U * s)[x, y] = sum over the kernel of U[u, v] s[x + u, y + v]."""
+    height, width = kernel.shape[2:]
+    total = torch.zeros(kernel.shape[0], dtype=image.dtype)
     for u in range(height):
         for v in range(width):
-            total = total + convolution.weight[:, :, u, v] @ at(image, row + u - height // 2, column + v - width // 2)
+            total = total + kernel[:, :, u, v] @ at(image, row + u - height // 2, column + v - width // 2)
     return total
 
 
-def cgru(image: Tensor, layer: CGRU) -> tuple[Tensor, Tensor]:
+def convolved(image: Tensor, convolution: nn.Conv2d, row: int, column: int) -> Tensor:
+    """U * s + b in one cell."""
+    assert convolution.bias is not None
+    return swept(image, convolution.weight, row, column) + convolution.bias
+
+
+def cgru(image: Tensor, layer: CGRU, tape: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """u . s + (1 - u) . c cell by cell, and the loss of the limits: u, r and c, a mean for every column."""
-    kind, D, third = layer.config.limits, image.shape[2], image.shape[2] // 3
+    kind, D, third = "hard" if layer.shape.hard else "cutoff", image.shape[2], image.shape[2] // 3
     places = [(row, column) for row in range(image.shape[0]) for column in range(image.shape[1])]
-    gates = {place: convolved(image, layer.gates, *place) for place in places}
+    told = {place: torch.zeros(3 * D, dtype=image.dtype) for place in places}
+    if tape is not None:
+        told = {place: swept(*tape, *place) for place in places}
+    gates = {place: convolved(image, layer.gates, *place) + told[place][: 2 * D] for place in places}
     u = {place: limit(gates[place][:D], kind, "gate") for place in places}
     r = {place: limit(gates[place][D:], kind, "gate") for place in places}
     reset = torch.stack([r[place] * image[place] for place in places]).view_as(image)
-    inner = {place: convolved(reset, layer.candidate, *place) for place in places}
+    inner = {place: convolved(reset, layer.candidate, *place) + told[place][2 * D :] for place in places}
     cells = []
     for row, column in places:
         kept = image[row, column]
-        if layer.config.diagonal:
+        if layer.shape.diagonal:
             before, after = at(image, row, column - 1), at(image, row, column + 1)
             kept = torch.cat([kept[: D - 2 * third], before[D - 2 * third : D - third], after[D - third :]])
         gate, new = u[row, column], limit(inner[row, column], kind, "candidate")
@@ -81,15 +99,51 @@ def cgru(image: Tensor, layer: CGRU) -> tuple[Tensor, Tensor]:
 
 
 def looped(model: NeuralGPU, source: list[int]) -> tuple[Tensor, Tensor]:
-    """The first row of the last image, and the loss of all steps."""
-    blank = torch.zeros(model.config.rows - 1, len(source), model.config.channels, dtype=torch.float64)
-    image = torch.cat([torch.stack([model.source_VD[one] for one in source]).unsqueeze(0), blank])
+    """The last image, and the loss of all steps."""
+    columns = math.ceil(model.config.unfold * len(source))
+    image = torch.zeros(model.config.rows, columns, model.config.channels, dtype=torch.float64)
+    image[0, : len(source)] = torch.stack([model.source_VD[one] for one in source])
     cost = torch.zeros((), dtype=torch.float64)
-    for _ in source:
-        for layer in model._layers():
+    for _ in range(columns):
+        for layer in model.layers:
+            assert isinstance(layer, CGRU)
             image, more = cgru(image, layer)
             cost = cost + more
-    return image[0], cost
+    return image, cost
+
+
+def kernels(tape: Tape) -> list[Tensor]:
+    """W of every layer, as the kernel (3 D, D, height, 3) that it is; its last row would tell a row above the image."""
+    layers, D = len(tape.layers), tape.said_VD.shape[1]
+    rows, columns = tape.reach
+    weight = tape.write.weight.view(rows, columns, layers, 3 * D, D)
+    found = []
+    for layer in range(layers):
+        kernel = torch.zeros(3 * D, D, 2 * rows - 1, columns, dtype=weight.dtype)
+        for row in range(rows):
+            for column in range(columns):
+                # What stands in the middle of the kernel is told to a cell so many below, and so many to the right.
+                kernel[:, :, rows - 1 - row, columns - 1 - column] = weight[row, column, layer]
+        found.append(kernel)
+    return found
+
+
+def taped(model: NeuralGPU, source: list[int], words: list[int]) -> Tensor:
+    """d_k[0, k] for k = 0 .. len(words)."""
+    assert model.tape is not None
+    image, _ = looped(model, source)
+    tape, blank = torch.zeros_like(image), torch.zeros_like(image[:, :1])
+    said = [image[0, 0]]
+    for k, word in enumerate(words):
+        if image.shape[1] < k + 2:
+            image, tape = torch.cat([image, blank], dim=1), torch.cat([tape, blank], dim=1)
+        tape = tape.clone()
+        tape[0, k] = model.tape.said_VD[word]
+        for layer, kernel in zip(model.tape.layers, kernels(model.tape), strict=True):
+            assert isinstance(layer, CGRU)
+            image, _ = cgru(image, layer, (tape, kernel))
+        said.append(image[0, k + 1])
+    return torch.stack(said)
 
 
 @pytest.mark.no_shapes
@@ -100,13 +154,43 @@ def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
     source = torch.tensor([[5, 0, 6, 9], [7, 4, 8, 5]])
     valid = torch.tensor([[True, False, True, False], [True, True, True, True]])
     fast, _ = model.hidden(torch.zeros(2, 5, dtype=torch.long), model.condition(source, valid))
-    short, long = looped(model, [5, 6])[0], looped(model, [7, 4, 8, 5])[0]
+    short, long = looped(model, [5, 6])[0][0], looped(model, [7, 4, 8, 5])[0][0]
     slow = torch.zeros_like(fast)
-    slow[0, :2], slow[1, :4] = short, long
+    slow[0, : len(short)], slow[1, : len(long)] = short[:5], long[:5]
     torch.testing.assert_close(fast, slow)
     weights = [model.source_VD, *model.layers.parameters()]
     noise = torch.randn_like(slow)
     torch.testing.assert_close(torch.autograd.grad(fast, weights, noise), torch.autograd.grad(slow, weights, noise))
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize("kind", TAPES, ids=str)
+def test_a_tape_is_the_loop_of_its_paper(kind: dict[str, object]) -> None:
+    """Likewise, with answers that go on beyond the image."""
+    model = build(decoder="tape", **kind)
+    assert model.tape is not None
+    source = torch.tensor([[5, 0, 6, 9], [7, 4, 8, 5]])
+    valid = torch.tensor([[True, False, True, False], [True, True, True, True]])
+    target = torch.tensor([[1, 4, 9, 5, 4, 7], [1, 12, 12, 6, 8, 7]])
+    fast, _ = model.hidden(target, model.condition(source, valid))
+    slow = torch.stack(
+        [taped(model, [5, 6], target[0, 1:].tolist()), taped(model, [7, 4, 8, 5], target[1, 1:].tolist())]
+    )
+    torch.testing.assert_close(fast, slow)
+    weights = [model.source_VD, *model.layers.parameters(), *model.tape.parameters()]
+    noise = torch.randn_like(slow)
+    torch.testing.assert_close(torch.autograd.grad(fast, weights, noise), torch.autograd.grad(slow, weights, noise))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoder", ["parallel", "tape"])
+def test_only_with_a_tape_does_a_word_depend_on_those_before(decoder: str) -> None:
+    model = build(decoder=decoder).eval()
+    source_BS, target_BT = torch.randint(4, 11, (1, 5)), torch.tensor([[1, 5, 6, 7, 8]])
+    changed_BT = torch.tensor([[1, 9, 6, 7, 8]])
+    one, two = (model.hidden(words, model.condition(source_BS))[0] for words in (target_BT, changed_BT))
+    assert torch.equal(one[0, 0], two[0, 0])
+    assert [torch.equal(one[0, k], two[0, k]) for k in range(1, 5)] == [decoder == "parallel"] * 4
 
 
 @pytest.mark.no_shapes
@@ -133,11 +217,11 @@ def test_the_loss_of_limits_knows_no_padding() -> None:
     valid_BS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0]]).bool()
     source_BS = torch.randint(4, 11, (4, 6))
     weights = [model.source_VD, *model.layers.parameters()]
-    together_B = model.encode(source_BS, valid_BS).saturation_B
+    together_B = model.encode(source_BS, valid_BS).cost_B
     assert together_B is not None
     assert float(together_B[2].detach()) == 0.0
     for row in (0, 1, 3):
-        alone_B = model.encode(source_BS[row : row + 1, valid_BS[row]]).saturation_B
+        alone_B = model.encode(source_BS[row : row + 1, valid_BS[row]]).cost_B
         assert alone_B is not None
         torch.testing.assert_close(together_B[row], alone_B[0])
         found = torch.autograd.grad(together_B[row], weights, retain_graph=True)
@@ -152,15 +236,22 @@ def test_a_source_without_tokens_gives_numbers() -> None:
 
 
 @torch.no_grad()
-def test_padding_between_the_tokens_of_a_target_changes_nothing() -> None:
-    model = build().eval()
-    source_BS, valid_BN = torch.randint(4, 11, (2, 5)), torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0]]).bool()
-    alone_BTV, _ = model.step(torch.zeros(2, 4, dtype=torch.long), model.condition(source_BS))
-    said, state = model.step(torch.zeros(2, 5, dtype=torch.long), model.condition(source_BS), valid_BN)
-    next_BV, _ = model.advance(torch.zeros(2, dtype=torch.long), state)
-    for row, count in enumerate([3, 1]):
-        torch.testing.assert_close(said[row, valid_BN[row]], alone_BTV[row, :count])
-        torch.testing.assert_close(next_BV[row], alone_BTV[row, count])
+@pytest.mark.parametrize("decoder", ["parallel", "tape"])
+def test_padding_between_the_tokens_of_a_target_changes_nothing(decoder: str) -> None:
+    """In two calls: the second goes on from rows of different lengths. Answers may outgrow their image."""
+    model = build(decoder=decoder).eval()
+    source_BS, source_valid_BS = torch.randint(4, 11, (3, 5)), torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    valid_BN = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
+    tokens_BN, token_B = torch.randint(4, 13, (3, 6)), torch.randint(4, 13, (3,))
+    state, said = model.condition(source_BS, source_valid_BS), []
+    for tokens, valid in zip(tokens_BN.split([3, 3], dim=1), valid_BN.split([3, 3], dim=1), strict=True):
+        logits, state = model.step(tokens, state, valid)
+        said.append(logits)
+    said_BNV, (next_BV, _) = torch.cat(said, dim=1), model.advance(token_B, state)
+    for row in range(3):
+        words = torch.cat([tokens_BN[row, valid_BN[row]], token_B[row : row + 1]])[None]
+        alone, _ = model.step(words, model.condition(source_BS[row : row + 1, source_valid_BS[row]]))
+        torch.testing.assert_close(torch.cat([said_BNV[row, valid_BN[row]], next_BV[row : row + 1]]), alone[0])
 
 
 @pytest.mark.parametrize(
@@ -169,6 +260,7 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing() -> None:
         ({"saturation": 0.1}, "saturation 0.1 weighs the loss of hard limits"),
         ({"saturation": 0.0, "limits": "cutoff"}, "leave it out"),
         ({"diagonal": True, "channels": 2}, "2 have no third"),
+        ({"decoder": "tape", "limits": "hard"}, "which a tape does not take"),
     ],
 )
 def test_what_would_be_ignored_is_refused(settings: dict[str, object], words: str) -> None:

@@ -1,8 +1,9 @@
-"""One step of a convolutional gated recurrent unit, with its gradient written out by hand.
+"""A convolutional gated recurrent unit; one step of it, with its gradient written out by hand.
 
-    (u, r) = f(U * s + b),   c = g(V * (r . s) + d),   s' = u . k + (1 - u) . m . c,   k = s, or s shifted
+    (u, r) = f(U * s + b + t),   c = g(V * (r . s) + d + t'),   s' = u . k + (1 - u) . m . c,   k = s, or s shifted
 
-m is a mask of dropout. Only u, r and c are kept for the gradient: what f and g are follows from their values,
+t and t' are what else the unit is told, if anything; m is a mask of dropout. Only u, r and c are kept for the gradient:
+what f and g are follows from their values,
 
     cutoff:  f' = 1.2 q (1 - q),  q = (f + 0.1) / 1.2;     g' = 1.2 - g^2 / 1.2;      hard:  f' = 1/2,  g' = 1
 
@@ -10,14 +11,17 @@ inside their limits, and 0 at them. Channels stand last throughout: on a CPU tha
 By hand a step takes about three quarters of autograd's time (docs/neural-gpu.md).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from allyouneed.dropout import dropout_mask
+
+OPEN = (0.7, 0.5)  # biases of u and r at first: mostly keep, mostly read
 EDGE = 0.9  # where hard limits begin to cost
 
 
@@ -29,6 +33,46 @@ class Shape:
     costs: bool  # whether its limits cost: hard ones only
     diagonal: bool
     around: tuple[int, int]  # zeros beside the image, for the kernel
+
+
+class CGRU(nn.Module):
+    """One unit: both gates are one product."""
+
+    def __init__(self, channels: int, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.channels, self.shape, self.dropout = channels, shape, dropout
+        kernel = (2 * shape.around[0] + 1, 2 * shape.around[1] + 1)
+        self.gates = nn.Conv2d(channels, 2 * channels, kernel)
+        self.candidate = nn.Conv2d(channels, channels, kernel)
+        for convolution in (self.gates, self.candidate):
+            nn.init.xavier_uniform_(convolution.weight)
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+            convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        with torch.no_grad():
+            for bias_D, value in zip(self.gates.bias.chunk(2), OPEN, strict=True):  # type: ignore[union-attr]
+                bias_D.fill_(value)
+
+    def forward(
+        self, s_BWLD: Tensor, real_BL: Tensor | None = None, told_BRLN: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The next image, and what the limits cost each row: the sum over its columns of means of (|x| - 0.9)_+ for u,
+        r and c, where x is what f or g is given (zeros if they cost nothing, or no gradient is taken).
+
+        Columns that are not real (None: all are) stay zero, as beyond the image, and cost nothing. `told` is added to
+        what the first rows of the image (R) give u, r and c: N = 3 D.
+        """
+        mask = dropout_mask(s_BWLD, self.dropout) if self.training and self.dropout else None
+        real = None if real_BL is None else real_BL[:, None, :, None].to(s_BWLD.dtype)
+        gates, candidate = self.gates, self.candidate
+        shape = self.shape if torch.is_grad_enabled() else replace(self.shape, costs=False)
+        new: tuple[Tensor, Tensor] = _Step.apply(
+            s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, told_BRLN, mask, real, shape
+        )
+        return new
+
+    def flops(self, cells: int) -> int:
+        """FLOPs of one step over an image of so many cells."""
+        return 2 * cells * (self.gates.weight.numel() + self.candidate.weight.numel())
 
 
 def convolved(s_BWLD: Tensor, weight: Tensor, bias_N: Tensor, around: tuple[int, int]) -> Tensor:
@@ -50,36 +94,20 @@ def shifted(s_BWLD: Tensor, back: bool = False) -> Tensor:
     return y_BWLD
 
 
-def step(
-    s_BWLD: Tensor,
-    gates: torch.nn.Conv2d,
-    candidate: torch.nn.Conv2d,
-    mask: Tensor | None,
-    shape: Shape,
-    real_BL: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The next image, and what the limits cost each row: the sum over its columns of means of (|x| - 0.9)_+ for u, r
-    and c, where x is what f or g is given (zeros if they cost nothing).
-
-    Columns that are not real (None: all are) stay zero, as beyond the image, and cost nothing.
-    """
-    real = None if real_BL is None else real_BL[:, None, :, None].to(s_BWLD.dtype)
-    new: tuple[Tensor, Tensor] = _Step.apply(
-        s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, mask, real, shape
-    )
-    return new
-
-
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        s_BWLD, gates, gates_bias, candidate, candidate_bias, mask, real, shape = inputs
+        s_BWLD, gates, gates_bias, candidate, candidate_bias, told, mask, real, shape = inputs
         D = s_BWLD.shape[3]
         x_BWLN = convolved(s_BWLD, gates, gates_bias, shape.around)
+        if told is not None:
+            x_BWLN[:, : told.shape[1]] += told[..., : 2 * D]
         cost_B = _beyond(x_BWLN, real, D) if shape.costs else s_BWLD.new_zeros(s_BWLD.shape[0])
         x_BWLN = x_BWLN.mul_(0.5).add_(0.5) if shape.hard else x_BWLN.sigmoid_().mul_(1.2).sub_(0.1)
         gate_BWLN = x_BWLN.clamp_(0, 1)
         y_BWLD = convolved(gate_BWLN[..., D:] * s_BWLD, candidate, candidate_bias, shape.around)
+        if told is not None:
+            y_BWLD[:, : told.shape[1]] += told[..., 2 * D :]
         if shape.costs:
             cost_B += _beyond(y_BWLD, real, D)
         if not shape.hard:
@@ -87,7 +115,7 @@ class _Step(torch.autograd.Function):
         c_BWLD = y_BWLD.clamp_(-1, 1)
         kept_BWLD = shifted(s_BWLD) if shape.diagonal else s_BWLD
         ctx.save_for_backward(s_BWLD, gates, candidate, mask, real, gate_BWLN, c_BWLD)
-        ctx.shape = shape
+        ctx.shape, ctx.told = shape, 0 if told is None else told.shape[1]
         new_BWLD = torch.lerp(c_BWLD if mask is None else c_BWLD * mask, kept_BWLD, gate_BWLN[..., :D])
         return new_BWLD if real is None else new_BWLD.mul_(real), cost_B
 
@@ -116,7 +144,8 @@ class _Step(torch.autograd.Function):
         d_s_BWLD, d_gates, d_gates_bias = _back(d_x_BWLN, s_BWLD, gates, shape)
         d_s_BWLD = d_s_BWLD.addcmul_(d_reset_BWLD, r_BWLD)
         d_s_BWLD += shifted(d_kept_BWLD, back=True) if shape.diagonal else d_kept_BWLD
-        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, None, None, None
+        d_told = torch.cat([d_x_BWLN[:, : ctx.told], d_y_BWLD[:, : ctx.told]], dim=3) if ctx.told else None
+        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, d_told, None, None, None
 
 
 def _beyond(x_BWLN: Tensor, real: Tensor | None, channels: int) -> Tensor:
