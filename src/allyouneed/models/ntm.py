@@ -44,10 +44,9 @@ BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018
 # How a machine with an LSTM begins decides whether it learns (copy, over seeds). What comes in stirs it at once, by so
 # many times 1 / sqrt(inputs), while its own cells hardly do: else it first learns to keep the input in them, and is
 # slow to turn to the memory, or runs wild beyond the lengths it knows. Heads begin by moving from where they were (a
-# gate of sigmoid(-2)). Without an LSTM, those that write also begin sharp and stepping on, so that what comes after
-# another is written after it; those that read begin as a blur around the first slots, so that whatever is written there
-# has an effect, and a gradient: with both kinds alike every third seed ends in a machine that reads where nothing is.
-BOLD, KEEPING, SHARP, MOVING = 5.0, -2.0, 2.0, 2.0
+# gate of sigmoid(-2)). Without an LSTM they also begin sharp, and more likely to step on than to stay or to go back:
+# with three equal shifts a weighting is a blur after a few steps, and it is chance whether that clears up.
+BOLD, KEEPING, SHARP, MOVING = 5.0, -2.0, 2.0, 1.0
 SPECIAL = 4  # the first ids of every vocabulary stand for no words
 
 
@@ -124,8 +123,8 @@ class NTM(Model):
         *_, gates_H, _, gammas_H, shifts_3 = self.heads.bias.detach().split(self.shape.told())
         nn.init.constant_(gates_H, KEEPING)
         if not self.shape.recurrent:
-            nn.init.constant_(gammas_H[config.read_heads :], SHARP)
-            nn.init.constant_(shifts_3[3 * config.read_heads :: 3], MOVING)
+            nn.init.constant_(gammas_H, SHARP)
+            nn.init.constant_(shifts_3[::3], MOVING)
         self.output_width = hidden + reads
         if config.embedding == "bits":
             table_VN = bit_table(sizes.target, config.bits)
