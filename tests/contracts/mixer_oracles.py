@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from allyouneed.mixers import Mixer, MixerConfig, Role
 from allyouneed.mixers.bigbird import BigBirdConfig, draw
 from allyouneed.mixers.compressive import Compressive
+from allyouneed.mixers.convolution import Convolution
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
 from allyouneed.mixers.local import Local
@@ -597,6 +598,23 @@ SCORES: dict[str, Callable[[Scored, int, Tensor, Tensor, int, int], Tensor]] = {
     "alibi": alibi_score,
     "rotary": rotary_score,
 }
+
+
+def convolution_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """b + sum_j W_j x, over the real positions that stand j dilations apart; nothing stands beyond the ends."""
+    assert isinstance(mixer, Convolution)
+    kernel, dilation = mixer.taps.kernel, mixer.taps.dilation
+    after = 0 if reading.role == "causal" else (kernel - 1) // 2
+    at = {reading.place(t): t for t in range(len(x_TD)) if reading.valid[t]}
+    outputs = []
+    for t in range(len(x_TD)):
+        y_D = mixer.linear.bias.clone()
+        for j, weight_DD in enumerate(mixer.linear.weight.split(x_TD.shape[1], dim=1)):
+            place = reading.place(t) + (j - (kernel - 1) + after) * dilation
+            if place in at:
+                y_D = y_D + weight_DD @ x_TD[at[place]]
+        outputs.append(y_D)
+    return torch.stack(outputs)
 
 
 def recurrent_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:

@@ -17,6 +17,7 @@ from mixer_oracles import (
     Reading,
     bigbird_oracle,
     compressive_oracle,
+    convolution_oracle,
     full_shared_query_key,
     linear_oracle,
     linformer_oracle,
@@ -41,6 +42,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import MIXERS, Cost, Memory, Mixer, MixerConfig, Role, State, select_rows
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.compressive import CompressiveConfig
+from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
@@ -122,6 +124,12 @@ SMALL: dict[str, list[MixerConfig]] = {
     "rnn": [RnnConfig()],
     "lstm": [LstmConfig()],
     "gru": [GruConfig()],
+    "convolution": [
+        ConvolutionConfig(kernel=9),
+        ConvolutionConfig(kernel=3),
+        ConvolutionConfig(kernel=2, dilation=3),
+        ConvolutionConfig(kernel=4),
+    ],
 }
 ORACLES: dict[str, Oracle] = {
     "softmax": Oracle(softmax_oracle),
@@ -146,6 +154,7 @@ ORACLES: dict[str, Oracle] = {
     "rnn": Oracle(recurrent_oracle),
     "lstm": Oracle(recurrent_oracle),
     "gru": Oracle(recurrent_oracle),
+    "convolution": Oracle(convolution_oracle),
 }
 # Settings in which a short sequence meets every branch: clipped distances, logarithmic buckets.
 SMALL_POSITIONS: dict[str, dict[str, Any]] = {"shaw": {"clip": 2}, "t5": {"buckets": 8, "max_distance": 5}}
@@ -154,7 +163,9 @@ LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many step
 STEPS = dict.fromkeys(
     ("softmax", "window", "longformer", "bigbird", "sparse", "local", "xl", "compressive", "reformer"), 150
 )
-STEPS |= dict.fromkeys(("linear", "performer", "linformer", "memory-compressed", "rnn", "lstm", "gru"), 400)
+STEPS |= dict.fromkeys(
+    ("linear", "performer", "linformer", "memory-compressed", "rnn", "lstm", "gru", "convolution"), 400
+)
 BY_CONTENT = {"reformer"}  # who reads whom depends on what they hold, so the declared path is that of some inputs
 ROLES: tuple[Role, ...] = get_args(Role)
 

@@ -11,6 +11,7 @@ from allyouneed.config import choice
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State, send_losses_to
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.compressive import CompressiveConfig
+from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
@@ -42,6 +43,7 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "rnn": RnnConfig,
     "lstm": LstmConfig,
     "gru": GruConfig,
+    "convolution": ConvolutionConfig,
 }
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], choice(MIXERS, default="softmax")]

@@ -29,8 +29,9 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.past import pushed_left
 from allyouneed.mixers.state import Growable
+from allyouneed.mixers.taps import Taps
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import Columns, Taps, over_real, silence
+from allyouneed.models.convolution import Columns, over_real, silence
 from allyouneed.models.stack import Embedding, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes

@@ -33,8 +33,9 @@ from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.past import CrossState, next_positions, pushed_left
 from allyouneed.mixers.state import Growable
+from allyouneed.mixers.taps import Taps
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import Taps, over_real, silence
+from allyouneed.models.convolution import over_real, silence
 from allyouneed.positions import AnyPosition, Learned, LearnedConfig, PositionConfig
 from allyouneed.sizes import Sizes
 

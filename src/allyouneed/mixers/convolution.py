@@ -1,0 +1,106 @@
+"""Convolution: each position reads its nearest neighbours, each distance through a matrix of its own.
+
+    y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1     (bidirectional: as many on either side)
+
+What is read depends on where it stands, never on what it holds. A stack of L layers sees L (k - 1) d positions; with
+dilations 1, k, k^2, .. it sees k^L of them: give a model a list of such mixers.
+
+Cost: O(k T D^2) time, O(k d D) state, 1 sequential step, path n / (k d), or log_k n with growing dilations; with one
+dilation, positions whose distance it does not divide never meet.
+Papers: Waibel et al. 1989 (over time); Kalchbrenner et al. 2016, arXiv:1610.10099 (dilated); table 1 of Vaswani et al.
+2017, arXiv:1706.03762 (its cost).
+Differs: a convolution alone. The gates, norms and attention of its models are in models/bytenet.py and convs2s.py.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal, final
+
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
+from allyouneed.mixers.past import pushed_left
+from allyouneed.mixers.projections import initialise, refuse_state
+from allyouneed.mixers.state import Growable
+from allyouneed.mixers.taps import Taps
+from allyouneed.positions import ScorePosition
+
+
+class ConvolutionConfig(MixerConfig):
+    summary = "each position reads its nearest neighbours, each distance through a matrix of its own"
+    paper = "Waibel et al. 1989; Kalchbrenner et al. 2016, arXiv:1610.10099"
+    roles = frozenset({"causal", "bidirectional"})
+
+    type: Literal["convolution"] = "convolution"
+    kernel: Annotated[int, Field(ge=2)] = 3  # positions that are read, itself included
+    dilation: PositiveInt = 1  # how far they stand apart
+
+    @property
+    def taps(self) -> Taps:
+        """Which positions are read."""
+        return Taps(self.kernel, self.dilation)
+
+    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Convolution":
+        self.require(role, position)
+        return Convolution(self, width, role)
+
+    def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        flops = 2 * length * self.kernel * width * width
+        before = self.kernel - 1 if role == "causal" else self.kernel // 2  # an even kernel reads one more on the left
+        distance = length - 1
+        path = math.ceil(distance / (before * self.dilation)) if distance % self.dilation == 0 else None
+        state = 4 * self.taps.reach * width if role == "causal" else 0
+        return Cost(flops, state, sequential=1, path=path)
+
+
+@dataclass(frozen=True)
+class ConvolutionState:
+    """The last inputs, as many as the kernel reaches back; zeros before the first."""
+
+    past: Growable  # (B, S, D)
+
+
+@final
+class Convolution(Mixer):
+    def __init__(self, config: ConvolutionConfig, width: int, role: Role) -> None:
+        super().__init__()
+        self.taps, self.role, self.width = config.taps, role, width
+        self.linear = nn.Linear(config.kernel * width, width)
+        initialise(self.linear, width)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        valid_BT: Tensor | None = None,
+        state: ConvolutionState | None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, ConvolutionState | None]:
+        order_BT, real_B = None, None
+        if valid_BT is not None:  # a convolution sees who stands beside whom, so padding between tokens has to go
+            order_BT, real_B = pushed_left(valid_BT), valid_BT.sum(dim=1)
+            x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0).gather(1, _wide(order_BT, x_BTD))
+        if self.role == "causal":
+            past = self.taps.start(x_BTD, self.width) if state is None else state.past
+            windows_BTN, past = self.taps.causal(x_BTD, past, real_B)
+            state = ConvolutionState(past)
+        else:
+            refuse_state(state)
+            windows_BTN = self.taps.centred(x_BTD)
+        y_BTD: Tensor = self.linear(windows_BTN)
+        if order_BT is not None:
+            y_BTD = y_BTD.gather(1, _wide(order_BT.argsort(dim=1), y_BTD))
+        return y_BTD, state
+
+    def advance(
+        self, x_BD: Tensor, *, state: ConvolutionState | None = None, memory: Memory | None = None
+    ) -> tuple[Tensor, ConvolutionState]:
+        past = self.taps.start(x_BD.unsqueeze(1), self.width) if state is None else state.past
+        windows_BN, past = self.taps.advance(x_BD, past)
+        return self.linear(windows_BN), ConvolutionState(past)
+
+
+def _wide(order_BT: Tensor, like_BTD: Tensor) -> Tensor:
+    """An order of positions, for whole vectors."""
+    return order_BT.unsqueeze(-1).expand_as(like_BTD)
