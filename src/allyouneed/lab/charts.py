@@ -131,7 +131,30 @@ class Matrix:
         return figure
 
 
-AnyChart = Chart | Bars | Matrix
+@dataclass(frozen=True)
+class Dots:
+    """Several values of each thing, side by side on one line."""
+
+    title: str
+    label: str
+    rows: Sequence[str]
+    values: dict[str, Sequence[float]]  # by the name of the kind of value, one for each row
+    note: str = ""
+
+    def figure(self) -> "Figure":
+        """The chart, drawn: lying lines, so that names can be read. Kinds stand a little above each other."""
+        figure, axes = _new_figure(self.title, self.note, height=1.4 + 0.3 * len(self.rows))
+        for number, (name, values) in enumerate(self.values.items()):
+            colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
+            places = [-row - 0.18 * (number - (len(self.values) - 1) / 2) for row in range(len(self.rows))]
+            axes.plot(values, places, mark, markersize=6, color=colour, label=name)
+        axes.set_yticks([-row for row in range(len(self.rows))], self.rows)
+        axes.set_xlabel(self.label, color=INK)
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.01, 1))
+        return figure
+
+
+AnyChart = Chart | Bars | Matrix | Dots
 
 
 def svg(chart: AnyChart) -> str:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ from allyouneed.storage import writing
 COUNTED_WIDTH = 4
 COUNTED_HEAD = 4
 PATH_WIDTH = 16
+FITTED = 3  # sizes, the largest ones
 RECURRENCES = ("rnn", "gru", "lstm")
 Report = Callable[[float, str], None]
 
@@ -39,14 +41,14 @@ class CostSettings:
     """What is run."""
 
     mixers: tuple[str, ...] = ()  # none: all
-    lengths: tuple[int, ...] = (1024, 2048, 4096)
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
     widths: tuple[int, ...] = (128, 256, 512)
     width: int = 64  # at which lengths are tried
     length: int = 256  # at which widths are tried
     repeats: int = 3
     paths: tuple[int, ...] = (64, 512)  # lengths at which influence is followed
     cross_widths: tuple[int, ...] = (32, 64)
-    cross_lengths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+    cross_lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
     def __post_init__(self) -> None:
         for name in ("lengths", "widths"):
@@ -56,6 +58,16 @@ class CostSettings:
         for size in (self.width, *self.widths, *self.cross_widths):
             if size % 32:
                 raise ConfigError(f"--widths: {size}: heads are 32 wide, so a width has to be a multiple of 32")
+
+
+FULL = CostSettings(
+    lengths=(1024, 2048, 4096, 8192, 16384),
+    widths=(128, 256, 512, 1024),
+    repeats=5,
+    paths=(64, 512, 1024),
+    cross_widths=(32, 64, 128),
+    cross_lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+)
 
 
 @dataclass(frozen=True)
@@ -84,11 +96,12 @@ class Sweep:
         return [median(values) for values in zip(*self.seconds, strict=True)]
 
     def exponents(self) -> tuple[Exponent, Exponent, Exponent]:
-        """Of FLOPs, seconds and bytes."""
+        """Of FLOPs, seconds and bytes, over the largest sizes: what costs the same at any size weighs least there."""
+        sizes = self.sizes[-FITTED:]
         return (
-            exponent(self.sizes, [self.flops]),
-            exponent(self.sizes, self.seconds),
-            exponent(self.memory_sizes, [self.memory]),
+            exponent(sizes, [self.flops[-FITTED:]]),
+            exponent(sizes, [values[-FITTED:] for values in self.seconds]),
+            exponent(self.memory_sizes[-FITTED:], [self.memory[-FITTED:]]),
         )
 
 
@@ -209,15 +222,13 @@ def _paths(row: Row, settings: CostSettings, journal: Journal) -> list[tuple[int
     # Who reads whom in a Reformer depends on what they hold: a path is there if some of many draws find it.
     draws = 200 if row.name == "reformer" else 1
     return [
-        (
-            length,
-            journal.get(
-                ["path", row.name, length],
-                lambda length=length: path_length(row.config(length, PATH_WIDTH), length, PATH_WIDTH, draws=draws),
-            ),
-        )
+        (length, journal.get(["path", row.name, length], partial(_path, row, length, draws)))
         for length in settings.paths
     ]
+
+
+def _path(row: Row, length: int, draws: int) -> int | None:
+    return path_length(row.config(length, PATH_WIDTH), length, PATH_WIDTH, draws=draws)
 
 
 def _dilated(length: int, journal: Journal) -> int | None:
@@ -274,7 +285,7 @@ def _sweep(
 ) -> Sweep:
     flops = [p.row.config(p.length, p.width).cost(p.length, p.width, role=p.row.role).flops for p in places]
     seconds = list(zip(*(times[place] for place in places), strict=True))
-    memory = [journal.get(place.what("bytes"), lambda place=place: _peak(place)) for place in remembered]
+    memory = [journal.get(place.what("bytes"), partial(_peak, place)) for place in remembered]
     along = [place.length for place in remembered] if len({p.length for p in places}) > 1 else sizes
     return Sweep(sizes, flops, seconds, along, memory)
 
@@ -291,13 +302,15 @@ def _time_all(places: Sequence[_Place], repeats: int, journal: Journal, report: 
         for number, place in enumerate(places):
             words = f"timing {place.row.name}: n {place.length}, d {place.width}, {turn + 1} of {repeats}"
             report((turn * len(places) + number) / (repeats * len(places)), words)
-            times[place].append(journal.get(place.what("seconds", turn), lambda place=place: _seconds(place)))
+            measure = partial(_seconds, place, turn == 0)
+            times[place].append(journal.get(place.what("seconds", turn), measure))
     return times
 
 
-def _seconds(place: _Place) -> float:
+def _seconds(place: _Place, new: bool) -> float:
     once = place.new_pass()
-    once.run()  # the first pass pays for what all others find ready
+    if new:
+        once.run()  # the first pass pays for what all others find ready
     return once.seconds()
 
 

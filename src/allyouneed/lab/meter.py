@@ -2,7 +2,7 @@
 
     count_flops    torch's own counter over a forward pass; the attention runs by its plain backend, as the fused
                    kernels are invisible to the counter
-    seconds        of a forward and backward pass: CPU time of one thread, so that what else the machine does weighs less
+    seconds        of a forward and backward pass: CPU time of one thread, so that what else runs weighs less
     peak_bytes     of the same pass: the most that torch's allocator had given out at once, beyond weights and inputs,
                    from the allocations and frees that its profiler saw. Buffers that a library takes by itself
                    (oneDNN's, BLAS's) are not among them.
@@ -49,20 +49,24 @@ class Pass:
         self._x_BTD = x_BTD.requires_grad_()
 
     def run(self) -> None:
-        """Once; gradients of the last time are gone."""
-        self._x_BTD.grad = None
-        self._mixer.zero_grad(set_to_none=True)
+        """Once; gradients are added to those that are there."""
         y_BTD, _ = self._mixer(self._x_BTD)
         y_BTD.backward(torch.ones_like(y_BTD))
 
+    def _forget(self) -> None:
+        self._x_BTD.grad = None
+        self._mixer.zero_grad(set_to_none=True)
+
     def seconds(self) -> float:
         """Of one pass on one core."""
+        self._forget()
         begin = time.process_time()
         self.run()
         return time.process_time() - begin
 
     def peak_bytes(self) -> int:
         """Of one pass."""
+        self._forget()
         return peak_bytes(self.run)
 
 

@@ -2,8 +2,8 @@
 
 A row holds the mixer (settings may follow the length: a sparse pattern's stride is near its square root), the formula
 of one layer, and the exponents of its leading term in n and d. The leading term of attention is that of the reading
-itself, as in the paper; the four projections, O(n d^2), come with it in every formula here and not in the paper's table.
-It leads where n (or the window, or the number of slots: whatever a position reads) is large beside d.
+itself, as in the paper; the four projections, O(n d^2), come with it in every formula here and not in the paper's
+table. It leads where n (or the window, or the number of slots: whatever a position reads) is large beside d.
 """
 
 import math

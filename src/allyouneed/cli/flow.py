@@ -1,0 +1,56 @@
+"""`allyouneed flow`: gradients against distance, before and after training."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Model or run folders; none: small models are trained.", show_default=False),
+    ] = None,
+    mixers: Annotated[
+        list[str] | None,
+        typer.Option("--mixer", help="May be repeated.", show_default="rnn, lstm, gru, convolution, softmax"),
+    ] = None,
+    length: Annotated[int, typer.Option(help="Positions that a single layer reads.", min=3)] = 256,
+    width: Annotated[int, typer.Option(help="Of layers and models.", min=16)] = 64,
+    symbols: Annotated[int, typer.Option(help="The models learn to say so many symbols again.", min=1)] = 24,
+    steps: Annotated[int, typer.Option(help="Of their training.", min=1)] = 300,
+    out: Annotated[Path, typer.Option(help="Folder of the report and the runs.")] = Path("runs/flow"),
+    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
+) -> None:
+    """Do gradients vanish? The norm of the gradient against the distance it came.
+
+    Of one layer of each mechanism with random weights, and of small models before and after a short training; or of
+    the given models, against the same architectures with random weights. A fitted rate per step says whether they
+    vanish, explode or stay; the reach is the effective receptive field.
+    """
+    from allyouneed.cli.progress import progress
+    from allyouneed.lab.charts import text_chart
+    from allyouneed.lab.cost_report import text_table
+    from allyouneed.lab.flow_study import (
+        USUAL,
+        FlowSettings,
+        flow_chart,
+        flow_table,
+        parts_of,
+        study_folders,
+        study_mixers,
+        write_flow_report,
+    )
+
+    with progress() as report:
+        if models:
+            study = study_folders(models, report)
+        else:
+            settings = FlowSettings(tuple(mixers or USUAL), length, width, symbols=symbols, steps=steps, seed=seed)
+            study = study_mixers(settings, out, report)
+    for title, flows in parts_of(study):
+        print(f"{title}\n\n{text_table(flow_table(flows))}\n\n{text_chart(flow_chart(title, flows))}\n")
+    for name, words in study.scores.items():
+        print(f"{name} after training: {words}")
+    print(f"report: {write_flow_report(study, out, ' '.join(['allyouneed', *sys.argv[1:]]))}")
