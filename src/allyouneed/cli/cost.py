@@ -59,7 +59,8 @@ def command(
         ("sequential steps and path length", path_table(study)),
         ("where self-attention begins to cost more than recurrence", crossing_table(study)),
     ):
-        print(f"{title}\n\n{text_table(table)}\n")
+        if table.rows:
+            print(f"{title}\n\n{text_table(table)}\n")
     for name, chart in charts(study).items():
         if name.startswith("crossover") and isinstance(chart, Chart):
             print(f"{text_chart(chart)}\n")

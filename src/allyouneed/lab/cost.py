@@ -48,7 +48,11 @@ class CostSettings:
     repeats: int = 3
     paths: tuple[int, ...] = (64, 512)  # lengths at which influence is followed
     cross_widths: tuple[int, ...] = (32, 64)
-    cross_lengths: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+    @property
+    def cross_lengths(self) -> list[int]:
+        """Lengths at which attention and recurrence are compared: 64, 128, .. up to the longest."""
+        return [64 << turn for turn in range(12) if 64 << turn <= max(self.lengths)]
 
     def __post_init__(self) -> None:
         for name in ("lengths", "widths"):
@@ -66,7 +70,6 @@ FULL = CostSettings(
     repeats=5,
     paths=(64, 512, 1024),
     cross_widths=(32, 64, 128),
-    cross_lengths=(64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
 )
 
 
@@ -340,7 +343,10 @@ def _line(
 
 def _crossings(settings: CostSettings, journal: Journal, report: Report) -> list[Crossing]:
     found = []
-    attention, *recurrent = rows(["softmax", *RECURRENCES])
+    chosen = {row.name for row in rows(settings.mixers)}
+    if "softmax" not in chosen or not chosen.intersection(RECURRENCES):
+        return []
+    attention, *recurrent = rows(["softmax", *(name for name in RECURRENCES if name in chosen)])
     for number, width in enumerate(settings.cross_widths):
         seconds: dict[str, list[float]] = {row.name: [] for row in (attention, *recurrent)}
         done: list[int] = []

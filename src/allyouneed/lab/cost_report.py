@@ -6,7 +6,7 @@ from typing import Any
 
 from allyouneed.lab.charts import AnyChart, Chart, Curve, Dots, save_chart
 from allyouneed.lab.cost import Crossing, Line, Study
-from allyouneed.lab.report import Heading, Note, Part, Table, Text, Verdict, write_report
+from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "attention": ("softmax", "memory-compressed", "sparse", "reformer", "linear", "performer", "linformer"),
@@ -204,9 +204,9 @@ def write_cost_report(study: Study, out: Path, command: str) -> Path:
             f"Forward and backward pass of one layer over one sequence, float32, one core: lengths at d = "
             f"{settings.width}, widths at n = {settings.length}. Seconds: CPU time, the median of {settings.repeats} "
             "rounds over all layers, in brackets the least and the greatest exponent of single rounds. Memory: the "
-            "most that torch's allocator had given out at once, by its profiler (weights and input not counted; buffers "
-            "inside oneDNN and BLAS are not seen; recurrences at a quarter of the lengths). 'FLOPs here': the exponent "
-            "of the stated FLOPs at the same sizes, which is what seconds can be compared with."
+            "most that torch's allocator had given out at once, by its profiler (weights and input not counted; "
+            "buffers inside oneDNN and BLAS are not seen; recurrences at a quarter of the lengths). 'FLOPs here': the "
+            "exponent of the stated FLOPs at the same sizes, which is what seconds can be compared with."
         ),
         Heading("Sequential steps and path length"),
         path_table(study),
@@ -214,11 +214,10 @@ def write_cost_report(study: Study, out: Path, command: str) -> Path:
             "Path: how many layers until the first position can change the last, found by changing it and looking. A "
             "recurrence needs one layer, inside which the signal passes n steps: table 1 of the paper counts those."
         ),
-        Heading("Where recurrence becomes cheaper than self-attention"),
-        crossing_table(study),
+        *([Heading("Where recurrence becomes cheaper than self-attention")] if study.crossings else []),
+        *([crossing_table(study)] if study.crossings else []),
         *(chart for name, chart in pictures.items() if name.startswith("crossover")),
-        Text("The command:"),
-        Note(command),
+        Code(command),
     ]
     return write_report(out / "report.html", "What a layer costs", parts, as_data(study))
 
@@ -266,15 +265,6 @@ def text_table(table: Table) -> str:
     """A table for a terminal: the first column on the left, numbers on the right."""
     cells = [list(table.columns), *map(list, table.rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
-    lines = [
-        "  ".join(
-            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}" for place, (cell, width) in _with(row, widths)
-        )
-        for row in cells
-    ]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _with(row: Sequence[str], widths: Sequence[int]) -> list[tuple[int, tuple[str, int]]]:
-    return list(enumerate(zip(row, widths, strict=True)))
