@@ -20,7 +20,9 @@ def command(
     mixers: Names = None,
     lengths: Lengths = None,
     widths: Widths = None,
-    full: Annotated[bool, typer.Option("--full", help="Longer and wider, more repetitions: about 20 minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Longer and wider, five repetitions: 10 minutes and more.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the report; the same command goes on there.")] = Path(
         "runs/cost"
     ),

@@ -59,6 +59,7 @@ class Chart:
         axes.set_ylabel(self.y_label, color=INK)
         if self.log_x:
             axes.set_xscale("log")
+            _name_sizes(axes, sorted({x for curve in self.curves for x in curve.x}))
         if self.log_y:
             axes.set_yscale("log")
         if len(self.curves) > 1:
@@ -223,6 +224,13 @@ def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) 
     if note:
         figure.supxlabel(note, fontsize=8.5, color=INK, x=0.01, ha="left", wrap=True)
     return figure, axes
+
+
+def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
+    """A few sizes on a logarithmic axis are named themselves: 1,024 says more than a power of ten beside it."""
+    if 2 <= len(sizes) <= 10 and all(size == round(size) for size in sizes):
+        axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        axes.minorticks_off()
 
 
 def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:

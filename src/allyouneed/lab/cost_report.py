@@ -37,7 +37,7 @@ def measured_table(study: Study, along: str) -> Table:
     """Seconds and bytes over lengths ("n") or widths ("d"), with fitted exponents."""
     first = (study.lines[0].over_length if along == "n" else study.lines[0].over_width) if study.lines else None
     largest = first.sizes[-1] if first else 0
-    columns = ["mixer", f"{along}^ FLOPs here", f"{along}^ seconds", f"{along}^ memory"]
+    columns = ["mixer", f"{along}^ theory", f"{along}^ FLOPs here", f"{along}^ seconds", f"{along}^ memory"]
     columns += [f"ms at {along} = {largest:,}", f"MB at {along} = {largest:,}"]
     rows = []
     for line in study.lines:
@@ -47,7 +47,8 @@ def measured_table(study: Study, along: str) -> Table:
         if sweep.memory_sizes[-1] != largest:
             held += f" (at {sweep.memory_sizes[-1]:,})"
         texts = [f"{flops.value:.2f}", seconds.text(), f"{memory.value:.2f}"]
-        rows.append([line.row.name, *texts, f"{1000 * sweep.medians[-1]:,.1f}", held])
+        theory = _power(line.row.theory.in_length) if along == "n" else "2"  # where d is large, the projections lead
+        rows.append([line.row.name, theory, *texts, f"{1000 * sweep.medians[-1]:,.1f}", held])
     return Table(columns, rows)
 
 
@@ -114,11 +115,15 @@ def _crossing_words(crossings: Sequence[Crossing]) -> list[str]:
     for one in crossings:
         if one.in_flops is None:
             continue
-        where, ratio = _seconds_crossing(one)
-        times = f" ({ratio} d)" if ratio else ""
+        if one.in_seconds is not None:
+            then = f"more seconds from n = {one.in_seconds:,.0f} ({one.in_seconds / one.width:.2g} d)"
+        elif one.attention[-1] > one.recurrent[-1]:
+            then = f"more seconds at every length from {one.lengths[0]:,}"
+        else:
+            then = f"fewer seconds up to n = {one.lengths[-1]:,} at least"
         said.append(
             f"At d = {one.width} self-attention takes more FLOPs than {one.recurrence} from n = {one.in_flops:,} "
-            f"({one.in_flops / one.width:.2g} d), and more seconds from n = {where}{times}."
+            f"({one.in_flops / one.width:.2g} d), and {then}."
         )
     return said
 
@@ -174,8 +179,8 @@ def _crossing_chart(study: Study, width: int) -> Chart:
     lengths = here[0].lengths
     curves = [Curve("softmax", lengths, here[0].attention)]
     curves += [Curve(one.recurrence, lengths, one.recurrent) for one in here]
-    words = [f"{one.recurrence} {one.in_seconds:,.0f}" for one in here if one.in_seconds is not None]
-    note = f"Self-attention takes longer from n = {', '.join(words)}." if words else ""
+    words = [f"than {one.recurrence} from n = {one.in_seconds:,.0f}" for one in here if one.in_seconds is not None]
+    note = f"Self-attention takes longer {', '.join(words)}." if words else ""
     return Chart(f"Recurrence and self-attention, d = {width}", "length n", "seconds", curves, True, True, note)
 
 
