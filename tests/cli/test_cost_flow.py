@@ -1,0 +1,51 @@
+"""`allyouneed cost` and `allyouneed flow`, through processes."""
+
+import json
+
+import pytest
+from cli_commands import Commands
+
+pytestmark = pytest.mark.no_shapes
+
+
+def test_cost_prints_tables_and_writes_a_report(run: Commands) -> None:
+    sizes = ["--length", "64", "--length", "128", "--width", "32", "--width", "64"]
+    done = run("cost", "--mixer", "local", "--mixer", "convolution", *sizes, "--out", "cost")
+    assert done.status == 0, done.err
+    assert "FLOPs stated are those counted, exactly: 2 mixers, 12 sizes." in done.out
+    assert "within 0.15 of theory" in done.out
+    data = json.loads((run.folder / "cost" / "report.json").read_text())
+    assert data["mixers"]["local"]["path"] == [{"n": 64, "layers": 1}, {"n": 512, "layers": None}]
+    assert (run.folder / "cost" / "report.html").exists()
+
+
+def test_flow_of_a_trained_model(run: Commands, language: str) -> None:
+    done = run("flow", language, "--out", "flow")
+    assert done.status == 0, done.err
+    assert "The model before training" in done.out
+    assert "The model after training" in done.out
+    assert (run.folder / "flow" / "flow-2.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cost", "--mixer", "sofmax"), "did you mean 'softmax'"),
+        (("cost", "--length", "64"), "an exponent needs two sizes"),
+        (("cost", "--width", "32", "--width", "40"), "multiple of 32"),
+        (("flow", "--mixer", "linformer"), "not causal"),
+        (("flow", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(run: Commands, arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments, "--out", "never")
+    assert done.status == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1 or done.err.startswith("  0%")
+    assert not (run.folder / "never").exists()
+
+
+def test_flow_of_a_classifier_is_refused(run: Commands, classifier: str) -> None:
+    done = run("flow", classifier, "--out", "never")
+    assert done.status == 2
+    assert "an encoder writes nothing" in done.err
