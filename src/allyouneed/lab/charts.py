@@ -62,6 +62,7 @@ class Chart:
             _name_sizes(axes, sorted({x for curve in self.curves for x in curve.x}))
         if self.log_y:
             axes.set_yscale("log")
+            _name_plainly(axes, [y for curve in self.curves for y in curve.y])
         if len(self.curves) > 1:
             outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
             axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(self.curves) > 4 else {}))
@@ -231,6 +232,17 @@ def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
     if 2 <= len(sizes) <= 10 and all(size == round(size) for size in sizes):
         axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
         axes.minorticks_off()
+
+
+def _name_plainly(axes: "Axes", values: Sequence[float]) -> None:
+    """Numbers of everyday size are written out on a logarithmic axis: 40, not 4 times a power of ten."""
+    from matplotlib.ticker import FuncFormatter
+
+    if not values or min(values) < 1e-3 or max(values) > 1e4:
+        return
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if max(values) < 30 * min(values):
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))
 
 
 def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:

@@ -137,7 +137,7 @@ def charts(study: Study) -> dict[str, AnyChart]:
         if not lines:
             continue
         note = f"One layer, one sequence, width {settings.width}, forward and backward, one core."
-        for kind, label in (("seconds", "seconds"), ("memory", "bytes at the most")):
+        for kind, label in (("seconds", "seconds"), ("memory", "megabytes at the most")):
             curves = [_curve(line, kind) for line in lines]
             drawn[f"{kind}-{number}"] = Chart(
                 f"{kind.capitalize()} over length: {family}", "length n", label, curves, True, True, note
@@ -168,7 +168,7 @@ def exponent_chart(lines: Sequence[Line]) -> Dots:
 def _curve(line: Line, kind: str) -> Curve:
     sweep = line.over_length
     if kind == "memory":
-        return Curve(line.row.name, sweep.memory_sizes, sweep.memory)
+        return Curve(line.row.name, sweep.memory_sizes, [size / 1e6 for size in sweep.memory])
     low = [min(values) for values in zip(*sweep.seconds, strict=True)]
     high = [max(values) for values in zip(*sweep.seconds, strict=True)]
     return Curve(line.row.name, sweep.sizes, sweep.medians, low, high)
