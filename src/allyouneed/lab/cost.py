@@ -183,15 +183,17 @@ class Journal:
     """What was measured, by name, in memory and as lines of a file."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._path, self._begin = path, ""
         self._known: dict[str, Any] = {}
         if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            text = path.read_text(encoding="utf-8")
+            for line in text.splitlines():
                 try:
                     record = json.loads(line)
                 except ValueError:  # the last line of one that was killed
                     continue
                 self._known[record["what"]] = record["value"]
+            self._begin = "" if text.endswith("\n") or not text else "\n"  # half a line stays alone
 
     def get(self, what: Sequence[object], measure: Callable[[], Any]) -> Any:
         """The value of this name, measured if it is not known."""
@@ -202,7 +204,8 @@ class Journal:
                 with writing(self._path):
                     self._path.parent.mkdir(parents=True, exist_ok=True)
                     with self._path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({"what": name, "value": self._known[name]}) + "\n")
+                        file.write(self._begin + json.dumps({"what": name, "value": self._known[name]}) + "\n")
+                self._begin = ""
         return self._known[name]
 
 
