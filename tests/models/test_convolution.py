@@ -20,7 +20,7 @@ from allyouneed.mixers.taps import Taps
 from allyouneed.models import Model
 <<<<<<< HEAD
 from allyouneed.models.bytenet import ByteNet, ByteNetConfig, MultiplicativeBlock, ReluBlock
-from allyouneed.models.convolution import Columns, Taps
+from allyouneed.models.convolution import Columns
 =======
 from allyouneed.models.bytenet import ByteNet, ByteNetConfig, Columns, MultiplicativeBlock, ReluBlock
 >>>>>>> 9f0fbd0 (Convolution as a mixer: the row of table 1 that was missing beside attention and recurrence)
