@@ -18,12 +18,8 @@ from allyouneed.mixers import select_rows
 from allyouneed.mixers.past import CrossState
 from allyouneed.mixers.taps import Taps
 from allyouneed.models import Model
-<<<<<<< HEAD
 from allyouneed.models.bytenet import ByteNet, ByteNetConfig, MultiplicativeBlock, ReluBlock
 from allyouneed.models.convolution import Columns
-=======
-from allyouneed.models.bytenet import ByteNet, ByteNetConfig, Columns, MultiplicativeBlock, ReluBlock
->>>>>>> 9f0fbd0 (Convolution as a mixer: the row of table 1 that was missing beside attention and recurrence)
 from allyouneed.models.convs2s import Attention, ConvS2S, ConvS2SConfig, GatedConvolution, NormedLinear
 from allyouneed.sizes import Sizes
 

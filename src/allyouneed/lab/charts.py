@@ -111,6 +111,7 @@ class Matrix:
     sure: Sequence[Sequence[bool]]
     note: str = ""
     digits: int = 2
+    reach: float | None = None  # where colours end; default: the largest number
 
     def figure(self) -> "Figure":
         """The chart, drawn. White is zero, blue is better, orange is worse."""
@@ -120,7 +121,7 @@ class Matrix:
         figure, axes = _new_figure(self.title, self.note, width=width, height=height)
         colours = LinearSegmentedColormap.from_list("effects", ["#d55e00", "#ffffff", "#0072b2"])
         finite = [abs(value) for row in self.values for value in row if math.isfinite(value)]
-        reach = max(finite, default=0.0) or 1.0
+        reach = self.reach or max(finite, default=0.0) or 1.0
         axes.imshow(self.values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
         axes.set_xticks(range(len(self.columns)), self.columns, color=INK)
         axes.set_yticks(range(len(self.rows)), self.rows, color=INK)
@@ -250,7 +251,11 @@ def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     line = {"line": "-", "dashed": "--", "points": ""}[curve.style]
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
     axes.plot(curve.x, curve.y, line, marker=shown, markersize=4.5, linewidth=1.7, color=colour, label=curve.name)
-    if curve.low:
+    if curve.low and curve.style == "points":
+        reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
+        reach += [[high - y for y, high in zip(curve.y, curve.high, strict=True)]]
+        axes.errorbar(curve.x, curve.y, yerr=reach, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
+    elif curve.low:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
 
 

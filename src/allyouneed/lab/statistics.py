@@ -88,10 +88,10 @@ def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, bool]
     return holds
 
 
-def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str) -> str:
-    """The difference in words, never more than the numbers say."""
+def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str, *, is_shown: bool | None = None) -> str:
+    """The difference in words, never more than the numbers say. `is_shown`: where several tests were made at once."""
     count = found.interval.count
-    if not found.is_shown():
+    if not (found.is_shown() if is_shown is None else is_shown):
         return f"no difference between {ours} and {theirs} could be shown with {count} seed{'s' * (count > 1)}"
     better = (found.interval.mean > 0) == higher_is_better
     return (

@@ -68,6 +68,18 @@ def evaluate(
     return scores + held_out_loss(model, data, split)
 
 
+def names_of_scores(data: TaskData, kind: str) -> dict[str, bool]:
+    """What `evaluate` will measure of a model of this kind, in order, and whether more is better."""
+    references = [reference for _, reference in data.examples("valid")[:1]]
+    decoded = data.measure(references, references) if references else []
+    names = {score.name: score.higher_is_better for score in decoded} | {"loss": False}
+    if kind != "encoder":
+        names["perplexity"] = False
+    if data.units("valid") is not None:
+        names["bits_per_char"] = False
+    return names
+
+
 def find_score(scores: list[Score], name: str) -> Score | None:
     """The score of that name."""
     return next((score for score in scores if score.name == name), None)

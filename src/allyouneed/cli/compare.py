@@ -1,0 +1,112 @@
+"""`allyouneed compare`: several models, or one part varied, at an equal budget; an answer with error bars."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from allyouneed.cli.terminal import note, printable
+from allyouneed.errors import ConfigError, TrainingError
+
+if TYPE_CHECKING:
+    from allyouneed.lab.compare import Comparison
+    from allyouneed.lab.report import Table
+
+
+def command(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(help="Recipes of one task; the first is the baseline. Or one, with --vary or --model."),
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting and its values: --vary model.norm=pre,post. Each is tried on its own, tables such as "
+            '{type="window",window=16} too. May be repeated. table3: the variations of the 2017 paper.'
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="The recipe with another model: that of a recipe, a type, or a table. May be repeated."),
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="Recipes of further tasks, with commas: sort,addition.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, ...")] = 3,
+    minutes: Annotated[float | None, typer.Option(help="Budget of a run: minutes of wall clock.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget of a run: updates of the weights.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget of a run: predicted tokens.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget of a run: floating point operations.")] = None,
+    equal: Annotated[
+        Literal["parameters"] | None, typer.Option(help="Adjust widths until all have the baseline's parameters.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The score that decides: exact, loss, bleu ...", show_default="the task's first")
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting, for all runs: --set task.pairs=2000. May be repeated."),
+    ] = None,
+    on: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where runs are made: processes here, or a Ray cluster (RAY_ADDRESS)."),
+    ] = "local",
+    workers: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")] = 0,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/compare"),
+) -> None:
+    """Compare models, or the values of a setting, over seeds. Killed or stopped, the same command line goes on.
+
+    All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
+    """
+    from allyouneed.cli.watch_jobs import watching_jobs
+    from allyouneed.lab.compare import compare, summary
+    from allyouneed.lab.compare_page import cost_table, result_table, write_comparison
+    from allyouneed.lab.plan import Question, make_plan
+
+    budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
+    given = {name: value for name, value in budget.items() if value is not None}
+    if len(given) > 1:
+        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in given)}")
+    further = [name.strip() for name in tasks.split(",") if name.strip()]
+    question = Question(
+        recipes, vary or [], model or [], further, sets or [], seeds, given, equal == "parameters", metric
+    )
+    plan = make_plan(question, out / "data")
+    for line in plan.notes:
+        note(line)
+    jobs = plan.jobs()
+    note(f"{len(jobs)} runs: {len(plan.systems)} systems x {len(plan.tasks)} tasks x {seeds} seeds, in {out / 'runs'}")
+    with watching_jobs(len(jobs)) as watch:
+        comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
+    for task in plan.tasks:
+        print(f"\n{printable(task.name)}")
+        print(text_table(result_table(comparison, task)))
+        print()
+        print(text_table(cost_table(comparison, task)))
+    print()
+    for found in comparison.found.values():
+        print(printable(found.words))
+    print(printable(summary(comparison)))
+    page = write_comparison(comparison, out, shlex.join(["allyouneed", *sys.argv[1:]]))
+    print(f"report: {page}")
+    _complain_of_failures(comparison)
+
+
+def text_table(table: "Table") -> str:
+    """A table of a report for a terminal."""
+    rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(widths[0]) if i == 0 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _complain_of_failures(comparison: "Comparison") -> None:
+    failed = comparison.failures()
+    if failed:
+        raise TrainingError(
+            f"{len(failed)} runs failed; the first: {failed[0].name}: {failed[0].error} (the same command tries again)"
+        )

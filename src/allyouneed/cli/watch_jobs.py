@@ -1,0 +1,88 @@
+"""Watching many runs: bars on a terminal, a line for each that ends everywhere else. Both on standard error."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from allyouneed.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from allyouneed.lab.runs import Outcome
+
+SECONDS_A_LINE = 30.0
+
+
+@contextmanager
+def watching_jobs(total: int) -> "Iterator[JobLines | JobBars]":
+    """A watcher for `run_all`."""
+    if not sys.stderr.isatty():
+        yield JobLines(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = [BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield JobBars(progress, total)
+
+
+class JobLines:
+    """A line for each run that ends, and now and then one for what is running."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended = total, 0
+        self._running: dict[str, float] = {}
+        self._said = time.monotonic()
+
+    def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None:
+        """A run is so far."""
+        self._running[job] = fraction
+        if time.monotonic() - self._said > SECONDS_A_LINE:
+            running = ", ".join(f"{name} {part:.0%}" for name, part in sorted(self._running.items()))
+            self.say(f"running: {running}")
+
+    def done(self, outcome: "Outcome") -> None:
+        """A run ended."""
+        self.ended += 1
+        self._running.pop(outcome.name, None)
+        self.say(f"{self.ended}/{self.total}  {describe(outcome)}")
+
+    def say(self, line: str) -> None:
+        """One line; the runs go on if nobody reads it."""
+        self._said = time.monotonic()
+        with suppress(OSError):
+            print(printable(line), file=sys.stderr, flush=True)
+
+
+class JobBars:
+    """A bar for all runs, and one for each that is running."""
+
+    def __init__(self, progress: "Progress", total: int) -> None:
+        self._progress = progress
+        self._all = progress.add_task("all runs", total=total)
+        self._bars: dict[str, TaskID] = {}
+
+    def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None:
+        """A run is so far."""
+        if job not in self._bars:
+            self._bars[job] = self._progress.add_task(printable(job), total=1.0)
+        self._progress.update(self._bars[job], completed=min(fraction, 1.0))
+
+    def done(self, outcome: "Outcome") -> None:
+        """A run ended."""
+        if outcome.name in self._bars:
+            self._progress.remove_task(self._bars.pop(outcome.name))
+        self._progress.advance(self._all)
+        self._progress.console.print(printable(describe(outcome)), markup=False, highlight=False, soft_wrap=True)
+
+
+def describe(outcome: "Outcome") -> str:
+    """How a run ended, in a line."""
+    if outcome.failed:
+        return f"{outcome.name}: failed: {outcome.error}"
+    scores = "  ".join(f"{name} {value:.4g}" for name, value in list(outcome.scores.items())[:3])
+    return f"{outcome.name}: {scores}  ({outcome.seconds:.0f} s)"
