@@ -59,10 +59,11 @@ class Chart:
         axes.set_ylabel(self.y_label, color=INK)
         if self.log_x:
             axes.set_xscale("log")
+            _label_logarithms(axes.xaxis, axes.get_xlim())
             _name_sizes(axes, sorted({x for curve in self.curves for x in curve.x}))
         if self.log_y:
             axes.set_yscale("log")
-            _name_plainly(axes, [y for curve in self.curves for y in curve.y])
+            _label_logarithms(axes.yaxis, axes.get_ylim())
         if len(self.curves) > 1:
             outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
             axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(self.curves) > 4 else {}))
@@ -235,28 +236,31 @@ def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
         axes.minorticks_off()
 
 
-def _name_plainly(axes: "Axes", values: Sequence[float]) -> None:
-    """Numbers of everyday size are written out on a logarithmic axis: 40, not 4 times a power of ten."""
-    from matplotlib.ticker import FuncFormatter
-
-    if not values or min(values) < 1e-3 or max(values) > 1e4:
-        return
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    if max(values) < 30 * min(values):
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""))
-
-
 def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     few = len(curve.x) <= 40
     line = {"line": "-", "dashed": "--", "points": ""}[curve.style]
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
-    axes.plot(curve.x, curve.y, line, marker=shown, markersize=4.5, linewidth=1.7, color=colour, label=curve.name)
+    look: dict[str, Any] = {"linestyle": line or "none", "marker": shown, "markersize": 4.5 if line else 6}
+    axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=curve.name)
     if curve.low and curve.style == "points":
         reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
         reach += [[high - y for y, high in zip(curve.y, curve.high, strict=True)]]
         axes.errorbar(curve.x, curve.y, yerr=reach, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
     elif curve.low:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _label_logarithms(axis: Any, ends: tuple[float, float]) -> None:
+    """Plain numbers at 1, 2 and 5 where an axis spans few powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    decades = math.log10(ends[1] / ends[0])
+    if decades > 4 or ends[1] >= 1e6:
+        return
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,)))
+    axis.set_minor_locator(LogLocator(subs=range(1, 10)) if decades < 2.2 else NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
 
 def _letter(number: int) -> str:

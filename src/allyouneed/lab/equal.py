@@ -1,8 +1,9 @@
 """As many parameters as another model: the widths of a rival are changed until it has them, within 5 %.
 
-All its widths are scaled together, so that its shape stays what its paper made it; then the last of them is moved alone
-if the steps of the first (a width has to be divisible by the heads) were too coarse. Widths that a comparison varies
-stay as they are asked for.
+A Transformer's feed-forward layers are made wider or narrower if that is enough (as for SwiGLU: Shazeer 2020). If not,
+all widths of a model are scaled together, so that its shape stays what its paper made it; then the last of them is
+moved alone if the steps of the first (a width has to be divisible by the heads) were too coarse. Widths that a
+comparison varies stay as they are asked for.
 """
 
 import math
@@ -57,7 +58,7 @@ def with_parameters(recipe: Recipe, wanted: int, sizes: Sizes, name: str, held: 
     def count(changed: Mapping[str, int]) -> int:
         return count_parameters(_changed(recipe, changed), sizes)
 
-    best = _scale(widths, _step(model), wanted, count)
+    best = _hidden_alone(widths, wanted, count) or _scale(widths, _step(model), wanted, count)
     if not _is_near(count(best), wanted) and len(widths) > 1:
         last = list(widths)[-1]
         size = _nearest(lambda size: count({**best, last: size}), wanted, MOST_TIMES * widths[last])
@@ -69,6 +70,17 @@ def with_parameters(recipe: Recipe, wanted: int, sizes: Sizes, name: str, held: 
             f"more than {TOLERANCE:.0%} away"
         )
     return _changed(recipe, best)
+
+
+def _hidden_alone(
+    widths: Mapping[str, int], wanted: int, count: Callable[[Mapping[str, int]], int]
+) -> dict[str, int] | None:
+    """Another width of the feed-forward layers, if one between half and twice is enough."""
+    if "hidden" not in widths or len(widths) == 1:
+        return None
+    old = widths["hidden"]
+    best = {**widths, "hidden": _nearest(lambda size: count({**widths, "hidden": size}), wanted, 2 * old)}
+    return best if 2 * best["hidden"] >= old and _is_near(count(best), wanted) else None
 
 
 def _scale(

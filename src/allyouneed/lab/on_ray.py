@@ -1,4 +1,7 @@
-"""Runs as tasks of a Ray cluster: the one that RAY_ADDRESS names, or one on this machine. Extra `ray`."""
+"""Runs as tasks of a Ray cluster: the one that RAY_ADDRESS names, or one on this machine. Extra `ray`.
+
+At most `workers` runs are under way at a time; a cluster of our own has as many cores as they need.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,28 +14,46 @@ from allyouneed.lab.runs import Job, Outcome, failure, outcome_of, run_job
 from allyouneed.train import Recipe
 
 
-def run_on_ray(jobs: Sequence[Job], folder: Path, cores: int) -> Iterator[Outcome]:
-    """The outcomes, as they come. `folder` lies on a file system that all machines share."""
+def run_on_ray(jobs: Sequence[Job], folder: Path, cores: int, workers: int = 0) -> Iterator[Outcome]:
+    """The outcomes, as they come. `folder` lies on a file system that all machines share; `workers` 0: any number."""
     try:
         import ray
     except ImportError:
         raise ConfigError("--on ray needs Ray: pip install 'allyouneed[ray]'") from None
     begun = not ray.is_initialized()
     if begun:
-        ray.init(address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False)
+        _begin(ray, cores * workers or None)
     try:
         remote = ray.remote(num_cpus=cores, max_retries=2)(_task)
         waiting: dict[Any, Job] = {}
-        for job in jobs:
-            told = job.recipe.model_dump(mode="json")
-            waiting[remote.remote(told, str((folder / job.name).resolve()), cores)] = job
-        while waiting:
+        left = list(jobs)[::-1]
+        while left or waiting:
+            while left and (not workers or len(waiting) < workers):
+                job = left.pop()
+                told = job.recipe.model_dump(mode="json")
+                waiting[remote.remote(told, str((folder / job.name).resolve()), cores)] = job
             (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
             job = waiting.pop(ready)
             yield _result(job, folder / job.name, ray, ready)
     finally:
         if begun:
             ray.shutdown()
+
+
+def _begin(ray: Any, cores: int | None) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    # Without a GPU Ray would warn of a change to come in how it hides them.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        ray.init(
+            address=address,
+            num_cpus=None if address else cores,  # a cluster that runs has the cores that it has
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"--on ray: no cluster: {str(error).strip().splitlines()[0]}") from None
 
 
 def _task(recipe: dict[str, Any], folder: str, cores: int) -> str:

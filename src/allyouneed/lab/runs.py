@@ -107,7 +107,7 @@ def run_all(
     if left and on == "ray":
         from allyouneed.lab.on_ray import run_on_ray
 
-        made: Iterator[Outcome] = run_on_ray(left, folder, cores)
+        made: Iterator[Outcome] = run_on_ray(left, folder, cores, workers)
     else:
         made = _run_here(left, folder, workers or max(1, usable_cores() // cores), cores, watch)
     for outcome in made:

@@ -1,0 +1,268 @@
+"""Comparisons: what is planned, what is refused, and that words never say more than numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from allyouneed.errors import ConfigError
+from allyouneed.lab.compare import Comparison, judge, summary
+from allyouneed.lab.compare_charts import matrix, pareto_front, worth_drawing
+from allyouneed.lab.compare_page import cost_table, result_table, transfer, write_comparison
+from allyouneed.lab.equal import count_parameters, with_parameters
+from allyouneed.lab.plan import Plan, Question, make_plan, settings_that_differ
+from allyouneed.lab.runs import Outcome, Point, failure
+from allyouneed.lab.variations import read_variations, split_values
+from allyouneed.sizes import Sizes
+from allyouneed.train import load_recipe
+
+pytestmark = pytest.mark.no_shapes
+SMALL = ["task.valid=5", "task.test=5"]
+NUMBERS = ["task.pairs=50", *SMALL]
+
+
+def plan_of(folder: Path, *recipes: str, **more: object) -> Plan:
+    return make_plan(Question(recipes, **{"sets": SMALL, **more}), folder)  # type: ignore[arg-type]
+
+
+# --- variations ------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_parted_outside_brackets_and_quotes() -> None:
+    assert split_values('a,{b=1,c=[2,3]},"d,e",f') == ["a", "{b=1,c=[2,3]}", '"d,e"', "f"]
+
+
+def test_names_are_short_where_they_are_clear() -> None:
+    copy = load_recipe("copy")
+    found = read_variations(["model.norm=post", "model.dropout=0.1", "task.dropout=1"], copy)
+    assert [variation.name for variation in found] == ["norm=post", "model.dropout=0.1", "task.dropout=1"]
+    assert found[0].sets == ("model.norm=post",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model.norm", "should look like"),
+        ("model.norm=pre,,post", "should look like"),
+        ("seed=1,2", "--seeds"),
+        ("train.budget.steps=1,2", "--steps"),
+        ("model.norm=post,post", "twice"),
+    ],
+)
+def test_bad_variations_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_variations([text], load_recipe("copy"))
+
+
+def test_table_3_is_the_papers_around_the_papers_base_model() -> None:
+    base = load_recipe("transformer-base")
+    found = {variation.name: variation.sets for variation in read_variations(["table3"], base)}
+    names = list(found)
+    assert [name for name in names if name.startswith("(A)")] == [f"(A) heads {n}" for n in (1, 4, 16, 32)]
+    assert [name for name in names if name.startswith("(B)")] == ["(B) d_k 32", "(B) d_k 16"]
+    assert "(C) width 256" in names
+    assert "(C) width 1024" in names
+    assert "(C) hidden 1024" in names
+    assert "(C) hidden 4096" in names
+    assert found["(E) learned positions"] == ("model.positions=learned",)
+    with pytest.raises(ConfigError, match="encoder-decoder"):
+        read_variations(["table3"], load_recipe("bahdanau-numbers-en-de"))
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_thing_is_varied_at_a_time(tmp_path: Path) -> None:
+    vary = ["model.norm=pre,post", "model.mixer.heads=1,2", 'model={feedforward="swiglu",dropout=0.1}']
+    plan = plan_of(tmp_path, "copy", vary=vary, seeds=2, budget={"steps": 7})
+    assert [system.name for system in plan.systems][:4] == ["copy", "norm=post", "heads=1", "heads=2"]
+    assert plan.notes == ["norm=pre: is what copy has anyway"]
+    assert len(plan.jobs()) == 5 * 2
+    for system in plan.systems:
+        assert system.recipes["copy"].train.budget.steps == 7
+    base = plan.baseline.recipes["copy"]
+    both = settings_that_differ(plan.systems[4].recipes["copy"], base)
+    assert both == {"model.feedforward": ("swiglu", "relu"), "model.dropout": (0.1, 0.0)}
+    assert [job.recipe.seed for job in plan.jobs()] == [1] * 5 + [2] * 5
+    assert plan.tasks[0].metric == "exact"
+    assert plan.tasks[0].higher_is_better
+
+
+def test_recipes_share_task_budget_and_search_with_the_first(tmp_path: Path) -> None:
+    recipes = ("numbers-en-de", "sutskever-numbers-en-de", "bytenet-numbers-en-de")
+    plan = plan_of(tmp_path, *recipes, sets=NUMBERS, metric="loss")
+    first, second, third = (system.recipes["numbers-en-de"] for system in plan.systems)
+    assert first.task == second.task == third.task
+    assert second.train.budget.steps == first.train.budget.steps == 500  # not the thousand of its own
+    assert second.train.optimizer.type == "adam"
+    assert third.task.tokenizer.kind == "words"  # type: ignore[union-attr]
+    assert any("bytenet" in note and "tokenizer" in note for note in plan.notes)
+    assert not plan.tasks[0].higher_is_better
+
+
+def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "copy", tasks=["sort"], vary=["model.encoder_layers=1,2"], models=["seq2seq"])
+    assert [task.name for task in plan.tasks] == ["copy", "sort"]
+    assert {system.name: list(system.recipes) for system in plan.systems} == {
+        "copy": ["copy", "sort"],
+        "encoder_layers=1": ["sort"],  # what copy has anyway
+        "encoder_layers=2": ["copy"],
+        "seq2seq": ["copy", "sort"],
+    }
+    assert plan.systems[1].recipes["sort"].task.type == "sort"
+    assert len(plan.jobs()) == 6 * 3
+
+
+@pytest.mark.parametrize(
+    ("recipes", "more", "message"),
+    [
+        (["copy"], {}, "nothing to compare"),
+        (["copy"], {"vary": ["model.norm=pre"]}, "nothing to compare"),
+        (["copy"], {"vary": ["model.norm=pree"]}, "norm=pree on copy: model.norm"),
+        (["copy"], {"vary": ["model.mixer.heads=5"]}, "heads=5 on copy: .*not divisible"),
+        (["copy", "sort"], {}, "its task is 'sort'"),
+        (["copy", "copy"], {}, "named twice"),
+        (["copy", "copy"], {"vary": ["model.norm=post"]}, "change one recipe"),
+        (["copy"], {"vary": ["model.norm=post"], "tasks": ["copy"]}, "named twice"),
+        (["copy"], {"vary": ["model.norm=post"], "metric": "exat"}, "did you mean 'exact'"),
+        (["copy"], {"models": ["sequence"]}, "sequence on copy: model: unknown name"),
+        (["copi"], {}, "did you mean 'copy'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_beforehand(tmp_path: Path, recipes: list, more: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_of(tmp_path, *recipes, **more)
+
+
+# --- equal parameters ------------------------------------------------------------------------------------------------
+
+SIZES = Sizes(40, 60)
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "sutskever", "bytenet", "convs2s", "luong"])
+def test_rivals_get_the_parameters_of_the_baseline(name: str) -> None:
+    wanted = count_parameters(load_recipe("numbers-en-de"), SIZES)
+    rival = load_recipe(f"{name}-numbers-en-de")
+    assert abs(count_parameters(rival, SIZES) / wanted - 1) > 0.05, "nothing to adjust"
+    matched = with_parameters(rival, wanted, SIZES, name)
+    assert abs(count_parameters(matched, SIZES) / wanted - 1) <= 0.05
+    assert all(key.startswith("model.") for key in settings_that_differ(matched, rival))
+
+
+def test_what_is_varied_is_not_adjusted(tmp_path: Path) -> None:
+    vary = ["model.width=32,48", "model.feedforward=swiglu"]
+    plan = plan_of(tmp_path, "copy", vary=vary, equal_parameters=True)
+    base, narrow, middle, gated = (system.recipes["copy"] for system in plan.systems)
+    wanted = count_parameters(base, plan.tasks[0].sizes)
+    assert narrow.model.width == 32  # type: ignore[attr-defined]
+    assert middle.model.width == 48  # type: ignore[attr-defined]
+    assert narrow.model.hidden > middle.model.hidden > 128  # type: ignore[attr-defined]
+    assert gated.model.hidden == pytest.approx(128 * 2 / 3, abs=1)  # type: ignore[attr-defined]
+    for recipe in (narrow, middle, gated):
+        assert abs(count_parameters(recipe, plan.tasks[0].sizes) / wanted - 1) <= 0.05
+
+
+def test_parameters_that_cannot_be_had_are_refused() -> None:
+    memory = load_recipe("memn2n-babi")
+    with pytest.raises(ConfigError, match="the nearest to 1 is"):
+        with_parameters(memory, 1, SIZES, "memory")
+    with pytest.raises(ConfigError, match="no width to adjust"):
+        with_parameters(memory, 1, SIZES, "memory", frozenset({"width"}))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def outcome(name: str, exact: float, seconds: float = 10.0) -> Outcome:
+    points = [Point(i, 100 * i, 1e6 * i, i * seconds / 4, {"loss": (1 + i) ** -0.5}) for i in range(1, 5)]
+    return Outcome(name, 1000, 4, 400, 4e6, seconds, {"exact": exact, "loss": 1 - exact}, points)
+
+
+def judged(folder: Path, **values: list[float]) -> Comparison:
+    """`copy` and two variations; task sort, where it is in the plan, has the same values the other way round."""
+    vary = ["model.norm=post", "model.dropout=0.1"]
+    plan = plan_of(folder, "copy", vary=vary, tasks=["sort"], seeds=3)
+    outcomes = {}
+    for task, sign in (("copy", 1), ("sort", -1)):
+        for number, (system, name) in enumerate(zip(plan.systems, ("base", "norm", "drop"), strict=True)):
+            runs = [outcome(f"{task}.{name}", sign * value, 10.0 + number) for value in values[name]]
+            outcomes[task, system.name] = runs
+    return judge(plan, outcomes)
+
+
+def test_a_clear_difference_is_shown_and_a_small_one_is_not(tmp_path: Path) -> None:
+    found = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50]).found
+    assert found["copy", "norm=post"].shown
+    assert found["copy", "norm=post"].words == "copy: norm=post is better than copy by 0.407 (3 seeds)"
+    assert found["copy", "norm=post"].better > 4
+    assert found["sort", "norm=post"].words == "sort: norm=post is worse than copy by 0.407 (3 seeds)"
+    no = "copy: no difference between dropout=0.1 and copy could be shown with 3 seeds"
+    assert found["copy", "dropout=0.1"].words == no
+
+
+def test_many_tests_at_once_ask_for_more(tmp_path: Path) -> None:
+    """p = 0.03 would do alone; of four tests the smallest has to be below 0.0125."""
+    comparison = judged(tmp_path, base=[0.5, 0.5, 0.5], norm=[0.6, 0.65, 0.7], drop=[0.5, 0.5, 0.5])
+    found = comparison.found["copy", "norm=post"]
+    assert 0.0125 < found.difference.p < 0.05
+    assert not found.shown
+    assert summary(comparison) == (
+        "Of 4 comparisons with copy, 0 came out better, 0 worse, and 4 could not be told apart with 3 seeds"
+    )
+
+
+def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: Path) -> None:
+    comparison = judged(tmp_path, base=[0.1, 0.5, 0.9], norm=[0.2, 0.6, 1.0], drop=[0.1, 0.5, 0.9])
+    assert comparison.found["copy", "norm=post"].shown  # always 0.1 apart, though seeds differ by more
+    runs = {
+        **comparison.outcomes,
+        ("copy", "norm=post"): [failure("x", "burnt"), *comparison.outcomes["copy", "norm=post"][1:]],
+    }
+    again = judge(comparison.plan, runs)
+    assert again.found["copy", "norm=post"].difference.interval.count == 2
+    assert again.values(again.plan.tasks[0], "norm=post") == {2: 0.6, 3: 1.0}
+    assert [one.error for one in again.failures()] == ["burnt"]
+
+
+def test_one_seed_shows_nothing(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "copy", vary=["model.norm=post"], seeds=1)
+    runs = {("copy", "copy"): [outcome("a", 0.1)], ("copy", "norm=post"): [outcome("b", 0.9)]}
+    comparison = judge(plan, runs)
+    assert not comparison.found["copy", "norm=post"].shown
+    assert "One seed" in summary(comparison)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_front_holds_what_nothing_cheaper_equals() -> None:
+    points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.7), (2.0, 0.1), (4.0, 0.9)]
+    assert pareto_front(points, higher_is_better=True) == [(1.0, 0.2), (2.0, 0.7), (4.0, 0.9)]
+    assert pareto_front(points, higher_is_better=False) == [(1.0, 0.2), (2.0, 0.1)]
+
+
+def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
+    comparison = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50])
+    task = comparison.plan.tasks[0]
+    assert worth_drawing(comparison, task) == ["seconds"]  # FLOPs and parameters are all the same
+    assert matrix(comparison).sure == [[True, True], [False, False]]
+    assert transfer(comparison)[0] == "norm=post: better on 1, worse on 1, not told apart on 0 of 2 tasks."
+    assert result_table(comparison, task).rows[0][:3] == ["copy", "0.510 (0.500 to 0.520)", "baseline"]
+    assert cost_table(comparison, task).rows[2] == ["dropout=0.1", "1,000", "4e+06", "400", "0.20", "4"]
+    page = write_comparison(comparison, tmp_path / "out", "allyouneed compare <copy>")
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<img") == 2 * 5 + 1  # bars, three curves and one Pareto plot a task, and the matrix
+    assert "norm=post is better than copy by 0.407" in html
+    assert "allyouneed compare &lt;copy&gt;" in html
+    data = json.loads(page.with_suffix(".json").read_text())
+    assert len(data["runs"]) == 18
+    assert data["runs"][0]["curve"][3]["tokens"] == 400
+    assert {name.name for name in (tmp_path / "out" / "charts").iterdir()} >= {"matrix.png", "copy-bars.png"}
+
+
+def test_effects_without_a_spread_are_no_numbers(tmp_path: Path) -> None:
+    comparison = judged(tmp_path, base=[0.5] * 3, norm=[0.6] * 3, drop=[0.5] * 3)
+    assert math.isnan(comparison.found["copy", "norm=post"].better)
+    assert comparison.found["copy", "norm=post"].shown  # the same every time: this much apart
+    assert result_table(comparison, comparison.plan.tasks[0]).rows[1][3] == "–"
