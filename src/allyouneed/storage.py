@@ -158,6 +158,21 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether somebody writes to a run folder now."""
+    try:
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def _absolute(path: Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name:

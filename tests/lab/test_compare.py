@@ -76,7 +76,7 @@ def test_table_3_is_the_papers_around_the_papers_base_model() -> None:
 def test_one_thing_is_varied_at_a_time(tmp_path: Path) -> None:
     vary = ["model.norm=pre,post", "model.mixer.heads=1,2", 'model={feedforward="swiglu",dropout=0.1}']
     plan = plan_of(tmp_path, "copy", vary=vary, seeds=2, budget={"steps": 7})
-    assert [system.name for system in plan.systems][:4] == ["copy", "norm=post", "heads=1", "heads=2"]
+    assert [system.name for system in plan.systems][:4] == ["baseline", "norm=post", "heads=1", "heads=2"]
     assert plan.notes == ["norm=pre: is what copy has anyway"]
     assert len(plan.jobs()) == 5 * 2
     for system in plan.systems:
@@ -105,7 +105,7 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
     plan = plan_of(tmp_path, "copy", tasks=["sort"], vary=["model.encoder_layers=1,2"], models=["seq2seq"])
     assert [task.name for task in plan.tasks] == ["copy", "sort"]
     assert {system.name: list(system.recipes) for system in plan.systems} == {
-        "copy": ["copy", "sort"],
+        "baseline": ["copy", "sort"],
         "encoder_layers=1": ["sort"],  # what copy has anyway
         "encoder_layers=2": ["copy"],
         "seq2seq": ["copy", "sort"],
@@ -194,10 +194,10 @@ def judged(folder: Path, **values: list[float]) -> Comparison:
 def test_a_clear_difference_is_shown_and_a_small_one_is_not(tmp_path: Path) -> None:
     found = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50]).found
     assert found["copy", "norm=post"].shown
-    assert found["copy", "norm=post"].words == "copy: norm=post is better than copy by 0.407 (3 seeds)"
+    assert found["copy", "norm=post"].words == "copy: norm=post is better than baseline by 0.407 (3 seeds)"
     assert found["copy", "norm=post"].better > 4
-    assert found["sort", "norm=post"].words == "sort: norm=post is worse than copy by 0.407 (3 seeds)"
-    no = "copy: no difference between dropout=0.1 and copy could be shown with 3 seeds"
+    assert found["sort", "norm=post"].words == "sort: norm=post is worse than baseline by 0.407 (3 seeds)"
+    no = "copy: no difference between dropout=0.1 and baseline could be shown with 3 seeds"
     assert found["copy", "dropout=0.1"].words == no
 
 
@@ -208,7 +208,7 @@ def test_many_tests_at_once_ask_for_more(tmp_path: Path) -> None:
     assert 0.0125 < found.difference.p < 0.05
     assert not found.shown
     assert summary(comparison) == (
-        "Of 4 comparisons with copy, 0 came out better, 0 worse, and 4 could not be told apart with 3 seeds"
+        "Of 4 comparisons with baseline, 0 came out better, 0 worse, and 4 could not be told apart with 3 seeds"
     )
 
 
@@ -227,7 +227,7 @@ def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: P
 
 def test_one_seed_shows_nothing(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "copy", vary=["model.norm=post"], seeds=1)
-    runs = {("copy", "copy"): [outcome("a", 0.1)], ("copy", "norm=post"): [outcome("b", 0.9)]}
+    runs = {("copy", "baseline"): [outcome("a", 0.1)], ("copy", "norm=post"): [outcome("b", 0.9)]}
     comparison = judge(plan, runs)
     assert not comparison.found["copy", "norm=post"].shown
     assert "One seed" in summary(comparison)
@@ -248,12 +248,12 @@ def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
     assert worth_drawing(comparison, task) == ["seconds"]  # FLOPs and parameters are all the same
     assert matrix(comparison).sure == [[True, True], [False, False]]
     assert transfer(comparison)[0] == "norm=post: better on 1, worse on 1, not told apart on 0 of 2 tasks."
-    assert result_table(comparison, task).rows[0][:3] == ["copy", "0.510 (0.500 to 0.520)", "baseline"]
+    assert result_table(comparison, task).rows[0][:3] == ["baseline", "0.510 (0.500 to 0.520)", "baseline"]
     assert cost_table(comparison, task).rows[2] == ["dropout=0.1", "1,000", "4e+06", "400", "0.20", "4"]
     page = write_comparison(comparison, tmp_path / "out", "allyouneed compare <copy>")
     html = page.read_text(encoding="utf-8")
     assert html.count("<img") == 2 * 5 + 1  # bars, three curves and one Pareto plot a task, and the matrix
-    assert "norm=post is better than copy by 0.407" in html
+    assert "norm=post is better than baseline by 0.407" in html
     assert "allyouneed compare &lt;copy&gt;" in html
     data = json.loads(page.with_suffix(".json").read_text())
     assert len(data["runs"]) == 18

@@ -51,7 +51,8 @@ class Chart:
         """The chart, drawn."""
         figure, axes = _new_figure(self.title, self.note)
         for number, curve in enumerate(self.curves):
-            _draw_curve(axes, curve, COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)])
+            mark = MARKS[(number + number // len(COLOURS)) % len(MARKS)]  # the second blue one has another mark
+            _draw_curve(axes, curve, COLOURS[number % len(COLOURS)], mark)
         for name, height in self.lines.items():
             axes.axhline(height, color=FAINT, linestyle=":", linewidth=1.2)
             axes.annotate(name, (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)

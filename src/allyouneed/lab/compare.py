@@ -20,6 +20,7 @@ from allyouneed.errors import TrainingError
 from allyouneed.lab.plan import Plan, TaskFacts, job_name
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
+from allyouneed.storage import lock
 
 Cell = tuple[str, str]  # task, system
 
@@ -61,7 +62,8 @@ def compare(
     plan: Plan, folder: Path, *, workers: int = 0, cores: int = 1, on: Place = "local", watch: Watch | None = None
 ) -> Comparison:
     """Makes all runs that are not yet made, and compares."""
-    made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, watch=watch)
+    with lock(folder):
+        made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, watch=watch)
     by_name = {outcome.name: outcome for outcome in made}
     if all(outcome.failed for outcome in made):
         raise TrainingError(f"all {len(made)} runs failed; the first: {made[0].name}: {made[0].error}")

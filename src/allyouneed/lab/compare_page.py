@@ -30,7 +30,8 @@ def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path
     charts = all_charts(comparison)
     for name, chart in charts.items():
         save_chart(chart, folder / "charts" / f"{slug(name)}.png")
-    title = f"{comparison.plan.baseline.name} and {len(comparison.plan.systems) - 1} others"
+    plan = comparison.plan
+    title = f"{len(plan.systems)} systems compared on {', '.join(task.name for task in plan.tasks)}"
     return write_report(
         folder / "report.html", title, _parts(comparison, charts, command), as_data(comparison, command)
     )

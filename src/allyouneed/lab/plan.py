@@ -27,6 +27,7 @@ from allyouneed.train.evaluate import names_of_scores
 from allyouneed.train.recipe import find_recipe
 
 EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
+BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one
 # What recipes have in common in a comparison: otherwise the best weights would be chosen from more or fewer.
 SHARED_TRAINING = ("budget", "evaluate_every", "metric", "patience")
 
@@ -131,7 +132,7 @@ def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) 
         return _from_recipes(question, baselines)
     varied = {variation.name: _changer(variation.sets) for variation in read_variations(question.vary, base)}
     changes = varied | {_stem(model): _replacer(model) for model in question.models}
-    found, notes = [System(_stem(question.recipes[0]), baselines)], []
+    found, notes = [System(BASELINE, baselines)], []
     for name, change in changes.items():
         made = {task: _called(f"{name} on {task}", change, recipe) for task, recipe in baselines.items()}
         other = {task: recipe for task, recipe in made.items() if recipe != baselines[task]}

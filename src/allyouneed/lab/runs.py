@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from allyouneed.errors import ConfigError
+from allyouneed.storage import is_locked
 from allyouneed.train import Recipe, load_recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.loop import Watcher
 from allyouneed.train.workers import usable_cores
 
+ORPHAN_SECONDS = 60.0
 Place = Literal["local", "ray"]
 
 
@@ -218,5 +221,8 @@ def _run_child(
 
 
 def run_job(recipe: Recipe, folder: Path, cores: int, watcher: Watcher | None = None) -> None:
-    """One run, in this process."""
+    """One run, in this process. Where the run of a killed parent is still saving itself, it is waited for."""
+    end = time.monotonic() + ORPHAN_SECONDS
+    while is_locked(folder) and time.monotonic() < end:
+        time.sleep(0.1)
     train(recipe, folder, watcher, cores=cores)
