@@ -17,6 +17,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.lab.on_ray import run_on_ray
 from allyouneed.storage import is_locked, open_folder
 from allyouneed.train import load_recipe, train
+from allyouneed.train.evaluate import names_of_scores
 
 pytestmark = pytest.mark.no_shapes
 SETS = ["task.valid=10", "task.test=10", "task.batch=8", "task.lengths=[1,5]", "model.width=16", "model.hidden=16"]
@@ -75,7 +76,7 @@ def test_a_killed_comparison_goes_on_to_the_same_bits(compared: Path, tmp_path: 
     assert made == open_folder(tmp_path / "alone" / "model").read("model.safetensors")
 
 
-def test_what_is_printed_and_reported(compared: Path) -> None:
+def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     printed = (compared / "printed").read_text(encoding="utf-8")
     assert "norm=pre: is what copy has anyway" in printed
     assert "4 runs: 2 systems x 1 tasks x 2 seeds" in printed
@@ -100,6 +101,8 @@ def test_what_is_printed_and_reported(compared: Path) -> None:
     ]
     assert all(one["steps"] == 12 and len(one["curve"]) == 2 for one in runs)
     assert len({one["tokens"] for one in runs}) == 2  # the runs of one seed saw the same data
+    foreseen = names_of_scores(load_recipe("copy", None, SETS).task.prepare(tmp_path, 1), "encoder-decoder")
+    assert list(foreseen) == list(runs[0]["scores"])
 
 
 def test_a_ray_cluster_gives_the_same_numbers(compared: Path, tmp_path: Path) -> None:
@@ -125,6 +128,20 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="pip install"):
         list(run_on_ray([], tmp_path, 1))
+
+
+def test_the_test_split_is_measured_as_evaluate_does(compared: Path, run: Commands) -> None:
+    done = run(*COMPARE, "--test", "--metric", "loss", "--out", str(compared))
+    assert done.status == 0, done.err
+    assert "loss (test split)" in done.out
+    evaluated = run("evaluate", str(compared / "runs" / RUNS[0]), "--split", "test").out
+    kept = json.loads((compared / "runs" / RUNS[0] / "test.json").read_text())
+    assert f"loss = {kept['loss']:.4f}" in evaluated
+    data = json.loads((compared / "report.json").read_text())
+    assert [(one["system"], one["scores"]["loss"]["count"]) for one in data["test"]] == [
+        ("baseline", 2),
+        ("norm=post", 2),
+    ]
 
 
 BAD = {

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from allyouneed.lab.compare_charts import matrix, pareto_front, worth_drawing
 from allyouneed.lab.compare_page import cost_table, result_table, transfer, write_comparison
 from allyouneed.lab.equal import count_parameters, with_parameters
 from allyouneed.lab.plan import Plan, Question, make_plan, settings_that_differ
-from allyouneed.lab.runs import Outcome, Point, failure
+from allyouneed.lab.runs import Outcome, Point, failure, finished, outcome_of
 from allyouneed.lab.variations import read_variations, split_values
 from allyouneed.sizes import Sizes
-from allyouneed.train import load_recipe
+from allyouneed.train import load_recipe, train
 
 pytestmark = pytest.mark.no_shapes
 SMALL = ["task.valid=5", "task.test=5"]
@@ -169,6 +170,22 @@ def test_parameters_that_cannot_be_had_are_refused() -> None:
         with_parameters(memory, 1, SIZES, "memory")
     with pytest.raises(ConfigError, match="no width to adjust"):
         with_parameters(memory, 1, SIZES, "memory", frozenset({"width"}))
+
+
+def test_a_run_killed_before_its_model_was_written_says_what_it_found(tmp_path: Path) -> None:
+    """The last line of the log comes first, so a run that counts as finished has it."""
+    sets = ["task.valid=5", "task.batch=4", "model.width=16", "model.hidden=16", "train.budget.steps=4"]
+    recipe = load_recipe("copy", None, sets)
+    train(recipe, tmp_path / "run", cores=1)
+    before = outcome_of(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    assert finished(tmp_path / "run", recipe) is None
+    train(recipe, tmp_path / "run", cores=1)
+    after = finished(tmp_path / "run", recipe)
+    assert before is not None
+    assert after is not None
+    assert after.scores == before.scores
+    assert after.curve == before.curve
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ def command(
     ] = "local",
     workers: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")] = 0,
     cores: Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")] = 1,
+    test: Annotated[
+        bool, typer.Option("--test", help="At the end, score the test split too. It decides nothing.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/compare"),
 ) -> None:
     """Compare models, or the values of a setting, over seeds. Killed or stopped, the same command line goes on.
@@ -60,7 +63,7 @@ def command(
     All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
     """
     from allyouneed.cli.watch_jobs import watching_jobs
-    from allyouneed.lab.compare import compare, summary
+    from allyouneed.lab.compare import compare, look_at_test_split, summary
     from allyouneed.lab.compare_page import cost_table, result_table, write_comparison
     from allyouneed.lab.plan import Question, make_plan
 
@@ -77,8 +80,15 @@ def command(
         note(line)
     jobs = plan.jobs()
     note(f"{len(jobs)} runs: {len(plan.systems)} systems x {len(plan.tasks)} tasks x {seeds} seeds, in {out / 'runs'}")
-    with watching_jobs(len(jobs)) as watch:
-        comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
+    try:
+        with watching_jobs(len(jobs)) as watch:
+            comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
+    except KeyboardInterrupt:
+        note("stopped; what was finished is kept, and the same command goes on from there")
+        raise
+    if test:
+        note("measuring the test split")
+        comparison = look_at_test_split(comparison, out / "runs")
     for task in plan.tasks:
         print(f"\n{printable(task.name)}")
         print(text_table(result_table(comparison, task)))

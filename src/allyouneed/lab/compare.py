@@ -13,10 +13,11 @@ Scores are those of the weights that were best on the validation split, measured
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allyouneed.errors import TrainingError
+from allyouneed.lab.last_look import scores_on_test_split
 from allyouneed.lab.plan import Plan, TaskFacts, job_name
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
@@ -42,6 +43,9 @@ class Comparison:
     plan: Plan
     outcomes: Mapping[Cell, Sequence[Outcome]]  # of each seed, in order
     found: Mapping[Cell, Found]  # of all but the baseline, where there are values to compare
+    tested: Mapping[Cell, Mapping[str, Interval]] = field(
+        default_factory=dict
+    )  # scores of the test split, if asked for
 
     def values(self, task: TaskFacts, system: str, name: str | None = None) -> dict[int, float]:
         """A score (default: the metric) of each seed whose run ended."""
@@ -107,6 +111,16 @@ def _found(plan: Plan, task: TaskFacts, system: str, between: Difference, holds:
     sign = 1 if task.higher_is_better else -1
     effect = sign * between.effect if math.isfinite(between.effect) else math.nan
     return Found(between, shown, effect, words)
+
+
+def look_at_test_split(comparison: Comparison, folder: Path) -> Comparison:
+    """The same with the scores of all finished runs on the test split. They decide nothing."""
+    tested = {}
+    for cell, outcomes in comparison.outcomes.items():
+        scores = [scores_on_test_split(folder / outcome.name) for outcome in outcomes if not outcome.failed]
+        if scores:
+            tested[cell] = {name: interval([one[name] for one in scores]) for name in scores[0]}
+    return replace(comparison, tested=tested)
 
 
 def summary(comparison: Comparison) -> str:

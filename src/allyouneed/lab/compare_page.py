@@ -12,7 +12,7 @@ import torch
 from allyouneed.lab.charts import AnyChart, save_chart
 from allyouneed.lab.compare import Comparison, summary
 from allyouneed.lab.compare_charts import AXES, all_charts, worth_drawing
-from allyouneed.lab.plan import TaskFacts, settings_that_differ, slug
+from allyouneed.lab.plan import BASELINE, System, TaskFacts, settings_that_differ, slug
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
 from allyouneed.lab.runs import Outcome
 
@@ -62,7 +62,8 @@ def _question(comparison: Comparison) -> str:
     runs = sum(len(outcomes) for outcomes in comparison.outcomes.values())
     return (
         f"{len(plan.systems)} systems on {', '.join(task.name for task in plan.tasks)}, {len(plan.seeds)} seeds each: "
-        f"{runs} runs of {' or '.join(budgets)}. The baseline is {plan.baseline.name}."
+        f"{runs} runs of {' or '.join(budgets)}. "
+        + ("The baseline is the recipe as it is." if plan.baseline.name == BASELINE else "The first is the baseline.")
     )
 
 
@@ -87,8 +88,11 @@ def result_table(comparison: Comparison, task: TaskFacts) -> Table:
             effect = f"{found.better:+.1f}" if math.isfinite(found.better) else "–"
             cells = [f"{between.mean:+.3f} ({between.low:+.3f} to {between.high:+.3f})", effect, _mark(found.shown)]
         others = [comparison.interval(task, system.name, name) for name in names[1:]]
+        tested = comparison.tested.get((task.name, system.name), {})
+        cells += [tested[task.metric].text()] if task.metric in tested else []
         rows.append([system.name, at.text(), *cells, *(f"{other.mean:.3f}" if other else "" for other in others)])
-    return Table(["system", names[0], "difference", "effect", "shown", *names[1:]], rows)
+    test = [f"{task.metric} (test split)"] if comparison.tested else []
+    return Table(["system", names[0], "difference", "effect", "shown", *test, *names[1:]], rows)
 
 
 def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
@@ -133,11 +137,16 @@ def transfer(comparison: Comparison) -> list[str]:
 def _difference_table(comparison: Comparison) -> Table:
     rows = []
     for system in comparison.plan.systems[1:]:
-        task, recipe = next(iter(system.recipes.items()))
-        differ = settings_that_differ(recipe, comparison.plan.baseline.recipes[task])
+        differ = _settings(comparison, system)
         told = "; ".join(f"{name} = {_value(ours)} ({_value(theirs)})" for name, (ours, theirs) in differ.items())
         rows.append([system.name, told])
     return Table(["system", "setting = its value (the baseline's)"], rows)
+
+
+def _settings(comparison: Comparison, system: System) -> dict[str, tuple[Any, Any]]:
+    """What a system has otherwise than the baseline, on the first of its tasks."""
+    task, recipe = next(iter(system.recipes.items()))
+    return settings_that_differ(recipe, comparison.plan.baseline.recipes[task])
 
 
 def _run_table(comparison: Comparison) -> Table:
@@ -190,8 +199,13 @@ def as_data(comparison: Comparison, command: str) -> dict[str, Any]:
         "summary": summary(comparison),
         "baseline": plan.baseline.name,
         "tasks": tasks,
+        "systems": {system.name: _settings(comparison, system) for system in plan.systems[1:]},
         "seeds": list(plan.seeds),
         "differences": differences,
+        "test": [
+            {"task": task, "system": system, "scores": {name: asdict(at) for name, at in scores.items()}}
+            for (task, system), scores in comparison.tested.items()
+        ],
         "runs": runs,
         "notes": list(plan.notes),
     }

@@ -351,9 +351,10 @@ class Run:
         with self.average.swapped_in():
             scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
             card = model_card(self.recipe, self.model, self.spent, checkpoint.step, scores, self.data.notes)
+            end = {"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()}
+            # Before the model, which makes this run a finished one: a finished run always says what it found.
+            self.log.append(end | {score.name: score.value for score in scores})
             save_folder(self.folder / "model", self.model, self.data.codec, self.recipe, card)
-        end = {"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()}
-        self.log.append(end | {score.name: score.value for score in scores})
         return self.folder / "model"
 
     def close(self) -> None:
