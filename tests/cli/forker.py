@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import allyouneed.cli
+import allyouneed.lab.compare_page
 import allyouneed.lab.held_out
 import allyouneed.lab.maps
 import allyouneed.train

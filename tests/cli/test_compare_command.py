@@ -154,7 +154,7 @@ BAD = {
     "unknown metric": (["copy", "--vary", "model.norm=post", "--metric", "exat", *FLAGS], "did you mean 'exact'"),
     "unknown place": (["copy", "--vary", "model.norm=post", "--on", "moon"], "moon"),
     "unequal": (
-        ["copy", "--vary", "model={width=16,hidden=400}", "--equal", "parameters", *FLAGS],
+        ["copy", "--vary", "model.hidden=400", "--equal", "parameters", *FLAGS],
         "no width to adjust",
     ),
 }
