@@ -86,7 +86,8 @@ def result_table(comparison: Comparison, task: TaskFacts) -> Table:
         if found is not None:
             between = found.difference.interval
             effect = f"{found.better:+.1f}" if math.isfinite(found.better) else "–"
-            cells = [f"{between.mean:+.3f} ({between.low:+.3f} to {between.high:+.3f})", effect, _mark(found.shown)]
+            reach = f"{between.low:+.3f} to {between.high:+.3f}" if between.count > 1 else "one seed"
+            cells = [f"{between.mean:+.3f} ({reach})", effect, _mark(found.shown)]
         others = [comparison.interval(task, system.name, name) for name in names[1:]]
         tested = comparison.tested.get((task.name, system.name), {})
         cells += [tested[task.metric].text()] if task.metric in tested else []

@@ -13,6 +13,8 @@ from allyouneed.errors import ConfigError, UserError
 from allyouneed.lab.runs import Job, Outcome, failure, outcome_of, run_job
 from allyouneed.train import Recipe
 
+ATTEMPTS = 3  # to start a cluster here: a busy machine may be too slow for Ray's patience
+
 
 def run_on_ray(jobs: Sequence[Job], folder: Path, cores: int, workers: int = 0) -> Iterator[Outcome]:
     """The outcomes, as they come. `folder` lies on a file system that all machines share; `workers` 0: any number."""
@@ -44,16 +46,20 @@ def _begin(ray: Any, cores: int | None) -> None:
     address = os.environ.get("RAY_ADDRESS")
     # Without a GPU Ray would warn of a change to come in how it hides them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        ray.init(
-            address=address,
-            num_cpus=None if address else cores,  # a cluster that runs has the cores that it has
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"--on ray: no cluster: {str(error).strip().splitlines()[0]}") from None
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init(
+                address=address,
+                num_cpus=None if address else cores,  # a cluster that runs has the cores that it has
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+            )
+            return
+        except Exception as error:  # Ray raises a bare one where its own processes do not start within 30 seconds
+            ray.shutdown()
+            if attempt == ATTEMPTS or address:
+                raise ConfigError(f"--on ray: no cluster: {str(error).strip().splitlines()[0]}") from None
 
 
 def _task(recipe: dict[str, Any], folder: str, cores: int) -> str:
