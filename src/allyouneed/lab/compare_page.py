@@ -213,10 +213,8 @@ def as_data(comparison: Comparison, command: str) -> dict[str, Any]:
 
 
 def short(number: float) -> str:
-    """A count for people: 4,000 or 2.5e+11."""
-    if number >= 1e9:
-        return f"{number:.3g}"
-    return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:g}"
+    """A count for people: 4,000 or 34.7 or 2.5e+11."""
+    return f"{number:,.0f}" if 100 <= number < 1e9 else f"{number:.3g}"
 
 
 def _scores(comparison: Comparison, task: TaskFacts) -> list[str]:
