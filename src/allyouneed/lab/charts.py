@@ -31,7 +31,8 @@ class Curve:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: Literal["line", "dashed", "points"] = "line"
+    style: Literal["line", "dashed", "points", "stars"] = "line"  # points with low and high have error bars
+    colour: int | None = None  # of COLOURS, for curves that belong together; otherwise each has its own
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Chart:
         """The chart, drawn."""
         figure, axes = _new_figure(self.title, self.note)
         for number, curve in enumerate(self.curves):
-            mark = MARKS[(number + number // len(COLOURS)) % len(MARKS)]  # the second blue one has another mark
-            _draw_curve(axes, curve, COLOURS[number % len(COLOURS)], mark)
+            chosen = number if curve.colour is None else curve.colour
+            mark = MARKS[(chosen + chosen // len(COLOURS)) % len(MARKS)]  # the second blue one has another mark
+            _draw_curve(axes, curve, COLOURS[chosen % len(COLOURS)], mark)
         for name, height in self.lines.items():
             axes.axhline(height, color=FAINT, linestyle=":", linewidth=1.2)
             axes.annotate(name, (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)
@@ -65,9 +67,10 @@ class Chart:
         if self.log_y:
             axes.set_yscale("log")
             _label_logarithms(axes.yaxis, axes.get_ylim())
-        if len(self.curves) > 1:
+        named = sum(bool(curve.name) for curve in self.curves)  # a curve without a name goes with another
+        if named > 1:
             outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
-            axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(self.curves) > 4 else {}))
+            axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if named > 4 else {}))
         return figure
 
 
@@ -239,9 +242,10 @@ def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
 
 def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     few = len(curve.x) <= 40
-    line = {"line": "-", "dashed": "--", "points": ""}[curve.style]
+    line = {"line": "-", "dashed": "--", "points": "", "stars": ""}[curve.style]
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
-    look: dict[str, Any] = {"linestyle": line or "none", "marker": shown, "markersize": 4.5 if line else 6}
+    shown, size = ("*", 11.0) if curve.style == "stars" else (shown, 4.5 if line else 6.0)
+    look: dict[str, Any] = {"linestyle": line or "none", "marker": shown, "markersize": size}
     axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=curve.name)
     if curve.low and curve.style == "points":
         reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
