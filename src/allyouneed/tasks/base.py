@@ -127,6 +127,7 @@ class TaskData(ABC):
     notes: list[str]  # what was skipped and why, one line each, for the log and the model card
     codec: "Codec"  # text <-> ids; `codec.save(folder)` writes all that a finished model needs of its task
     epoch: int | None = None  # batches an epoch; None: windows or generated items, there are no epochs
+    train_tokens: int | None = None  # different ones to learn from; None: not counted, or without end
 
     @abstractmethod
     def batch(self, seed: int, index: int) -> Batch:

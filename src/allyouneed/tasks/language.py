@@ -157,6 +157,7 @@ class LanguageData(TaskData):
         # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
         self._streams = {split: Ragged(folder, split, dtype_for(size)).values for split in self._units}
         self._train = self._streams["train"]
+        self.train_tokens = self._units["train"][0]
         if len(self._train) <= task.context:
             raise DataError(
                 f"{' and '.join(task.train)}: {len(self._train):,} tokens to learn from; "

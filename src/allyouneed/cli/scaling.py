@@ -1,0 +1,109 @@
+"""`allyouneed scaling`: small runs become a law, the law predicts a larger run, and that run is made."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from allyouneed.cli.terminal import note, printable
+from allyouneed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from allyouneed.lab.report import Table
+
+
+def command(
+    recipe: Annotated[
+        str, typer.Argument(help="A .toml file, or the name of a built-in recipe (allyouneed list recipes).")
+    ] = "scaling-shakespeare",
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="Sizes of the model, with commas: widths at the recipe's aspect (32,48,64), width x layers "
+            "(32x2,48x2,64x2), or settings ('model.width=32 model.layers=2,model.width=64 model.layers=2')."
+        ),
+    ] = "24x2,32x2,48x2,64x2",
+    budgets: Annotated[
+        str, typer.Option(help="What every size may spend, with commas: 1e11,2e11,4e11. Each is a run of its own.")
+    ] = "1e11,2e11,4e11",
+    unit: Annotated[
+        Literal["flops", "tokens"], typer.Option(help="Of the budgets. Isoflop curves need FLOPs.")
+    ] = "flops",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, ...")] = 1,
+    predict: Annotated[float, typer.Option(help="Predict a run of so many times the largest compute.")] = 6.0,
+    at: Annotated[
+        str | None, typer.Option(help="Its size, written as in --sizes.", show_default="the best by the fit")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Make the predicted run too, and compare.")] = False,
+    lr_power: Annotated[
+        float,
+        typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power: 0.5, or 1."),
+    ] = 0.0,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting, for all runs: --set task.batch=16. May be repeated."),
+    ] = None,
+    on: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where runs are made: processes here, or a Ray cluster (RAY_ADDRESS)."),
+    ] = "local",
+    workers: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")] = 0,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/scaling"),
+) -> None:
+    """Fit a law of scaling to small runs, predict a larger one, and check. Killed, the same command line goes on.
+
+    The prediction is in OUT/prediction.json before the larger run begins, and is not changed afterwards.
+    """
+    from allyouneed.cli.watch_jobs import watching_jobs
+    from allyouneed.lab.scaling import How, study
+    from allyouneed.lab.scaling import verify as make_predicted
+    from allyouneed.lab.scaling_plan import Plan
+    from allyouneed.lab.scaling_report import (
+        law_table,
+        optimum_table,
+        prediction_text,
+        run_table,
+        verdicts,
+        write_study,
+    )
+
+    amounts = _numbers(budgets)
+    plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
+    typed = shlex.join(["allyouneed", *sys.argv[1:]])
+    total = len([size for size in sizes.split(",") if size.strip()]) * len(amounts) * seeds
+    note(f"{total} runs in {out / 'runs'}")
+    with watching_jobs(total) as watch:
+        found = study(plan, out, predict, at, How(workers, cores, on, watch))
+    page = write_study(found, out, typed)
+    note(f"predicted, and written to {out / 'prediction.json'}: {prediction_text(found)}")
+    if verify:
+        with watching_jobs(1) as watch:
+            found = make_predicted(found, out, How(workers, cores, on, watch))
+        page = write_study(found, out, typed)
+    for table in (run_table(found), law_table(found), optimum_table(found)):
+        print(text_table(table) + "\n")
+    print(f"prediction: {printable(prediction_text(found))}")
+    for line in verdicts(found):
+        print(printable(line))
+    print(f"prediction: {out / 'prediction.json'}\nreport: {page}")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--budgets {text!r}: should be numbers with commas: 1e11,2e11,4e11") from None
+
+
+def text_table(table: "Table") -> str:
+    """A table of a report for a terminal."""
+    rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(widths[0]) if i == 0 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
