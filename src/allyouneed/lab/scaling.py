@@ -136,6 +136,7 @@ def study(plan: Plan, folder: Path, times: float = 6.0, at: str | None = None, h
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     data = recipe.task.prepare(folder / "data", recipe.seed)
+    chosen = None if at is None else measure(plan, read_size(plan, at), data)
     jobs = grid(plan, [measure(plan, size, data) for size in read_sizes(plan)])
     _require_enough(jobs)
     outcomes = (how or How()).make(jobs, folder)
@@ -146,7 +147,6 @@ def study(plan: Plan, folder: Path, times: float = 6.0, at: str | None = None, h
         raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0].name}: {failed[0].error}")
     fits = {form.name: fit(form, _variables(runs), _losses(runs)) for form in FORMS}
     sizes = candidates(plan, data)
-    chosen = None if at is None else measure(plan, read_size(plan, at), data)
     prediction, job = _predict(plan, runs, fits, sizes if chosen is None else [chosen], times)
     found = Study(
         plan,

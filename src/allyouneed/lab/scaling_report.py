@@ -95,26 +95,20 @@ def _row(run: Run, found: Study) -> list[str]:
 def law_table(found: Study) -> Table:
     """Every fit: its parameters with intervals, and its noise."""
     rows = []
-    for name, fit in {**{f"L(N, D) {key}": fit for key, fit in found.fits.items()}, **found.single}.items():
-        values = "; ".join(f"{key} = {estimate.text()}" for key, estimate in fit.estimates().items())
-        rows.append([name, values, f"{fit.noise:.2%}"])
-    for name, values in _slices(found):
-        rows.append([name, values, ""])
-    return Table(["law", "parameters (95 %)", "noise of a run"], rows)
+    for name, fit in {**{f"L(N, D), {key}": fit for key, fit in found.fits.items()}, **found.single}.items():
+        rows += [[name, key, value.text()] for key, value in fit.estimates().items()]
+        rows.append([name, "noise of a run", f"{fit.noise:.2%}"])
+    return Table(["law", "parameter", "value (95 %)"], rows + _slices(found))
 
 
-def _slices(found: Study) -> list[tuple[str, str]]:
+def _slices(found: Study) -> list[list[str]]:
     """L(N) with data without end and L(D) of a model without end, as the joint fits have them."""
     c, k = found.fits["Chinchilla"].law.named, found.fits["Kaplan"].law.named
     return [
-        (
-            "L(N), D without end",
-            f"{c['E']:.3g} + {c['A']:.3g} / N^{c['alpha']:.3g}; ({k['N_c']:.3g} / N)^{k['alpha_N']:.3g}",
-        ),
-        (
-            "L(D), N without end",
-            f"{c['E']:.3g} + {c['B']:.3g} / D^{c['beta']:.3g}; ({k['D_c']:.3g} / D)^{k['alpha_D']:.3g}",
-        ),
+        ["L(N), D without end", "Chinchilla", f"{c['E']:.3g} + {c['A']:.3g} / N^{c['alpha']:.3g}"],
+        ["L(N), D without end", "Kaplan", f"({k['N_c']:.3g} / N)^{k['alpha_N']:.3g}"],
+        ["L(D), N without end", "Chinchilla", f"{c['E']:.3g} + {c['B']:.3g} / D^{c['beta']:.3g}"],
+        ["L(D), N without end", "Kaplan", f"({k['D_c']:.3g} / D)^{k['alpha_D']:.3g}"],
     ]
 
 
