@@ -59,7 +59,7 @@ def predicted(found: Study, folder: Path) -> Study:
 
 def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path) -> None:
     folder = made(plan, tmp_path / "out")
-    found = study(plan, folder, times=4.0)
+    found = study(plan, folder, times=4.0, draws=40)
     file = folder / "prediction.json"
     said, before = json.loads(file.read_text()), file.read_bytes()
     assert not (folder / "runs" / said["prediction"]["run"]).exists()
@@ -69,7 +69,7 @@ def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path)
 
     # The grid grows before the run is made: the prediction may change.
     larger = made(replace(plan, budgets=(*plan.budgets, 3e7)), folder)
-    found = study(replace(plan, budgets=(*plan.budgets, 3e7)), larger, times=4.0)
+    found = study(replace(plan, budgets=(*plan.budgets, 3e7)), larger, times=4.0, draws=40)
     assert file.read_bytes() != before
     before = file.read_bytes()
 
@@ -81,10 +81,10 @@ def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path)
     assert verdicts(checked)[0] in page.read_text()
     assert json.loads((folder / "report.json").read_text())["measured"]["loss"] == checked.measured.loss
     assert (folder / "compute.png").exists()
-    study(replace(plan, budgets=(*plan.budgets, 3e7)), folder, times=4.0)
+    study(replace(plan, budgets=(*plan.budgets, 3e7)), folder, times=4.0, draws=40)
     assert file.read_bytes() == before
     with pytest.raises(ConfigError, match="not changed afterwards"):
-        study(plan, folder, times=4.0)
+        study(plan, folder, times=4.0, draws=40)
 
 
 def test_the_command_prints_tables_and_writes_the_report(
@@ -104,7 +104,7 @@ def test_the_command_prints_tables_and_writes_the_report(
 
 def test_budgets_in_tokens_give_laws_of_one_variable(plan: Plan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1", budgets=(256.0, 512.0, 1024.0), unit="tokens")
-    found = study(plan, made(plan, tmp_path / "out"))
+    found = study(plan, made(plan, tmp_path / "out"), draws=40)
     assert {run.tokens for run in found.runs} == {256, 512, 1024}
     assert [name.partition(" ")[0] for name in found.single] == ["L(N)", "L(D)"]
     assert found.iso is None
@@ -138,7 +138,7 @@ def test_sizes_keep_the_aspect_of_the_recipe(plan: Plan) -> None:
 
 def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1")
-    found = study(plan, made(plan, tmp_path / "out"))
+    found = study(plan, made(plan, tmp_path / "out"), draws=40)
     sizes, losses, low, high = best_sizes(found, [1e7, 1e8, 1e10])
     assert [size.parameters for size in sizes] == sorted(size.parameters for size in sizes)
     assert (low <= losses).all()

@@ -27,7 +27,7 @@ def command(
     ] = "24x2,32x2,48x2,64x2",
     budgets: Annotated[
         str, typer.Option(help="What every size may spend, with commas: 1e11,2e11,4e11. Each is a run of its own.")
-    ] = "1e11,2e11,4e11",
+    ] = "4e10,8e10,1.6e11",
     unit: Annotated[
         Literal["flops", "tokens"], typer.Option(help="Of the budgets. Isoflop curves need FLOPs.")
     ] = "flops",
@@ -39,8 +39,8 @@ def command(
     verify: Annotated[bool, typer.Option("--verify", help="Make the predicted run too, and compare.")] = False,
     lr_power: Annotated[
         float,
-        typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power: 0.5, or 1."),
-    ] = 0.0,
+        typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power: 0 leaves it."),
+    ] = 0.5,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting, for all runs: --set task.batch=16. May be repeated."),

@@ -240,12 +240,23 @@ def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
         axes.minorticks_off()
 
 
+def _mark_powers(axis: Any) -> None:
+    """Labels where they do not meet: at powers of ten, and at 2 and 5 times them if there would be only a few."""
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    narrow = high < 100 * low
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    axis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(math.inf, math.inf)))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     few = len(curve.x) <= 40
-    line = {"line": "-", "dashed": "--", "points": "", "stars": ""}[curve.style]
+    line = {"line": "-", "dashed": "--", "points": " ", "stars": " "}[curve.style]
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
-    shown, size = ("*", 11.0) if curve.style == "stars" else (shown, 4.5 if line else 6.0)
-    look: dict[str, Any] = {"linestyle": line or "none", "marker": shown, "markersize": size}
+    shown, size = ("*", 11.0) if curve.style == "stars" else (shown, 6.0 if curve.style == "points" else 4.5)
+    look: dict[str, Any] = {"linestyle": line, "marker": shown, "markersize": size}
     axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=curve.name)
     if curve.low and curve.style == "points":
         reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
@@ -261,6 +272,7 @@ def _label_logarithms(axis: Any, ends: tuple[float, float]) -> None:
 
     decades = math.log10(ends[1] / ends[0])
     if decades > 4 or ends[1] >= 1e6:
+        _mark_powers(axis)
         return
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,)))
     axis.set_minor_locator(LogLocator(subs=range(1, 10)) if decades < 2.2 else NullLocator())

@@ -36,7 +36,7 @@ DELTA = 0.01  # of log L: beyond it residuals count by size, not by square
 STARTS = 8  # the best of the grid
 EXPONENTS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.1, 1.5)
 LEAST, MOST = 1e-3, 3.0  # exponents
-DRAWS = 500
+DRAWS = 300
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -19,7 +19,7 @@ import numpy as np
 from allyouneed import __version__
 from allyouneed.errors import ConfigError, DataError, TrainingError
 from allyouneed.lab.isoflop import Isoflops, isoflops
-from allyouneed.lab.laws import CHINCHILLA, KAPLAN, Array, Estimate, Fit, Form, PowerForm, fit, floored
+from allyouneed.lab.laws import CHINCHILLA, DRAWS, KAPLAN, Array, Estimate, Fit, Form, PowerForm, fit, floored
 from allyouneed.lab.report import to_json
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.scaling_plan import (
@@ -128,7 +128,14 @@ class How:
         )
 
 
-def study(plan: Plan, folder: Path, times: float = 6.0, at: str | None = None, how: How | None = None) -> Study:
+def study(
+    plan: Plan,
+    folder: Path,
+    times: float = 6.0,
+    at: str | None = None,
+    how: How | None = None,
+    draws: int = DRAWS,
+) -> Study:
     """Runs the grid, fits, and predicts a run of `times` the largest compute; `at`: of this size, not of the best."""
     if times <= 1:
         raise ConfigError(f"--predict {times:g}: should be above 1: times the largest compute of the grid")
@@ -145,18 +152,19 @@ def study(plan: Plan, folder: Path, times: float = 6.0, at: str | None = None, h
     runs = [_run(job, outcome, unique) for job, outcome in zip(jobs, outcomes, strict=True) if not outcome.failed]
     if len(runs) <= len(CHINCHILLA.parameters):
         raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0].name}: {failed[0].error}")
-    fits = {form.name: fit(form, _variables(runs), _losses(runs)) for form in FORMS}
+    fits = {form.name: fit(form, _variables(runs), _losses(runs), draws) for form in FORMS}
     sizes = candidates(plan, data)
     prediction, job = _predict(plan, runs, fits, sizes if chosen is None else [chosen], times)
+    iso = _isoflops(runs, fits[FORMS[0].name], plan, sizes)
     found = Study(
         plan,
         runs,
         failed,
         fits,
-        _single(runs, plan),
-        _isoflops(runs, fits[FORMS[0].name], plan, sizes),
+        _single(runs, plan, draws) | _of_compute(iso, draws),
+        iso,
         sizes,
-        _backtest(runs),
+        _backtest(runs, draws),
         prediction,
         job,
     )
@@ -232,19 +240,19 @@ def _predict(
     return Prediction(job.job.name, size.name, size.parameters, flops, tokens, times, first, said[first], others), job
 
 
-def _backtest(runs: Sequence[Run]) -> Backtest | None:
+def _backtest(runs: Sequence[Run], draws: int) -> Backtest | None:
     """How well the law would have predicted the largest budget from the smaller ones."""
     top = max(run.budget for run in runs)
     known, kept = [run for run in runs if run.budget < top], [run for run in runs if run.budget == top]
     if len(known) <= len(CHINCHILLA.parameters) or len({run.budget for run in known}) < 2:
         return None
-    earlier = fit(FORMS[0], _variables(known), _losses(known))
+    earlier = fit(FORMS[0], _variables(known), _losses(known), draws)
     said = {run.name: earlier.predict(run.parameters, run.tokens) for run in kept}
     inside = sum(said[run.name].low <= run.loss <= said[run.name].high for run in kept)
     return Backtest({run.name: run.loss / said[run.name].value - 1 for run in kept}, inside)
 
 
-def _single(runs: Sequence[Run], plan: Plan) -> dict[str, Fit]:
+def _single(runs: Sequence[Run], plan: Plan, draws: int) -> dict[str, Fit]:
     """L(N) over the runs with the most data, L(D) over those of the largest model: where a grid of tokens has them."""
     if plan.unit != "tokens":
         return {}
@@ -259,8 +267,18 @@ def _single(runs: Sequence[Run], plan: Plan) -> dict[str, Fit]:
         values = [[run.parameters if variable == "N" else run.tokens for run in chosen]]
         for form in (PowerForm(variable), floored(variable)):
             if len(chosen) > len(form.parameters):
-                found[f"L({variable}) {where}, {form.name}"] = fit(form, values, _losses(chosen))
+                found[f"L({variable}) {where}, {form.name}"] = fit(form, values, _losses(chosen), draws)
     return found
+
+
+def _of_compute(iso: Isoflops | None, draws: int) -> dict[str, Fit]:
+    """L(C): through the minima of the isoflop curves, if there are enough of them."""
+    minima = iso.minima if iso is not None else []
+    form = PowerForm("C")
+    if len(minima) <= len(form.parameters):
+        return {}
+    values, losses = [[valley.flops for valley in minima]], [valley.least for valley in minima]
+    return {f"L(C) at the best sizes, {form.name}": fit(form, values, losses, draws)}
 
 
 def _isoflops(runs: Sequence[Run], law: Fit, plan: Plan, sizes: Sequence[Measured]) -> Isoflops | None:
