@@ -76,7 +76,7 @@ def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path)
     checked = predicted(found, folder)
     assert checked.measured is not None
     assert checked.measured.flops == pytest.approx(checked.prediction.flops, rel=0.02)
-    assert checked.error == checked.measured.loss / checked.prediction.loss.value - 1
+    assert checked.error == checked.prediction.loss.value / checked.measured.loss - 1
     page = write_study(checked, folder, "allyouneed scaling")
     assert verdicts(checked)[0] in page.read_text()
     assert json.loads((folder / "report.json").read_text())["measured"]["loss"] == checked.measured.loss

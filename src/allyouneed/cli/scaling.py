@@ -27,7 +27,7 @@ def command(
     ] = "24x2,32x2,48x2,64x2",
     budgets: Annotated[
         str, typer.Option(help="What every size may spend, with commas: 1e11,2e11,4e11. Each is a run of its own.")
-    ] = "4e10,8e10,1.6e11",
+    ] = "1e11,2e11,4e11",
     unit: Annotated[
         Literal["flops", "tokens"], typer.Option(help="Of the budgets. Isoflop curves need FLOPs.")
     ] = "flops",
@@ -88,7 +88,7 @@ def command(
     print(f"prediction: {printable(prediction_text(found))}")
     for line in verdicts(found):
         print(printable(line))
-    print(f"prediction: {out / 'prediction.json'}\nreport: {page}")
+    print(f"written: {out / 'prediction.json'}\nreport: {page}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

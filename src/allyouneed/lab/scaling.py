@@ -74,7 +74,7 @@ class Prediction:
 class Backtest:
     """The runs of the largest budget, predicted from the others."""
 
-    errors: Mapping[str, float]  # relative, measured minus predicted
+    errors: Mapping[str, float]  # relative, predicted minus measured
     inside: int  # how many lay in their interval
 
 
@@ -101,10 +101,10 @@ class Study:
 
     @property
     def error(self) -> float:
-        """Measured minus predicted, relative to what was measured; nan before the run."""
+        """Predicted minus measured, relative to what was measured; nan before the run."""
         if self.measured is None:
             return float("nan")
-        return self.measured.loss / self.prediction.loss.value - 1
+        return self.prediction.loss.value / self.measured.loss - 1
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _backtest(runs: Sequence[Run], draws: int) -> Backtest | None:
     earlier = fit(FORMS[0], _variables(known), _losses(known), draws)
     said = {run.name: earlier.predict(run.parameters, run.tokens) for run in kept}
     inside = sum(said[run.name].low <= run.loss <= said[run.name].high for run in kept)
-    return Backtest({run.name: run.loss / said[run.name].value - 1 for run in kept}, inside)
+    return Backtest({run.name: said[run.name].value / run.loss - 1 for run in kept}, inside)
 
 
 def _single(runs: Sequence[Run], plan: Plan, draws: int) -> dict[str, Fit]:

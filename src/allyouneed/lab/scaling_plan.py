@@ -32,6 +32,7 @@ from allyouneed.train import Recipe, load_recipe
 
 Unit = Literal["flops", "tokens"]
 WIDEST = 4  # times the widest of the grid: how far the best size is sought
+MOST_TRIED = 64  # sizes, about
 # One evaluation, at the end: what a schedule has not finished is no fair point.
 FAIR = ("train.evaluate_every=1.0", "train.patience=0", "train.metric=loss")
 
@@ -126,8 +127,9 @@ def candidates(plan: Plan, data: TaskData) -> list[Measured]:
         return [measure(plan, size, data) for size in read_sizes(plan)]
     (depth,) = depths
     widths = [int(name.partition("x")[0]) for name in given]
-    step = max(math.gcd(*widths), min(widths) // 8, 1)
-    wanted = range(min(widths), WIDEST * max(widths) + 1, step)
+    step = math.gcd(*widths)  # what divides the given ones divides into heads
+    span = WIDEST * max(widths) - min(widths)
+    wanted = range(min(widths), min(widths) + span + 1, step * max(1, span // (MOST_TRIED * step)))
     return [measure(plan, read_size(plan, f"{width}x{depth}" if depth else str(width)), data) for width in wanted]
 
 
