@@ -91,8 +91,8 @@ def test_the_command_prints_tables_and_writes_the_report(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made(plan, tmp_path / "out")
-    arguments = ["scaling", plan.recipe, "--sizes", plan.sizes, "--budgets", "5e6,1e7,2e7", "--at", "16x1", "--lr-power", "0"]
-    assert command([*arguments, "--predict", "5", "--out", str(folder)]) == 0
+    arguments = ["scaling", plan.recipe, "--sizes", plan.sizes, "--budgets", "5e6,1e7,2e7", "--lr-power", "0"]
+    assert command([*arguments, "--predict", "5", "--at", "16x1", "--out", str(folder)]) == 0
     printed = capsys.readouterr()
     assert "6/6  12x1-2e7" in printed.err
     assert "8x1-5e6 " in printed.out
