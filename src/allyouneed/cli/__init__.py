@@ -12,7 +12,21 @@ from typing import Annotated, Any
 import typer
 
 from allyouneed import __version__
-from allyouneed.cli import compare, cost, demo, evaluate, flow, generate, listing, rasp, scaling, score, train, translate
+from allyouneed.cli import (
+    claims,
+    compare,
+    cost,
+    demo,
+    evaluate,
+    flow,
+    generate,
+    listing,
+    rasp,
+    scaling,
+    score,
+    train,
+    translate,
+)
 from allyouneed.cli.terminal import printable
 from allyouneed.errors import UserError
 
@@ -23,13 +37,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.command,
     "score": score.command,
     "compare": compare.command,
+    "claims": claims.command,
     "scaling": scaling.command,
     "list": listing.command,
     "demo": demo.command,
     "cost": cost.command,
     "flow": flow.command,
 }
-LONG_RUNS = ("train", "demo", "compare", "scaling", "cost", "flow")
+LONG_RUNS = ("train", "demo", "compare", "claims", "scaling", "cost", "flow")
 # What typer raises for a wrong option. Its own name has moved between modules from version to version.
 UsageError: Any = typer.BadParameter.__base__
 

@@ -1,0 +1,40 @@
+"""The literature's claims, tried: one claim a class, and this table.
+
+A new claim is a class in the file of its topic, and a line here.
+"""
+
+from allyouneed.lab.claims.ancestors import Length, LongCopy, Vanishing
+from allyouneed.lab.claims.attention import Heads, ScaleGradient, ScaleTraining, SoftLookup
+from allyouneed.lab.claims.base import Claim
+from allyouneed.lab.claims.depth import Depth, WarmUp
+from allyouneed.lab.claims.long import LinearRecall, LinearTime, SegmentMemory, Sparse
+from allyouneed.lab.claims.positions import Extrapolation, Order
+from allyouneed.lab.claims.scaling import DecoderOnly, KaplanExponent, Modifications, PowerLaw
+from allyouneed.lab.claims.structure import Crossover, Paths
+
+CLAIMS: dict[str, Claim] = {
+    claim.name: claim
+    for claim in (
+        SoftLookup(),
+        Order(),
+        Extrapolation(),
+        ScaleGradient(),
+        ScaleTraining(),
+        Heads(),
+        Depth(),
+        WarmUp(),
+        Paths(),
+        Crossover(),
+        Vanishing(),
+        Length(),
+        LongCopy(),
+        LinearTime(),
+        LinearRecall(),
+        Sparse(),
+        SegmentMemory(),
+        PowerLaw(),
+        KaplanExponent(),
+        Modifications(),
+        DecoderOnly(),
+    )
+}

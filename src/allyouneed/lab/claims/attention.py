@@ -1,0 +1,235 @@
+"""Claims about attention itself: a soft lookup, its scale, its heads."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from allyouneed.lab.charts import AnyChart, Chart, Curve
+from allyouneed.lab.claims.base import (
+    Claim,
+    Effort,
+    Found,
+    Numbers,
+    Part,
+    at_least,
+    at_most,
+    band,
+    budget,
+    more,
+    over_arms,
+)
+from allyouneed.lab.claims.sentences import who_did_it
+from allyouneed.lab.claims.trial import adam, learn, loss, number_words, right, small
+from allyouneed.mixers.lookup import hard_alpha, lookup, soft_alpha
+from allyouneed.mixers.softmax import Softmax
+from allyouneed.models import Model
+from allyouneed.positions import ScorePosition
+
+
+@final
+class SoftLookup(Claim):
+    """The scores are divided by the temperature; nothing else changes. Queries are noisy keys, so that every query has
+    a right answer, and the comparison is with the one-hot lookup itself."""
+
+    name = "lookup"
+    says = "attention is a soft hash-table lookup: with weights that become one-hot it retrieves a row exactly"
+    source = "Vaswani et al. 2017, section 3.2; Bahdanau et al. 2014"
+    protocol = (
+        "64 random unit keys of width 16 with random values, 64 queries (a key with noise of a tenth), float64; scores "
+        "divided by temperatures from 1 to 0.0001; the largest difference to the row that the one-hot lookup retrieves."
+    )
+    rule = (
+        "confirmed: the difference is below 1e-6 at the lowest temperature and above 0.1 at 1; refuted: one of "
+        "these is shown to be wrong"
+    )
+    TEMPERATURES: ClassVar[Sequence[float]] = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0001)
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        generator = torch.Generator().manual_seed(seed)
+        k_BHSK = torch.randn(1, 1, 64, 16, generator=generator, dtype=torch.float64)
+        k_BHSK = k_BHSK / k_BHSK.norm(dim=-1, keepdim=True)
+        v_BHSR = torch.randn(1, 1, 64, 16, generator=generator, dtype=torch.float64)
+        q_BHTK = k_BHSK + 0.1 / 4 * torch.randn(1, 1, 64, 16, generator=generator, dtype=torch.float64)
+        exact = lookup(hard_alpha(q_BHTK, k_BHSK), v_BHSR)
+        return {
+            f"error at {t:g}": float((lookup(soft_alpha(q_BHTK / t, k_BHSK), v_BHSR) - exact).abs().max())
+            for t in self.TEMPERATURES
+        }
+
+    def judge(self, found: Found) -> list[Part]:
+        return [
+            at_most("one-hot weights retrieve a row", found.values("all", "error at 0.0001"), 1e-6, 9),
+            at_least("soft weights blend rows", found.values("all", "error at 1"), 0.1),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        names = [f"error at {t:g}" for t in self.TEMPERATURES]
+        mean, low, high = ([max(value, 1e-17) for value in values] for values in band(found, "all", names))
+        curve = Curve("soft lookup", self.TEMPERATURES, mean, low, high)
+        return Chart(
+            "A soft lookup becomes a hash table", "temperature", "largest difference to the row", [curve], True, True,
+            note="Drawn at 1e-17 where it is exactly zero.",
+        )  # fmt: skip
+
+
+@final
+class ScaleGradient(Claim):
+    """Components of queries and keys have mean 0 and variance 1, as the footnote of the paper assumes. The median
+    is that of the typical query; a few queries whose two best keys are close keep a gradient at any width, so that the
+    mean falls with the root of the width only."""
+
+    name = "scale-gradient"
+    says = "without the division by sqrt(d_k) the softmax of large d_k has extremely small gradients; with it they stay"
+    source = "Vaswani et al. 2017, section 3.2.1"
+    protocol = (
+        "256 random queries over 64 random keys of widths 4 to 1024: the norm of the softmax's Jacobian (median of the "
+        "queries, and mean) and the entropy of its weights, with scores divided by sqrt(d_k) and not."
+    )
+    rule = (
+        "confirmed: undivided, the median norm at 1024 is less than a fifth of that at 4; divided, it is more than "
+        "four fifths; refuted: one of these is shown to be wrong"
+    )
+    WIDTHS: ClassVar[Sequence[int]] = (4, 16, 64, 256, 1024)
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        generator, numbers = torch.Generator().manual_seed(seed), {}
+        for width in self.WIDTHS:
+            q_TK, k_SK = (torch.randn(rows, width, generator=generator, dtype=torch.float64) for rows in (256, 64))
+            for how, scale in (("divided", math.sqrt(width)), ("undivided", 1.0)):
+                alpha_TS = (q_TK @ k_SK.T / scale).softmax(dim=-1)
+                norm_T = _jacobian_norm(alpha_TS)
+                numbers[f"{how} gradient {width}"] = float(norm_T.median())
+                numbers[f"{how} mean gradient {width}"] = float(norm_T.mean())
+                numbers[f"{how} entropy {width}"] = float(torch.special.entr(alpha_TS).sum(dim=-1).mean())
+        return numbers
+
+    def judge(self, found: Found) -> list[Part]:
+        def kept(how: str) -> list[float]:
+            ends = (found.values("all", f"{how} gradient {width}") for width in (self.WIDTHS[-1], self.WIDTHS[0]))
+            return [last / first for last, first in zip(*ends, strict=True)]
+
+        return [
+            at_most("undivided, the gradient vanishes with d_k (share that is left)", kept("undivided"), 0.2),
+            at_least("divided, it stays (share that is left)", kept("divided"), 0.8),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        curves = [
+            Curve(f"{how} {what}", self.WIDTHS, *band(found, "all", [f"{how} {what} {width}" for width in self.WIDTHS]))
+            for what in ("gradient", "mean gradient", "entropy")
+            for how in ("divided", "undivided")
+        ]
+        return Chart(
+            "Softmax over scores of wide keys",
+            "d_k",
+            "norm of the Jacobian; entropy, nats",
+            curves,
+            log_x=True,
+            log_y=True,
+        )
+
+
+def _jacobian_norm(alpha_TS: Tensor) -> Tensor:
+    """The Frobenius norm of diag(a) - a a^T for each row."""
+    jacobian_TSS = torch.diag_embed(alpha_TS) - alpha_TS[:, :, None] * alpha_TS[:, None, :]
+    return jacobian_TSS.flatten(1).norm(dim=1)
+
+
+class Undivided(ScorePosition):
+    """Takes the division by sqrt(K) back: queries and keys are multiplied by its square root each."""
+
+    def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
+        return x_BHTK * x_BHTK.shape[-1] ** 0.25
+
+
+@final
+class ScaleTraining(Claim):
+    """The gradient above is that of random scores; whether learning suffers is another question, and the one that
+    matters. Adam rescales small gradients, and the projections can learn any scale."""
+
+    name = "scale-training"
+    says = "a Transformer with large d_k learns worse if scores are not divided by sqrt(d_k)"
+    source = "Vaswani et al. 2017, section 3.2.1; Britz et al. 2017"
+    protocol = (
+        "Who did it? An encoder (2 layers, width 64, 1 head) with d_k of 8 and 512, scores divided or not, as many "
+        "steps; loss on pairs of animals that training does not have."
+    )
+    rule = (
+        "confirmed: at d_k = 512 the undivided loss is higher by more than 0.05 nats, and by more than at d_k = 8; "
+        "refuted: shown to be wrong"
+    )
+    arms = ("divided 8", "undivided 8", "divided 512", "undivided 512")
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        how, width = arm.split()
+        model = small(type="encoder", layers=2, mixer={"type": "softmax", "heads": 1, "key_width": int(width)})
+        change = _undivide if how == "undivided" else None
+        learnt = learn(who_did_it(seed, classes=True), model, adam(budget(120, effort)), seed, change)
+        return {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
+
+    def judge(self, found: Found) -> list[Part]:
+        values = {arm: found.values(arm, "loss") for arm in self.arms}
+        gaps = [
+            [bad - good for bad, good in zip(values[f"undivided {width}"], values[f"divided {width}"], strict=True)]
+            for width in (8, 512)
+        ]
+        return [
+            more("undivided, the loss at d_k = 512 is higher", values["undivided 512"], values["divided 512"], 0.05),
+            more("the gap is larger than at d_k = 8", gaps[1], gaps[0]),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        curves = [
+            Curve(how, (8, 512), *over_arms(found, [f"{how} {width}" for width in (8, 512)], "loss"))
+            for how in ("divided", "undivided")
+        ]
+        return Chart("Learning who did it", "d_k", "loss, nats", curves, log_x=True)
+
+
+def _undivide(model: Model) -> None:
+    for module in model.modules():
+        if isinstance(module, Softmax):
+            module.position = Undivided()
+
+
+@final
+class Heads(Claim):
+    """Equal width: more heads are narrower ones, so that parameters and FLOPs stay the same."""
+
+    name = "heads"
+    says = "several heads are better than one, and too many are worse again"
+    source = "Vaswani et al. 2017, table 3, rows A"
+    protocol = (
+        "An encoder-decoder (1 + 1 layers, width 64) translates English number words up to 999,999 into French ones, "
+        "word by word, with 1, 2, 4, 8, 16 and 32 heads and as many steps; loss on unseen numbers."
+    )
+    rule = (
+        "confirmed: the mean loss of 4 and 8 heads is lower than that of 1 head and than that of 32; refuted: one of "
+        "these is shown to be the other way round"
+    )
+    COUNTS: ClassVar[Sequence[int]] = (1, 2, 4, 8, 16, 32)
+    arms = tuple(map(str, COUNTS))
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        task = number_words()
+        model = small(
+            type="encoder-decoder", encoder_layers=1, decoder_layers=1, mixer={"type": "softmax", "heads": int(arm)}
+        )
+        learnt = learn(task, model, adam(budget(250, effort)), seed)
+        return {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
+
+    def judge(self, found: Found) -> list[Part]:
+        some = [
+            (four + eight) / 2 for four, eight in zip(found.values("4", "loss"), found.values("8", "loss"), strict=True)
+        ]
+        return [
+            more("one head's loss is higher than that of 4 and 8", found.values("1", "loss"), some),
+            more("the loss of 32 heads is higher than that of 4 and 8", found.values("32", "loss"), some),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        curve = Curve("loss", self.COUNTS, *over_arms(found, self.arms, "loss"))
+        return Chart("Heads at equal width (64)", "heads", "loss, nats", [curve], log_x=True)

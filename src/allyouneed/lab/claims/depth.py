@@ -1,0 +1,113 @@
+"""Claims about depth: what residuals, norms and warm-up are for."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import ClassVar, final
+
+from torch import Tensor, nn
+
+from allyouneed.block import Block
+from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve
+from allyouneed.lab.claims.base import (
+    Claim,
+    Effort,
+    Found,
+    Numbers,
+    Part,
+    alike,
+    at_least,
+    at_most,
+    budget,
+    more,
+    over_arms,
+)
+from allyouneed.lab.claims.sentences import who_did_it
+from allyouneed.lab.claims.trial import adam, learn, loss, right, small
+from allyouneed.models import Model
+
+
+@final
+class Depth(Claim):
+    """The task is solved by two layers; deeper ones have nothing to add, so that whatever is lost is lost to depth."""
+
+    name = "depth"
+    says = "residual connections and layer norm make depth trainable: without either, deep stacks do not learn"
+    source = "He et al. 2016, arXiv:1512.03385; Vaswani et al. 2017, section 3.1"
+    protocol = (
+        "Who did it? An encoder of 2, 6, 12 and 24 layers (width 64, pre-norm) with both, without residuals, "
+        "without norms, with neither; as many steps; share of right answers (chance: a half)."
+    )
+    rule = (
+        "confirmed: with 24 layers above 0.9 with both, below 0.6 without residuals and below 0.6 without norms; "
+        "refuted: one of these is shown to be wrong"
+    )
+    KINDS: ClassVar[Sequence[str]] = ("both", "no residuals", "no norms", "neither")
+    LAYERS: ClassVar[Sequence[int]] = (2, 6, 12, 24)
+    arms = tuple(map(" ".join, product(KINDS, map(str, LAYERS))))
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        kind, _, layers = arm.rpartition(" ")
+        model = small(type="encoder", layers=int(layers), norm="none" if kind in ("no norms", "neither") else "pre")
+        change = _without_residuals if kind in ("no residuals", "neither") else None
+        train = adam(budget(120, effort), lr=1e-3, warmup=0.1)
+        learnt = learn(who_did_it(seed, classes=True), model, train, seed, change)
+        return {"right": right(learnt.model, learnt.data)[1], "loss": loss(learnt.model, learnt.data)}
+
+    def judge(self, found: Found) -> list[Part]:
+        return [
+            at_least("24 layers with both learn", found.values("both 24", "right"), 0.9),
+            at_most("24 layers without residuals do not", found.values("no residuals 24", "right"), 0.6),
+            at_most("24 layers without norms do not", found.values("no norms 24", "right"), 0.6),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        curves = [
+            Curve(kind, self.LAYERS, *over_arms(found, [f"{kind} {layers}" for layers in self.LAYERS], "right"))
+            for kind in self.KINDS
+        ]
+        return Chart("What depth needs", "layers", "share right", curves, lines={"chance": 0.5})
+
+
+def _without_residuals(model: Model) -> None:
+    def replace(x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        return y
+
+    for module in model.modules():
+        if isinstance(module, Block):
+            module._add = replace  # type: ignore[method-assign]
+
+
+@final
+class WarmUp(Claim):
+    """One learning rate for all four: what is compared is the warm-up, not the rate."""
+
+    name = "warm-up"
+    says = "post-norm needs a warm-up of the learning rate, pre-norm does not"
+    source = "Xiong et al. 2020, arXiv:2002.04745; Vaswani et al. 2017, section 5.3"
+    protocol = (
+        "Who did it? An encoder of 8 layers (width 64), post-norm and pre-norm, Adam at 0.002 with a linear decay, "
+        "with a warm-up over the first quarter of the steps and without; share of right answers."
+    )
+    rule = (
+        "confirmed: post-norm is right more often with warm-up than without, by more than 0.2; pre-norm differs by "
+        "less than 0.1; refuted: one of these is shown to be wrong"
+    )
+    arms = ("post with", "post without", "pre with", "pre without")
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        norm, how = arm.split()
+        train = adam(budget(160, effort), lr=2e-3, warmup=0.25 if how == "with" else 0.0)
+        learnt = learn(who_did_it(seed, classes=True), small(type="encoder", layers=8, norm=norm), train, seed)
+        return {"right": right(learnt.model, learnt.data)[1], "loss": loss(learnt.model, learnt.data)}
+
+    def judge(self, found: Found) -> list[Part]:
+        values = {arm: found.values(arm, "right") for arm in self.arms}
+        return [
+            more("post-norm is better with warm-up", values["post with"], values["post without"], 0.2),
+            alike("pre-norm is as good without", values["pre with"], values["pre without"], 0.1),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        ends = {arm: found.interval(arm, "right") for arm in self.arms}
+        bars = [Bar(f"{arm.replace(' ', '-norm ')} warm-up", end.mean, end.low, end.high) for arm, end in ends.items()]
+        return Bars("Warm-up and where the norm is (8 layers)", "share right (chance: 0.5)", bars)

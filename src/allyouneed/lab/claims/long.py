@@ -1,0 +1,188 @@
+"""Claims about long sequences: linear attention and recall, windows and distance, memories of segments."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+
+from allyouneed.config import parse
+from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve
+from allyouneed.lab.claims.ancestors import tested
+from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, at_least, at_most, band, budget, more
+from allyouneed.lab.claims.structure import fastest
+from allyouneed.lab.claims.trial import adam, learn, loss, right, scratch, shakespeare, small
+from allyouneed.mixers import MIXERS
+from allyouneed.mixers.xl import XL
+from allyouneed.tasks.algorithms import AssociativeRecallConfig
+from allyouneed.tasks.language import LanguageConfig
+
+
+@final
+class LinearTime(Claim):
+    """The best of a few rounds: others on the machine can make a round slower, but never faster."""
+
+    name = "linear-time"
+    says = "linear attention takes time linear in the length, softmax attention quadratic time"
+    source = "Katharopoulos et al. 2020, arXiv:2006.16236; Choromanski et al. 2021, arXiv:2009.14794"
+    protocol = (
+        "Processor seconds of a forward and backward pass of one causal layer (width 64, 4 heads) over 1,024, "
+        "2,048, 4,096 and 8,192 positions; the exponent of n fitted to the last three."
+    )
+    rule = (
+        "confirmed: the exponent of linear attention is below 1.2, that of softmax above 1.6; refuted: one is shown"
+        " to be wrong"
+    )
+    arms = ("linear", "softmax")
+    LENGTHS: ClassVar[Sequence[int]] = (1024, 2048, 4096, 8192)
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        mixer = MIXERS[arm].model_validate({"type": arm, "heads": 4}).build(64)
+        seconds = [fastest(lambda x_BTD: mixer(x_BTD)[0], torch.randn(1, length, 64), 3) for length in self.LENGTHS]
+        exponent = np.polyfit(np.log(self.LENGTHS[1:]), np.log(seconds[1:]), 1)[0]
+        found = zip(self.LENGTHS, seconds, strict=True)
+        return {"exponent": float(exponent)} | {f"seconds {length}": value for length, value in found}
+
+    def judge(self, found: Found) -> list[Part]:
+        return [
+            at_most("linear attention is linear (exponent)", found.values("linear", "exponent"), 1.2, 2),
+            at_least("softmax attention is quadratic", found.values("softmax", "exponent"), 1.6, 2),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        names = [f"seconds {length}" for length in self.LENGTHS]
+        curves = [Curve(arm, self.LENGTHS, *band(found, arm, names)) for arm in self.arms]
+        return Chart("Forward and backward, one layer", "positions", "seconds", curves, log_x=True, log_y=True)
+
+
+@final
+class LinearRecall(Claim):
+    """Whoever keeps one matrix of the past has room for about as many keys as it has columns."""
+
+    name = "linear-recall"
+    says = "linear attention loses where softmax attention recalls: looking up the value of a key given before"
+    source = "Arora et al. 2023, arXiv:2312.04927 (MQAR); Schlag et al. 2021, arXiv:2102.11174"
+    protocol = (
+        "Associative recall among 4 to 16 pairs of 16 keys and 8 values: a decoder (2 layers, width 64, 4 heads) with "
+        "softmax and with linear attention, as many steps; share of right values among 16 pairs."
+    )
+    rule = (
+        "confirmed: softmax attention is right more often than linear attention, by more than 0.2, and itself above"
+        " 0.9; refuted: one of these is shown to be wrong"
+    )
+    arms = ("softmax", "linear")
+    LENGTHS: ClassVar[Sequence[int]] = (4, 8, 16)
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        task: dict[str, Any] = {"type": "associative-recall", "lengths": [4, 16], "keys": 16, "values": 8, "batch": 64}
+        task |= {"valid": 100, "test": 100}
+        model = small(type="decoder", layers=2, mixer={"type": arm, "heads": 4})
+        learnt = learn(task, model, adam(budget(500, effort)), seed)
+        config = parse(AssociativeRecallConfig, task)
+        return {f"right {length}": tested(learnt.model, config, length, seed)[1] for length in self.LENGTHS}
+
+    def judge(self, found: Found) -> list[Part]:
+        softmax, linear = (found.values(arm, "right 16") for arm in self.arms)
+        return [
+            more("softmax attention recalls more of 16 pairs", softmax, linear, 0.2),
+            at_least("softmax attention recalls nearly all", softmax, 0.9),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        names = [f"right {length}" for length in self.LENGTHS]
+        curves = [Curve(arm, self.LENGTHS, *band(found, arm, names)) for arm in self.arms]
+        return Chart("Associative recall", "pairs", "share right", curves, lines={"chance": 1 / 8})
+
+
+@final
+class Sparse(Claim):
+    """The local task is text, where the last few characters say most; the other one asks for what two windows do not
+    reach. "Wins" means: as good for fewer FLOPs."""
+
+    name = "window"
+    says = "sparse attention (a window) wins where what matters is near, and struggles where it is far"
+    source = "Beltagy et al. 2020, arXiv:2004.05150; Tay et al. 2021, arXiv:2011.04006"
+    protocol = (
+        "A decoder (2 layers, width 64) with full attention and with windows: characters of Shakespeare in windows "
+        "of 128 (window 16), loss and FLOPs; copying 12 to 16 symbols (window 4), share of right tokens."
+    )
+    rule = (
+        "confirmed: on text the window's loss is at most 0.03 above that of full attention at fewer FLOPs, and on "
+        "copying it is right less often, by more than 0.2; refuted: one of these is shown to be wrong"
+    )
+    arms = ("text full", "text window", "copy full", "copy window")
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        what, how = arm.split()
+        window = {"type": "window", "heads": 4, "window": 16 if what == "text" else 4}
+        more = {"mixer": window} if how == "window" else {}
+        model = small(type="decoder", layers=2, **more)
+        if what == "text":
+            learnt = learn(shakespeare(128, 8), model, adam(budget(200, effort)), seed)
+            return {"loss": loss(learnt.model, learnt.data), "gigaflops": learnt.flops / 1e9}
+        task = {"type": "copy", "lengths": [12, 16], "valid": 200, "test": 1, "batch": 32}
+        learnt = learn(task, model, adam(budget(400, effort)), seed)
+        return {"tokens": right(learnt.model, learnt.data)[0], "gigaflops": learnt.flops / 1e9}
+
+    def judge(self, found: Found) -> list[Part]:
+        text = {how: found.values(f"text {how}", "loss") for how in ("full", "window")}
+        copy = {how: found.values(f"copy {how}", "tokens") for how in ("full", "window")}
+        above = [near - full for near, full in zip(text["window"], text["full"], strict=True)]
+        flops = {how: found.values(f"text {how}", "gigaflops") for how in ("full", "window")}
+        return [
+            at_most("on text a window is as good (loss above that of full attention)", above, 0.03),
+            more("and costs fewer FLOPs (billions)", flops["full"], flops["window"], 0.0, 0),
+            more("full attention copies more than a window", copy["full"], copy["window"], 0.2),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        ends = {arm: found.interval(arm, "loss" if "text" in arm else "tokens") for arm in self.arms}
+        bars = [Bar(arm, end.mean, end.low, end.high) for arm, end in ends.items()]
+        return Bars("Near and far", "text: loss, nats (less is better); copy: share right", bars)
+
+
+@final
+class SegmentMemory(Claim):
+    """One model, trained once for each seed; what changes is how it may read the held-out text."""
+
+    name = "memory"
+    says = "a memory of the segments before lowers the perplexity, and a longer one lowers it further"
+    source = "Dai et al. 2019, arXiv:1901.02860, table 9; Rae et al. 2020, arXiv:1911.05507"
+    protocol = (
+        "Characters of Shakespeare in segments of 32, Transformer-XL (2 layers, width 64, memory 32, trained on the"
+        " distances of its segments too); loss on held-out text without memory, with one of 32 and with one of 128."
+    )
+    rule = (
+        "confirmed: the loss falls from none to 32 and from 32 to 128; refuted: one of these is shown to be the "
+        "other way round"
+    )
+    MEMORIES: ClassVar[Sequence[int]] = (0, 32, 128)
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        mixer = {"type": "xl", "heads": 4, "memory": 32, "stretch": True, "clamp": 63}
+        task = shakespeare(128, 8, segment=32)
+        learnt = learn(
+            task, small(type="decoder", layers=2, mixer=mixer, positions="none"), adam(budget(300, effort)), seed
+        )
+        numbers = {}
+        for memory in self.MEMORIES:
+            # Without memory: segments one by one, each beginning with nothing before it.
+            alone = {"context": 32, "overlap": 0, "batch": 32, "segment": None}
+            reading = LanguageConfig.model_validate({**task, **(alone if memory == 0 else {})})
+            for module in learnt.model.modules():
+                if isinstance(module, XL):
+                    module.config = module.config.model_copy(update={"memory": max(32, memory)})
+            numbers[f"loss {memory}"] = loss(learnt.model, reading.prepare(scratch("segments"), 0))
+        return numbers
+
+    def judge(self, found: Found) -> list[Part]:
+        none, one, four = (found.values("all", f"loss {memory}") for memory in self.MEMORIES)
+        return [
+            more("without memory the loss is higher than with 32", none, one),
+            more("with 32 it is higher than with 128", one, four),
+        ]
+
+    def chart(self, found: Found) -> AnyChart:
+        ends = {memory: found.interval("all", f"loss {memory}") for memory in self.MEMORIES}
+        bars = [Bar(f"memory of {memory}", end.mean, end.low, end.high) for memory, end in ends.items()]
+        return Bars("Transformer-XL, segments of 32 characters", "loss, nats", bars)

@@ -1,0 +1,210 @@
+"""Claims about size and shape: power laws, modifications, one stack or two."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve, Matrix
+from allyouneed.lab.claims.base import (
+    Claim,
+    Effort,
+    Found,
+    Numbers,
+    Part,
+    Result,
+    alike,
+    at_least,
+    at_most,
+    budget,
+    over_arms,
+    side,
+)
+from allyouneed.lab.claims.trial import adam, learn, loss, number_words, right, shakespeare, small
+from allyouneed.lab.statistics import difference, interval
+
+KAPLAN = 0.076
+
+
+class _Sizes(Claim):
+    """What both claims about size measure."""
+
+    WIDTHS: ClassVar[Sequence[int]] = (8, 12, 16, 24, 32, 48)
+    LARGER: ClassVar[int] = 96
+    protocol = (
+        "Characters of Shakespeare: decoders of 2 layers and widths 8 to 48 (as many steps on windows of 64), a "
+        "line through log loss over log parameters (embeddings left out), and a decoder of width 96 that the line "
+        "has not seen."
+    )
+    arms = tuple(map(str, (*WIDTHS, LARGER)))
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        width = int(arm)
+        model = small(type="decoder", layers=2, width=width, hidden=4 * width, positions="rotary", feedforward="gelu")
+        learnt = learn(shakespeare(64, 16), model, adam(budget(250, effort), lr=0.1 * width**-0.75), seed)
+        weights = sum(weight.numel() for name, weight in learnt.model.named_parameters() if "blocks" in name)
+        return {"loss": loss(learnt.model, learnt.data), "parameters": float(weights)}
+
+    def fits(self, found: Found) -> list[tuple[float, float, float]]:
+        """For each seed the exponent, how straight the line is (R2), and how far off its prediction is (a share)."""
+        fits = []
+        for seed in range(len(found.numbers[self.arms[0]])):
+            rows = [found.numbers[arm][seed] for arm in self.arms]
+            x, y = np.log([row["parameters"] for row in rows]), np.log([row["loss"] for row in rows])
+            slope, height = np.polyfit(x[:-1], y[:-1], 1)
+            left = ((y[:-1] - slope * x[:-1] - height) ** 2).sum() / ((y[:-1] - y[:-1].mean()) ** 2).sum()
+            predicted = float(np.exp(slope * x[-1] + height))
+            fits.append((float(-slope), float(1 - left), abs(predicted / rows[-1]["loss"] - 1)))
+        return fits
+
+    def chart(self, found: Found) -> AnyChart:
+        sizes = [found.interval(arm, "parameters").mean for arm in self.arms]
+        mean, low, high = over_arms(found, self.arms, "loss")
+        slope, height = np.polyfit(np.log(sizes[:-1]), np.log(mean[:-1]), 1)
+        line = [float(np.exp(slope * np.log(size) + height)) for size in sizes]
+        curves = [
+            Curve("measured", sizes, mean, low, high, style="points"),
+            Curve(f"a line through all but the last: exponent {-slope:.3f}", sizes, line, style="dashed"),
+        ]
+        return Chart("Loss and size", "parameters (embeddings left out)", "loss, nats", curves, log_x=True, log_y=True)
+
+
+@final
+class PowerLaw(_Sizes):
+    """The prediction is made from the smaller ones alone."""
+
+    name = "power-law"
+    says = (
+        "loss follows a power law in the size of the model, with diminishing returns, so that larger runs can be "
+        "predicted"
+    )
+    source = "Kaplan et al. 2020, arXiv:2001.08361; Hoffmann et al. 2022, arXiv:2203.15556"
+    rule = (
+        "confirmed: the exponent is above 0 and below 0.5, the line's R2 above 0.95, and its prediction for width "
+        "96 off by less than 3 %; refuted: one of these is shown to be wrong"
+    )
+
+    def judge(self, found: Found) -> list[Part]:
+        exponents, straight, off = map(list, zip(*self.fits(found), strict=True))
+        return [
+            at_least("larger is better (exponent)", exponents, 0),
+            at_most("with diminishing returns (exponent)", exponents, 0.5),
+            at_least("by a power law (R2)", straight, 0.95),
+            at_most("and a size 2 times as wide is predicted (share off)", off, 0.03),
+        ]
+
+
+@final
+class KaplanExponent(_Sizes):
+    """The exponent was measured on much larger models and other text; it is often quoted as if it were a constant."""
+
+    name = "kaplan-exponent"
+    says = f"the exponent of the power law in the size of the model is {KAPLAN}"
+    source = "Kaplan et al. 2020, arXiv:2001.08361, equation 1.1"
+    rule = f"confirmed: the exponent is within 0.02 of {KAPLAN}; refuted: it is shown to be farther from it"
+    cells_of = "power-law"
+
+    def judge(self, found: Found) -> list[Part]:
+        exponents = [exponent for exponent, _, _ in self.fits(found)]
+        part = alike("the exponent", exponents, [KAPLAN] * len(exponents), 0.02)
+        return [Part(part.says, part.result, f"{interval(exponents).text()} instead of {KAPLAN}")]
+
+
+@final
+class Modifications(Claim):
+    """Narang et al. in miniature. A modification transfers if it helps wherever it is tried."""
+
+    name = "modifications"
+    says = "most modifications of the Transformer do not transfer from one task to the others"
+    source = "Narang et al. 2021, arXiv:2102.11972"
+    protocol = (
+        "A decoder (2 layers, width 64, pre-norm, ReLU, sinusoidal) and five modifications (GELU, SwiGLU with as "
+        "many parameters, RMSNorm, post-norm, rotary positions) on three tasks: characters, copying, number words; "
+        "as many steps; loss."
+    )
+    rule = (
+        "confirmed: more than half of them are shown not to lower the loss by 2 % on some task; refuted: more than "
+        "half are shown to lower it by 2 % on every task"
+    )
+    CHANGES: ClassVar[dict[str, dict[str, Any]]] = {
+        "GELU": {"feedforward": "gelu"},
+        "SwiGLU": {"feedforward": "swiglu", "hidden": 85},
+        "RMSNorm": {"normalisation": "rms"},
+        "post-norm": {"norm": "post"},
+        "rotary": {"positions": "rotary"},
+    }
+    TASKS: ClassVar[Sequence[str]] = ("characters", "copy", "numbers")
+    arms = tuple(map(" on ".join, product(("base", *CHANGES), TASKS)))
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        name, _, where = arm.partition(" on ")
+        task = {
+            "characters": shakespeare(64, 16),
+            "copy": {"type": "copy", "lengths": [1, 10], "valid": 200, "test": 1, "batch": 32},
+            "numbers": number_words(),
+        }[where]
+        learnt = learn(
+            task, small(type="decoder", layers=2, **self.CHANGES.get(name, {})), adam(budget(200, effort)), seed
+        )
+        return {"loss": loss(learnt.model, learnt.data)}
+
+    def gains(self, found: Found, name: str, task: str) -> list[float]:
+        """By which share each seed's loss is lower than the base's."""
+        ours, base = found.values(f"{name} on {task}", "loss"), found.values(f"base on {task}", "loss")
+        return [1 - our / their for our, their in zip(ours, base, strict=True)]
+
+    def judge(self, found: Found) -> list[Part]:
+        parts, helps, fails = [], 0, 0
+        for name in self.CHANGES:
+            gains = {task: self.gains(found, name, task) for task in self.TASKS}
+            sides = [side(values, [0.02] * len(values)) for values in gains.values()]
+            helps, fails = helps + (set(sides) == {"above"}), fails + ("below" in sides)
+            parts.append(f"{name} " + ", ".join(f"{task} {np.mean(values):+.1%}" for task, values in gains.items()))
+        most = len(self.CHANGES) / 2
+        result: Result = "confirmed" if fails > most else "refuted" if helps > most else "not shown"
+        words = f"{fails} of {len(self.CHANGES)} shown not to help somewhere, {helps} to help everywhere; "
+        return [Part("most do not transfer", result, words + "; ".join(parts))]
+
+    def chart(self, found: Found) -> AnyChart:
+        values, sure = [], []
+        for name in self.CHANGES:
+            row = [self.gains(found, name, task) for task in self.TASKS]
+            values.append([100 * float(np.mean(gains)) for gains in row])
+            sure.append([difference(gains, [0.0] * len(gains), paired=True).is_shown() for gains in row])
+        title, note = "How much lower the loss is, %", "Bold: a difference is shown. Blue is better."
+        return Matrix(title, list(self.CHANGES), list(self.TASKS), values, sure, note, 1)
+
+
+@final
+class DecoderOnly(Claim):
+    """Two layers of an encoder and two of a decoder with cross-attention have as many weights as five of a decoder."""
+
+    name = "decoder-only"
+    says = "a decoder alone suffices: given the source as the beginning of its text it is as good as an encoder-decoder"
+    source = "Liu et al. 2018, arXiv:1801.10198"
+    protocol = (
+        "English number words into French ones, word by word: an encoder-decoder (2 + 2 layers, width 64) and a "
+        "decoder (5 layers), as many parameters, as many steps; loss on unseen numbers."
+    )
+    rule = (
+        "confirmed: the losses differ by less than 0.05 nats; refuted: they are shown to differ by more, the "
+        "decoder being worse"
+    )
+    arms = ("encoder-decoder", "decoder")
+
+    def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
+        layers = {"layers": 5} if arm == "decoder" else {"encoder_layers": 2, "decoder_layers": 2}
+        learnt = learn(number_words(), small(type=arm, **layers), adam(budget(200, effort), lr=2e-3), seed)
+        numbers = {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
+        return {**numbers, "parameters": float(learnt.model.parameter_count()), "gigaflops": learnt.flops / 1e9}
+
+    def judge(self, found: Found) -> list[Part]:
+        both, alone = (found.values(arm, "loss") for arm in self.arms)
+        above = [ours - theirs for ours, theirs in zip(alone, both, strict=True)]
+        return [at_most("the decoder's loss is hardly above (difference, nats)", above, 0.05)]
+
+    def chart(self, found: Found) -> AnyChart:
+        ends = {arm: found.interval(arm, "loss") for arm in self.arms}
+        bars = [Bar(arm, end.mean, end.low, end.high) for arm, end in ends.items()]
+        return Bars("Number words, as many parameters", "loss, nats", bars)
