@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
-import torch
 
 from allyouneed.config import parse
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, at_least, at_most, band, budget, more
 from allyouneed.lab.claims.trial import adam, learn, right
+from allyouneed.lab.flow import gradient_by_distance
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
 from allyouneed.tasks.algorithms import AlgorithmTask, CopyConfig
@@ -38,18 +38,13 @@ class Vanishing(Claim):
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         config = parse(MIXERS[arm], {"type": arm} | ({"heads": 4} if arm == "softmax" else {}))
-        mixer = config.build(64, role="causal").double()
-        x_BTD = torch.randn(16, 65, 64, dtype=torch.float64, requires_grad=True)
-        y_BTD, _ = mixer(x_BTD)
-        (y_BTD[:, -1] * torch.randn(16, 64, dtype=torch.float64)).sum().backward()
-        assert x_BTD.grad is not None
-        norm_T = x_BTD.grad.square().sum(dim=2).mean(dim=0).sqrt().flip(0)[1:]  # by distance, from 1
-        log_T = norm_T.log10().numpy()
+        norms = dict(gradient_by_distance(config, 65, 64, seed=seed))
         place_T = np.arange(1, 65)
+        log_T = np.log10([norms[distance] for distance in range(1, 65)])
         slope, height = np.polyfit(place_T, log_T, 1)
         left = ((log_T - slope * place_T - height) ** 2).sum() / max(((log_T - log_T.mean()) ** 2).sum(), 1e-300)
-        numbers = {"slope": float(slope), "straight": float(1 - left), "lost": float(log_T[0] - log_T[-1])}
-        return numbers | {f"norm {distance}": float(norm_T[distance - 1]) for distance in self.DISTANCES}
+        numbers = {"slope": float(slope), "straight": float(1 - left), "lost": float(-63 * slope)}
+        return numbers | {f"norm {distance}": norms[distance] for distance in self.DISTANCES}
 
     def judge(self, found: Found) -> list[Part]:
         return [

@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, at_most, band, more
+from allyouneed.lab.path import Layers, enlarged, path_length
+from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.mixers.recurrent import LstmConfig, RnnConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.window import WindowConfig
-from allyouneed.models.convolution import Taps
 
 Layer = Callable[[Tensor], Tensor]
-WIDTH = 16
+KERNEL, WINDOW = 3, 8
 
 
 @final
@@ -31,17 +32,18 @@ class Paths(Claim):
     source = "Vaswani et al. 2017, table 1"
     protocol = (
         "Random layers (width 16) over 9, 33, 65 and 129 positions: change the first vector, count steps until the "
-        "last differs. Kernels of 3, dilated by 1, 2, 4, 8, ..; a window of 8."
+        "last differs. Kernels of 3, dilated by 1, 3, 9, ..; a window of 8."
     )
     rule = (
-        "confirmed: at every length the count is the formula: 1; n - 1; (n - 1) / (k - 1), rounded up; log2 of it; "
+        "confirmed: at every length the count is the formula: 1; n - 1; (n - 1) / (k - 1), rounded up; log_k of n; "
         "(n - 1) / w, rounded up; refuted: a count is shown to be another one"
     )
     arms = ("attention", "recurrence", "convolution", "dilated convolution", "window")
     LENGTHS: ClassVar[Sequence[int]] = (9, 33, 65, 129)
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
-        return {f"steps {length}": float(_steps(arm, length)) for length in self.LENGTHS}
+        steps = {length: _steps(arm, length, seed) for length in self.LENGTHS}
+        return {f"steps {length}": math.inf if count is None else float(count) for length, count in steps.items()}
 
     def judge(self, found: Found) -> list[Part]:
         parts = []
@@ -66,53 +68,44 @@ class Paths(Claim):
 
 
 def formula(arm: str, length: int) -> int:
-    """What table 1 says, rounded to whole steps."""
+    """What table 1 says, rounded up to whole steps."""
     far = length - 1
     return {
         "attention": 1,
         "recurrence": far,
-        "convolution": math.ceil(far / 2),
-        "dilated convolution": math.ceil(math.log2(far / 2 + 1)),
-        "window": math.ceil(far / 8),
+        "convolution": -(-far // (KERNEL - 1)),
+        "dilated convolution": next(layers for layers in range(length) if KERNEL**layers >= length),
+        "window": -(-far // WINDOW),
     }[arm]
 
 
-def _steps(arm: str, length: int) -> int:
-    one_BTD = torch.randn(1, length, WIDTH, dtype=torch.float64)
-    other_BTD = one_BTD.clone()
-    other_BTD[:, 0] += 1
+def _steps(arm: str, length: int, seed: int) -> int | None:
     if arm == "recurrence":
-        return _recurrent_steps(one_BTD, other_BTD)
-    for step in range(1, length + 1):
-        layer = _layer(arm, step)
-        one_BTD, other_BTD = layer(one_BTD), layer(other_BTD)
-        if not torch.equal(one_BTD[:, -1], other_BTD[:, -1]):
-            return step
-    raise AssertionError("what is connected meets within as many layers as there are positions")
-
-
-def _recurrent_steps(one_BTD: Tensor, other_BTD: Tensor) -> int:
-    """The first position is read; then a step for each other one, as long as what it leaves behind still differs."""
-    mixer = RnnConfig().build(WIDTH).double()
-    states: list[Any] = [None, None]
-    with torch.no_grad():
-        for vectors in zip(one_BTD.unbind(1), other_BTD.unbind(1), strict=True):
-            ends = [mixer.advance(x_BD, state=state) for x_BD, state in zip(vectors, states, strict=True)]
-            states = [state for _, state in ends]
-            if torch.equal(ends[0][0], ends[1][0]):
-                raise AssertionError("a recurrence carries a difference on")
-    return one_BTD.shape[1] - 1
+        return _recurrent_steps(length)
+    layers: dict[str, Layers] = {
+        "attention": SoftmaxConfig(heads=2),
+        "convolution": ConvolutionConfig(kernel=KERNEL),
+        "dilated convolution": lambda layer: ConvolutionConfig(kernel=KERNEL, dilation=KERNEL**layer),
+        "window": WindowConfig(heads=2, window=WINDOW),
+    }
+    return path_length(layers[arm], length, 16, seed=seed)
 
 
 @torch.no_grad()
-def _layer(arm: str, step: int) -> Layer:
-    if arm in ("attention", "window"):
-        config = SoftmaxConfig(heads=2) if arm == "attention" else WindowConfig(heads=2, window=8)
-        mixer = config.build(WIDTH).double()
-        return lambda x_BTD: mixer(x_BTD)[0]
-    taps = Taps(3, 2 ** (step - 1) if arm == "dilated convolution" else 1)
-    weights = nn.Linear(3 * WIDTH, WIDTH, dtype=torch.float64)
-    return lambda x_BTD: weights(taps.causal(x_BTD, taps.start(x_BTD, WIDTH))[0])
+def _recurrent_steps(length: int) -> int | None:
+    """The first vector is read, then one after the other: a step each, as long as what is carried on differs."""
+    mixer = RnnConfig().build(16).double()
+    states: list[Any] = [None, None]
+    x_BTD = torch.randn(1, length, 16, dtype=torch.float64)
+    for step, x_BD in enumerate(x_BTD.unbind(1)):
+        first_BD = x_BD + 1 if step == 0 else x_BD
+        (one_BD, state), (other_BD, changed) = (
+            mixer.advance(vector_BD, state=before) for vector_BD, before in zip((x_BD, first_BD), states, strict=True)
+        )
+        if torch.equal(one_BD, other_BD):
+            return None
+        states = [state, enlarged(state, changed)]
+    return length - 1
 
 
 @final
