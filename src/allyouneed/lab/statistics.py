@@ -108,9 +108,9 @@ def _p_value(our_N: np.ndarray, their_N: np.ndarray, paired: bool) -> float:
     if min(our_N.size, their_N.size) < 2:
         return math.nan
     apart = our_N - their_N if paired else np.concatenate([our_N - our_N.mean(), their_N - their_N.mean()])
-    scale = max(np.abs(our_N).max(), np.abs(their_N).max())
-    if np.ptp(apart) <= ROUNDING * scale:  # no spread at all: the same every time, or apart by the same every time
-        return 1.0 if our_N.mean() == their_N.mean() else 0.0
+    rounding = ROUNDING * max(np.abs(our_N).max(), np.abs(their_N).max())
+    if np.ptp(apart) <= rounding:  # no spread at all: the same every time, or apart by the same every time
+        return 1.0 if abs(our_N.mean() - their_N.mean()) <= rounding else 0.0
     test = stats.ttest_rel(our_N, their_N) if paired else stats.ttest_ind(our_N, their_N, equal_var=False)
     return float(test.pvalue)
 
