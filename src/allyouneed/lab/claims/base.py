@@ -128,6 +128,14 @@ def alike(says: str, ours: Sequence[float], theirs: Sequence[float], margin: flo
     return Part(says, "refuted" if "above" in (over, under) else "not shown", words)
 
 
+def given(needed: Part, parts: Sequence[Part]) -> list[Part]:
+    """All of them; but where what the experiment needs did not come about, it says nothing, for or against."""
+    if needed.result == "confirmed":
+        return [needed, *parts]
+    silent = [Part(part.says, "not shown", part.words) for part in parts]
+    return [Part(needed.says, "not shown", f"{needed.words}: so the experiment says nothing"), *silent]
+
+
 def _result(where: Side) -> Result:
     results: dict[Side, Result] = {"above": "confirmed", "below": "refuted", "unclear": "not shown"}
     return results[where]

@@ -7,7 +7,19 @@ from typing import ClassVar, final
 import torch
 
 from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve
-from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, alike, at_least, at_most, band, budget
+from allyouneed.lab.claims.base import (
+    Claim,
+    Effort,
+    Found,
+    Numbers,
+    Part,
+    alike,
+    at_least,
+    at_most,
+    band,
+    budget,
+    given,
+)
 from allyouneed.lab.claims.sentences import who_did_it
 from allyouneed.lab.claims.trial import adam, learn, loss, right, scratch, shakespeare, small
 from allyouneed.models import Model
@@ -28,8 +40,9 @@ class Order(Claim):
         "untrained encoder is from permuting its outputs with its inputs (float64)."
     )
     rule = (
-        "confirmed: with positions above 0.9; without, the encoder-decoder below 0.6 and permuting to 1e-6, and the"
-        " decoder below 0.6 too; refuted: one of these is shown to be wrong"
+        "confirmed: without positions the encoder-decoder is right below 0.6 and its encoder permutes to 1e-6, and "
+        "the decoder is right below 0.6 too; refuted: one of these is shown to be wrong; neither, unless with "
+        "positions it is right above 0.9"
     )
     arms = ("encoder-decoder with", "encoder-decoder without", "decoder without")
 
@@ -45,12 +58,13 @@ class Order(Claim):
 
     def judge(self, found: Found) -> list[Part]:
         with_, without, decoder = self.arms
-        return [
-            at_least("with positions it is solved", found.values(with_, "right"), 0.9),
+        solved = at_least("with positions it is solved", found.values(with_, "right"), 0.9)
+        parts = [
             at_most("without, an encoder only permutes", found.values(without, "moved"), 1e-6, 12),
             at_most("without, an encoder-decoder is at chance", found.values(without, "right"), 0.6),
             at_most("without, a decoder is at chance", found.values(decoder, "right"), 0.6),
         ]
+        return given(solved, parts)
 
     def chart(self, found: Found) -> AnyChart:
         ends = {arm: found.interval(arm, "right") for arm in self.arms}

@@ -145,7 +145,7 @@ class Modifications(Claim):
             "numbers": number_words(),
         }[where]
         learnt = learn(
-            task, small(type="decoder", layers=2, **self.CHANGES.get(name, {})), adam(budget(200, effort)), seed
+            task, small(type="decoder", layers=2, **self.CHANGES.get(name, {})), adam(budget(150, effort)), seed
         )
         return {"loss": loss(learnt.model, learnt.data)}
 

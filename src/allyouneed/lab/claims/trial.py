@@ -8,7 +8,7 @@ import atexit
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,10 +76,13 @@ def loss(model: Model, data: TaskData, split: Split = "valid") -> float:
     return min(value, WORST) if value == value else WORST
 
 
-def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, float]:
+def right(
+    model: Model, data: TaskData, split: Split = "valid", only: Sequence[int] | None = None
+) -> tuple[float, float]:
     """Shares of held-out predictions that are right, and of sequences without a wrong one.
 
-    The right prefix is given; a sequence without a wrong prediction is just what a greedy search would say.
+    The right prefix is given; a sequence without a wrong prediction is just what a greedy search would say. `only`:
+    which ids count.
     """
     tokens = rows = good_tokens = good_rows = 0
     with evaluating(model):
@@ -95,6 +98,8 @@ def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, 
                 state = model.condition(batch.source_BS, batch.source_valid_BS)
                 answer = model.step(batch.input_BT, state)[0].argmax(dim=-1)
                 wanted, counts = batch.output_BT, batch.output_BT != PAD
+                if only is not None:
+                    counts = torch.isin(wanted, torch.tensor(only))
             hit = (answer == wanted) & counts
             tokens, good_tokens = tokens + int(counts.sum()), good_tokens + int(hit.sum())
             whole = (hit == counts).reshape(hit.shape[0], -1).all(dim=1)
