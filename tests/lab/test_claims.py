@@ -222,7 +222,8 @@ def test_claims_are_tried_judged_and_written(tmp_path: Path) -> None:
     text = page.read_text()
     assert "lookup: confirmed" in text
     assert CLAIMS["lookup"].protocol in text
-    assert (tmp_path / "quick" / "lookup.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("lookup", "scale-gradient", "overview"):
+        assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert [one.claim.name for one in finished(tmp_path, seeds=2, effort="quick")] == ["lookup", "scale-gradient"]
     assert finished(tmp_path, seeds=3, effort="quick") == []
 

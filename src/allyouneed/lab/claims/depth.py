@@ -18,6 +18,7 @@ from allyouneed.lab.claims.base import (
     at_least,
     at_most,
     budget,
+    given,
     more,
     over_arms,
 )

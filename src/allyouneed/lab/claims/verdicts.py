@@ -9,6 +9,7 @@ from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.lab.charts import save_chart
 from allyouneed.lab.claims import CLAIMS
 from allyouneed.lab.claims.base import Claim, Effort, Found, Part, Result, outcome
+from allyouneed.lab.claims.overview import draw_overview
 from allyouneed.lab.claims.work import Cell, Measured, Watch, kept, measure_all
 from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, write_report
 from allyouneed.lab.report import Part as PagePart
@@ -100,10 +101,13 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
         ),
         Table(["claim", "outcome", "what it says", "source", "CPU seconds"], rows),
     ]
+    charts = [(one.claim.name, one.result, one.claim.chart(one.found)) for one in tried if one.result is not None]
+    for name, _, chart in charts:
+        save_chart(chart, folder / effort / f"{name}.png")
+    if charts:
+        draw_overview(folder / effort / "overview.png", charts)
     for one in tried:
         parts += _section(one, seeds, effort)
-        if one.result is not None:
-            save_chart(one.claim.chart(one.found), folder / effort / f"{one.claim.name}.png")
     data = {"effort": effort, "seeds": seeds, "claims": [_data(one, seeds, effort) for one in tried]}
     title = f"Claims of the literature, tried ({kind}, {seeds} seed{'s' * (seeds > 1)})"
     return write_report(folder / effort / "report.html", title, parts, data)
