@@ -91,7 +91,7 @@ class Length(Claim):
         task: dict[str, Any] = {"type": "copy", "lengths": [1, 16], "valid": 100, "test": 100, "batch": 32}
         size = {"cell": "lstm", "width": 112} if arm == "none" else {"cell": "gru", "width": 64}
         model = {"type": "seq2seq", "attention": arm, "embedding": 32, **size}
-        learnt = learn(task, model, adam(budget(400, effort), lr=4e-3), seed)
+        learnt = learn(task, model, adam(budget(300, effort), lr=4e-3), seed)
         config = parse(CopyConfig, task)
         found = {length: tested(learnt.model, config, length, seed) for length in self.LENGTHS}
         return {

@@ -218,7 +218,7 @@ class Heads(Claim):
         model = small(
             type="encoder-decoder", encoder_layers=1, decoder_layers=1, mixer={"type": "softmax", "heads": int(arm)}
         )
-        learnt = learn(task, model, adam(budget(250, effort)), seed)
+        learnt = learn(task, model, adam(budget(200, effort)), seed)
         return {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
 
     def judge(self, found: Found) -> list[Part]:

@@ -187,10 +187,7 @@ class DecoderOnly(Claim):
         "English number words into French ones, word by word: an encoder-decoder (2 + 2 layers, width 64) and a "
         "decoder (5 layers), as many parameters, as many steps; loss on unseen numbers."
     )
-    rule = (
-        "confirmed: the losses differ by less than 0.05 nats; refuted: they are shown to differ by more, the "
-        "decoder being worse"
-    )
+    rule = "confirmed: the decoder's loss is less than 0.05 nats above the other; refuted: it is shown to be more above"
     arms = ("encoder-decoder", "decoder")
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
