@@ -219,6 +219,7 @@ def test_claims_are_tried_judged_and_written(tmp_path: Path) -> None:
     assert data["claims"][0]["command"] == "allyouneed claims lookup --seeds 2 --quick"
     text = page.read_text()
     assert "lookup: confirmed" in text
+    assert "| **confirmed** | one-hot weights" in (tmp_path / "quick" / "verdicts.md").read_text()
     assert CLAIMS["lookup"].protocol in text
     for name in ("lookup", "scale-gradient", "overview"):
         assert (tmp_path / "quick" / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -13,6 +13,7 @@ from allyouneed.lab.claims.overview import draw_overview
 from allyouneed.lab.claims.work import Cell, Measured, Watch, kept, measure_all
 from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, write_report
 from allyouneed.lab.report import Part as PagePart
+from allyouneed.storage import write_atomic, writing
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def command_of(claim: Claim, seeds: int, effort: Effort) -> str:
 
 
 def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effort) -> Path:
-    """report.html and report.json for all of them, and a picture for each."""
+    """report.html, report.json and verdicts.md for all of them, a picture for each, and one of all."""
+    with writing(folder):
+        (folder / effort).mkdir(parents=True, exist_ok=True)
     rows = [
         [one.claim.name, one.result or "not measured", one.claim.says, one.claim.source, f"{one.seconds:.0f}"]
         for one in tried
@@ -106,11 +109,23 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
         save_chart(chart, folder / effort / f"{name}.png")
     if charts:
         draw_overview(folder / effort / "overview.png", charts)
+    write_atomic(folder / effort / "verdicts.md", markdown(tried).encode())
     for one in tried:
         parts += _section(one, seeds, effort)
     data = {"effort": effort, "seeds": seeds, "claims": [_data(one, seeds, effort) for one in tried]}
     title = f"Claims of the literature, tried ({kind}, {seeds} seed{'s' * (seeds > 1)})"
     return write_report(folder / effort / "report.html", title, parts, data)
+
+
+def markdown(tried: Sequence[Tried]) -> str:
+    """The verdicts as a table for a page of documentation."""
+    lines = ["| claim | outcome | what was found (mean, interval over seeds) |", "| --- | --- | --- |"]
+    for one in tried:
+        found = "; ".join(f"{part.says}: {part.words} ({part.result})" for part in one.parts) or "; ".join(one.errors)
+        said = f"`{one.claim.name}`: {one.claim.says} ({one.claim.source})"
+        cells = (said, f"**{one.result or 'not measured'}**", found)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _count(tried: Sequence[Tried]) -> str:
