@@ -149,6 +149,7 @@ def number_words(**more: Any) -> dict[str, Any]:
         "valid": 300,
         "test": 1,
         "tokenizer": {"kind": "words"},
+        "shared": True,  # a decoder reads both sides as one text
         "batch_tokens": 1024,
         "max_length": 64,
         **more,
