@@ -1,5 +1,4 @@
-"""What the convolutional models share beside the windows of `mixers/taps.py`: columns to stand on, sequences with padding
-between tokens."""
+"""What convolutional models share beside the windows of `mixers/taps.py`: columns to stand on, padding between tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
