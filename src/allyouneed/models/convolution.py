@@ -1,4 +1,4 @@
-"""What convolutional models share beside the windows of `mixers/taps.py`: columns to stand on, padding between tokens."""
+"""What convolutional models share beside the windows of `mixers/taps.py`: columns to stand on, padding among tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
