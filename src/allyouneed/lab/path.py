@@ -74,8 +74,8 @@ def influenced(config: MixerConfig, reached_T: Tensor, width: int, role: Role) -
         return _differs(mixer(x_BTD)[0], mixer(other_BTD)[0])
     found, states = [], (None, None)
     for piece, other in zip(x_BTD.split(PIECE, dim=1), other_BTD.split(PIECE, dim=1), strict=True):
-        (y_BTD, state), (z_BTD, changed) = mixer(piece, state=states[0]), mixer(other, state=states[1])
-        found.append(_differs(y_BTD, z_BTD))
+        (y, state), (z, changed) = mixer(piece, state=states[0]), mixer(other, state=states[1])
+        found.append(_differs(y, z))
         states = state, enlarged(state, changed)
     return torch.cat(found)
 
