@@ -93,9 +93,11 @@ def study_mixers(settings: FlowSettings, out: Path, report: Report = lambda frac
 def study_folders(folders: Sequence[str], report: Report = lambda fraction, words: None) -> FlowStudy:
     """Of models that were trained elsewhere."""
     before, after = [], []
+    short = [Path(folder).resolve().name for folder in folders]
+    names = short if len(set(short)) == len(short) else list(folders)
     for number, folder in enumerate(folders):
         report(number / len(folders), folder)
-        one, other = _both(load_folder(folder), folder, 1)
+        one, other = _both(load_folder(folder), names[number], 1)
         before.append(one)
         after.append(other)
     return FlowStudy([], before, after, {})
