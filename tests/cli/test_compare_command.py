@@ -94,8 +94,8 @@ def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     assert "<script" not in page
     runs = numbers(compared / "report.json")
     assert [(one["system"], one["seed"]) for one in runs] == [
-        ("copy", 1),
-        ("copy", 2),
+        ("baseline", 1),
+        ("baseline", 2),
         ("norm=post", 1),
         ("norm=post", 2),
     ]
