@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,7 +120,8 @@ class Crew:
         """Ends them."""
         for child in self._all:
             child.kill()
-            child.wait()
+            with suppress(BrokenPipeError), child:  # closes its pipes and waits; what was not yet sent is lost
+                pass
         self._scratch.cleanup()
 
     def measure(self, cell: Cell) -> Measured:
