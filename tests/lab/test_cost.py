@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from allyouneed.cli.terminal import text_table
 from allyouneed.errors import ConfigError
 from allyouneed.lab.cost import COUNTED_HEAD, COUNTED_WIDTH, CostSettings, crossing, flops_crossing, study_cost
-from allyouneed.lab.cost_report import text_table, verdicts, write_cost_report
+from allyouneed.lab.cost_report import verdicts, write_cost_report
 from allyouneed.lab.meter import Pass, count_flops, exponent, peak_bytes
 from allyouneed.lab.report import Table
 from allyouneed.lab.table1 import THEORY, Row, rows
@@ -133,4 +134,4 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_a_table_for_a_terminal() -> None:
-    assert text_table(Table(["a", "bb"], [["long", "1"]])) == "a     bb\n----  --\nlong   1"
+    assert text_table(Table(["a", "bb"], [["long", "1"]]), ruled=True) == "a     bb\n----  --\nlong   1"

@@ -1,18 +1,17 @@
 """`allyouneed compare`: several models, or one part varied, at an equal budget; an answer with error bars."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from allyouneed.cli.terminal import note, printable
-from allyouneed.errors import ConfigError, TrainingError
+from allyouneed.cli.terminal import note, printable, text_table, typed
+from allyouneed.cli.train import one_budget
+from allyouneed.cli.watch_jobs import Cores, On, Workers, watching_jobs
+from allyouneed.errors import TrainingError
 
 if TYPE_CHECKING:
     from allyouneed.lab.compare import Comparison
-    from allyouneed.lab.report import Table
 
 
 def command(
@@ -47,12 +46,9 @@ def command(
         list[str] | None,
         typer.Option("--set", help="Any setting, for all runs: --set task.pairs=2000. May be repeated."),
     ] = None,
-    on: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="Where runs are made: processes here, or a Ray cluster (RAY_ADDRESS)."),
-    ] = "local",
-    workers: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")] = 0,
-    cores: Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")] = 1,
+    on: On = "local",
+    workers: Workers = 0,
+    cores: Cores = 1,
     test: Annotated[
         bool, typer.Option("--test", help="At the end, score the test split too. It decides nothing.")
     ] = False,
@@ -62,15 +58,12 @@ def command(
 
     All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
     """
-    from allyouneed.cli.watch_jobs import watching_jobs
     from allyouneed.lab.compare import compare, look_at_test_split, summary
     from allyouneed.lab.compare_page import cost_table, result_table, write_comparison
     from allyouneed.lab.plan import Question, make_plan
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    given = {name: value for name, value in budget.items() if value is not None}
-    if len(given) > 1:
-        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in given)}")
+    given = one_budget(budget)
     further = [name.strip() for name in tasks.split(",") if name.strip()]
     question = Question(
         recipes, vary or [], model or [], further, sets or [], seeds, given, equal == "parameters", metric
@@ -98,20 +91,9 @@ def command(
     for found in comparison.found.values():
         print(printable(found.words))
     print(printable(summary(comparison)))
-    page = write_comparison(comparison, out, shlex.join(["allyouneed", *sys.argv[1:]]))
+    page = write_comparison(comparison, out, typed())
     print(f"report: {page}")
     _complain_of_failures(comparison)
-
-
-def text_table(table: "Table") -> str:
-    """A table of a report for a terminal."""
-    rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(widths[0]) if i == 0 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def _complain_of_failures(comparison: "Comparison") -> None:

@@ -1,6 +1,5 @@
 """`allyouneed cost`: table 1 of the 2017 paper for every mixer, stated, counted and measured here."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +35,7 @@ def command(
     from dataclasses import replace
 
     from allyouneed.cli.progress import progress
+    from allyouneed.cli.terminal import text_table, typed
     from allyouneed.lab.charts import Chart, text_chart
     from allyouneed.lab.cost import FULL, CostSettings, study_cost
     from allyouneed.lab.cost_report import (
@@ -44,7 +44,6 @@ def command(
         formulas_table,
         measured_table,
         path_table,
-        text_table,
         verdicts,
         write_cost_report,
     )
@@ -62,11 +61,11 @@ def command(
         ("where self-attention begins to cost more than recurrence", crossing_table(study)),
     ):
         if table.rows:
-            print(f"{title}\n\n{text_table(table)}\n")
+            print(f"{title}\n\n{text_table(table, ruled=True)}\n")
     for name, chart in charts(study).items():
         if name.startswith("crossover") and isinstance(chart, Chart):
             print(f"{text_chart(chart)}\n")
     for words in verdicts(study):
         print(words)
-    page = write_cost_report(study, out, " ".join(["allyouneed", *sys.argv[1:]]))
+    page = write_cost_report(study, out, typed())
     print(f"report: {page}")

@@ -1,6 +1,5 @@
 """`allyouneed flow`: gradients against distance, before and after training."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +29,8 @@ def command(
     vanish, explode or stay; the reach is the effective receptive field.
     """
     from allyouneed.cli.progress import progress
+    from allyouneed.cli.terminal import text_table, typed
     from allyouneed.lab.charts import text_chart
-    from allyouneed.lab.cost_report import text_table
     from allyouneed.lab.flow_study import (
         USUAL,
         FlowSettings,
@@ -50,7 +49,7 @@ def command(
             settings = FlowSettings(tuple(mixers or USUAL), length, width, symbols=symbols, steps=steps, seed=seed)
             study = study_mixers(settings, out, report)
     for title, flows in parts_of(study):
-        print(f"{title}\n\n{text_table(flow_table(flows))}\n\n{text_chart(flow_chart(title, flows))}\n")
+        print(f"{title}\n\n{text_table(flow_table(flows), ruled=True)}\n\n{text_chart(flow_chart(title, flows))}\n")
     for name, words in study.scores.items():
         print(f"{name} after training: {words}")
-    print(f"report: {write_flow_report(study, out, ' '.join(['allyouneed', *sys.argv[1:]]))}")
+    print(f"report: {write_flow_report(study, out, typed())}")

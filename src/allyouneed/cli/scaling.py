@@ -1,17 +1,13 @@
 """`allyouneed scaling`: small runs become a law, the law predicts a larger run, and that run is made."""
 
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.terminal import note, printable
+from allyouneed.cli.terminal import note, printable, text_table, typed
+from allyouneed.cli.watch_jobs import Cores, On, Workers, watching_jobs
 from allyouneed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from allyouneed.lab.report import Table
 
 
 def command(
@@ -45,19 +41,15 @@ def command(
         list[str] | None,
         typer.Option("--set", help="Any setting, for all runs: --set task.batch=16. May be repeated."),
     ] = None,
-    on: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="Where runs are made: processes here, or a Ray cluster (RAY_ADDRESS)."),
-    ] = "local",
-    workers: Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")] = 0,
-    cores: Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")] = 1,
+    on: On = "local",
+    workers: Workers = 0,
+    cores: Cores = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/scaling"),
 ) -> None:
     """Fit a law of scaling to small runs, predict a larger one, and check. Killed, the same command line goes on.
 
     The prediction is in OUT/prediction.json before the larger run begins, and is not changed afterwards.
     """
-    from allyouneed.cli.watch_jobs import watching_jobs
     from allyouneed.lab.scaling import How, study
     from allyouneed.lab.scaling import verify as make_predicted
     from allyouneed.lab.scaling_plan import Plan
@@ -72,17 +64,16 @@ def command(
 
     amounts = _numbers(budgets)
     plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
-    typed = shlex.join(["allyouneed", *sys.argv[1:]])
     total = len([size for size in sizes.split(",") if size.strip()]) * len(amounts) * seeds
     note(f"{total} runs in {out / 'runs'}")
     with watching_jobs(total) as watch:
         found = study(plan, out, predict, at, How(workers, cores, on, watch))
-    page = write_study(found, out, typed)
+    page = write_study(found, out, typed())
     note(f"predicted, and written to {out / 'prediction.json'}: {prediction_text(found)}")
     if verify:
         with watching_jobs(1) as watch:
             found = make_predicted(found, out, How(workers, cores, on, watch))
-        page = write_study(found, out, typed)
+        page = write_study(found, out, typed())
     for table in (run_table(found), law_table(found), optimum_table(found)):
         print(text_table(table) + "\n")
     print(f"prediction: {printable(prediction_text(found))}")
@@ -96,14 +87,3 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ConfigError(f"--budgets {text!r}: should be numbers with commas: 1e11,2e11,4e11") from None
-
-
-def text_table(table: "Table") -> str:
-    """A table of a report for a terminal."""
-    rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(widths[0]) if i == 0 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -1,7 +1,12 @@
 """Text from anywhere, made safe to show: a terminal obeys control characters, so they are written as escapes."""
 
+import shlex
 import sys
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allyouneed.lab.report import Table
 
 # Controls, directions and other invisible characters, surrogates of undecodable file names, separators of lines.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -33,3 +38,18 @@ def one_line(text: str) -> str:
 def note(line: str) -> None:
     """One line for people, beside the output."""
     print(printable(line), file=sys.stderr, flush=True)
+
+
+def typed() -> str:
+    """The command line that is running, as it can be typed again."""
+    return shlex.join(["allyouneed", *sys.argv[1:]])
+
+
+def text_table(table: "Table", *, ruled: bool = False) -> str:
+    """A table of a report: the first column on the left, numbers on the right; `ruled`: a line below the names."""
+    rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    if ruled:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)

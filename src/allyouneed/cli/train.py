@@ -1,5 +1,6 @@
 """`allyouneed train`: a recipe, or a task and a model, becomes a model folder. The same command line goes on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,8 +41,7 @@ def command(
     from allyouneed.train import train as run
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    given = {name: value for name, value in budget.items() if value is not None}
-    base = _base(recipe or start, task, model, given, seed)
+    base = _base(recipe or start, task, model, budget, seed)
     if start is not None:
         base = _of_folder(start, recipe, task, model, base)
     whole = load_recipe(recipe, base, sets)
@@ -86,18 +86,25 @@ def print_scores(folder: Path) -> None:
             print(line.removeprefix("- ").replace("`", " ").rstrip())
 
 
+def one_budget(asked: Mapping[str, float | None]) -> dict[str, float]:
+    """The one option of a budget that was given, if any."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) > 1:
+        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in given)}")
+    return given
+
+
 def _base(
-    recipe: str | None, task: str | None, model: str | None, budget: dict[str, float], seed: int | None
+    recipe: str | None, task: str | None, model: str | None, budget: Mapping[str, float | None], seed: int | None
 ) -> dict[str, Any]:
     """What the options lay over the recipe."""
     if recipe is None and (task is None or model is None):
         raise ConfigError("nothing to train: give a recipe, or --task and --model; `allyouneed list` shows them")
-    if len(budget) > 1:
-        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in budget)}")
+    given = one_budget(budget)
     base: dict[str, Any] = {}
     base |= {"task": {"type": task}} if task is not None else {}
     base |= {"model": {"type": model}} if model is not None else {}
-    base |= {"train": {"budget": budget}} if budget else {}
+    base |= {"train": {"budget": given}} if given else {}
     base |= {"seed": seed} if seed is not None else {}
     return base
 

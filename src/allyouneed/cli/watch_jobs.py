@@ -4,7 +4,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from allyouneed.cli.terminal import printable
 
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
 
     from allyouneed.lab.runs import Outcome
 
+# The options of every command that makes many runs.
+On = Annotated[
+    Literal["local", "ray"], typer.Option(help="Where runs are made: processes here, or a Ray cluster (RAY_ADDRESS).")
+]
+Workers = Annotated[int, typer.Option(min=0, help="Runs at a time; 0: as many as there are cores for.")]
+Cores = Annotated[int, typer.Option(min=1, help="Cores of each run; the numbers depend on it.")]
 SECONDS_A_LINE = 30.0
 
 

@@ -53,8 +53,8 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
     assert codec.classes is not None
     sources = codec.encode_sources(texts)
     if codec.each:
-        for number, text in enumerate(texts, start=1):
-            check_known(codec, text, f"text {number}")
+        for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
+            check_known(text, ids, f"text {number}")
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for begin in range(0, len(order), ROWS):
         chosen = order[begin : begin + ROWS]
@@ -66,9 +66,8 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
         yield chosen, logprobs
 
 
-def check_known(codec: Codec, text: str, where: str) -> None:
+def check_known(text: str, ids: Sequence[int], where: str) -> None:
     """A class for each token is an answer about tokens that are known; a compiled program has none for others."""
-    ids = codec.encode_source(text)
     if UNK in ids:
         what = f"holds a token that is not in the model's vocabulary (its token {ids.index(UNK)})"
         raise DataError(f"{where}: {text!r} {what}")

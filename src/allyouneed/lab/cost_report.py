@@ -264,12 +264,3 @@ def _power(value: float) -> str:
 
 def _layers(layers: int | None) -> str:
     return "never" if layers is None else f"{layers:,}"
-
-
-def text_table(table: Table) -> str:
-    """A table for a terminal: the first column on the left, numbers on the right."""
-    cells = [list(table.columns), *map(list, table.rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)

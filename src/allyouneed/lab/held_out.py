@@ -76,7 +76,7 @@ def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 
     """Refuses a token without an answer, if each token has one; `before` texts of `where` were checked already."""
     if codec.each:
         for number, text in enumerate(texts, start=before + 1):
-            check_known(codec, text, f"{where}: line {number}")
+            check_known(text, codec.encode_source(text), f"{where}: line {number}")
 
 
 def has_unknown(codec: Codec, text: str) -> bool:

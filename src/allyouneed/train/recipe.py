@@ -58,7 +58,13 @@ class Recipe(Config):
                 f"task {self.task.type!r} needs a model of kind {' or '.join(sorted(self.task.kinds))}; "
                 f"{self.model.type!r} is {self.model.kind}"
             )
-        for check in (self._check_pool, self._check_bits, self._check_image, self._check_stretch, self._check_start):
+        for check in (
+            self._check_pool,
+            self._check_bits,
+            self._check_image,
+            self._check_stretch,
+            self._check_linear_start,
+        ):
             check()
         return self
 
@@ -90,7 +96,7 @@ class Recipe(Config):
                 f"{given[0]} pixels a side and {given[1]} channels"
             )
 
-    def _check_start(self) -> None:
+    def _check_linear_start(self) -> None:
         linear, steps = getattr(self.model, "linear_start", 0), self.train.budget.steps
         if steps is not None and 0 < steps <= linear:
             raise ValueError(f"model.linear_start={linear} should be below train.budget.steps={steps}")
