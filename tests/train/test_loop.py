@@ -183,6 +183,49 @@ def test_early_stopping_and_unknown_metric(tmp_path: Path) -> None:
         train(recipe(metric="blue"), tmp_path / "blue")
 
 
+@pytest.mark.parametrize("average", ["ema", "last", "none"])
+def test_a_hopeless_run_begins_anew_in_the_first_half_of_its_budget_also_when_it_was_stopped(
+    average: str, tmp_path: Path
+) -> None:
+    wanted = recipe(average={"type": average}, restart_above=1e-6, budget={"steps": 12}, spike=3.0)
+    train(wanted, tmp_path / "whole")
+    log = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert [(record["kind"], record["step"]) for record in log if record["kind"] in ("restart", "evaluation")] == [
+        ("evaluation", 3),
+        ("restart", 4),
+        ("evaluation", 6),
+        ("restart", 7),
+        ("evaluation", 9),
+        ("evaluation", 12),
+    ]
+    for stop in (1, 2):  # the moment in which it is to begin anew
+        with pytest.raises(Interrupted, match=f"step {3 * stop}"):
+            train(wanted, tmp_path / f"parts-{stop}", Stopper(stop))
+        train(wanted, tmp_path / f"parts-{stop}")
+        assert weights(tmp_path / "whole") == weights(tmp_path / f"parts-{stop}")
+
+
+def test_weights_are_new_when_a_run_begins_anew_and_a_good_run_does_not(tmp_path: Path) -> None:
+    unmoved = recipe(restart_above=1e-6, optimizer={"type": "adam", "lr": 1e-30})
+    run = Run(unmoved, tmp_path, Silent(), torch.device("cpu"))
+    before = [parameter.detach().clone() for parameter in run.model.parameters()]
+    run.step()
+    assert all(torch.allclose(one, other) for one, other in zip(before, run.model.parameters(), strict=True))
+    run.evaluate()
+    run.step()
+    assert not all(torch.allclose(one, other) for one, other in zip(before, run.model.parameters(), strict=True))
+    run.close()
+    train(recipe(restart_above=1e6), tmp_path / "good")
+    train(recipe(), tmp_path / "never")
+    assert weights(tmp_path / "good") == weights(tmp_path / "never")
+
+
+def test_beginning_anew_and_with_the_weights_of_another_run_contradict_each_other() -> None:
+    tree = merge(TINY, {"train": {"restart_above": 1.0}, "start": {"folder": "runs/a", "sha256": "0" * 64}})
+    with pytest.raises(ConfigError, match="restart_above begins anew"):
+        parse(Recipe, tree)
+
+
 def test_the_metric_of_the_task_can_choose(tmp_path: Path) -> None:
     folder = train(recipe(metric="exact", budget={"tokens": 2000}), tmp_path)
     assert "exact = " in (folder / "README.md").read_text()

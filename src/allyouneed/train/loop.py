@@ -47,6 +47,7 @@ from allyouneed.train.recipe import Recipe, load_recipe
 from allyouneed.train.start import described
 from allyouneed.train.workers import Workers, usable_cores
 
+RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
 
 
@@ -130,6 +131,7 @@ class Run:
         self.board = Board(folder / "tensorboard")
         self.evaluations = 0
         self.evaluated_at = -1
+        self.held_out_loss = 0.0  # then
         self.since_best = 0
         self.best: float | None = None
         self.best_step = -1
@@ -178,6 +180,8 @@ class Run:
     def step(self) -> None:
         """One update of the weights."""
         step = self.spent.steps
+        if self._is_hopeless():
+            self._begin_anew()
         batches = self._micro_batches(step)
         tokens = sum(batch.tokens for batch in batches)
         share = tokens if self.config.loss_per == "token" else sum(batch.examples for batch in batches)
@@ -214,6 +218,30 @@ class Run:
             parameter.grad = None
         self.spent.add_step(tokens, sum(self._flops(batch) for batch in batches))
         self._record(loss, norm, factor)
+
+    def _is_hopeless(self) -> bool:
+        """Whether an evaluation of these weights has just shown that nothing will come of them."""
+        above, early = self.config.restart_above, self.spent.fraction(self.config.budget) <= RESTARTS_UNTIL
+        return 0 < above < self.held_out_loss and early and self.evaluated_at == self.spent.steps
+
+    def _begin_anew(self) -> None:
+        """Other weights, with all of what was spent still spent.
+
+        This is the beginning of a step, not the end of an evaluation: checkpoints of this moment hold what was
+        evaluated, and a run that goes on from one of them comes by here again.
+        """
+        torch.manual_seed(_mix(self.recipe.seed, self.spent.steps, 0))
+        fresh: Model = self.recipe.model.build(self.data.sizes)
+        fill_model(self.model, model_tensors(fresh), self.folder)
+        self.optimizers = self.config.optimizer.build(self.model)
+        self.average = Average(self.config.average, self.model)
+        self._losses = []
+        # With the number of the step to come: if that is lost, so is this line.
+        self.log.append({"kind": "restart", "step": self.spent.steps + 1, "loss": self.held_out_loss})
+        self.watcher.note(
+            f"step {self.spent.steps:,}: the held-out loss is {self.held_out_loss:.3g}, above "
+            f"{self.config.restart_above:g}: beginning anew with other weights"
+        )
 
     def _micro_batches(self, step: int) -> list[Any]:
         first = step * self.config.accumulate
@@ -291,6 +319,9 @@ class Run:
         if chosen is None:
             known = ", ".join(score.name for score in scores)
             raise ConfigError(f"train.metric: the task has no score {self.config.metric!r}; it has {known}")
+        loss = find_score(scores, "loss")
+        assert loss is not None, "every task has one"
+        self.held_out_loss = loss.value
         value = chosen.value if chosen.higher_is_better else -chosen.value
         is_best = value == value and (self.best is None or value > self.best)  # a score that is no number is none
         if is_best:
@@ -310,6 +341,7 @@ class Run:
             "spent": self.spent.as_dict(),
             "evaluations": self.evaluations,
             "evaluated_at": self.evaluated_at,
+            "held_out_loss": self.held_out_loss,
             "since_best": self.since_best,
             "best": self.best,
             "best_step": self.best_step,
@@ -332,6 +364,7 @@ class Run:
         state = checkpoint.state
         self.spent = Spent(**state["spent"])
         self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
+        self.held_out_loss = state.get("held_out_loss", 0.0)  # older checkpoints lack it
         self.since_best, self.best, self.best_step = state["since_best"], state["best"], state["best_step"]
         self.usual_norm, self.skips, self._losses = state["usual_norm"], state["skips"], state["losses"]
         self.log.rewind(self.spent.steps)

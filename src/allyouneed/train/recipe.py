@@ -36,6 +36,9 @@ class TrainConfig(Config):
     evaluate_every: Annotated[float, Field(gt=0, le=1)] = 0.1  # of the budget
     metric: str = "loss"  # what chooses the best checkpoint: loss, or a score of the task (decoded greedily)
     patience: NonNegativeInt = 0  # evaluations without a new best before the run ends early; 0: never
+    # In the first half of the budget: a held-out loss still above this at an evaluation means a beginning from which
+    # nothing will come, and the run begins anew with other weights. 0: never.
+    restart_above: NonNegativeFloat = 0.0
     save_minutes: PositiveFloat = 5.0  # between checkpoints; each evaluation saves one too
     log_every: PositiveInt = 10  # steps
 
@@ -64,6 +67,7 @@ class Recipe(Config):
             self._check_image,
             self._check_stretch,
             self._check_linear_start,
+            self._check_restart,
         ):
             check()
         return self
@@ -100,6 +104,12 @@ class Recipe(Config):
         linear, steps = getattr(self.model, "linear_start", 0), self.train.budget.steps
         if steps is not None and 0 < steps <= linear:
             raise ValueError(f"model.linear_start={linear} should be below train.budget.steps={steps}")
+
+    def _check_restart(self) -> None:
+        if self.train.restart_above and self.start is not None:
+            raise ValueError(
+                "train.restart_above begins anew with random weights; this run begins with those of another"
+            )
 
     def _check_stretch(self) -> None:
         mixers = getattr(self.model, "mixer", [])
