@@ -5,14 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allyouneed.train import Recipe, load_recipe
+from allyouneed.errors import ConfigError
+from allyouneed.train import Recipe
+from allyouneed.train.recipe import require_same_recipe
 
 
 def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of a run of this very recipe: read from the file beside its folder, or made and written there."""
-    file, found = run.with_suffix(run.suffix + ".json"), run / "recipe.toml"
-    if found.exists() and load_recipe(str(found)) != recipe:
-        raise SystemExit(f"{run}: holds a run with other settings; choose another --out, or remove it")
+    try:
+        require_same_recipe(run, recipe)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    file = run.with_suffix(run.suffix + ".json")
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(make()))

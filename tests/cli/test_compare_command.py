@@ -169,4 +169,4 @@ def test_bad_options_are_refused_at_once(name: str, run: Commands, tmp_path: Pat
 
 def test_another_comparison_in_the_folder_is_refused(compared: Path, run: Commands) -> None:
     again = ["13" if argument == "12" else argument for argument in COMPARE]
-    assert_one_line(run(*again, "--out", str(compared)), 2, "holds a run of another recipe")
+    assert_one_line(run(*again, "--out", str(compared)), 2, "started with another recipe")

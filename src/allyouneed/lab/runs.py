@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from allyouneed.errors import ConfigError
 from allyouneed.storage import is_locked
-from allyouneed.train import Recipe, load_recipe, train
+from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.loop import Watcher
+from allyouneed.train.recipe import require_same_recipe
 from allyouneed.train.workers import usable_cores
 
 ORPHAN_SECONDS = 60.0
@@ -121,10 +121,7 @@ def run_all(
 
 def finished(folder: Path, recipe: Recipe) -> Outcome | None:
     """The outcome of a finished run of this very recipe; None if it is still to be made."""
-    if not (folder / "recipe.toml").exists():
-        return None
-    if load_recipe(str(folder / "recipe.toml")) != recipe:
-        raise ConfigError(f"{folder}: holds a run of another recipe; choose another folder, or remove this one")
+    require_same_recipe(folder, recipe)
     if not (folder / "model" / "manifest.json").exists():
         return None
     return outcome_of(folder)

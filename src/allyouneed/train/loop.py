@@ -43,7 +43,7 @@ from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log
-from allyouneed.train.recipe import Recipe, load_recipe
+from allyouneed.train.recipe import Recipe, require_same_recipe
 from allyouneed.train.start import described
 from allyouneed.train.workers import Workers, usable_cores
 
@@ -82,7 +82,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     _require_buildable(recipe)
     with lock(folder):
-        _require_same_recipe(recipe, folder)
+        require_same_recipe(folder, recipe)
         if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
             return folder / "model"
@@ -407,20 +407,6 @@ def _mix(seed: int, step: int, number: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (mixed ^ (mixed >> 31)) >> 1
-
-
-def _require_same_recipe(recipe: Recipe, folder: Path) -> None:
-    path = folder / "recipe.toml"
-    if not path.exists():
-        return
-    old = load_recipe(str(path))
-    if (old.start and old.start.sha256) != (recipe.start and recipe.start.sha256):
-        raise ConfigError(
-            f"{path}: this run began with {described(old.start)}, not with {described(recipe.start)}; "
-            f"choose another --out, or remove {folder}"
-        )
-    if old.model_copy(update={"start": None}) != recipe.model_copy(update={"start": None}):
-        raise ConfigError(f"{path}: this run was started with another recipe; choose another --out, or remove {folder}")
 
 
 def _require_buildable(recipe: Recipe) -> None:

@@ -14,7 +14,7 @@ from allyouneed.train.average import AverageConfig
 from allyouneed.train.budget import BudgetConfig
 from allyouneed.train.optimizer import OptimizerConfig
 from allyouneed.train.schedule import ScheduleConfig
-from allyouneed.train.start import StartConfig
+from allyouneed.train.start import StartConfig, described
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
@@ -153,3 +153,48 @@ def load_recipe(name: str | None, base: Tree | None = None, sets: list[str] | No
         newest = list(budget)[-1]
         tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
     return parse(Recipe, tree, "" if sets or base else (name or ""))
+
+
+def require_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuses a run folder that was begun with another recipe, and says what differs. An empty one is welcome."""
+    file = folder / "recipe.toml"
+    if not file.exists():
+        return
+    began, advice = load_recipe(str(file)), f"choose another --out, or remove {folder}"
+    # Weights to begin with are known by their hash, wherever they lie.
+    if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
+        raise ConfigError(
+            f"{file}: this run began with {described(began.start)}, not with {described(recipe.start)}; {advice}"
+        )
+    differing = differences(*(one.model_copy(update={"start": None}) for one in (began, recipe)))
+    if differing:
+        what = "; ".join(differing[:MOST_DIFFERENCES])
+        more = f"; and {len(differing) - MOST_DIFFERENCES} more" if len(differing) > MOST_DIFFERENCES else ""
+        raise ConfigError(f"{file}: this run was started with another recipe: {what}{more}; {advice}")
+
+
+MOST_DIFFERENCES = 3  # in one line
+
+
+def differences(began: Recipe, now: Recipe) -> list[str]:
+    """What differs between two recipes, setting by setting."""
+    old, new = _flat(began.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    return [
+        f"{name} is {_told(old.get(name))} there, {_told(new.get(name))} now"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(tree: object, path: str = "") -> dict[str, object]:
+    """Dotted names of what is no table. What is not set is left out, like what a table of another type lacks."""
+    if not isinstance(tree, dict):
+        return {} if tree is None else {path: tree}
+    found: dict[str, object] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def _told(value: object) -> str:
+    return "not set" if value is None else repr(value)
