@@ -6,6 +6,7 @@ curve is also named at its end or in a legend, never by colour alone.
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,7 +223,8 @@ def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=10)
+    # Over the whole picture, not the axes: beside long names those begin far to the right, and a title would be cut.
+    figure.suptitle(textwrap.fill(title, round(11 * width)), x=0.01, ha="left", fontsize=12, color=INK)
     axes.tick_params(colors=INK, labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
