@@ -20,7 +20,7 @@ def command(
             help="Sizes of the model, with commas: widths at the recipe's aspect (32,48,64), width x layers "
             "(32x2,48x2,64x2), or settings ('model.width=32 model.layers=2,model.width=64 model.layers=2')."
         ),
-    ] = "24x2,32x2,48x2,64x2",
+    ] = "16x2,24x2,32x2,48x2,64x2",
     budgets: Annotated[
         str, typer.Option(help="What every size may spend, with commas: 1e11,2e11,4e11. Each is a run of its own.")
     ] = "1e11,2e11,4e11",
