@@ -96,7 +96,7 @@ def draw_errors(results: dict[str, list[dict[str, float]]], path: Path) -> None:
         axes.plot(LENGTHS, lines.median(dim=0).values, color=colour, linewidth=2.2, marker="o", label=name)
     axes.axvspan(0, 20, color="#e6e9ef", zorder=0)
     axes.text(10, 67, "trained", ha="center", fontsize=9)
-    axes.set(xlabel="vectors to copy", ylabel="wrong bits, %", xlim=(0, 125), ylim=(-1, 72))
+    axes.set(xlabel="vectors to copy", ylabel="wrong bits, %", xlim=(0, 125), ylim=(-1, 102))
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
