@@ -189,7 +189,7 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
     axes.text(words[0] - 0.7, -0.13, "digits", ha="right")
     axes.set(xlabel="tokens of the source (mean)", ylabel="exact match", xlim=(2, 31), ylim=(-0.2, 1.05))
     axes.set_title("English number words to French, unseen numbers")
-    axes.legend(loc="upper right", bbox_to_anchor=(1, 0.85))
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.14), frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
