@@ -1,27 +1,35 @@
 """How sure a mean, and a difference of means, is when there are only a few seeds.
 
-    interval      the percentile bootstrap of a mean: values drawn with replacement, `DRAWS` times
-    difference    the same for a difference of means; where the same seeds were run (the same data, the same split)
-                  their differences are drawn, since they share what a seed decides
-    p             Welch's t-test, or the paired one; Holm's correction where several are made at once
+    interval      of a mean, 95 %: Student's t for fewer than `FEW` values; from there on the percentile bootstrap
+    difference    of runs of the same seeds (the same data, the same split): the interval of their differences, since
+                  they share what a seed decides
+    p             the paired t-test; Holm's correction where several are made at once
     effect        the difference in units of the usual spread of seeds, corrected for few values (Hedges' g)
 
-A bootstrap of three values cannot be wider than those values, so it claims too much. A difference therefore counts as
-shown only if its interval leaves out zero *and* the t-test, which knows how little three values say, agrees.
+A bootstrap of three values cannot be wider than those values, and holds the mean in 75 of 100 cases, not in 95.
 
-Papers: Efron 1979; Hedges 1981; Holm 1979.
+Scores have steps: of 100 answers one more or less is right. Three differences that are the same need not be exact
+then; `grain` is the step, and the spread that they are given.
+
+Papers: Student 1908; Efron 1979; Hedges 1981; Holm 1979.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 DRAWS = 10_000
 LEVEL = 0.95
+FEW = 8  # values: below, a bootstrap claims too much
 ROUNDING = 1e-12  # differences of equal values may differ by so much
+
+
+# A run that diverged may leave inf or nan: they make an interval that is no number, and nothing else.
+_quiet = np.errstate(invalid="ignore")
 
 
 @dataclass(frozen=True)
@@ -33,11 +41,14 @@ class Interval:
     high: float
     count: int
 
-    def text(self, digits: int = 3) -> str:
-        """For tables: 0.912 (0.880 to 0.931)."""
+    def text(self, digits: int = 3, sign: str = "") -> str:
+        """For tables: 0.912 (0.880 to 0.931). `sign`: "+" for differences."""
+        mean, low, high = (f"{value:{sign}.{digits}f}" for value in (self.mean, self.low, self.high))
         if self.count == 1:
-            return f"{self.mean:.{digits}f} (one seed)"
-        return f"{self.mean:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
+            return f"{mean} (one seed)"
+        if self.low == self.high:  # no spread says nothing of where the next one would be
+            return f"{mean} (all {self.count} seeds)"
+        return f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True)
@@ -45,46 +56,57 @@ class Difference:
     """One system's mean minus another's."""
 
     interval: Interval
-    p: float  # of a difference at least as large if there were none; nan with fewer than two values a side
+    p: float  # of a difference at least as large if there were none; nan with fewer than two pairs
     effect: float  # in standard deviations; nan where there is no spread
 
-    def is_shown(self, level: float = LEVEL, tests: int = 1) -> bool:
+    def is_shown(self) -> bool:
         """Whether both ways of looking agree that it is not zero."""
         inside = self.interval.low <= 0 <= self.interval.high
-        return not inside and self.p * tests < 1 - level
+        return not inside and self.p < 1 - LEVEL
 
 
-def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of a few values with its bootstrap interval. The draws are the same every time."""
+@_quiet
+def interval(values: Sequence[float], grain: float = 0.0) -> Interval:
+    """The mean of a few values, and where it may be. `grain`: their step; 0: where all are the same they are exact."""
     value_N = np.asarray(values, dtype=np.float64)
     if value_N.size == 0:
         raise ValueError("an interval needs at least one value")
-    mean_R = _draw(value_N).mean(axis=1)
-    low, high = np.quantile(mean_R, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(value_N.mean()), float(low), float(high), int(value_N.size))
+    mean = float(value_N.mean())
+    if value_N.size == 1:
+        return Interval(mean, mean, mean, 1)
+    if value_N.size >= FEW and not _is_flat(value_N):
+        ends = np.quantile(_draw(value_N).mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return Interval(mean, float(ends[0]), float(ends[1]), int(value_N.size))
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, value_N.size - 1)) * _error(value_N, grain)
+    return Interval(mean, mean - reach, mean + reach, int(value_N.size))
 
 
-def difference(ours: Sequence[float], theirs: Sequence[float], *, paired: bool, level: float = LEVEL) -> Difference:
-    """Ours minus theirs. `paired`: the values at one place are of the same seed."""
+def how_sure(count: int) -> str:
+    """What an interval of so many values is, for the notes under charts."""
+    return f"{LEVEL:.0%} interval".replace("%", " %") + (" (Student's t)" if count < FEW else " (bootstrap)")
+
+
+@_quiet
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], *, paired: Literal[True] = True, grain: float = 0.0
+) -> Difference:
+    """Ours minus theirs; the values at one place are of the same seed, so they are always paired."""
     our_N, their_N = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
-    if paired:
-        if our_N.size != their_N.size:
-            raise ValueError(f"paired values come in pairs; found {our_N.size} and {their_N.size}")
-        between = interval((our_N - their_N).tolist(), level)
-    else:
-        drawn_R = _draw(our_N).mean(axis=1) - _draw(their_N, seed=1).mean(axis=1)
-        low, high = np.quantile(drawn_R, [(1 - level) / 2, (1 + level) / 2])
-        mean = float(our_N.mean() - their_N.mean())
-        between = Interval(mean, float(low), float(high), min(our_N.size, their_N.size))
-    return Difference(between, _p_value(our_N, their_N, paired), _effect(our_N, their_N))
+    if our_N.size != their_N.size:
+        raise ValueError(f"paired values come in pairs; found {our_N.size} and {their_N.size}")
+    rounding = ROUNDING * max(np.abs(our_N).max(initial=0), np.abs(their_N).max(initial=0))
+    apart_N = our_N - their_N
+    if np.ptp(apart_N) <= rounding:  # what is the same but for rounding is the same
+        apart_N = np.full_like(apart_N, 0.0 if abs(apart_N.mean()) <= rounding else apart_N.mean())
+    return Difference(interval(apart_N.tolist(), grain), _p_value(apart_N, grain), _effect(our_N, their_N))
 
 
-def holm(p_values: Mapping[str, float], level: float = LEVEL) -> dict[str, bool]:
+def holm(p_values: Mapping[str, float]) -> dict[str, bool]:
     """Which of several tests hold when all are made at once; what is no number does not."""
     order = sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name]))
     holds, going = {}, True
     for rank, name in enumerate(order):
-        going = going and p_values[name] * (len(order) - rank) < 1 - level
+        going = going and p_values[name] * (len(order) - rank) < 1 - LEVEL
         holds[name] = going
     return holds
 
@@ -100,19 +122,28 @@ def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str, *
     )
 
 
-def _draw(value_N: np.ndarray, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).choice(value_N, size=(DRAWS, value_N.size), replace=True)
+def _draw(value_N: np.ndarray) -> np.ndarray:
+    """Always the same draws."""
+    return np.random.default_rng(0).choice(value_N, size=(DRAWS, value_N.size), replace=True)
 
 
-def _p_value(our_N: np.ndarray, their_N: np.ndarray, paired: bool) -> float:
-    if min(our_N.size, their_N.size) < 2:
+def _is_flat(value_N: np.ndarray) -> bool:
+    return bool(np.ptp(value_N) == 0)
+
+
+def _error(value_N: np.ndarray, grain: float) -> float:
+    """The standard error of the mean; of values that are all the same, as if they were a step apart."""
+    spread = grain if _is_flat(value_N) else float(value_N.std(ddof=1))
+    return spread / math.sqrt(value_N.size)
+
+
+def _p_value(apart_N: np.ndarray, grain: float) -> float:
+    if apart_N.size < 2:
         return math.nan
-    apart = our_N - their_N if paired else np.concatenate([our_N - our_N.mean(), their_N - their_N.mean()])
-    rounding = ROUNDING * max(np.abs(our_N).max(), np.abs(their_N).max())
-    if np.ptp(apart) <= rounding:  # no spread at all: the same every time, or apart by the same every time
-        return 1.0 if abs(our_N.mean() - their_N.mean()) <= rounding else 0.0
-    test = stats.ttest_rel(our_N, their_N) if paired else stats.ttest_ind(our_N, their_N, equal_var=False)
-    return float(test.pvalue)
+    mean, error = abs(float(apart_N.mean())), _error(apart_N, grain)
+    if mean == 0:
+        return 1.0
+    return float(2 * stats.t.sf(mean / error, apart_N.size - 1)) if error > 0 else 0.0
 
 
 def _effect(our_N: np.ndarray, their_N: np.ndarray) -> float:
