@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Matrix, save_chart, svg, text_chart
+from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Dots, Matrix, save_chart, svg, text_chart
 from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, write_report
 
 pytestmark = pytest.mark.no_shapes
@@ -41,6 +41,24 @@ def test_charts_are_drawn(tmp_path: Path) -> None:
         ElementTree.fromstring(svg(chart))
         assert svg(chart) == svg(chart)
     assert save_chart(bars, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_are_no_formulas_and_none_vanishes() -> None:
+    name = "a$b_$c"  # between dollars this is no formula that could be drawn
+    curves = [Curve(name, [1, 2], [3, 4]), Curve("_hidden", [1, 2], [4, 5])]
+    chart = Chart(name, name, name, curves, note=name, lines={name: 3.5})
+    dots = Dots(name, name, [name], {name: [1.0], "_hidden": [2.0]}, name)
+    for one in (
+        chart,
+        dots,
+        Bars(name, name, [Bar(name, 1, 0.5, 1.5)], name),
+        Matrix(name, [name], [name], [[1]], [[True]], name),
+    ):
+        ElementTree.fromstring(svg(one))
+    for one in (chart, dots):
+        legend = one.figure().axes[0].get_legend()
+        assert legend is not None
+        assert [text.get_text().strip() for text in legend.get_texts()] == [r"a\$b_\$c", "_hidden"]
 
 
 def test_text_chart_puts_points_where_they_are() -> None:

@@ -58,9 +58,11 @@ class Chart:
             _draw_curve(axes, curve, COLOURS[chosen % len(COLOURS)], mark)
         for name, height in self.lines.items():
             axes.axhline(height, color=FAINT, linestyle=":", linewidth=1.2)
-            axes.annotate(name, (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK)
-        axes.set_xlabel(self.x_label, color=INK)
-        axes.set_ylabel(self.y_label, color=INK)
+            axes.annotate(
+                _plain(name), (1, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=INK
+            )
+        axes.set_xlabel(_plain(self.x_label), color=INK)
+        axes.set_ylabel(_plain(self.y_label), color=INK)
         if self.log_x:
             axes.set_xscale("log")
             _label_logarithms(axes.xaxis, axes.get_xlim())
@@ -101,8 +103,8 @@ class Bars:
         value = [bar.value for bar in self.bars]
         reach = [[bar.value - bar.low for bar in self.bars], [bar.high - bar.value for bar in self.bars]]
         axes.barh(places, value, xerr=reach, color=COLOURS[0], height=0.62, ecolor=INK, capsize=3)
-        axes.set_yticks(places, [bar.name for bar in self.bars])
-        axes.set_xlabel(self.label, color=INK)
+        axes.set_yticks(places, [_plain(bar.name) for bar in self.bars])
+        axes.set_xlabel(_plain(self.label), color=INK)
         return figure
 
 
@@ -129,8 +131,8 @@ class Matrix:
         finite = [abs(value) for row in self.values for value in row if math.isfinite(value)]
         reach = self.reach or max(finite, default=0.0) or 1.0
         axes.imshow(self.values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
-        axes.set_xticks(range(len(self.columns)), self.columns, color=INK)
-        axes.set_yticks(range(len(self.rows)), self.rows, color=INK)
+        axes.set_xticks(range(len(self.columns)), [_plain(name) for name in self.columns], color=INK)
+        axes.set_yticks(range(len(self.rows)), [_plain(name) for name in self.rows], color=INK)
         axes.tick_params(length=0)
         axes.grid(False)
         for i, row in enumerate(self.values):
@@ -156,9 +158,9 @@ class Dots:
         for number, (name, values) in enumerate(self.values.items()):
             colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
             places = [-row - 0.18 * (number - (len(self.values) - 1) / 2) for row in range(len(self.rows))]
-            axes.plot(values, places, mark, markersize=6, color=colour, label=name)
-        axes.set_yticks([-row for row in range(len(self.rows))], self.rows)
-        axes.set_xlabel(self.label, color=INK)
+            axes.plot(values, places, mark, markersize=6, color=colour, label=_legend(name))
+        axes.set_yticks([-row for row in range(len(self.rows))], [_plain(name) for name in self.rows])
+        axes.set_xlabel(_plain(self.label), color=INK)
         axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.01, 1))
         return figure
 
@@ -216,6 +218,16 @@ def text_chart(chart: Chart, width: int = 72, height: int = 16) -> str:
     return "\n".join([f"{chart.title}: {chart.y_label} over {chart.x_label}", *lines, axis, f"{'':11}{names}"])
 
 
+def _plain(text: str) -> str:
+    """Text that is drawn as it is written: between two dollars matplotlib would read a formula."""
+    return text.replace("$", r"\$")
+
+
+def _legend(name: str) -> str:
+    """The same for a legend, which leaves out names that begin with an underscore."""
+    return f" {_plain(name)}" if name.startswith("_") else _plain(name)
+
+
 def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) -> "tuple[Figure, Axes]":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -224,14 +236,14 @@ def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) 
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     # Over the whole picture, not the axes: beside long names those begin far to the right, and a title would be cut.
-    figure.suptitle(textwrap.fill(title, round(11 * width)), x=0.01, ha="left", fontsize=12, color=INK)
+    figure.suptitle(textwrap.fill(_plain(title), round(11 * width)), x=0.01, ha="left", fontsize=12, color=INK)
     axes.tick_params(colors=INK, labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.grid(color="#e6e9ef", linewidth=0.7)
     axes.set_axisbelow(True)
     if note:
-        figure.supxlabel(note, fontsize=8.5, color=INK, x=0.01, ha="left", wrap=True)
+        figure.supxlabel(_plain(note), fontsize=8.5, color=INK, x=0.01, ha="left", wrap=True)
     return figure, axes
 
 
@@ -259,7 +271,7 @@ def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
     shown, size = ("*", 11.0) if curve.style == "stars" else (shown, 6.0 if curve.style == "points" else 4.5)
     look: dict[str, Any] = {"linestyle": line, "marker": shown, "markersize": size}
-    axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=curve.name)
+    axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=_legend(curve.name))
     if curve.low and curve.style == "points":
         reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
         reach += [[high - y for y, high in zip(curve.y, curve.high, strict=True)]]
