@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, StorageError
 from allyouneed.lab.runs import Job, outcome_of, run_all
-from allyouneed.storage import open_folder
+from allyouneed.storage import lock, open_folder
 from allyouneed.train import Recipe, load_recipe, train
 
 pytestmark = pytest.mark.no_shapes
@@ -57,6 +57,23 @@ def test_another_recipe_in_the_folder_is_refused(tmp_path: Path) -> None:
     run_all([Job("one", recipe())], tmp_path)
     with pytest.raises(ConfigError, match="another recipe"):
         run_all([Job("one", recipe(7))], tmp_path)
+
+
+def test_other_cores_are_refused(tmp_path: Path) -> None:
+    split = recipe(1, "train.budget.steps=2", "train.accumulate=2")
+    train(split, tmp_path / "one", cores=1)
+    (outcome,) = run_all([Job("one", split)], tmp_path)
+    assert outcome.steps == 2
+    with pytest.raises(ConfigError, match=r"made on 1 cores .*not on --cores 2"):
+        run_all([Job("one", split)], tmp_path, cores=2)
+    train(split, tmp_path / "two", cores=3)  # two workers of one thread: a core is left over
+    run_all([Job("two", split)], tmp_path, cores=3)
+
+
+def test_two_do_not_make_runs_in_one_folder(tmp_path: Path) -> None:
+    with lock(tmp_path), pytest.raises(StorageError, match="is writing to this folder"):
+        run_all([Job("one", recipe())], tmp_path)
+    assert not (tmp_path / "one").exists()
 
 
 SCRIPT = """

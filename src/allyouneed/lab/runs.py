@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from allyouneed.storage import is_locked
+from allyouneed.errors import ConfigError
+from allyouneed.storage import is_locked, lock
 from allyouneed.train import Recipe, train
 from allyouneed.train.log import read_log
 from allyouneed.train.loop import Watcher
 from allyouneed.train.recipe import require_same_recipe
-from allyouneed.train.workers import usable_cores
+from allyouneed.train.workers import shares, usable_cores
 
 ORPHAN_SECONDS = 60.0
 Place = Literal["local", "ray"]
@@ -97,12 +98,19 @@ def run_all(
 ) -> list[Outcome]:
     """The outcomes of all jobs, in their order. A run that fails is an outcome too; it stops no other.
 
+    The folder is locked meanwhile: two that make the same runs would wait for each other's, and fail.
     `workers`: runs at a time (0: as many as there are cores for); `cores`: of each run.
     """
     names = [job.name for job in jobs]
     if len(set(names)) < len(names):
         raise ValueError(f"two jobs of one name: {sorted(names)}")
-    watch = watch or Nobody()
+    with lock(folder):
+        return _run_all(jobs, folder, workers, cores, on, watch or Nobody())
+
+
+def _run_all(jobs: Sequence[Job], folder: Path, workers: int, cores: int, on: Place, watch: Watch) -> list[Outcome]:
+    for job in jobs:
+        require_same_cores(folder / job.name, job.recipe, cores)
     found = {job.name: outcome for job in jobs if (outcome := finished(folder / job.name, job.recipe)) is not None}
     for outcome in found.values():
         watch.done(outcome)
@@ -116,7 +124,7 @@ def run_all(
     for outcome in made:
         found[outcome.name] = outcome
         watch.done(outcome)
-    return [found[name] for name in names]
+    return [found[job.name] for job in jobs]
 
 
 def finished(folder: Path, recipe: Recipe) -> Outcome | None:
@@ -125,6 +133,21 @@ def finished(folder: Path, recipe: Recipe) -> Outcome | None:
     if not (folder / "model" / "manifest.json").exists():
         return None
     return outcome_of(folder)
+
+
+def require_same_cores(folder: Path, recipe: Recipe, cores: int) -> None:
+    """Refuses a run that was made, or begun, on another number of cores: its numbers are not those of the others."""
+    wanted = shares(cores, recipe.train.workers, recipe.train.accumulate)
+    for record in read_log(folder / "log.jsonl"):
+        if record.get("kind") != "start" or not {"workers", "threads"} <= record.keys():
+            continue
+        count, threads = record["workers"], record["threads"]
+        # On a GPU there is one worker, whatever the recipe says, and cores do not matter.
+        if (count, threads) not in (wanted, (1, cores)):
+            raise ConfigError(
+                f"{folder}: was made on {count * threads} cores ({count} workers x {threads} threads), not on --cores "
+                f"{cores}, and the numbers depend on it; give the same --cores, choose another --out, or remove it"
+            )
 
 
 def outcome_of(folder: Path) -> Outcome | None:

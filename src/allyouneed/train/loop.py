@@ -45,7 +45,7 @@ from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log
 from allyouneed.train.recipe import Recipe, require_same_recipe
 from allyouneed.train.start import described
-from allyouneed.train.workers import Workers, usable_cores
+from allyouneed.train.workers import Workers, shares, usable_cores
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
@@ -149,11 +149,11 @@ class Run:
 
     def _hire(self) -> Workers:
         """Threads for micro-batches: on a CPU as many as there are cores, each with its share of them."""
-        cores, count = self.cores, 1
+        count, threads = 1, max(1, self.cores)
         if self.device.type == "cpu":
             keep_freed_memory()
-            count = min(self.config.workers or cores, self.config.accumulate)
-        workers = Workers(self.model, count, max(1, cores // count))
+            count, threads = shares(self.cores, self.config.workers, self.config.accumulate)
+        workers = Workers(self.model, count, threads)
         self.log.append(
             {
                 "kind": "start",
@@ -163,7 +163,7 @@ class Run:
                 "parameters": self.model.parameter_count(),
                 "began": None if self.recipe.start is None else self.recipe.start.model_dump(),
                 "workers": count,
-                "threads": max(1, cores // count),
+                "threads": threads,
             }
         )
         return workers

@@ -33,6 +33,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+def shares(cores: int, workers: int, micro_batches: int) -> tuple[int, int]:
+    """How many workers share so many cores of a CPU (`workers` 0: as many as there are), and the threads of each."""
+    count = min(workers or cores, micro_batches)
+    return count, max(1, cores // count)
+
+
 class Workers:
     """Runs one job per micro-batch on replicas of a model and leaves the summed gradients in the model."""
 
