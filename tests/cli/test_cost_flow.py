@@ -30,9 +30,13 @@ def test_flow_of_a_trained_model(run: Commands, language: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cost", "--mixer", "sofmax"), "did you mean 'softmax'"),
-        (("cost", "--length", "64"), "an exponent needs two sizes"),
-        (("cost", "--width", "32", "--width", "40"), "multiple of 32"),
+        (("cost", "--mixer", "sofmax"), "--mixer: unknown name 'sofmax'; did you mean 'softmax'"),
+        (("cost", "--length", "64"), "--length: 64: an exponent needs two sizes"),
+        (("cost", "--width", "32"), "--width: 32: an exponent needs two sizes"),
+        (("cost", "--width", "32", "--width", "40"), "--width: 40: heads are 32 wide"),
+        (("flow", "--seed", "99999999999999999999"), "--seed 99999999999999999999: should be"),
+        (("flow", "nowhere", "--mixer", "lstm"), "--mixer: is for models that are trained here"),
+        (("flow", "nowhere", "--steps", "300"), "--steps: is for models that are trained here"),
         (("flow", "--mixer", "linformer"), "not causal"),
         (("flow", "nowhere"), "nowhere"),
     ],

@@ -135,3 +135,9 @@ def test_wrong_settings_are_refused() -> None:
 
 def test_a_table_for_a_terminal() -> None:
     assert text_table(Table(["a", "bb"], [["long", "1"]]), ruled=True) == "a     bb\n----  --\nlong   1"
+
+
+def test_lengths_too_short_for_a_crossover_are_no_error() -> None:
+    settings = CostSettings(("softmax", "lstm"), (16, 32), (32, 64), length=16, repeats=1, paths=(8,))
+    assert settings.cross_lengths == []
+    assert study_cost(settings).crossings == []

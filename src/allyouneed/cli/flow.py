@@ -5,8 +5,11 @@ from typing import Annotated
 
 import typer
 
+from allyouneed.errors import ConfigError
+
 
 def command(
+    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(help="Model or run folders; none: small models are trained.", show_default=False),
@@ -42,6 +45,8 @@ def command(
         write_flow_report,
     )
 
+    if models:
+        _refuse_settings(context)
     with progress() as report:
         if models:
             study = study_folders(models, report)
@@ -53,3 +58,12 @@ def command(
     for name, words in study.scores.items():
         print(f"{name} after training: {words}")
     print(f"report: {write_flow_report(study, out, typed())}")
+
+
+def _refuse_settings(context: typer.Context) -> None:
+    """What says how models are trained means nothing where trained ones are given."""
+    options = {"mixers": "--mixer"} | {name: f"--{name}" for name in ("length", "width", "symbols", "steps", "seed")}
+    for name, option in options.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"{option}: is for models that are trained here; give folders, or this")

@@ -58,10 +58,12 @@ class CostSettings:
         for name in ("lengths", "widths"):
             sizes = getattr(self, name)
             if len(set(sizes)) < 2 or min(sizes) < 8:
-                raise ConfigError(f"--{name}: {' '.join(map(str, sizes))}: an exponent needs two sizes, from 8 on")
+                raise ConfigError(
+                    f"--{name.removesuffix('s')}: {' '.join(map(str, sizes))}: an exponent needs two sizes, from 8 on"
+                )
         for size in (self.width, *self.widths, *self.cross_widths):
             if size % 32:
-                raise ConfigError(f"--widths: {size}: heads are 32 wide, so a width has to be a multiple of 32")
+                raise ConfigError(f"--width: {size}: heads are 32 wide, so a width has to be a multiple of 32")
 
 
 FULL = CostSettings(
@@ -347,7 +349,7 @@ def _line(
 def _crossings(settings: CostSettings, journal: Journal, report: Report) -> list[Crossing]:
     found = []
     chosen = {row.name for row in rows(settings.mixers)}
-    if "softmax" not in chosen or not chosen.intersection(RECURRENCES):
+    if "softmax" not in chosen or not chosen.intersection(RECURRENCES) or not settings.cross_lengths:
         return []
     attention, *recurrent = rows(["softmax", *(name for name in RECURRENCES if name in chosen)])
     for number, width in enumerate(settings.cross_widths):

@@ -187,8 +187,6 @@ def _crossing_chart(study: Study, width: int) -> Chart:
 def write_cost_report(study: Study, out: Path, command: str) -> Path:
     """report.html, report.json and the pictures."""
     pictures = charts(study)
-    for name, chart in pictures.items():
-        save_chart(chart, out / f"{name}.png")
     settings = study.settings
     parts: list[Part] = [
         *(Verdict(words) for words in verdicts(study)),
@@ -224,7 +222,10 @@ def write_cost_report(study: Study, out: Path, command: str) -> Path:
         *(chart for name, chart in pictures.items() if name.startswith("crossover")),
         Code(command),
     ]
-    return write_report(out / "report.html", "What a layer costs", parts, as_data(study))
+    page = write_report(out / "report.html", "What a layer costs", parts, as_data(study))
+    for name, chart in pictures.items():
+        save_chart(chart, out / f"{name}.png")
+    return page
 
 
 def as_data(study: Study) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class FlowSettings:
                 raise ConfigError(f"--mixer: {name!r} is not causal, so no decoder can be made of it")
         if self.length < 3:
             raise ConfigError(f"--length {self.length}: a rate needs at least two distances; 3 or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"--seed {self.seed}: should be a whole number from 0 on, below 2^63")
         if self.width % 16:
             raise ConfigError(f"--width {self.width}: heads are 16 wide; should be a multiple of 16")
 
@@ -221,9 +223,10 @@ def verdicts(study: FlowStudy) -> list[str]:
 def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
     """report.html, report.json and the pictures."""
     parts: list[Part] = [Verdict(words) for words in verdicts(study)]
+    pictures = {}
     for number, (title, flows) in enumerate(parts_of(study), start=1):
         chart = flow_chart(title, flows)
-        save_chart(chart, out / f"flow-{number}.png")
+        pictures[out / f"flow-{number}.png"] = chart
         parts += [Heading(title), flow_table(flows), chart]
     if study.scores:
         parts.append(Table(["model", "after training"], [[name, text] for name, text in study.scores.items()]))
@@ -240,4 +243,7 @@ def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
         name: [vars(flow) | {"points": flow.points} for flow in flows]
         for name, flows in (("layers", study.layers), ("before", study.before), ("after", study.after))
     }
-    return write_report(out / "report.html", "How gradients travel", parts, data | {"scores": study.scores})
+    page = write_report(out / "report.html", "How gradients travel", parts, data | {"scores": study.scores})
+    for path, chart in pictures.items():
+        save_chart(chart, path)
+    return page

@@ -99,5 +99,5 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     """The rows of these mixers (none: of all)."""
     for name in names:
         if name not in THEORY:
-            raise ConfigError(f"--mixers: {unknown_name(name, THEORY)}")
+            raise ConfigError(f"--mixer: {unknown_name(name, THEORY)}")
     return [Row(name, THEORY[name]) for name in (names or THEORY)]
