@@ -158,3 +158,29 @@ def test_minima_and_their_exponent() -> None:
     assert found.size_exponent.value == pytest.approx(0.55)
     assert found.data_exponent.value == pytest.approx(0.45)
     assert 0.45 < found.size_exponent.low < 0.55 < found.size_exponent.high < 0.65
+
+
+@pytest.mark.parametrize(("noise", "sure"), [(0.0005, True), (0.1, False)])
+def test_an_exponent_whose_minima_may_not_be_there_is_not_said(noise: float, sure: bool) -> None:
+    """Flat parabolas: with noise many draws open downwards, and what is left of them says nothing of the rest."""
+    sizes = np.geomspace(1e3, 1e5, 5)
+    runs = {c: [(n, 2 + 0.01 * np.log(n / (1e4 * (c / 1e9) ** 0.3)) ** 2) for n in sizes] for c in (1e9, 4e9)}
+    found = isoflops(runs, lambda n: 6 * n, np.full(400, noise))
+    assert len(found.minima) == 2
+    assert (found.size_exponent is not None) == sure
+    assert (found.data_exponent is not None) == sure
+
+
+def test_draws_without_a_minimum_widen_the_interval_of_the_exponent() -> None:
+    sizes = np.geomspace(1e3, 1e5, 5)
+    runs = {c: [(n, 2 + 0.01 * np.log(n / (1e4 * (c / 1e9) ** 0.3)) ** 2) for n in sizes] for c in (1e9, 4e9)}
+    some = np.where(
+        np.arange(400) % 14 == 0, 3.0, 1e-4
+    )  # 7 % of the draws are hopeless, half of them without a minimum
+    found = isoflops(runs, lambda n: 6 * n, some).size_exponent
+    assert found is not None
+    assert found.value == pytest.approx(0.3, abs=0.01)
+    every = isoflops(runs, lambda n: 6 * n, np.full(400, 1e-4)).size_exponent
+    assert every is not None
+    assert found.low < every.low
+    assert every.high < found.high

@@ -4,14 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from allyouneed.cli import run as command
 from allyouneed.errors import ConfigError
+from allyouneed.lab.laws import CHINCHILLA, fit
 from allyouneed.lab.runs import outcome_of
-from allyouneed.lab.scaling import How, Study, best_sizes, study, verify
-from allyouneed.lab.scaling_plan import Plan, count_without_tables, grid, measure, read_size, read_sizes
-from allyouneed.lab.scaling_report import verdicts, write_study
+from allyouneed.lab.scaling import How, Study, best_exponents, best_sizes, study, verify
+from allyouneed.lab.scaling_plan import Measured, Plan, Size, count_without_tables, grid, measure, read_size, read_sizes
+from allyouneed.lab.scaling_report import optimum_table, verdicts, write_study
 from allyouneed.train import train
 
 pytestmark = pytest.mark.no_shapes
@@ -83,8 +85,18 @@ def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path)
     assert (folder / "compute.png").exists()
     study(replace(plan, budgets=(*plan.budgets, 3e7)), folder, times=4.0, draws=40)
     assert file.read_bytes() == before
-    with pytest.raises(ConfigError, match="not changed afterwards"):
+    with pytest.raises(ConfigError, match=r"from other runs.*not changed afterwards"):
         study(plan, folder, times=4.0, draws=40)
+    larger_plan = replace(plan, budgets=(*plan.budgets, 3e7))
+    with pytest.raises(ConfigError, match=r"was made for 4.0 times the compute, now --predict is 5.*not changed") as no:
+        study(larger_plan, folder, times=5.0, draws=40)
+    assert "other runs" not in str(no.value)
+    with pytest.raises(ConfigError, match=rf"for size {checked.prediction.size}, now it is 44x1"):
+        study(larger_plan, folder, times=4.0, at="44x1", draws=40)
+    file.unlink()
+    with pytest.raises(ConfigError, match="What is said afterwards is no prediction"):
+        study(larger_plan, folder, times=4.0, draws=40)
+    assert not file.exists()
 
 
 def test_the_command_prints_tables_and_writes_the_report(
@@ -136,6 +148,40 @@ def test_sizes_keep_the_aspect_of_the_recipe(plan: Plan) -> None:
     assert (model.width, model.mixer.heads) == (16, 4)  # type: ignore[attr-defined]
 
 
+def test_rates_follow_the_width_however_it_is_written(plan: Plan) -> None:
+    plan = replace(plan, lr_power=0.5)
+    written = read_size(plan, "model.width=64 model.layers=2").sets
+    assert written[2:] == ("train.optimizer.lr=0.00707107",)
+    assert read_size(plan, "model.width=64 train.optimizer.lr=0.1").sets[1:] == ("train.optimizer.lr=0.1",)
+    assert read_size(plan, "model.layers=3").sets == ("model.layers=3",)
+
+
+def test_more_seeds_keep_the_runs_of_the_first(plan: Plan, tmp_path: Path) -> None:
+    recipe = plan.load()
+    data = recipe.task.prepare(tmp_path / "data", recipe.seed)
+    sizes = [measure(plan, size, data) for size in read_sizes(plan)]
+    one, two = ({job.job.name: job.job.recipe for job in grid(p, sizes)} for p in (plan, replace(plan, seeds=(1, 2))))
+    assert one.items() <= two.items()
+    assert set(two) - set(one) == {f"{name}-seed2" for name in one}
+
+
+def test_the_exponents_of_the_law_follow_what_the_sizes_cost(plan: Plan, tmp_path: Path) -> None:
+    """Where a token costs N^g, N* ~ C^(b / (a + g b)) and D* ~ C^(a / (a + g b))."""
+    plan = replace(plan, sizes="8x1,12x1,16x1")
+    found = study(plan, made(plan, tmp_path / "out"), draws=40)
+    n, d = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e5, 6), np.geomspace(1e5, 1e7, 6)))
+    law = fit(CHINCHILLA, [n, d], 1 + 40 / n**0.4 + 600 / d**0.5, draws=40)
+    for g in (1.0, 0.7):
+        sizes = [Measured(Size(str(n), ()), n, 6.0 * n**g) for n in (1000, 3000, 10_000, 40_000)]
+        changed = replace(found, sizes=sizes, fits={"Chinchilla": law}, plan=replace(plan, budgets=(1e9, 1e10, 1e11)))
+        of_size, of_data = best_exponents(changed)
+        assert of_size.value == pytest.approx(0.5 / (0.4 + g * 0.5), abs=0.02)
+        assert of_data.value == pytest.approx(0.4 / (0.4 + g * 0.5), abs=0.02)
+        assert of_size.low <= of_size.value <= of_size.high
+    (row,) = (row for row in optimum_table(found).rows if row[0] == "exponent over C")
+    assert row[2:4] == [one.text() for one in best_exponents(found)]
+
+
 def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
@@ -156,6 +202,11 @@ def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
         ({"budgets": (1e7, 2e7)}, 4.0, "needs at least 6 runs"),
         ({"sizes": "8x1"}, 4.0, "over 2 sizes and 2 budgets"),
         ({}, 1.0, "should be above 1"),
+        ({}, float("nan"), "should be above 1"),
+        ({}, float("inf"), "should be above 1"),
+        ({"sizes": "8x1,12x0"}, 4.0, "should be a width"),
+        ({"budgets": (1e7, float("nan"), 2e7)}, 4.0, "different numbers above 0"),
+        ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would be called 8x1-1e7"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_runs(

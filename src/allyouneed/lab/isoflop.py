@@ -17,6 +17,7 @@ import numpy as np
 from allyouneed.lab.laws import Array, Estimate, estimate
 
 FEWEST_SIZES = 3
+SURE = 0.9  # of the draws have to have all minima for an exponent to be said
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Isoflops:
     """All budgets together."""
 
     valleys: Sequence[Valley]
-    size_exponent: Estimate | None  # of N*(C); None with fewer than two minima
+    size_exponent: Estimate | None  # of N*(C); None with fewer than two minima, or where these are too unsure
     data_exponent: Estimate | None  # of D*(C)
 
     @property
@@ -70,13 +71,18 @@ def isoflops(
         return Isoflops(valleys, None, None)
     log_c = np.log([valley.flops for valley in found])
     best = np.array([valley.best.value for valley in found])
-    best_R = np.array([drawn[valley.flops] for valley in found])
-    best_R = best_R[:, np.isfinite(best_R).all(axis=0)]
-    data, data_R = np.exp(log_c) / flops_per_token(best), np.exp(log_c)[:, None] / flops_per_token(best_R)
+    best_VR = np.array([drawn[valley.flops] for valley in found])
+    whole_VR = best_VR[:, np.isfinite(best_VR).all(axis=0)]
+    lost = best_VR.shape[1] - whole_VR.shape[1]
+    if lost > (1 - SURE) * best_VR.shape[1]:
+        return Isoflops(valleys, None, None)
+    data, data_VR = np.exp(log_c) / flops_per_token(best), np.exp(log_c)[:, None] / flops_per_token(whole_VR)
+    # A draw in which some budget has no minimum says that the exponent may be anything: as many to either side.
+    anything = [math.inf if number % 2 else -math.inf for number in range(lost)]
     return Isoflops(
         valleys,
-        estimate(_slope(log_c, np.log(best)), [_slope(log_c, column) for column in np.log(best_R).T]),
-        estimate(_slope(log_c, np.log(data)), [_slope(log_c, column) for column in np.log(data_R).T]),
+        estimate(slope(log_c, np.log(best)), [*(slope(log_c, column) for column in np.log(whole_VR).T), *anything]),
+        estimate(slope(log_c, np.log(data)), [*(slope(log_c, column) for column in np.log(data_VR).T), *anything]),
     )
 
 
@@ -104,5 +110,6 @@ def _vertex(coefficients: Array) -> Any:
         return np.where(a > 0, np.exp(np.clip(-b / (2 * a), -700, 700)), np.nan)
 
 
-def _slope(x: Array, y: Array) -> float:
+def slope(x: Array, y: Array) -> float:
+    """Of the line through these points."""
     return float(np.polyfit(x, y, 1)[0])

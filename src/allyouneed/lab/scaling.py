@@ -8,18 +8,20 @@ change it only as long as the run that it speaks of does not exist.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.interpolate import PchipInterpolator
 
 from allyouneed import __version__
 from allyouneed.errors import ConfigError, DataError, TrainingError
-from allyouneed.lab.isoflop import Isoflops, isoflops
-from allyouneed.lab.laws import CHINCHILLA, DRAWS, KAPLAN, Array, Estimate, Fit, Form, PowerForm, fit, floored
+from allyouneed.lab.isoflop import Isoflops, isoflops, slope
+from allyouneed.lab.laws import CHINCHILLA, DRAWS, KAPLAN, Array, Estimate, Fit, Form, PowerForm, estimate, fit, floored
 from allyouneed.lab.report import to_json
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.scaling_plan import (
@@ -38,6 +40,8 @@ from allyouneed.storage import write_atomic, writing
 
 FORMS: tuple[Form, ...] = (CHINCHILLA, KAPLAN)  # the first one predicts
 NEAR = 0.03  # a prediction should be as near as this
+BEYOND = 30.0  # times the sizes tried, either way, the law's best one is sought
+TRIED = 4000  # numbers of parameters there
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def study(
     draws: int = DRAWS,
 ) -> Study:
     """Runs the grid, fits, and predicts a run of `times` the largest compute; `at`: of this size, not of the best."""
-    if times <= 1:
+    if not 1 < times < math.inf:
         raise ConfigError(f"--predict {times:g}: should be above 1: times the largest compute of the grid")
     recipe = plan.load()
     with writing(folder):
@@ -192,6 +196,28 @@ def best_sizes(found: Study, flops: Any) -> tuple[list[Measured], Array, Array, 
     return [found.sizes[place] for place in loss_GM.argmin(axis=1)], loss_GM.min(axis=1), low_G, high_G
 
 
+def best_exponents(found: Study) -> tuple[Estimate, Estimate]:
+    """Of N*(C) and D*(C) by the fit: slopes over the compute of the grid, as those of the parabolas are.
+
+    Hoffmann's beta / (alpha + beta) holds where C = 6 N D. Here C has attention and the last projection in it, so a
+    token costs less than N times as much in a larger model; N* is sought with the costs that the sizes have.
+    """
+    flops = found.plan.budgets if found.plan.unit == "flops" else [run.flops for run in found.runs]
+    log_c = np.log(sorted(set(flops)))
+    cost, n_M = _flops_of(found.sizes), [size.parameters for size in found.sizes]
+    tried_M = np.geomspace(min(n_M) / BEYOND, max(n_M) * BEYOND, TRIED)
+    d_CM = np.exp(log_c)[:, None] / cost(tried_M)
+
+    def slopes(least_C: Array) -> tuple[float, float]:
+        best_C = tried_M[least_C]
+        return slope(log_c, np.log(best_C)), slope(log_c, log_c - np.log(cost(best_C)))
+
+    least_RC = np.array([found.best_fit.drawn(tried_M, d_M).argmin(axis=1) for d_M in d_CM]).T
+    drawn_R2 = np.array([slopes(least_C) for least_C in least_RC])
+    by_law = slopes(found.best_fit.law.loss(tried_M, d_CM).argmin(axis=1))
+    return estimate(by_law[0], drawn_R2[:, 0]), estimate(by_law[1], drawn_R2[:, 1])
+
+
 def _require_enough(jobs: Sequence[GridJob]) -> None:
     fewest = len(CHINCHILLA.parameters) + 1
     sizes, budgets = {job.size.name for job in jobs}, {job.budget for job in jobs}
@@ -233,7 +259,7 @@ def _predict(
     size = min(sizes, key=lambda size: law.loss(size.parameters, flops / size.flops_per_token))
     tokens = flops / size.flops_per_token
     said = {name: found.predict(size.parameters, tokens) for name, found in fits.items()}
-    job = job_of(replace(plan, seeds=plan.seeds[:1]), size, flops, plan.seeds[0], "flops")
+    job = job_of(plan, size, flops, plan.seeds[0], "flops")
     job = replace(job, job=replace(job.job, name=f"predicted-{job.job.name}"))
     first = FORMS[0].name
     others = {name: loss for name, loss in said.items() if name != first}
@@ -287,10 +313,27 @@ def _isoflops(runs: Sequence[Run], law: Fit, plan: Plan, sizes: Sequence[Measure
     by_budget: dict[float, list[tuple[float, float]]] = {}
     for run in runs:
         by_budget.setdefault(run.budget, []).append((run.parameters, run.loss))
-    ordered = sorted(sizes, key=lambda size: size.parameters)
-    log_n = np.log([size.parameters for size in ordered])
-    log_f = np.log([size.flops_per_token for size in ordered])
-    return isoflops(by_budget, lambda n: np.exp(np.interp(np.log(n), log_n, log_f)), law.noise_R)
+    return isoflops(by_budget, _flops_of(sizes), law.noise_R)
+
+
+def _flops_of(sizes: Sequence[Measured]) -> Callable[[Any], Any]:
+    """FLOPs a token over N: a smooth curve through the sizes, on logarithmic axes, and straight on beyond them.
+
+    Straight lines between the sizes would not do: a best size is drawn to where they meet.
+    """
+    by_n = {size.parameters: size.flops_per_token for size in sizes}
+    log_n, log_f = np.log(sorted(by_n)), np.log([by_n[n] for n in sorted(by_n)])
+    if len(by_n) < 2:
+        return lambda n: by_n[min(by_n)] * n / min(by_n)
+    curve = PchipInterpolator(log_n, log_f)
+    first, last = curve(log_n[[0, -1]], 1)
+
+    def cost(n: Any) -> Any:
+        x = np.log(n)
+        beyond = first * np.minimum(x - log_n[0], 0) + last * np.maximum(x - log_n[-1], 0)
+        return np.exp(curve(np.clip(x, log_n[0], log_n[-1])) + beyond)
+
+    return cost
 
 
 def _write_prediction(found: Study, folder: Path) -> None:
@@ -301,6 +344,12 @@ def _write_prediction(found: Study, folder: Path) -> None:
         "from": {run.name: run.loss for run in found.runs},
     }
     said = json.loads(to_json(said))
+    made = sorted(file.parent for file in (folder / "runs").glob("predicted-*/recipe.toml"))
+    if made and not path.exists():
+        raise ConfigError(
+            f"{made[0]}: exists, but {path}, which came before it, does not. What is said afterwards is no prediction: "
+            "put it back, remove the run, or choose another --out"
+        )
     if path.exists():
         try:
             old = json.loads(path.read_text(encoding="utf-8"))
@@ -308,11 +357,21 @@ def _write_prediction(found: Study, folder: Path) -> None:
             raise DataError(f"{path}: is no JSON; remove it to predict again") from None
         if {name: old.get(name) for name in said} == said:
             return  # the same prediction keeps its date
-        made = folder / "runs" / str(old.get("prediction", {}).get("run", ""))
-        if (made / "recipe.toml").exists():
+        if made:
             raise ConfigError(
-                f"{path}: was made from other runs, and the run it predicts exists: {made}. "
+                f"{path}: was made {_other(old, said)}, and the run it predicts exists: {made[0]}. "
                 "A prediction is not changed afterwards: choose another --out"
             )
     head = {"allyouneed": __version__, "made": datetime.now(UTC).isoformat(timespec="seconds")}
     write_atomic(path, to_json(head | said))
+
+
+def _other(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """In what an earlier prediction differs, in words."""
+    before, after = old.get("prediction", {}), new["prediction"]
+    words = ["from other runs"] if old.get("from") != new["from"] else []
+    if before.get("times") != after["times"]:
+        words.append(f"for {before.get('times')} times the compute, now --predict is {after['times']:g}")
+    if before.get("size") != after["size"]:
+        words.append(f"for size {before.get('size')}, now it is {after['size']}")
+    return "; ".join(words) or "with other numbers from the same runs"

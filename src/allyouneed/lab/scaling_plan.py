@@ -98,9 +98,9 @@ def read_sizes(plan: Plan) -> list[Size]:
 def read_size(plan: Plan, text: str) -> Size:
     """One size."""
     if "=" in text:
-        return Size(text.replace("model.", "").replace(" ", "_"), tuple(text.split()))
+        return _size_of_settings(plan, text)
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if match is None or int(match[1]) == 0:
+    if match is None or 0 in (int(match[1]), int(match[2] or 1)):
         raise ConfigError(f"--sizes: {text!r}: should be a width (64), width and layers (64x2), or settings")
     recipe = plan.load()
     fields = recipe.model.model_dump()
@@ -114,9 +114,25 @@ def read_size(plan: Plan, text: str) -> Size:
     sets = [f"model.width={match[1]}", *(f"model.{name}={count}" for name, count in zip(names, layers, strict=True))]
     if isinstance(fields.get("hidden"), int):
         sets.append(f"model.hidden={max(1, round(fields['hidden'] * ratio))}")
-    if plan.lr_power:
-        sets.append(f"train.optimizer.lr={recipe.train.optimizer.lr * ratio**-plan.lr_power:.6g}")
+    sets += _rate(plan, recipe, ratio)
     return Size(f"{match[1]}x{layers[0]}" if layers else match[1], tuple(sets))
+
+
+def _size_of_settings(plan: Plan, text: str) -> Size:
+    """A size written as settings. The rate follows the width where one is among them, and no rate is."""
+    sets = text.split()
+    given = dict(one.split("=", 1) for one in sets if "=" in one)
+    recipe = plan.load()
+    width, base = given.get("model.width", ""), recipe.model.model_dump().get("width")
+    more = []
+    if isinstance(base, int) and width.isdecimal() and int(width) and "train.optimizer.lr" not in given:
+        more = _rate(plan, recipe, int(width) / base)
+    return Size(text.replace("model.", "").replace(" ", "_"), (*sets, *more))
+
+
+def _rate(plan: Plan, recipe: Recipe, ratio: float) -> list[str]:
+    """The learning rate of a model so many times as wide as the recipe's."""
+    return [f"train.optimizer.lr={recipe.train.optimizer.lr * ratio**-plan.lr_power:.6g}"] if plan.lr_power else []
 
 
 def candidates(plan: Plan, data: TaskData) -> list[Measured]:
@@ -166,18 +182,24 @@ def flops_per_token(model: Model, data: TaskData, recipe: Recipe, batches: int =
 
 def grid(plan: Plan, sizes: Sequence[Measured]) -> list[GridJob]:
     """All runs of a plan."""
-    if not plan.budgets or min(plan.budgets) <= 0 or len(set(plan.budgets)) < len(plan.budgets):
+    fair = all(0 < budget < math.inf for budget in plan.budgets)
+    if not plan.budgets or not fair or len(set(plan.budgets)) < len(plan.budgets):
         raise ConfigError("--budgets: should be different numbers above 0: 1e11,2e11,4e11")
-    return [
+    jobs = [
         job_of(plan, size, budget, seed, plan.unit) for budget in plan.budgets for size in sizes for seed in plan.seeds
     ]
+    names = [item.job.name for item in jobs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"--sizes, --budgets: two runs would be called {twice[0]}; take some that differ more")
+    return jobs
 
 
 def job_of(plan: Plan, size: Measured, budget: float, seed: int, unit: Unit) -> GridJob:
     """One run."""
     amount = repr(float(budget)) if unit == "flops" else str(round(budget))
     recipe = plan.load(*size.size.sets, f"train.budget.{unit}={amount}", f"seed={seed}")
-    name = f"{size.name}-{short(budget)}" + (f"-seed{seed}" if len(plan.seeds) > 1 else "")
+    # The first seed has the plain name, however many there are: more seeds keep what one has made.
+    name = f"{size.name}-{short(budget)}" + (f"-seed{seed}" if seed > 1 else "")
     return GridJob(Job(re.sub(r"[^\w.=+-]", "_", name), recipe), size, budget, seed)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
-from allyouneed.lab.scaling import NEAR, Run, Study, best_sizes
+from allyouneed.lab.scaling import NEAR, Run, Study, best_exponents, best_sizes
 from allyouneed.lab.scaling_plan import short
 
 SHOWN = 60  # points of a drawn law
@@ -18,15 +18,16 @@ SHOWN = 60  # points of a drawn law
 def write_study(found: Study, folder: Path, command: str = "") -> Path:
     """report.html, report.json and the pictures."""
     charts = [chart for chart in (isoflop_chart(found), compute_chart(found)) if chart is not None]
-    for chart, name in zip(charts[::-1], ("compute.png", "isoflop.png"), strict=False):
-        save_chart(chart, folder / name)
     parts: list[Part] = [*[Verdict(line) for line in verdicts(found)]]
     parts += [Code(command)] if command else []
     parts += [Heading("The prediction"), charts[-1], Text(prediction_text(found))]
     parts += [Heading("The best size for a compute budget"), *charts[:-1], optimum_table(found)]
     parts += [Heading("The laws"), law_table(found), Note(_how(found))]
     parts += [Heading("The runs"), run_table(found)]
-    return write_report(folder / "report.html", f"Scaling of {found.plan.recipe}", parts, as_data(found))
+    page = write_report(folder / "report.html", f"Scaling of {found.plan.recipe}", parts, as_data(found))
+    for chart, name in zip(charts[::-1], ("compute.png", "isoflop.png"), strict=False):
+        save_chart(chart, folder / name)
+    return page
 
 
 def verdicts(found: Study) -> list[str]:
@@ -65,6 +66,8 @@ def _doubts(found: Study) -> list[str]:
     if found.iso is not None and len(found.iso.minima) < len(found.iso.valleys):
         missed = [short(valley.flops) for valley in found.iso.valleys if not valley.inside]
         lines.append(f"no minimum among the sizes at {', '.join(missed)} FLOPs: widen --sizes")
+    if found.iso is not None and len(found.iso.minima) > 1 and found.iso.size_exponent is None:
+        lines.append("the minima of the parabolas are too unsure for an exponent of N*: more sizes or seeds would help")
     return lines
 
 
@@ -124,12 +127,9 @@ def optimum_table(found: Study) -> Table:
         by_parabola = valley.best.text() if valley is not None else "–"
         tokens = flops / size.flops_per_token
         rows.append([short(flops), by_parabola, f"{size.parameters:,} ({size.name})", f"{tokens:,.0f}", f"{loss:.4f}"])
-    exponents = found.iso.size_exponent if found.iso is not None else None
-    law = [found.best_fit.estimates()[name] for name in ("alpha", "beta")]
-    by_law = law[1].value / (law[0].value + law[1].value)
-    rows.append(
-        ["exponent of N*", exponents.text() if exponents else "–", f"{by_law:.3f}", f"{1 - by_law:.3f} (D*)", ""]
-    )
+    exponent = found.iso.size_exponent if found.iso is not None else None
+    of_size, of_data = best_exponents(found)
+    rows.append(["exponent over C", exponent.text() if exponent else "–", of_size.text(), of_data.text(), ""])
     return Table(["FLOPs", "N* by parabola", "N* by law", "D* by law", "loss by law"], rows)
 
 
@@ -193,6 +193,7 @@ def compute_chart(found: Study) -> Chart:
 def as_data(found: Study) -> dict[str, Any]:
     """The numbers for machines."""
     iso = found.iso
+    of_size, of_data = best_exponents(found)
     return {
         "plan": asdict(found.plan),
         "runs": [asdict(run) for run in found.runs],
@@ -210,6 +211,7 @@ def as_data(found: Study) -> dict[str, Any]:
             "size_exponent": None if iso.size_exponent is None else asdict(iso.size_exponent),
             "data_exponent": None if iso.data_exponent is None else asdict(iso.data_exponent),
         },
+        "by_law": {"size_exponent": asdict(of_size), "data_exponent": asdict(of_data)},
         "backtest": None if found.backtest is None else asdict(found.backtest),
         "prediction": asdict(found.prediction),
         "measured": None if found.measured is None else asdict(found.measured),
