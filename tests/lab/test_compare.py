@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from allyouneed.config import parse
 from allyouneed.errors import ConfigError
+from allyouneed.lab import compare_page
 from allyouneed.lab.compare import Comparison, judge, summary
-from allyouneed.lab.compare_charts import matrix, pareto_front, worth_drawing
-from allyouneed.lab.compare_page import cost_table, result_table, transfer, write_comparison
+from allyouneed.lab.compare_charts import bars, learning_curves, matrix, pareto, pareto_front, worth_drawing
+from allyouneed.lab.compare_page import cost_table, result_table, transfer, words_of, write_comparison
 from allyouneed.lab.equal import count_parameters, with_parameters
-from allyouneed.lab.plan import Plan, Question, make_plan, settings_that_differ
+from allyouneed.lab.plan import Plan, Question, System, TaskFacts, make_plan, settings_that_differ
 from allyouneed.lab.runs import Outcome, Point, failure, finished, outcome_of
 from allyouneed.lab.variations import read_variations, split_values
 from allyouneed.sizes import Sizes
-from allyouneed.train import load_recipe, train
+from allyouneed.train import Recipe, load_recipe, train
+from allyouneed.train.recipe import find_recipe
 
 pytestmark = pytest.mark.no_shapes
 SMALL = ["task.valid=5", "task.test=5"]
@@ -49,6 +52,9 @@ def test_names_are_short_where_they_are_clear() -> None:
         ("seed=1,2", "--seeds"),
         ("train.budget.steps=1,2", "--steps"),
         ("model.norm=post,post", "twice"),
+        ("train.patience=1,2", "--set changes it for all"),
+        ("task.valid=5,50", "--set changes it for all"),
+        ("task.lengths=[1,5],[1,9]", "--set changes it for all"),
     ],
 )
 def test_bad_variations_are_refused(text: str, message: str) -> None:
@@ -129,11 +135,18 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
         (["copy"], {"vary": ["model.norm=post"], "metric": "exat"}, "did you mean 'exact'"),
         (["copy"], {"models": ["sequence"]}, "sequence on copy: model: unknown name"),
         (["copi"], {}, "did you mean 'copy'"),
+        (["copy"], {"vary": ['train={metric="loss"}']}, "train.metric is the same for all runs"),
+        (["copy"], {"vary": ["task={valid=7}"]}, "task.valid is the same for all runs"),
     ],
 )
 def test_what_cannot_be_run_is_refused_beforehand(tmp_path: Path, recipes: list, more: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(tmp_path, *recipes, **more)
+
+
+def test_a_variation_of_the_task_says_what_that_means(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "copy", vary=["task.symbols=5"])
+    assert plan.notes == ["symbols=5: changes task.symbols: it may be scored on other items than the baseline"]
 
 
 # --- equal parameters ------------------------------------------------------------------------------------------------
@@ -231,7 +244,8 @@ def test_many_tests_at_once_ask_for_more(tmp_path: Path) -> None:
 
 def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.1, 0.5, 0.9], norm=[0.2, 0.6, 1.0], drop=[0.1, 0.5, 0.9])
-    assert comparison.found["copy", "norm=post"].shown  # always 0.1 apart, though seeds differ by more
+    assert comparison.found["copy", "norm=post"].difference.interval.mean == pytest.approx(0.1)
+    assert not comparison.found["copy", "norm=post"].shown  # always 0.1 apart, but that is half of one of 5 items
     runs = {
         **comparison.outcomes,
         ("copy", "norm=post"): [failure("x", "burnt"), *comparison.outcomes["copy", "norm=post"][1:]],
@@ -240,6 +254,25 @@ def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: P
     assert again.found["copy", "norm=post"].difference.interval.count == 2
     assert again.values(again.plan.tasks[0], "norm=post") == {2: 0.6, 3: 1.0}
     assert [one.error for one in again.failures()] == ["burnt"]
+    words = again.found["copy", "norm=post"].words
+    assert words.endswith("could be shown with 2 seeds; 1 of 3 runs of norm=post failed")
+    task = again.plan.tasks[0]
+    assert "2 to 3 seeds (runs that failed are left out)" in bars(again, task).note
+    assert "2 to 3 seeds" in learning_curves(again, task, "tokens").note
+    assert "2 to 3 seeds" in pareto(again, task, "seconds").note
+    assert "2 to 3 seeds" in matrix(again).note
+    assert cost_table(again, task).rows[1][:2] == ["norm=post", "2 of 3"]
+
+
+def test_a_system_without_a_result_is_named(tmp_path: Path) -> None:
+    comparison = judged(tmp_path, base=[0.1, 0.5, 0.9], norm=[0.2, 0.6, 1.0], drop=[0.1, 0.5, 0.9])
+    runs = {**comparison.outcomes, ("copy", "norm=post"): [failure("x", "burnt")] * 3}
+    again = judge(comparison.plan, runs)
+    assert words_of(again)[-1] == "copy: norm=post could not be compared: 3 of 3 runs of norm=post failed"
+    task = again.plan.tasks[0]
+    assert cost_table(again, task).rows[1] == ["norm=post", "0 of 3", *["–"] * 5]
+    assert bars(again, task).note.startswith("Mean of 3 seeds with its 95 % interval (Student's t), validation split")
+    write_comparison(again, tmp_path / "out", "")
 
 
 def test_one_seed_shows_nothing(tmp_path: Path) -> None:
@@ -265,8 +298,9 @@ def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
     assert worth_drawing(comparison, task) == ["seconds"]  # FLOPs and parameters are all the same
     assert matrix(comparison).sure == [[True, True], [False, False]]
     assert transfer(comparison)[0] == "norm=post: better on 1, worse on 1, not told apart on 0 of 2 tasks."
-    assert result_table(comparison, task).rows[0][:3] == ["baseline", "0.510 (0.500 to 0.520)", "baseline"]
-    assert cost_table(comparison, task).rows[2] == ["dropout=0.1", "1,000", "4e+06", "400", "0.20", "4"]
+    assert result_table(comparison, task).rows[0][:3] == ["baseline", "0.510 (0.485 to 0.535)", "baseline"]
+    assert cost_table(comparison, task).rows[2] == ["dropout=0.1", "3 of 3", "1,000", "4e+06", "400", "0.20", "4"]
+    assert learning_curves(comparison, task, "tokens").y_label == "nats per token"
     page = write_comparison(comparison, tmp_path / "out", "allyouneed compare <copy>")
     html = page.read_text(encoding="utf-8")
     assert html.count("<img") == 2 * 5 + 1  # bars, three curves and one Pareto plot a task, and the matrix
@@ -279,7 +313,41 @@ def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
 
 
 def test_effects_without_a_spread_are_no_numbers(tmp_path: Path) -> None:
-    comparison = judged(tmp_path, base=[0.5] * 3, norm=[0.6] * 3, drop=[0.5] * 3)
+    comparison = judged(tmp_path, base=[0.2] * 3, norm=[0.4] * 3, drop=[0.2] * 3)
     assert math.isnan(comparison.found["copy", "norm=post"].better)
-    assert comparison.found["copy", "norm=post"].shown  # the same every time: this much apart
-    assert result_table(comparison, comparison.plan.tasks[0]).rows[1][3] == "–"
+    assert not comparison.found["copy", "norm=post"].shown  # the same every time, but one of five items apart
+    rows = result_table(comparison, comparison.plan.tasks[0]).rows
+    assert rows[1][1:4] == ["0.400 (all 3 seeds)", "+0.200 (-0.297 to +0.697)", "–"]
+    clear = judged(tmp_path, base=[-9.0] * 3, norm=[9.0] * 3, drop=[0.2] * 3)
+    assert clear.found["copy", "norm=post"].shown
+
+
+def test_names_are_drawn_as_they_are_written_and_numbers_come_first(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    shutil.copy(find_recipe("copy"), tmp_path / "a$b_$c.toml")
+    plan = plan_of(tmp_path, str(tmp_path / "a$b_$c.toml"), vary=["model.norm=post"], seeds=2)
+    task = plan.tasks[0].name
+    runs = {(task, system.name): [outcome("x", 0.1), outcome("y", 0.2, 30.0)] for system in plan.systems}
+    write_comparison(judge(plan, runs), tmp_path / "out", "")
+    assert (tmp_path / "out" / "charts" / "a-b_-c-bars.png").exists()
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("no room for a picture")
+
+    monkeypatch.setattr(compare_page, "save_chart", breaks)
+    with pytest.raises(RuntimeError, match="no room"):
+        write_comparison(judge(plan, runs), tmp_path / "other", "")
+    assert (tmp_path / "other" / "report.json").exists()
+
+
+def test_the_loss_of_classes_is_not_one_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "texts.tsv").write_text("a\tgood\nb\tbad\n" * 3, encoding="utf-8")
+    tree = {
+        "task": {"type": "classification", "train": str(tmp_path / "texts.tsv"), "valid": str(tmp_path / "texts.tsv")},
+        "model": {"type": "encoder"},
+    }
+    recipe = parse(Recipe, tree)
+    systems = [System("baseline", {"texts": recipe}), System("other", {"texts": recipe})]
+    task = TaskFacts("texts", recipe, SIZES, "loss", False, 0.1)
+    runs = {("texts", system.name): [outcome("x", 0.1)] for system in systems}
+    chart = learning_curves(judge(Plan([task], systems, [1], []), runs), task, "tokens")
+    assert chart.y_label == "nats per prediction"

@@ -32,7 +32,12 @@ def command(
     ] = None,
     tasks: Annotated[str, typer.Option(help="Recipes of further tasks, with commas: sort,addition.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, ...")] = 3,
-    minutes: Annotated[float | None, typer.Option(help="Budget of a run: minutes of wall clock.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Budget of a run: minutes of wall clock. What fits in depends on the machine and on --workers."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Budget of a run: updates of the weights.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Budget of a run: predicted tokens.")] = None,
     flops: Annotated[float | None, typer.Option(help="Budget of a run: floating point operations.")] = None,
@@ -59,7 +64,7 @@ def command(
     All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
     """
     from allyouneed.lab.compare import compare, look_at_test_split, summary
-    from allyouneed.lab.compare_page import cost_table, result_table, write_comparison
+    from allyouneed.lab.compare_page import cost_table, result_table, words_of, write_comparison
     from allyouneed.lab.plan import Question, make_plan
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
@@ -88,8 +93,8 @@ def command(
         print()
         print(text_table(cost_table(comparison, task)))
     print()
-    for found in comparison.found.values():
-        print(printable(found.words))
+    for words in words_of(comparison):
+        print(printable(words))
     print(printable(summary(comparison)))
     page = write_comparison(comparison, out, typed())
     print(f"report: {page}")

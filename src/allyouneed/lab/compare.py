@@ -21,7 +21,6 @@ from allyouneed.lab.last_look import scores_on_test_split
 from allyouneed.lab.plan import Plan, TaskFacts, job_name
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
-from allyouneed.storage import lock
 
 Cell = tuple[str, str]  # task, system
 
@@ -57,6 +56,12 @@ class Comparison:
         values = list(self.values(task, system, name).values())
         return interval(values) if values else None
 
+    def lost(self, task: TaskFacts, system: str) -> str:
+        """How many runs of a system have no result, in words; they are in no mean and no test."""
+        outcomes = self.outcomes.get((task.name, system), ())
+        failed = sum(outcome.failed for outcome in outcomes)
+        return f"{failed} of {len(outcomes)} runs of {system} failed" if failed else ""
+
     def failures(self) -> list[Outcome]:
         """Runs without a result."""
         return [outcome for outcomes in self.outcomes.values() for outcome in outcomes if outcome.failed]
@@ -66,8 +71,7 @@ def compare(
     plan: Plan, folder: Path, *, workers: int = 0, cores: int = 1, on: Place = "local", watch: Watch | None = None
 ) -> Comparison:
     """Makes all runs that are not yet made, and compares."""
-    with lock(folder):
-        made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, watch=watch)
+    made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, watch=watch)
     by_name = {outcome.name: outcome for outcome in made}
     if all(outcome.failed for outcome in made):
         raise TrainingError(f"all {len(made)} runs failed; the first: {made[0].name}: {made[0].error}")
@@ -91,21 +95,23 @@ def judge(plan: Plan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> Comparison:
             both = [seed for seed in plan.seeds if seed in ours and seed in theirs]
             if both:
                 pairs = [ours[seed] for seed in both], [theirs[seed] for seed in both]
-                differences[task.name, system.name] = difference(*pairs, paired=True)
+                differences[task.name, system.name] = difference(*pairs, grain=task.grain)
     holds = holm({f"{task}\0{system}": found.p for (task, system), found in differences.items()})
     found = {}
     for task in plan.tasks:
         for system in plan.systems[1:]:
             if (task.name, system.name) in differences:
                 cell = task.name, system.name
-                found[cell] = _found(plan, task, system.name, differences[cell], holds["\0".join(cell)])
+                found[cell] = _found(bare, task, system.name, differences[cell], holds["\0".join(cell)])
     return Comparison(plan, outcomes, found)
 
 
-def _found(plan: Plan, task: TaskFacts, system: str, between: Difference, holds: bool) -> Found:
+def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, holds: bool) -> Found:
+    plan = bare.plan
     inside = between.interval.low <= 0 <= between.interval.high
     shown = holds and not inside
     words = verdict(between, task.higher_is_better, system, plan.baseline.name, is_shown=shown)
+    words += "".join(f"; {lost}" for name in (system, plan.baseline.name) if (lost := bare.lost(task, name)))
     if len(plan.tasks) > 1:
         words = f"{task.name}: {words}"
     sign = 1 if task.higher_is_better else -1
@@ -121,6 +127,19 @@ def look_at_test_split(comparison: Comparison, folder: Path) -> Comparison:
         if scores:
             tested[cell] = {name: interval([one[name] for one in scores]) for name in scores[0]}
     return replace(comparison, tested=tested)
+
+
+def without_result(comparison: Comparison) -> list[str]:
+    """A line for each system that cannot be compared on a task, since no run is left."""
+    plan = comparison.plan
+    return [
+        f"{task.name}: {system.name} could not be compared: {lost}"
+        for task in plan.tasks
+        for system in plan.systems[1:]
+        if (task.name, system.name) not in comparison.found
+        for lost in [comparison.lost(task, system.name) or comparison.lost(task, plan.baseline.name)]
+        if lost
+    ]
 
 
 def summary(comparison: Comparison) -> str:

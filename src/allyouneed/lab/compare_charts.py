@@ -7,6 +7,7 @@ from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve, Matrix
 from allyouneed.lab.compare import Comparison
 from allyouneed.lab.plan import TaskFacts
 from allyouneed.lab.runs import Outcome, Point
+from allyouneed.lab.statistics import how_sure
 
 MOST_CURVES = 9  # more cannot be told apart
 EQUAL = 1.02  # costs so near to each other are one
@@ -45,7 +46,7 @@ def bars(comparison: Comparison, task: TaskFacts) -> Bars:
         if at is not None:
             found.append(Bar(system.name, at.mean, at.low, at.high))
     better = "more" if task.higher_is_better else "less"
-    note = f"Mean of {_seeds(comparison)} and its 95 % bootstrap interval, validation split; {better} is better."
+    note = f"{_mean(comparison, task)}, validation split; {better} is better."
     return Bars(f"{task.metric} on {task.name}", task.metric, found, note)
 
 
@@ -61,12 +62,12 @@ def learning_curves(comparison: Comparison, task: TaskFacts, axis: str) -> Chart
         x = [sum(where(point) for point in at) / len(at) for at in points]
         y = [sum(loss) / len(loss) for loss in losses]
         curves.append(Curve(name, x, y, [min(loss) for loss in losses], [max(loss) for loss in losses]))
-    note = f"Mean and range of {_seeds(comparison)}, validation split."
+    note = f"Mean and range of {_seeds(comparison, [task])}, validation split."
     if len(shown) < len(comparison.plan.systems):
         note += f" The baseline and the {len(shown) - 1} that differ most from it; the table has all."
     y = [loss for curve in curves for loss in curve.y if loss > 0]
     wide = bool(y) and max(y) > 10 * min(y)
-    return Chart(f"Loss on {task.name} over {axis}", axis, "nats per token", curves, log_y=wide, note=note)
+    return Chart(f"Loss on {task.name} over {axis}", axis, _nats(comparison, task), curves, log_y=wide, note=note)
 
 
 def pareto(comparison: Comparison, task: TaskFacts, cost: str) -> Chart:
@@ -83,7 +84,7 @@ def pareto(comparison: Comparison, task: TaskFacts, cost: str) -> Chart:
     if len(front) > 1:
         curves.append(Curve("front", [x for x, _ in front], [y for _, y in front], style="dashed"))
     costs = [x for x, _ in ends]
-    note = f"Mean of {_seeds(comparison)} with its 95 % interval; the front joins systems that nothing cheaper equals."
+    note = f"{_mean(comparison, task)}; the front joins systems that nothing cheaper equals."
     wide = max(costs) > 20 * min(costs)
     return Chart(f"{task.metric} on {task.name} over {cost}", cost, task.metric, curves, log_x=wide, note=note)
 
@@ -120,7 +121,8 @@ def matrix(comparison: Comparison) -> Matrix:
     values = [[math.nan if cell is None else cell.better for cell in row] for row in found]
     sure = [[cell is not None and cell.shown for cell in row] for row in found]
     note = (
-        f"Blue: better than {plan.baseline.name}. Hedges' g, {_seeds(comparison)}; bold: shown after Holm's correction."
+        f"Blue: better than {plan.baseline.name}. Hedges' g, {_seeds(comparison, plan.tasks)}; "
+        "bold: shown after Holm's correction."
     )
     title = "Effect of each change on each task, in standard deviations of seeds"
     return Matrix(title, rows, [task.name for task in plan.tasks], values, sure, note, digits=1, reach=STRONG)
@@ -146,6 +148,29 @@ def _mean_cost(comparison: Comparison, task: TaskFacts, system: str, cost: str) 
     return sum(COSTS[cost](outcome) for outcome in ended) / len(ended)
 
 
-def _seeds(comparison: Comparison) -> str:
-    count = len(comparison.plan.seeds)
-    return f"{count} seed{'s' * (count > 1)}"
+def _counts(comparison: Comparison, tasks: Sequence[TaskFacts]) -> list[int]:
+    """How many runs of each system ended, but for those of which none did: nothing of these is drawn."""
+    counts = [len(comparison.values(task, system.name)) for task in tasks for system in comparison.plan.systems]
+    return [count for count in counts if count] or [0]
+
+
+def _seeds(comparison: Comparison, tasks: Sequence[TaskFacts]) -> str:
+    counts = _counts(comparison, tasks)
+    if min(counts) < max(counts):
+        return f"{min(counts)} to {max(counts)} seeds (runs that failed are left out)"
+    lost = len(comparison.plan.seeds) - counts[0]
+    return f"{counts[0]} seed{'s' * (counts[0] > 1)}" + (" (runs that failed are left out)" if lost else "")
+
+
+def _mean(comparison: Comparison, task: TaskFacts) -> str:
+    counts = _counts(comparison, [task])
+    if max(counts) == 1:
+        return "One seed"
+    how = " or ".join(dict.fromkeys(how_sure(count) for count in (min(counts), max(counts))))
+    return f"Mean of {_seeds(comparison, [task])} with its {how}"
+
+
+def _nats(comparison: Comparison, task: TaskFacts) -> str:
+    """The unit of the loss: an encoder classifies, everything else writes tokens."""
+    recipes = [system.recipes[task.name] for system in comparison.plan.systems if task.name in system.recipes]
+    return "nats per prediction" if any(one.model.kind == "encoder" for one in recipes) else "nats per token"

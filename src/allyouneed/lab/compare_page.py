@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from allyouneed.lab.charts import AnyChart, save_chart
-from allyouneed.lab.compare import Comparison, summary
+from allyouneed.lab.compare import Comparison, summary, without_result
 from allyouneed.lab.compare_charts import AXES, all_charts, worth_drawing
 from allyouneed.lab.plan import BASELINE, System, TaskFacts, settings_that_differ, slug
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
 from allyouneed.lab.runs import Outcome
+from allyouneed.lab.statistics import FEW
 
 METHOD = (
-    "Intervals are bootstraps of the mean over seeds. Differences are paired: the runs of one seed share the data and "
-    "its order. A difference counts as shown if its interval leaves out zero and a paired t-test agrees after Holm's "
-    "correction for all tests on this page. Effects are Hedges' g. Scores are of the validation split, of the weights "
-    "that were best there by the recipe's own measure."
+    f"Intervals hold the mean over seeds with 95 %: Student's t for fewer than {FEW} seeds, else a bootstrap. "
+    "Differences are paired: the runs of one seed share the data and its order. A difference counts as shown if its "
+    "interval leaves out zero and a paired t-test agrees after Holm's correction for all tests on this page; one that "
+    "is the same for every seed is given a spread of one held-out item. Effects are Hedges' g. "
+    "Scores are of the validation split, of the weights that were best there by the recipe's own measure."
 )
 PLACE = "Seconds are wall clock of each run, everything included, beside whatever else the machine did."
 
@@ -28,19 +30,20 @@ PLACE = "Seconds are wall clock of each run, everything included, beside whateve
 def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path:
     """report.html, report.json and the pictures."""
     charts = all_charts(comparison)
-    for name, chart in charts.items():
-        save_chart(chart, folder / "charts" / f"{slug(name)}.png")
     plan = comparison.plan
     title = f"{len(plan.systems)} systems compared on {', '.join(task.name for task in plan.tasks)}"
-    return write_report(
+    page = write_report(
         folder / "report.html", title, _parts(comparison, charts, command), as_data(comparison, command)
     )
+    for name, chart in charts.items():
+        save_chart(chart, folder / "charts" / f"{slug(name)}.png")
+    return page
 
 
 def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) -> list[Part]:
     plan = comparison.plan
     parts: list[Part] = [Text(_question(comparison)), Verdict(f"{summary(comparison)}.")]
-    parts += [Text(f"{found.words}.") for found in comparison.found.values()]
+    parts += [Text(f"{words}.") for words in words_of(comparison)]
     parts += [Note(f"Failed: {outcome.name}: {outcome.error}") for outcome in comparison.failures()]
     if "matrix" in charts:
         parts += [Heading("Do they transfer?"), *map(Text, transfer(comparison)), charts["matrix"]]
@@ -54,6 +57,11 @@ def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) ->
     parts += [Heading("All runs"), _run_table(comparison), Heading("How it was measured"), Text(METHOD), Note(PLACE)]
     parts += [Note(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}")]
     return [*parts, Heading("The same again"), Code(command), Note("The folder `runs` holds each run with its recipe.")]
+
+
+def words_of(comparison: Comparison) -> list[str]:
+    """What came out of each comparison with the baseline; those that came to nothing last."""
+    return [*(found.words for found in comparison.found.values()), *without_result(comparison)]
 
 
 def _question(comparison: Comparison) -> str:
@@ -86,8 +94,7 @@ def result_table(comparison: Comparison, task: TaskFacts) -> Table:
         if found is not None:
             between = found.difference.interval
             effect = f"{found.better:+.1f}" if math.isfinite(found.better) else "–"
-            reach = f"{between.low:+.3f} to {between.high:+.3f}" if between.count > 1 else "one seed"
-            cells = [f"{between.mean:+.3f} ({reach})", effect, _mark(found.shown)]
+            cells = [between.text(sign="+"), effect, _mark(found.shown)]
         others = [comparison.interval(task, system.name, name) for name in names[1:]]
         tested = comparison.tested.get((task.name, system.name), {})
         cells += [tested[task.metric].text()] if task.metric in tested else []
@@ -97,10 +104,14 @@ def result_table(comparison: Comparison, task: TaskFacts) -> Table:
 
 
 def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
-    """All four budgets, whichever was the equal one; means over seeds."""
+    """How many runs ended, and all four budgets, whichever was the equal one; means over seeds."""
     rows = []
     for system in comparison.plan.systems:
-        ended = [one for one in comparison.outcomes.get((task.name, system.name), ()) if not one.failed]
+        outcomes = comparison.outcomes.get((task.name, system.name), ())
+        ended = [one for one in outcomes if not one.failed]
+        runs = f"{len(ended)} of {len(outcomes)}"
+        if outcomes and not ended:
+            rows.append([system.name, runs, *["–"] * 5])
         if ended:
             means = [
                 sum(getattr(one, name) for one in ended) / len(ended)
@@ -110,6 +121,7 @@ def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
             rows.append(
                 [
                     system.name,
+                    runs,
                     f"{ended[0].parameters:,}",
                     f"{flops:.3g}",
                     short(tokens),
@@ -117,7 +129,7 @@ def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
                     short(steps),
                 ]
             )
-    return Table(["system", "parameters", "FLOPs", "tokens", "minutes", "steps"], rows)
+    return Table(["system", "runs", "parameters", "FLOPs", "tokens", "minutes", "steps"], rows)
 
 
 def transfer(comparison: Comparison) -> list[str]:

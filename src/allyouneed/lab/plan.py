@@ -20,7 +20,7 @@ from allyouneed.config import Tree, override, parse
 from allyouneed.errors import ConfigError, UserError, unknown_name
 from allyouneed.lab.equal import WIDTHS, count_parameters, with_parameters
 from allyouneed.lab.runs import Job
-from allyouneed.lab.variations import read_variations
+from allyouneed.lab.variations import SHARED_TRAINING, read_variations, require_not_held
 from allyouneed.sizes import Sizes
 from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.evaluate import names_of_scores
@@ -28,8 +28,6 @@ from allyouneed.train.recipe import find_recipe
 
 EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
 BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one
-# What recipes have in common in a comparison: otherwise the best weights would be chosen from more or fewer.
-SHARED_TRAINING = ("budget", "evaluate_every", "metric", "patience")
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class TaskFacts:
     sizes: Sizes
     metric: str
     higher_is_better: bool
+    grain: float  # one held-out item: scores that count items have no smaller step
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,10 @@ def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) 
     for name, change in changes.items():
         made = {task: _called(f"{name} on {task}", change, recipe) for task, recipe in baselines.items()}
         other = {task: recipe for task, recipe in made.items() if recipe != baselines[task]}
+        changed = {key for task, recipe in other.items() for key in settings_that_differ(recipe, baselines[task])}
+        require_not_held(name, sorted(changed))
+        if of_task := sorted(key for key in changed if key.startswith("task.")):
+            notes.append(f"{name}: changes {', '.join(of_task)}: it may be scored on other items than the baseline")
         if len(other) < len(made):
             same = ", ".join(task for task in made if task not in other)
             notes.append(f"{name}: is what {same} has anyway")
@@ -223,7 +226,7 @@ def _facts(name: str, recipe: Recipe, metric: str | None, folder: Path) -> TaskF
     chosen = metric or next(iter(known))
     if chosen not in known:
         raise ConfigError(f"--metric: {name}: {unknown_name(chosen, known)}")
-    return TaskFacts(name, recipe, data.sizes, chosen, known[chosen])
+    return TaskFacts(name, recipe, data.sizes, chosen, known[chosen], 1 / max(1, len(data.examples("valid"))))
 
 
 def _as_large(system: System, baseline: System, tasks: Sequence[TaskFacts]) -> System:

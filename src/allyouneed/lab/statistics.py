@@ -94,7 +94,7 @@ def difference(
     our_N, their_N = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if our_N.size != their_N.size:
         raise ValueError(f"paired values come in pairs; found {our_N.size} and {their_N.size}")
-    rounding = ROUNDING * max(np.abs(our_N).max(initial=0), np.abs(their_N).max(initial=0))
+    rounding = _rounding(our_N, their_N)
     apart_N = our_N - their_N
     if np.ptp(apart_N) <= rounding:  # what is the same but for rounding is the same
         apart_N = np.full_like(apart_N, 0.0 if abs(apart_N.mean()) <= rounding else apart_N.mean())
@@ -127,6 +127,10 @@ def _draw(value_N: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).choice(value_N, size=(DRAWS, value_N.size), replace=True)
 
 
+def _rounding(our_N: np.ndarray, their_N: np.ndarray) -> float:
+    return ROUNDING * float(max(np.abs(our_N).max(initial=0), np.abs(their_N).max(initial=0)))
+
+
 def _is_flat(value_N: np.ndarray) -> bool:
     return bool(np.ptp(value_N) == 0)
 
@@ -151,6 +155,6 @@ def _effect(our_N: np.ndarray, their_N: np.ndarray) -> float:
     if degrees < 1:
         return math.nan
     spread = math.sqrt((our_N.var() * our_N.size + their_N.var() * their_N.size) / degrees)
-    if spread == 0:
+    if spread <= _rounding(our_N, their_N):
         return math.nan
     return float((our_N.mean() - their_N.mean()) / spread * (1 - 3 / (4 * degrees - 1)))

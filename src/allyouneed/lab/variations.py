@@ -16,10 +16,15 @@ from allyouneed.train import Recipe
 
 TABLE_3 = "table3"
 OPEN, CLOSE = "[{", "]}"
+# What recipes have in common in a comparison: otherwise the best weights would be chosen from more or fewer.
+SHARED_TRAINING = ("budget", "evaluate_every", "metric", "patience")
+HELD_OUT = ("type", "valid", "test", "split", "held_out", "lengths", "test_lengths")  # what a task is scored on
 HELD = {
-    "seed": "--seeds",
-    "train.budget": "one of --steps, --tokens, --flops, --minutes",
-}  # what all runs have in common
+    "seed": "give --seeds",
+    "train.budget": "give one of --steps, --tokens, --flops, --minutes",
+    **{f"train.{name}": "--set changes it for all" for name in SHARED_TRAINING[1:]},
+    **{f"task.{name}": "--set changes it for all" for name in HELD_OUT},
+}  # what all runs have in common, and what to write instead
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,16 @@ def _values(text: str, key: str, short: str) -> list[Variation]:
     values = [value.strip() for value in split_values(rest)]
     if not equals or not all(key.split(".")) or not all(values):
         raise ConfigError(f"--vary {text}: should look like model.norm=pre,post, or be {TABLE_3}")
-    for held, instead in HELD.items():
-        if key == held or key.startswith(f"{held}."):
-            raise ConfigError(f"--vary {key}: is the same for all runs of a comparison; give {instead}")
+    require_not_held(key, [key])
     return [Variation(f"{short}={value}", (f"{key}={value}",)) for value in values]
+
+
+def require_not_held(what: str, keys: Sequence[str]) -> None:
+    """Refuses a variation of settings that all runs have in common: it would move the yardstick."""
+    for key in keys:
+        for held, instead in HELD.items():
+            if key == held or key.startswith(f"{held}."):
+                raise ConfigError(f"--vary {what}: {key} is the same for all runs of a comparison; {instead}")
 
 
 def split_values(text: str) -> list[str]:
