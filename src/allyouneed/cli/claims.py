@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allyouneed.cli.terminal import note
+from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
     from allyouneed.lab.claims.verdicts import Tried
@@ -19,9 +20,14 @@ def command(
     quick: Annotated[
         bool, typer.Option("--quick", help="A quarter of the training. Alone: all claims, in 20 minutes on 2 cores.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="How often all is measured; fewer than 3 show next to nothing.")] = 3,
-    out: Annotated[Path, typer.Option(help="Where numbers, pictures and the report go.")] = Path("runs/claims"),
-    workers: Annotated[int, typer.Option(help="Processes at a time.", show_default="as many as cores")] = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How often all is measured; fewer than 3 show next to nothing.", show_default="3"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where numbers, pictures and the report go.", show_default="runs/claims")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes at a time.", show_default="as many as cores")] = None,
 ) -> None:
     """Try claims of the literature: confirmed, refuted or not shown, with numbers, a picture and a page.
 
@@ -31,13 +37,18 @@ def command(
     from allyouneed.lab.claims.verdicts import cells_of, chosen, finished, try_claims, write_page
 
     claims = chosen(names or [])
+    if names and everything:
+        raise ConfigError(f"--all tries every claim, {', '.join(names)} only some: give one of both")
     if not (names or everything or quick):
+        if not (seeds is None and out is None and workers is None):
+            raise ConfigError("without a claim they are only listed; to try them add names, --quick or --all")
         width = max(len(claim.name) for claim in claims)
         print("\n".join(f"{claim.name:{width}}  {claim.says}  ({claim.source})" for claim in claims))
         return
+    seeds, out = 3 if seeds is None else seeds, out or Path("runs/claims")
     effort: Effort = "quick" if quick else "full"
     watch = Lines(len(cells_of(claims, seeds, effort)))
-    tried = try_claims(claims, out, seeds=seeds, effort=effort, workers=workers, watch=watch)
+    tried = try_claims(claims, out, seeds=seeds, effort=effort, workers=workers or 0, watch=watch)
     known = {one.claim.name: one for one in (*finished(out, seeds=seeds, effort=effort), *tried)}
     order = [known[claim.name] for claim in chosen([]) if claim.name in known]
     page = write_page(order, out, seeds=seeds, effort=effort)

@@ -8,7 +8,7 @@ from allyouneed.lab.claims.attention import Heads, ScaleGradient, ScaleTraining,
 from allyouneed.lab.claims.base import Claim
 from allyouneed.lab.claims.depth import Depth, WarmUp
 from allyouneed.lab.claims.long import LinearRecall, LinearTime, SegmentMemory, Sparse
-from allyouneed.lab.claims.positions import Extrapolation, Order
+from allyouneed.lab.claims.positions import Extrapolation, Order, OrderInDecoder
 from allyouneed.lab.claims.scaling import DecoderOnly, KaplanExponent, Modifications, PowerLaw
 from allyouneed.lab.claims.structure import Crossover, Paths
 
@@ -17,6 +17,7 @@ CLAIMS: dict[str, Claim] = {
     for claim in (
         SoftLookup(),
         Order(),
+        OrderInDecoder(),
         Extrapolation(),
         ScaleGradient(),
         ScaleTraining(),

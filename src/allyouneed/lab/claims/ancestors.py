@@ -55,8 +55,10 @@ class Vanishing(Claim):
         ]
 
     def chart(self, found: Found) -> AnyChart:
-        names = [f"norm {distance}" for distance in self.DISTANCES]
-        curves = [Curve(arm, self.DISTANCES, *band(found, arm, names)) for arm in self.arms]
+        curves = [
+            Curve(arm, self.DISTANCES, *band(found, [(arm, f"norm {distance}") for distance in self.DISTANCES]))
+            for arm in self.arms
+        ]
         return Chart("What the end can teach the beginning", "distance, positions", "gradient norm", curves, log_y=True)
 
 
@@ -66,6 +68,15 @@ def tested(model: Model, task: AlgorithmTask, length: int, seed: int) -> tuple[f
         update={"lengths": (length, length), "test_lengths": (length, length), "valid": 1, "test": 200}
     )
     return right(model, one.prepare(Path(), seed + 1000), "test")
+
+
+def by_length(found: Found, title: str, what: str, names: dict[str, str], lengths: Sequence[int], note: str) -> Chart:
+    """How much each arm copies, length by length."""
+    curves = [
+        Curve(name, lengths, *band(found, [(arm, f"tokens {length}") for length in lengths]))
+        for arm, name in names.items()
+    ]
+    return Chart(title, what, f"share of {what} right", curves, note=note)
 
 
 @final
@@ -82,8 +93,9 @@ class Length(Claim):
     )
     rule = (
         "confirmed: from length 4 to 16 the share falls by more than 0.2 without attention, by less than 0.1 with "
-        "it; refuted: one of these is shown to be wrong; neither, unless with attention it is above 0.9 at length 4"
+        "it; refuted: one of these is shown to be wrong; neither, unless both are above 0.9 at length 4"
     )
+    changed = "Only the arm with attention had to copy 4 at first, so that one that never learnt counted as degrading."
     arms = ("none", "bahdanau")
     LENGTHS: ClassVar[Sequence[int]] = (4, 8, 12, 16)
 
@@ -109,65 +121,89 @@ class Length(Claim):
             at_least("without attention the share falls (4 to 16)", fall("none"), 0.2),
             at_most("with attention it does not", fall("bahdanau"), 0.1),
         ]
-        return given(at_least("with attention 4 are copied", found.values("bahdanau", "tokens 4"), 0.9), parts)
+        needed = [
+            at_least(f"{how} attention 4 are copied", found.values(arm, "tokens 4"), 0.9)
+            for how, arm in (("without", "none"), ("with", "bahdanau"))
+        ]
+        return given(needed, parts)
 
     def chart(self, found: Found) -> AnyChart:
         names = {"none": "no attention (LSTM)", "bahdanau": "Bahdanau attention (GRU)"}
-        curves = [
-            Curve(names[arm], self.LENGTHS, *band(found, arm, [f"tokens {length}" for length in self.LENGTHS]))
-            for arm in self.arms
-        ]
-        return Chart("Copying, by length", "symbols", "share of tokens right", curves)
+        return by_length(found, "Copying, by length", "symbols", names, self.LENGTHS, "Trained on 1 to 16 symbols.")
 
 
 @final
 class LongCopy(Claim):
-    """The paper's experiment in miniature: both have as many weights, and the LSTM is the machine's own controller."""
+    """The paper's experiment in miniature. The machine's controller is feed-forward, so that whatever it remembers is
+    in its memory; about three of ten of its beginnings find no tape and are given up early. The LSTM has more weights
+    and the optimiser that suits it: what is asked of it is to keep beyond training what it can do within."""
 
     name = "ntm-copy"
     says = "an LSTM fails to copy sequences longer than those of training; a Neural Turing Machine goes on"
     source = "Graves et al. 2014, arXiv:1410.5401, section 4.1"
     protocol = (
-        "Copy vectors of 4 bits, 1 to 8 in training, then 8 and 24: a Neural Turing Machine (64 slots of 12, a "
-        "feed-forward controller of 48) and an LSTM of as many weights, as many steps; share of right vectors, the "
-        "lengths being known."
+        "Copy vectors of 4 bits, 1 to 5 in training, then 2 to 20: a Neural Turing Machine (64 slots of 12, a "
+        "feed-forward controller of 48, RMSProp) and an LSTM (64 cells, four times the weights, Adam), as many steps; "
+        "share of right vectors, the lengths being known."
     )
     rule = (
-        "confirmed: at 24 vectors the machine is right above 0.9 and the LSTM below 0.6; refuted: one of these is "
-        "shown to be wrong; neither, unless the machine is right above 0.9 at 8 vectors, which it was trained on"
+        "confirmed: from 5 to 20 vectors the machine's share falls by less than 0.1, and from 2 to 20 the LSTM's by "
+        "more than 0.5; refuted: one of these is shown to be wrong; neither, unless the machine is right above 0.9 "
+        "at 5 vectors and the LSTM above 0.8 at 2, which both were trained on"
+    )
+    changed = (
+        "An LSTM that had not learnt at all counted as one that fails beyond training: with 1 to 8 vectors it was "
+        "right at 0.49 for 4 of them. Sequences are shorter now, the LSTM has more weights than the machine, and "
+        "Adam, the machine may begin anew, and both are judged by what they lose."
     )
     arms = ("ntm", "lstm")
-    LENGTHS: ClassVar[Sequence[int]] = (4, 8, 16, 24)
+    LENGTHS: ClassVar[Sequence[int]] = (2, 5, 10, 20)
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
-        task: dict[str, Any] = {"type": "copy-bits", "bits": 4, "lengths": [1, 8], "valid": 50, "test": 50, "batch": 16}
-        model: dict[str, Any] = {"type": "ntm", "embedding": "bits", "bits": 4, "slots": 64, "slot_width": 12}
-        model |= {"controller": "feedforward", "hidden": 48} if arm == "ntm" else {"read_heads": 0, "hidden": 32}
-        model |= {"slots": 3, "slot_width": 1} if arm == "lstm" else {}
-        train = {
-            "budget": {"steps": budget(1000, effort)},
-            "optimizer": {"type": "rmsprop", "lr": 5e-4, "momentum": 0.9, "beta2": 0.95, "epsilon": 1e-3},
-            "schedule": {"type": "stable-decay", "warmup": 0.0, "decay": 0.6},
-            "loss_per": "example",
-            "clip": 10.0,
-            "spike": 0.0,
-        }
+        task: dict[str, Any] = {"type": "copy-bits", "bits": 4, "lengths": [1, 5], "valid": 50, "test": 50, "batch": 16}
+        model: dict[str, Any] = {"type": "ntm", "embedding": "bits", "bits": 4}
+        steps = budget(1200, effort)
+        if arm == "ntm":
+            model |= {"slots": 64, "slot_width": 12, "controller": "feedforward", "hidden": 48}
+            train = {
+                "budget": {"steps": steps},
+                "optimizer": {"type": "rmsprop", "lr": 5e-4, "momentum": 0.9, "beta2": 0.95, "epsilon": 1e-3},
+                "schedule": {"type": "stable-decay", "warmup": 0.0, "decay": 0.6},
+                "loss_per": "example",
+                "clip": 10.0,
+                "spike": 0.0,
+                "evaluate_every": 0.125,
+                "restart_above": 1.5,  # nats of the 2.8 that four bits are: good beginnings are below by then
+            }
+        else:
+            model |= {"slots": 3, "slot_width": 1, "read_heads": 0, "hidden": 64}  # nothing reads the memory
+            train = adam(steps, lr=5e-3, clip=10.0)
         learnt = learn(task, model, train, seed)
         config = parse(CopyBitsConfig, task)
         return {f"tokens {length}": tested(learnt.model, config, length, seed)[0] for length in self.LENGTHS}
 
     def judge(self, found: Found) -> list[Part]:
-        parts = [
-            at_least("the machine copies 24 vectors", found.values("ntm", "tokens 24"), 0.9),
-            at_most("the LSTM does not", found.values("lstm", "tokens 24"), 0.6),
+        within, beyond = {"ntm": 5, "lstm": 2}, self.LENGTHS[-1]
+        fall = {
+            arm: [
+                near - far
+                for near, far in zip(
+                    found.values(arm, f"tokens {length}"), found.values(arm, f"tokens {beyond}"), strict=True
+                )
+            ]
+            for arm, length in within.items()
+        }
+        needed = [
+            at_least("the machine has learnt to copy 5 vectors", found.values("ntm", "tokens 5"), 0.9),
+            at_least("the LSTM has learnt to copy 2", found.values("lstm", "tokens 2"), 0.8),
         ]
-        return given(at_least("the machine has learnt to copy 8", found.values("ntm", "tokens 8"), 0.9), parts)
+        parts = [
+            at_most("the machine goes on (share lost from 5 to 20)", fall["ntm"], 0.1),
+            at_least("the LSTM does not (share lost from 2 to 20)", fall["lstm"], 0.5),
+        ]
+        return given(needed, parts)
 
     def chart(self, found: Found) -> AnyChart:
         names = {"ntm": "Neural Turing Machine", "lstm": "LSTM"}
-        curves = [
-            Curve(names[arm], self.LENGTHS, *band(found, arm, [f"tokens {length}" for length in self.LENGTHS]))
-            for arm in self.arms
-        ]
-        note = "Trained on 1 to 8 vectors."
-        return Chart("Copying farther than in training", "vectors", "share of vectors right", curves, note=note)
+        title, note = "Copying farther than in training", "Trained on 1 to 5 vectors."
+        return by_length(found, title, "vectors", names, self.LENGTHS, note)

@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve
 from allyouneed.lab.claims.base import (
@@ -18,16 +19,18 @@ from allyouneed.lab.claims.base import (
     at_most,
     band,
     budget,
+    by_definition,
     given,
     more,
-    over_arms,
 )
-from allyouneed.lab.claims.sentences import first_word, recall
+from allyouneed.lab.claims.sentences import first_word
 from allyouneed.lab.claims.structure import fastest
 from allyouneed.lab.claims.trial import adam, learn, loss, right, scratch, shakespeare, small
-from allyouneed.mixers import MIXERS
+from allyouneed.mixers import MIXERS, Mixer
 from allyouneed.mixers.xl import XL
 from allyouneed.tasks.language import LanguageConfig
+
+WIDTH, VALUES = 64, 8  # of the recall
 
 
 @final
@@ -62,49 +65,86 @@ class LinearTime(Claim):
         ]
 
     def chart(self, found: Found) -> AnyChart:
-        names = [f"seconds {length}" for length in self.LENGTHS]
-        curves = [Curve(arm, self.LENGTHS, *band(found, arm, names)) for arm in self.arms]
+        curves = [
+            Curve(arm, self.LENGTHS, *band(found, [(arm, f"seconds {length}") for length in self.LENGTHS]))
+            for arm in self.arms
+        ]
         return Chart("Forward and backward, one layer", "positions", "seconds", curves, log_x=True, log_y=True)
 
 
 @final
 class LinearRecall(Claim):
-    """Whoever keeps one matrix of the past has room for about as many keys as it has columns."""
+    """Whoever keeps one matrix of the past has room for about as many keys as it has columns. Nothing but that is
+    tried: a vector holds a key and its value, so that no layer has to find out first what belongs together, and keys
+    are new in every line, so that none can be learnt by heart."""
 
     name = "linear-recall"
     says = "linear attention loses where softmax attention recalls: looking up the value of a key given before"
     source = "Arora et al. 2023, arXiv:2312.04927 (MQAR); Schlag et al. 2021, arXiv:2102.11174"
     protocol = (
-        "Lines of 4, 8 and 16 keys, each with a value (of 8), then all keys again in another order, whose values "
-        "are to be said: a decoder (2 layers, width 64, 4 heads) with softmax and with linear attention, as many "
-        "steps; share of right values."
+        "Lines of 4, 16 and 32 random keys, each with one of 8 values in the same vector, then all keys again in "
+        "another order, whose values are to be said: one causal layer (width 64, 4 heads) of softmax and of linear "
+        "attention between an embedding of the values and a linear output, as many steps (Adam, 0.01); share of right "
+        "values in new lines."
     )
     rule = (
         "confirmed: among 16 keys, softmax attention is right more often than linear attention, by more than 0.2; "
-        "refuted: shown to be wrong; neither, unless softmax attention itself is right above 0.9 among 4"
+        "refuted: shown to be wrong; neither, unless softmax attention itself is right above 0.9 among them"
     )
-    LENGTHS: ClassVar[Sequence[int]] = (4, 8, 16)
-    arms = tuple(map(" ".join, product(("softmax", "linear"), map(str, LENGTHS))))
+    changed = (
+        "Keys and values were words of a text at first, read by a decoder of 2 layers: within 600 steps softmax "
+        "attention itself was right at 0.6 among 4 keys, and the experiment would have said nothing. The rate of "
+        "0.01 is the better of two for both kinds (first seed, 16 keys: 0.999 and 0.66; at 0.003: 0.996 and 0.45)."
+    )
+    LENGTHS: ClassVar[Sequence[int]] = (4, 16, 32)
+    KINDS: ClassVar[Sequence[str]] = ("softmax", "linear")
+    arms = tuple(map(" ".join, product(KINDS, map(str, LENGTHS))))
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
-        mixer, pairs = arm.split()
-        model = small(type="decoder", layers=2, mixer={"type": mixer, "heads": 4})
-        learnt = learn(recall(seed, int(pairs)), model, adam(budget(300, effort)), seed)
-        assert learnt.data.codec.target is not None
-        values = learnt.data.codec.target.encode(" ".join(f"v{number}" for number in range(8)))
-        return {"right": right(learnt.model, learnt.data, only=values)[0]}
+        kind, pairs = arm.split()
+        torch.manual_seed(seed)
+        lookup = Lookup(MIXERS[kind].model_validate({"type": kind, "heads": 4}).build(WIDTH))
+        optimizer, steps = torch.optim.Adam(lookup.parameters(), lr=0.01), budget(200, effort)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+        for _ in range(steps):
+            logits_NV, wanted_N = lookup(64, int(pairs))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits_NV, wanted_N).backward()
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            logits_NV, wanted_N = lookup(512, int(pairs))
+        return {"right": float((logits_NV.argmax(dim=-1) == wanted_N).double().mean())}
 
     def judge(self, found: Found) -> list[Part]:
-        softmax, linear = (found.values(f"{mixer} 16", "right") for mixer in ("softmax", "linear"))
-        needed = at_least("softmax attention recalls 4 keys", found.values("softmax 4", "right"), 0.9)
-        return given(needed, [more("softmax attention recalls more of 16 than linear", softmax, linear, 0.2)])
+        softmax, linear = (found.values(f"{mixer} 16", "right") for mixer in self.KINDS)
+        needed = at_least("softmax attention recalls 16 keys", softmax, 0.9)
+        return given([needed], [more("softmax attention recalls more of 16 than linear", softmax, linear, 0.2)])
 
     def chart(self, found: Found) -> AnyChart:
         curves = [
-            Curve(mixer, self.LENGTHS, *over_arms(found, [f"{mixer} {length}" for length in self.LENGTHS], "right"))
-            for mixer in ("softmax", "linear")
+            Curve(mixer, self.LENGTHS, *band(found, [(f"{mixer} {length}", "right") for length in self.LENGTHS]))
+            for mixer in self.KINDS
         ]
-        return Chart("Associative recall", "keys", "share of values right", curves, lines={"chance": 1 / 8})
+        return Chart("Associative recall", "keys", "share of values right", curves, lines={"chance": 1 / VALUES})
+
+
+class Lookup(nn.Module):
+    """One layer that is told values of keys and then asked for them: (key, value), .. , (key, 0), .."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer, self.told, self.said = mixer, nn.Embedding(VALUES, WIDTH // 2), nn.Linear(WIDTH, VALUES)
+
+    def forward(self, lines: int, pairs: int) -> tuple[Tensor, Tensor]:
+        """What it says (N, V) in so many new lines, and what it should have said (N)."""
+        key_BSK, value_BS = torch.randn(lines, pairs, WIDTH // 2), torch.randint(VALUES, (lines, pairs))
+        order_BS = torch.rand(lines, pairs).argsort(dim=1)
+        asked_BSK = key_BSK.gather(1, order_BS.unsqueeze(-1).expand_as(key_BSK))
+        told_BSD = torch.cat([key_BSK, self.told(value_BS)], dim=-1)
+        asked_BSD = torch.cat([asked_BSK, torch.zeros_like(asked_BSK)], dim=-1)
+        y_BTD = self.mixer(torch.cat([told_BSD, asked_BSD], dim=1))[0]
+        return self.said(y_BTD[:, pairs:]).flatten(0, 1), value_BS.gather(1, order_BS).flatten()
 
 
 @final
@@ -117,12 +157,17 @@ class Sparse(Claim):
     source = "Beltagy et al. 2020, arXiv:2004.05150; Tay et al. 2021, arXiv:2011.04006"
     protocol = (
         "A decoder (2 layers, width 64) with full attention and with windows: characters of Shakespeare in windows "
-        "of 128 (window 16), loss and FLOPs; the first of 32 digits (window 4), share of right answers."
+        "of 128 (window 16), loss and FLOPs; the first of 32 digits (window 4), share of right answers. By "
+        "construction two layers of window 4 cannot see 32 digits back: what is measured there is whether full "
+        "attention can learn what a window cannot, and how near to chance (a tenth) a window stays."
     )
     rule = (
         "confirmed: on text the window's loss is at most 0.03 above that of full attention at fewer FLOPs, and it "
-        "finds the first digit less often, by more than 0.2; refuted: one of these is shown to be wrong; neither, "
-        "unless full attention finds the first digit above 0.9"
+        "finds the first digit less often, by more than 0.2; refuted: one of these is shown to be wrong; the digits "
+        "say nothing unless full attention finds the first one above 0.9"
+    )
+    changed = (
+        "The text, too, counted for nothing at first unless full attention found the first digit; FLOPs were judged."
     )
     arms = ("text full", "text window", "first full", "first window")
 
@@ -135,7 +180,8 @@ class Sparse(Claim):
             learnt = learn(shakespeare(128, 8), model, adam(budget(200, effort)), seed)
             return {"loss": loss(learnt.model, learnt.data), "gigaflops": learnt.flops / 1e9}
         learnt = learn(first_word(seed), model, adam(budget(200, effort)), seed)
-        return {"right": right(learnt.model, learnt.data)[1], "gigaflops": learnt.flops / 1e9}
+        found = {"loss": loss(learnt.model, learnt.data), "right": right(learnt.model, learnt.data)[1]}
+        return {**found, "gigaflops": learnt.flops / 1e9}
 
     def judge(self, found: Found) -> list[Part]:
         text = {how: found.values(f"text {how}", "loss") for how in ("full", "window")}
@@ -144,15 +190,17 @@ class Sparse(Claim):
         flops = {how: found.values(f"text {how}", "gigaflops") for how in ("full", "window")}
         parts = [
             at_most("on text a window is as good (loss above that of full attention)", above, 0.03),
-            more("and costs fewer FLOPs (billions)", flops["full"], flops["window"], 0.0, 0),
-            more("full attention finds the first word more often", first["full"], first["window"], 0.2),
+            by_definition(more("and costs fewer FLOPs (billions)", flops["full"], flops["window"], 0.0, 0)),
         ]
-        return given(at_least("full attention finds the first word", first["full"], 0.9), parts)
+        far = more("full attention finds the first digit more often", first["full"], first["window"], 0.2)
+        return [*parts, *given([at_least("full attention finds the first digit", first["full"], 0.9)], [far])]
 
     def chart(self, found: Found) -> AnyChart:
-        ends = {arm: found.interval(arm, "loss" if "text" in arm else "right") for arm in self.arms}
-        bars = [Bar(arm, end.mean, end.low, end.high) for arm, end in ends.items()]
-        return Bars("Near and far", "text: loss, nats (less is better); first word: share right", bars)
+        names = {"text full": "text, full", "text window": "text, window of 16"}
+        names |= {"first full": "first digit, full", "first window": "first digit, window of 4"}
+        ends = {name: found.interval(arm, "loss") for arm, name in names.items()}
+        bars = [Bar(name, end.mean, end.low, end.high) for name, end in ends.items()]
+        return Bars("Near and far", "loss, nats (less is better)", bars)
 
 
 @final

@@ -26,25 +26,8 @@ from allyouneed.models import Model
 from allyouneed.tasks.language import LanguageConfig
 
 
-@final
-class Order(Claim):
-    """Chance is one half: both animals are in the sentence. The arm without positions in a decoder is no part of the
-    claim about encoders; it is there because the claim is often told of Transformers as such."""
-
-    name = "order"
-    says = 'without positions a Transformer cannot tell "the cat chased the dog" from "the dog chased the cat"'
-    source = "Vaswani et al. 2017, section 3.5; contradicted for decoders by Haviv et al. 2022, arXiv:2203.16634"
-    protocol = (
-        "Who did it? 24 animals, 4 verbs, pairs that training has in neither order. An encoder-decoder with "
-        "sinusoidal positions and without any, and a decoder without any (2 layers, width 64). Also how far an "
-        "untrained encoder is from permuting its outputs with its inputs (float64)."
-    )
-    rule = (
-        "confirmed: without positions the encoder-decoder is right below 0.6 and its encoder permutes to 1e-6, and "
-        "the decoder is right below 0.6 too; refuted: one of these is shown to be wrong; neither, unless with "
-        "positions it is right above 0.9"
-    )
-    arms = ("encoder-decoder with", "encoder-decoder without", "decoder without")
+class _WhoDidIt(Claim):
+    """What both claims about order measure. Chance is one half: both animals are in the sentence."""
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         kind, how = arm.split()
@@ -57,19 +40,61 @@ class Order(Claim):
         return numbers
 
     def judge(self, found: Found) -> list[Part]:
-        with_, without, decoder = self.arms
+        with_, without = self.arms
         solved = at_least("with positions it is solved", found.values(with_, "right"), 0.9)
-        parts = [
-            at_most("without, an encoder only permutes", found.values(without, "moved"), 1e-6, 12),
-            at_most("without, an encoder-decoder is at chance", found.values(without, "right"), 0.6),
-            at_most("without, a decoder is at chance", found.values(decoder, "right"), 0.6),
-        ]
-        return given(solved, parts)
+        return given([solved], [at_most("without, it is at chance", found.values(without, "right"), 0.6)])
 
     def chart(self, found: Found) -> AnyChart:
         ends = {arm: found.interval(arm, "right") for arm in self.arms}
         bars = [Bar(f"{arm} positions", end.mean, end.low, end.high) for arm, end in ends.items()]
         return Bars("Who chased whom?", "share right (chance: 0.5)", bars)
+
+
+@final
+class Order(_WhoDidIt):
+    """The permutation is measured in the trained model: whatever it learnt, its encoder cannot do otherwise."""
+
+    name = "order"
+    says = 'without positions an encoder cannot tell "the cat chased the dog" from "the dog chased the cat"'
+    source = "Vaswani et al. 2017, section 3.5"
+    protocol = (
+        "Who did it? 24 animals, 4 verbs, pairs that training has in neither order. An encoder-decoder (2 + 1 layers, "
+        "width 64) with sinusoidal positions and without any. Also how far the trained encoder is from permuting its "
+        "outputs with its inputs (float64)."
+    )
+    rule = (
+        "confirmed: without positions the encoder-decoder is right below 0.6 and its encoder permutes to 1e-6; "
+        "refuted: one of these is shown to be wrong; neither, unless with positions it is right above 0.9"
+    )
+    changed = (
+        "Was one claim about Transformers as such, which decoders refute; what is said of decoders is one of its own."
+    )
+    arms = ("encoder-decoder with", "encoder-decoder without")
+
+    def judge(self, found: Found) -> list[Part]:
+        moved = at_most("without, an encoder only permutes", found.values(self.arms[1], "moved"), 1e-6, 12)
+        return [*super().judge(found), moved]
+
+
+@final
+class OrderInDecoder(_WhoDidIt):
+    """A causal mask is not blind to order: the first position sees one, the second two."""
+
+    name = "order-decoder"
+    says = 'without positions a decoder, too, cannot tell "the cat chased the dog" from "the dog chased the cat"'
+    source = (
+        "Vaswani et al. 2017, section 3.5, of the model as such; contradicted by Haviv et al. 2022, arXiv:2203.16634"
+    )
+    protocol = (
+        "Who did it? 24 animals, 4 verbs, pairs that training has in neither order. A decoder (2 layers, width 64) "
+        "with sinusoidal positions and without any."
+    )
+    rule = (
+        "confirmed: without positions the decoder is right below 0.6; refuted: shown to be wrong; neither, unless with "
+        "positions it is right above 0.9"
+    )
+    changed = Order.changed
+    arms = ("decoder with", "decoder without")
 
 
 def _moved(model: Model) -> float:
@@ -124,7 +149,7 @@ class Extrapolation(Claim):
 
     def chart(self, found: Found) -> AnyChart:
         curves = [
-            Curve(arm, self.WINDOWS, *band(found, arm, [f"loss {window}" for window in self.WINDOWS]))
+            Curve(arm, self.WINDOWS, *band(found, [(arm, f"loss {window}") for window in self.WINDOWS]))
             for arm in self.arms
         ]
         note = "Trained on windows of 64 characters."

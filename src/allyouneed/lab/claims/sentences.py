@@ -2,7 +2,6 @@
 
     the cat chased the dog -> cat             who did it? nobody can say who is blind to order
     7 3 9 .. 4 -> 7                           what came first? nobody can say who does not reach it
-    k3 v1 k7 v4 .. -> k7 v4 k3 v1 ..          recall: every key is asked for, in another order (MQAR)
 
 Held-out lines are not in training; of the animals, the two of a held-out line never meet in training, in neither order:
 whoever knows which two there are, but not their order, is right half of the time.
@@ -40,17 +39,6 @@ def first_word(seed: int, length: int = 32, batch: int = 32) -> dict[str, Any]:
         digits = [str(int(dice.random() * 10)) for _ in range(length)]
         lines.append(f"{' '.join(digits)}\t{digits[0]}")
     return _task("translation", _split(lines), f"first {seed} {length}", (length + 1) * batch)
-
-
-def recall(seed: int, pairs: int, batch: int = 48, keys: int = 16, values: int = 8) -> dict[str, Any]:
-    """The values of so many keys, all asked for."""
-    dice, lines = random.Random(seed), []
-    for _ in range(TRAIN + VALID):
-        table = {f"k{key}": f"v{int(dice.random() * values)}" for key in dice.sample(range(keys), pairs)}
-        asked = dice.sample(list(table), pairs)
-        told, wanted = (" ".join(f"{key} {table[key]}" for key in order) for order in (table, asked))
-        lines.append(f"{told}\t{wanted}")
-    return _task("translation", _split(lines), f"recall {seed} {pairs} {keys} {values}", (2 * pairs + 1) * batch)
 
 
 def _split(lines: list[str]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import atexit
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,14 +41,20 @@ class Learnt:
 
 
 def learn(task: Tree, model: Tree, train: Tree, seed: int, change: Callable[[Model], None] | None = None) -> Learnt:
-    """Trains; `change` does to the untrained model what no setting does. A run that cannot go on ends early."""
+    """Trains; `change` does to the untrained model what no setting does. A run that cannot go on ends early.
+
+    The held-out loss is looked at only where a bad beginning shall be given up (`restart_above`).
+    """
     recipe = parse(Recipe, {"seed": seed, "task": task, "model": model, "train": {"label_smoothing": 0.0, **train}})
     run = Run(recipe, scratch(repr((sorted(task.items()), seed))), Silent(), torch.device("cpu"), cores=1)
+    every = max(1, round(run.config.evaluate_every * (run.config.budget.steps or 1)))
     try:
         if change is not None:
             change(run.model)
         while run.has_budget():
             run.step()
+            if run.config.restart_above and run.spent.steps % every == 0:
+                run.held_out_loss, run.evaluated_at = loss(run.model, run.data), run.spent.steps
     except TrainingError:
         pass  # the gradient is no number any more: what the model is worth then is the result
     finally:
@@ -76,13 +82,19 @@ def loss(model: Model, data: TaskData, split: Split = "valid") -> float:
     return min(value, WORST) if value == value else WORST
 
 
-def right(
-    model: Model, data: TaskData, split: Split = "valid", only: Sequence[int] | None = None
-) -> tuple[float, float]:
+def answers(learnt: Learnt, chance: float) -> dict[str, float]:
+    """Loss and share right of a classifier; one whose loss is no number any more, or beyond all
+    bounds, counts as answering by chance, and is named."""
+    nats = loss(learnt.model, learnt.data)
+    diverged = nats >= WORST
+    share = chance if diverged else right(learnt.model, learnt.data)[1]
+    return {"right": share, "loss": nats, "diverged": float(diverged)}
+
+
+def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, float]:
     """Shares of held-out predictions that are right, and of sequences without a wrong one.
 
-    The right prefix is given; a sequence without a wrong prediction is just what a greedy search would say. `only`:
-    which ids count.
+    The right prefix is given; a sequence without a wrong prediction is just what a greedy search would say.
     """
     tokens = rows = good_tokens = good_rows = 0
     with evaluating(model):
@@ -98,8 +110,6 @@ def right(
                 state = model.condition(batch.source_BS, batch.source_valid_BS)
                 answer = model.step(batch.input_BT, state)[0].argmax(dim=-1)
                 wanted, counts = batch.output_BT, batch.output_BT != PAD
-                if only is not None:
-                    counts = torch.isin(wanted, torch.tensor(only))
             hit = (answer == wanted) & counts
             tokens, good_tokens = tokens + int(counts.sum()), good_tokens + int(hit.sum())
             whole = (hit == counts).reshape(hit.shape[0], -1).all(dim=1)

@@ -75,7 +75,7 @@ def _judged(claim: Claim, measured: dict[Cell, Measured], seeds: int, effort: Ef
     if errors:
         return Tried(claim, None, (), Found({}), seconds, errors)
     found = Found({arm: [own[cell].numbers for cell in own if cell.arm == arm] for arm in claim.arms})
-    parts = claim.judge(found)
+    parts = claim.parts(found)
     return Tried(claim, outcome(parts), parts, found, seconds)
 
 
@@ -98,9 +98,10 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
     kind = "quick" if effort == "quick" else "full"
     parts: list[PagePart] = [
         Text(
-            f"{_count(tried)} Each rule is a function of the numbers of all {seeds} seeds, written before they were "
-            "measured; a difference counts as shown only if its bootstrap interval leaves out the margin and a paired "
-            "t-test agrees. One part of a claim that is refuted refutes the claim."
+            f"{_count(tried)} Each rule is a function of the numbers of all {seeds} seeds; where it or the protocol "
+            "was changed after numbers had been seen, the claim says so. A difference counts as shown only if its "
+            "bootstrap interval leaves out the margin and a paired t-test agrees. One part that is refuted "
+            "refutes the claim, after a correction for the number of its parts (Holm)."
         ),
         Table(["claim", "outcome", "what it says", "source", "CPU seconds"], rows),
     ]
@@ -142,6 +143,8 @@ def _section(one: Tried, seeds: int, effort: Effort) -> list[PagePart]:
     if one.result is not None:
         parts.append(claim.chart(one.found))
     parts += [Note(f"Source: {claim.source}."), Note(f"Protocol: {claim.protocol}"), Note(f"Rule: {claim.rule}.")]
+    if claim.changed:
+        parts.append(Note(f"Changed after numbers had been seen: {claim.changed}"))
     return [*parts, Code(command_of(claim, seeds, effort)), *_numbers(one)]
 
 
@@ -164,6 +167,7 @@ def _data(one: Tried, seeds: int, effort: Effort) -> dict[str, Any]:
         "source": claim.source,
         "protocol": claim.protocol,
         "rule": claim.rule,
+        "changed": claim.changed,
         "outcome": one.result or "not measured",
         "parts": [vars(part) for part in one.parts],
         "errors": list(one.errors),

@@ -5,6 +5,8 @@ of its own for each would spend as long on importing torch. Kept cells are not m
 cells that it was at, and nothing else.
 """
 
+import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -15,13 +17,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from allyouneed import __version__
+from allyouneed.errors import ConfigError
+from allyouneed.lab.claims import CLAIMS, sentences, trial
 from allyouneed.lab.claims.base import Effort, Numbers
 from allyouneed.lab.report import to_json
-from allyouneed.storage import write_atomic, writing
+from allyouneed.storage import lock, write_atomic, writing
 from allyouneed.train.workers import usable_cores
 
 
@@ -56,11 +63,22 @@ class Watch(Protocol):
     def done(self, measured: Measured) -> None: ...
 
 
+@cache
+def made_with(claim: str) -> dict[str, str]:
+    """What the numbers of a claim depend on besides their cell: versions, and the text of the protocol as code."""
+    modules = [trial, sentences]
+    if claim in CLAIMS and (own := inspect.getmodule(type(CLAIMS[claim]))) is not None:
+        modules.append(own)
+    source = "\0".join(inspect.getsource(module) for module in modules)
+    protocol = hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
+    return {"allyouneed": __version__, "torch": torch.__version__, "protocol": protocol}
+
+
 def kept(cell: Cell, folder: Path) -> Measured | None:
-    """A cell that was measured before, by this version."""
+    """A cell that was measured before, by this version and this protocol."""
     try:
         found = json.loads(cell.path(folder).read_text(encoding="utf-8"))
-        if found["allyouneed"] != __version__ or found["cell"] != asdict(cell):
+        if found["made with"] != made_with(cell.claim) or found["cell"] != asdict(cell):
             return None
         numbers = {name: float("nan") if value is None else float(value) for name, value in found["numbers"].items()}
         return Measured(cell, numbers, float(found["seconds"]))
@@ -73,21 +91,26 @@ def keep(measured: Measured, folder: Path) -> None:
     path = measured.cell.path(folder)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"allyouneed": __version__, "cell": asdict(measured.cell)}
+    about = {"made with": made_with(measured.cell.claim), "cell": asdict(measured.cell)}
     write_atomic(path, to_json({**about, "numbers": measured.numbers, "seconds": measured.seconds}))
 
 
 def measure_all(
     cells: Sequence[Cell], folder: Path, workers: int = 0, watch: Watch | None = None
 ) -> dict[Cell, Measured]:
-    """All cells: those kept in the folder, and the others measured now. One that fails stops no other."""
+    """All cells: those kept in the folder, and the others measured now. One that fails stops no other.
+
+    `workers`: processes at a time; 0: as many as cores. A second call for the same folder is refused meanwhile.
+    """
+    if workers < 0:
+        raise ConfigError(f"--workers {workers}: should be 1 or more, or 0: as many as there are cores")
     found = {cell: known for cell in cells if (known := kept(cell, folder)) is not None}
     left = [cell for cell in cells if cell not in found]
     if watch is not None:
         watch.kept(len(found))
     if not left:
         return found
-    with Crew() as crew, ThreadPoolExecutor(workers or usable_cores()) as pool:
+    with lock(folder), Crew() as crew, ThreadPoolExecutor(workers or usable_cores()) as pool:
         try:
             for future in as_completed([pool.submit(crew.measure, cell) for cell in left]):
                 measured = future.result()
