@@ -100,7 +100,7 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
         Text(
             f"{_count(tried)} Each rule is a function of the numbers of all {seeds} seeds; where it or the protocol "
             "was changed after numbers had been seen, the claim says so. A difference counts as shown only if its "
-            "bootstrap interval leaves out the margin and a paired t-test agrees. One part that is refuted "
+            "95 % interval leaves out the margin and a paired t-test agrees. One part that is refuted "
             "refutes the claim, after a correction for the number of its parts (Holm)."
         ),
         Table(["claim", "outcome", "what it says", "source", "CPU seconds"], rows),
