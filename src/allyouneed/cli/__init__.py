@@ -24,6 +24,7 @@ from allyouneed.cli import (
     rasp,
     scaling,
     score,
+    serve,
     train,
     translate,
 )
@@ -43,8 +44,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.command,
     "cost": cost.command,
     "flow": flow.command,
+    "serve": serve.command,
 }
-LONG_RUNS = ("train", "demo", "compare", "claims", "scaling", "cost", "flow")
+LONG_RUNS = ("train", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
 # What typer raises for a wrong option. Its own name has moved between modules from version to version.
 UsageError: Any = typer.BadParameter.__base__
 

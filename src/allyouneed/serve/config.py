@@ -1,0 +1,34 @@
+"""The settings of a server. Everything that a client can ask for is bounded here."""
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from allyouneed.config import Config
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ServeConfig(Config):
+    """Where to listen, whom to answer, and how much."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000  # 0: any that is free
+    runs: str = "runs"  # the folder whose runs are shown
+    keys: tuple[str, ...] = ()  # a request must carry one of them; none: everybody may ask
+    cors: tuple[str, ...] = ()  # origins whose pages may read answers
+
+    batch: PositiveInt = 32  # rows of a model that decode side by side
+    queue: PositiveInt = 256  # rows of a model that wait; more are refused with 429
+    deadline: PositiveFloat = 60.0  # seconds until a request is given up
+    drain: PositiveFloat = 30.0  # seconds that running requests have left after SIGTERM
+    workers: PositiveInt = 2  # attention maps, programs and scores at a time
+
+    max_body: PositiveInt = 1 << 20  # bytes of a request
+    max_characters: PositiveInt = 20_000  # of all texts of a request
+    max_texts: PositiveInt = 64  # texts of a request
+    max_input_tokens: PositiveInt = 2048  # of one text
+    max_tokens: PositiveInt = 1024  # of one answer
+    max_n: PositiveInt = 8  # answers to one text
+    max_logprobs: PositiveInt = 20  # alternatives of one token
+    max_attention_tokens: PositiveInt = 256  # of one text whose maps are shown

@@ -1,0 +1,93 @@
+"""The models of a server: folders by name, ready to predict, and what they say about themselves."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allyouneed.decode import SearchConfig
+from allyouneed.errors import ConfigError, UserError
+from allyouneed.folder import Bundle, load_folder
+from allyouneed.lab.held_out import recipe_of
+from allyouneed.models.layout import lay_out_for_prediction
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model folder under its name."""
+
+    name: str
+    bundle: Bundle
+    languages: tuple[str, str] | None = None  # from, to; None: it does not translate between languages
+    search: SearchConfig = SearchConfig()  # how its recipe decodes
+
+    @property
+    def about(self) -> str:
+        """A sentence for people."""
+        return str(self.bundle.recipe.get("about", ""))
+
+    @property
+    def takes_source(self) -> bool:
+        """Whether it answers to a text; else it goes on from one."""
+        return self.bundle.codec.source is not None
+
+    @property
+    def says_text(self) -> bool:
+        """Whether it says tokens one after another; else it names classes."""
+        return self.bundle.codec.target is not None and self.bundle.codec.classes is None
+
+
+def open_models(
+    folders: Sequence[str], languages: Mapping[str, tuple[str, str]] | None = None, device: str = "cpu"
+) -> dict[str, Served]:
+    """The models of `folder` or `name=folder`, in the given order; without a name they are called like their folders."""
+    given = dict(languages or {})
+    models: dict[str, Served] = {}
+    for entry in folders:
+        name, folder = _named(entry)
+        if name in models:
+            raise ConfigError(f"{entry}: there is already a model {name!r}; give it another name: other={folder}")
+        bundle = load_folder(folder, device)
+        lay_out_for_prediction(bundle.model)
+        models[name] = Served(name, bundle, given.pop(name, None) or languages_of(bundle.recipe), _search(bundle))
+    if given:
+        raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
+    return models
+
+
+def _named(entry: str) -> tuple[str, str]:
+    name, equals, folder = entry.partition("=")
+    if not equals or Path(entry).is_dir():
+        path = Path(entry).resolve()
+        # runs/demo/model is the model of the run `demo`.
+        name, folder = path.parent.name if path.name == "model" else path.name, entry
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{entry}: {name!r} cannot be the name of a model; letters, digits and . _ - can: name=folder")
+    return name, folder
+
+
+def languages_of(recipe: Mapping[str, Any]) -> tuple[str, str] | None:
+    """From which language to which a recipe translates, if its task says so."""
+    task = recipe.get("task")
+    if not isinstance(task, Mapping):
+        return None
+    if task.get("type") in ("numbers", "dates"):
+        return str(task.get("source", "en")), str(task.get("target", "de"))
+    files = task.get("train")
+    if task.get("type") == "translation" and isinstance(files, list | tuple) and len(files) == 2:
+        # Parallel files are usually called after their languages: train.en, train.de.
+        source, target = (Path(str(file)).suffix.removeprefix(".") for file in files)
+        if source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target):
+            return source, target
+    return None
+
+
+def _search(bundle: Bundle) -> SearchConfig:
+    try:
+        return recipe_of(bundle).decode
+    except UserError:  # a folder may come without the recipe of a run; its weights can be used all the same
+        return SearchConfig()
