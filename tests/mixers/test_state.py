@@ -100,8 +100,23 @@ def test_rows_of_any_nested_state_can_be_joined() -> None:
     assert torch.equal(leaf.x_BD, state[0].x_BD)
     assert leaf.count == 7
     assert nothing is None
-    with pytest.raises(TypeError, match="Growable cannot be joined"):
-        join_rows([Growable(piece(1)), Growable(piece(1))])
+    assert join_rows([Leaf(torch.ones(1, 2), 7), Leaf(torch.ones(2, 2), 8)], torch.tensor([1, 2])).count.tolist() == [
+        7,
+        8,
+        8,
+    ]
+    with pytest.raises(TypeError, match="how many rows"):
+        join_rows([Leaf(torch.ones(1, 2), 7), Leaf(torch.ones(1, 2), 8)])
+    with pytest.raises(TypeError, match="object cannot be joined"):
+        join_rows([object(), object()])
+
+
+def test_joined_buffers_keep_what_is_newest_last_and_go_on() -> None:
+    long, short = Growable(torch.ones(1, 3, 2)).append(torch.full((1, 1, 2), 2.0)), Growable(torch.full((2, 1, 2), 3.0))
+    joined = join_rows([long.keep_last(3), short])
+    assert joined.tensor[..., 0].tolist() == [[1, 1, 2], [0, 0, 3], [0, 0, 3]]
+    assert joined.append(torch.full((3, 1, 2), 4.0)).tensor[:, -1, 0].tolist() == [4, 4, 4]
+    assert joined.tensor[..., 0].tolist() == [[1, 1, 2], [0, 0, 3], [0, 0, 3]]
 
 
 @pytest.mark.parametrize("lengths", [[2, 0, 3, 3, 1], [0, 0], [4]])

@@ -22,7 +22,7 @@ compressed at its beginning is all that any of its positions finds.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
@@ -35,8 +35,8 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
-from allyouneed.mixers.state import Growable
-from allyouneed.mixers.xl import Distances, Known, longer, nearest, shift
+from allyouneed.mixers.state import Growable, join_fields
+from allyouneed.mixers.xl import Distances, Known, farthest, longer, nearest, shift
 from allyouneed.positions import ScorePosition
 
 
@@ -119,6 +119,11 @@ class CompressiveState:
     seen: int | Tensor  # positions so far: one number, or one for each row (B)
     known: Known | None = None
 
+    @staticmethod
+    def join(nodes: "Sequence[CompressiveState]", count_N: Tensor | None) -> "CompressiveState":
+        """Rows that have seen different numbers of positions side by side."""
+        return join_fields(nodes, count_N, known=farthest([node.known for node in nodes]))
+
 
 @final
 class Compressive(Mixer):
@@ -142,6 +147,7 @@ class Compressive(Mixer):
         seen = 0 if state is None else state.seen
         if isinstance(seen, Tensor) and bool((seen == seen[0]).all()):
             seen = int(seen[0])
+            state = None if state is None else self._unpadded(state, seen)
         if valid_BT is not None or isinstance(seen, Tensor):
             return self._row_by_row(x_BTD, valid_BT, state)
         return self._forward(x_BTD, state, seen)
@@ -291,11 +297,15 @@ class Compressive(Mixer):
 
     def _of_row(self, state: CompressiveState, row: int) -> CompressiveState:
         """One row, without what was put before it to align it with others."""
-        seen = int(state.seen[row]) if isinstance(state.seen, Tensor) else state.seen
+        here, seen = slice(row, row + 1), int(state.seen[row]) if isinstance(state.seen, Tensor) else state.seen
+        kept = self._unpadded(state, seen)
+        return replace(kept, recent=Growable(kept.recent.tensor[here]), slots=Growable(kept.slots.tensor[here]))
+
+    def _unpadded(self, state: CompressiveState, seen: int) -> CompressiveState:
+        """What rows that have seen so many positions have, without what aligned them with others."""
         old = self.config.old(seen)
-        recent = state.recent.tensor[row : row + 1, state.recent.length - (seen - old * self.config.rate) :]
-        slots = state.slots.tensor[row : row + 1, state.slots.length - min(old, self.config.compressed) :]
-        return CompressiveState(Growable(recent), Growable(slots), state.projected, seen)
+        recent = state.recent.keep_last(seen - old * self.config.rate)
+        return CompressiveState(recent, state.slots.keep_last(min(old, self.config.compressed)), state.projected, seen)
 
 
 def _windows(

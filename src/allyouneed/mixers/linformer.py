@@ -10,6 +10,7 @@ Differs: shorter sequences use the first columns of E and F, so any length up to
 part: columns are counted by real tokens. Every slot holds a bit of every position, so it cannot be causal.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -22,6 +23,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import count_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, given, refuse_state
+from allyouneed.mixers.state import join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -60,6 +62,17 @@ class SlotState:
     k_BHRK: Tensor
     v_BHRK: Tensor
     something_B: Tensor | None  # whether a row has anything to read (None: all have)
+
+    @staticmethod
+    def join(nodes: "Sequence[SlotState]", count_N: Tensor | None) -> "SlotState":
+        """Slots are equally many for every memory."""
+        something = [
+            torch.ones(len(node.k_BHRK), dtype=torch.bool, device=node.k_BHRK.device)
+            if node.something_B is None
+            else node.something_B
+            for node in nodes
+        ]
+        return join_fields(nodes, count_N, something_B=torch.cat(something))
 
 
 @final

@@ -9,6 +9,7 @@ Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4.
 Differs: padding is no position: a block has b real tokens. The last block may be shorter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -21,7 +22,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import compact, count_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
 
@@ -51,7 +52,14 @@ class LocalState:
     """Keys and values of the block that is not complete yet."""
 
     past: Growable  # (B, S, N)
-    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all)
+    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all); they stand on the left
+
+    @staticmethod
+    def join(nodes: "Sequence[LocalState]", count_N: Tensor | None) -> "LocalState":
+        """Blocks that have begun at different times side by side."""
+        begun_B = join_numbers([node.past.length if node.begun_B is None else node.begun_B for node in nodes], count_N)
+        past = Growable(join_padded([node.past.tensor for node in nodes], 1))
+        return LocalState(past, None if isinstance(begun_B, int) else begun_B)
 
 
 @final

@@ -17,7 +17,7 @@ Bidirectional: the last, incomplete slot ends in zeros. For relative positions a
 null slot at 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -33,7 +33,7 @@ from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.past import compact, next_positions
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Band, attend_sparsely, bias_of, has_kernel
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
 BLOCK = 512  # queries that are read at a time
@@ -90,6 +90,13 @@ class CompressedState:
     slots: Growable  # (B, S, N): keys (turned) and values of the null slot and of all complete ones
     rest_BRN: Tensor  # keys and values of the positions after the last complete slot
     seen: int | Tensor  # positions so far: one number, or one for each row (B); slots that a row lacks are hidden
+
+    @staticmethod
+    def join(nodes: "Sequence[CompressedState]", count_N: Tensor | None) -> "CompressedState":
+        """Rows with different numbers of slots side by side; the first slot of each stands first."""
+        slots = Growable(join_padded([node.slots.tensor for node in nodes], 1))
+        rest_BRN = join_padded([node.rest_BRN for node in nodes], 1)
+        return CompressedState(slots, rest_BRN, join_numbers([node.seen for node in nodes], count_N))
 
 
 @final

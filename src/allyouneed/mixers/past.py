@@ -1,15 +1,18 @@
 """Keys and values of the past: the states of score-based mixers.
 
+Rows that are joined stand with their newest position last, and with padding that they do not see before their first.
+
 Beams of one sentence have the same source, so several rows in a row may *share* a memory: it is kept, and read, once
 for all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_padded
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,11 @@ class SoftmaxState:
 
     past: Growable  # (B, S, N): the keys of all heads, then their values, so that one copy appends or reorders both
     valid_BS: Tensor | None
+
+    @staticmethod
+    def join(nodes: "Sequence[SoftmaxState]", count_N: Tensor | None) -> "SoftmaxState":
+        """Rows of different lengths side by side."""
+        return SoftmaxState(*join_pasts([(node.past, node.valid_BS) for node in nodes]))
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,14 @@ class CrossState:
         return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), valid, sharing)
 
 
+    @staticmethod
+    def join(nodes: "Sequence[CrossState]", count_N: Tensor | None) -> "CrossState":
+        """Memories of different lengths side by side, each row with its own."""
+        parts = [((node.k_NHSK, node.v_NHSR), node.valid_NS, node.sharing) for node in nodes]
+        (k_NHSK, v_NHSR), valid_NS = join_memories(parts, dim=2)
+        return CrossState(k_NHSK, v_NHSR, valid_NS)
+
+
 def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, int]:
     """Which groups some rows need (None: all there are, in order), and how many rows share each of them then."""
     rows = len(rows_B)
@@ -62,6 +78,46 @@ def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, i
         if bool((family == family[:, :1]).all()):  # whole groups stay or leave
             return family[:, 0], sharing
     return group_B, 1
+
+
+def join_pasts(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growable, Tensor | None]:
+    """Pasts of different lengths as one, and which slots are real (None: all).
+
+    Slots that no row sees any more are forgotten.
+    """
+    kept, valid = [], []
+    for past, valid_BS in parts:
+        if valid_BS is None:
+            valid_BS = torch.ones(past.tensor.shape[:2], dtype=torch.bool, device=past.tensor.device)
+        seen_S = valid_BS.any(dim=0)
+        first = int(seen_S.to(torch.uint8).argmax()) if seen_S.numel() and bool(seen_S.any()) else len(seen_S)
+        kept.append(past.keep_last(past.length - first))
+        valid.append(valid_BS[:, first:])
+    valid_BS = join_padded(valid, 1, left=True)
+    return Growable.join(kept), None if bool(valid_BS.all()) else valid_BS
+
+
+def join_memories(
+    parts: Sequence[tuple[Sequence[Tensor], Tensor | None, int]], dim: int
+) -> tuple[list[Tensor], Tensor | None]:
+    """Memories of different lengths as one, a row for each row of the batch, and which slots are real (None: all).
+
+    A memory is tensors with its positions along `dim`, which of them are real, and how many rows share each.
+    """
+    kept, valid = [], []
+    for tensors, valid_NS, sharing in parts:
+        if valid_NS is None:
+            rows, length = tensors[0].shape[0], tensors[0].shape[dim]
+            valid_NS = torch.ones(rows, length, dtype=torch.bool, device=tensors[0].device)
+        else:
+            length = max([1, *(valid_NS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+        cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [valid_NS[:, :length]]
+        *tensors, valid_NS = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
+        kept.append(tensors)
+        valid.append(valid_NS)
+    valid_BS = join_padded(valid, 1)
+    joined = [join_padded(tensors, dim) for tensors in zip(*kept, strict=True)]
+    return joined, None if bool(valid_BS.all()) else valid_BS
 
 
 def _repeat(groups: int, times: int, like: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ position may read any of them.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
@@ -29,7 +30,7 @@ from allyouneed.mixers.rectangles import (
     meetings,
     visible_of,
 )
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -62,6 +63,13 @@ class PatternedState:
     past: Growable  # (B, S, N)
     # How many of them are there: one number, or one for each row (B), whose other slots mean nothing.
     seen: int | Tensor
+
+    @staticmethod
+    def join(nodes: "Sequence[PatternedState]", count_N: Tensor | None) -> "PatternedState":
+        """Rows of different lengths side by side, without what only rows that have left could see."""
+        lengths = [node.seen if isinstance(node.seen, int) else int(node.seen.max()) for node in nodes]
+        past = Growable.join([node.past.keep_last(length) for node, length in zip(nodes, lengths, strict=True)])
+        return join_fields(nodes, count_N, past=past)
 
 
 @final

@@ -26,6 +26,7 @@ be told apart differently when a sum is computed in another order.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, final
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.buckets import PADDING, Reach, attend_in_buckets, sees
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions, extend_valid, packed
+from allyouneed.mixers.past import count_positions, extend_valid, join_pasts, packed
 from allyouneed.mixers.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
 from allyouneed.mixers.rectangles import bias_of
 from allyouneed.mixers.state import Growable
@@ -102,6 +103,13 @@ class BucketState:
 
     past: Growable  # (B, S, 2 D): keys and values
     bucket: Growable  # (B, S, H R), 16-bit; PADDING where there is no position
+
+    @staticmethod
+    def join(nodes: "Sequence[BucketState]", count_N: Tensor | None) -> "BucketState":
+        """Rows of different lengths side by side, without what only rows that have left could see."""
+        past, _ = join_pasts([(node.past, node.bucket.tensor[:, :, 0] != PADDING) for node in nodes])
+        buckets = [node.bucket.keep_last(past.length) for node in nodes]
+        return BucketState(past, Growable.join(buckets, count_N, PADDING))
 
 
 @final

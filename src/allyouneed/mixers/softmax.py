@@ -158,7 +158,7 @@ class Softmax(Mixer):
         B = x_BD.shape[0]
         if isinstance(state, CrossState):
             return self._advance_cross(x_BD, state)
-        if state is None or state.valid_BS is not None:
+        if state is None or (state.valid_BS is not None and self.position is not None):
             return super().advance(x_BD, state=state, memory=memory)
         packed_BN, place = self.query_key_value(x_BD), state.past.length
         if self.position is not None:  # the past keeps turned keys
@@ -174,8 +174,9 @@ class Softmax(Mixer):
             bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
         past = state.past.append(kept.unsqueeze(1))
         k_BHSK, v_BHSR = self._keys_values(past.tensor)
-        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, None, False)
-        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, None)
+        valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
+        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
+        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, valid_BS)
 
     def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
         B, N = x_BD.shape[0], state.k_NHSK.shape[0]

@@ -1,7 +1,9 @@
 """What the past leaves behind: helpers for states of any shape.
 
 A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested
-in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model.
+in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model, and a server can
+let rows that began at different times go on together: a state whose rows may be of different lengths has a `join` of its
+own, which says where padding stands.
 """
 
 import dataclasses
@@ -34,23 +36,65 @@ def _select(node: Any, rows_B: Tensor) -> Any:
     return node  # None and plain numbers are the same for every row
 
 
-def join_rows(states: Sequence[Tree]) -> Tree:
-    """The rows of several states of one kind as one batch."""
-    return _join(states)
+def join_rows(states: Sequence[Tree], count_N: Tensor | None = None) -> Tree:
+    """The rows of several states of one kind as one batch.
+
+    `count_N`: how many rows each state has. A number that states differ in becomes one for each row (B) by it.
+    What only rows that have left could see is forgotten, so a batch that rows join and leave does not grow for ever.
+    """
+    return _join(states, count_N)
 
 
-def _join(nodes: Sequence[Any]) -> Any:
+def _join(nodes: Sequence[Any], count_N: Tensor | None) -> Any:
     first = nodes[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(nodes))
+    if hasattr(first, "join"):
+        return first.join(nodes, count_N)
+    if isinstance(first, Tensor | int | float) and not isinstance(first, bool):
+        return join_numbers(nodes, count_N)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first)]
-        return dataclasses.replace(first, **{name: _join([getattr(node, name) for node in nodes]) for name in names})
+        return join_fields(nodes, count_N)
     if isinstance(first, list | tuple):
-        return type(first)(_join(items) for items in zip(*nodes, strict=True))
-    if first is None or isinstance(first, int | float):
+        return type(first)(_join(items, count_N) for items in zip(*nodes, strict=True))
+    if (first is None or isinstance(first, bool)) and all(node is first for node in nodes):
         return first  # the same for every row
     raise TypeError(f"the rows of a {type(first).__name__} cannot be joined")
+
+
+def join_fields(nodes: Sequence[Tree], count_N: Tensor | None, **made: Any) -> Tree:
+    """Dataclasses, joined field by field; but for those that are made already."""
+    first: Any = nodes[0]
+    for field in dataclasses.fields(first):
+        if field.name not in made:
+            made[field.name] = _join([getattr(node, field.name) for node in nodes], count_N)
+    return dataclasses.replace(first, **made)
+
+
+def join_numbers(nodes: Sequence[Any], count_N: Tensor | None) -> Any:
+    """Tensors as one; numbers that all states agree in stay one, others become one for each row (B)."""
+    if all(isinstance(node, Tensor) for node in nodes):
+        return torch.cat(list(nodes)) if len(nodes) > 1 else nodes[0]
+    if all(isinstance(node, int | float) and node == nodes[0] for node in nodes):
+        return nodes[0]
+    if count_N is None or any(node is None for node in nodes):
+        raise TypeError("rows of states that differ in a number are joined by how many rows each state has")
+    counts = count_N.tolist()
+    return torch.cat(
+        [
+            node if isinstance(node, Tensor) else torch.full((count,), node, device=count_N.device)
+            for node, count in zip(nodes, counts, strict=True)
+        ]
+    )
+
+
+def join_padded(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
+    """Tensors as one along the batch, all padded with zeros to the longest along another dimension."""
+    longest = max(tensor.shape[dim] for tensor in tensors)
+    padded = []
+    for tensor in tensors:
+        missing = longest - tensor.shape[dim]
+        sides = [0, 0] * (tensor.ndim - 1 - dim) + ([missing, 0] if left else [0, missing])
+        padded.append(torch.nn.functional.pad(tensor, sides) if missing else tensor)
+    return torch.cat(padded) if len(padded) > 1 else padded[0]
 
 
 def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, slice], Tree]) -> Tree:
@@ -131,6 +175,18 @@ class Growable:
         chosen = self._empty(len(rows_B), self._buffer.shape[1] - self._begin)
         torch.index_select(self.tensor, 0, rows_B, out=chosen.tensor)
         return chosen
+
+    @staticmethod
+    def join(nodes: "Sequence[Growable]", count_N: Tensor | None = None, value: float = 0) -> "Growable":
+        """The rows of several; what is newest stands last, and padding in front."""
+        longest = max(node.length for node in nodes)
+        rows = [node._buffer.shape[0] for node in nodes]
+        shape = sum(rows), longest + max(SLACK, longest // 2), nodes[0]._buffer.shape[2]
+        joined = Growable(nodes[0]._buffer.new_full(shape, value))
+        joined.length, joined._end = longest, [longest]
+        for part, node in zip(joined.tensor.split(rows), nodes, strict=True):
+            part[:, longest - node.length :] = node.tensor
+        return joined
 
     def detach(self) -> "Growable":
         """The same without its gradient."""

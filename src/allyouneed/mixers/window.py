@@ -12,6 +12,7 @@ Differs: padding is no position: the window counts real tokens only. The kernel 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import SHORT, count_positions, newest_last, next_positions, packed
+from allyouneed.mixers.past import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -68,6 +69,12 @@ class WindowState:
     past: Growable  # (B, S, N): keys and values; the newest stands last
     real_BS: Tensor | None  # which of them are there: rows may have had fewer (None: all)
     seen: int | Tensor  # positions so far: one number, or one for each row (B)
+
+    @staticmethod
+    def join(nodes: "Sequence[WindowState]", count_N: Tensor | None) -> "WindowState":
+        """Rows that have had different numbers of positions side by side."""
+        past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
+        return join_fields(nodes, count_N, past=past, real_BS=real_BS)
 
 
 @final

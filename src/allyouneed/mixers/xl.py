@@ -18,6 +18,7 @@ position.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, final
@@ -29,10 +30,10 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import packed
+from allyouneed.mixers.past import join_pasts, packed
 from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.rectangles import Pattern, area, attend_plainly, bands_of
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -137,6 +138,11 @@ class Known:
         return self
 
 
+def farthest(known: "Sequence[Known | None]") -> "Known | None":
+    """What is known to most distances, for rows that are joined."""
+    return max((one for one in known if one is not None), key=lambda one: one.keys_HKR.shape[2], default=None)
+
+
 @dataclass(frozen=True)
 class XLState:
     """The last M vectors, the newest last."""
@@ -145,6 +151,12 @@ class XLState:
     projected: bool
     real_BS: Tensor | None = None  # which of them are there: rows may have had fewer (None: all)
     known: Known | None = None
+
+    @staticmethod
+    def join(nodes: "Sequence[XLState]", count_N: Tensor | None) -> "XLState":
+        """Rows that have had different numbers of positions side by side."""
+        past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
+        return join_fields(nodes, count_N, past=past, real_BS=real_BS, known=farthest([node.known for node in nodes]))
 
 
 @final

@@ -12,6 +12,7 @@ Cost: O(S A) time a step for additive scores, O(S D) for the others and for c.
 Papers: Bahdanau et al. 2014, arXiv:1409.0473, section 3.1; Luong et al. 2015, arXiv:1508.04025, section 3.1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.past import regroup
+from allyouneed.mixers.past import join_memories, regroup
 from allyouneed.mixers.projections import full_precision, widened
 
 Score = Literal["additive", "general", "dot"]
@@ -43,6 +44,13 @@ class Annotations:
             return replace(self, sharing=sharing)
         valid = None if self.valid_NS is None else self.valid_NS.index_select(0, group_N)
         return Annotations(self.h_NSD.index_select(0, group_N), self.key_NSA.index_select(0, group_N), valid, sharing)
+
+    @staticmethod
+    def join(nodes: "Sequence[Annotations]", count_N: Tensor | None) -> "Annotations":
+        """Sources of different lengths side by side, each row with its own."""
+        parts = [((node.h_NSD, node.key_NSA), node.valid_NS, node.sharing) for node in nodes]
+        (h_NSD, key_NSA), valid_NS = join_memories(parts, dim=1)
+        return Annotations(h_NSD, key_NSA, valid_NS)
 
 
 class Alignment(nn.Module):

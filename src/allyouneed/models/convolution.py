@@ -1,6 +1,6 @@
 """What convolutional models share beside the windows of `mixers/taps.py`: columns to stand on, padding among tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.past import pushed_left, regroup
+from allyouneed.mixers.state import join_padded
 
 After = TypeVar("After")
 
@@ -36,6 +37,15 @@ class Columns:
         """The columns of some rows; rows that keep sharing cost nothing."""
         group, sharing = regroup(rows_B, self.x_NLD.shape[0], self.sharing)
         return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
+
+    @staticmethod
+    def join(nodes: "Sequence[Columns]", count_N: Tensor | None) -> "Columns":
+        """Columns of different sources side by side, for each row its own; those that are nothing to all rows go."""
+        kept = []
+        for node in nodes:
+            length = max([1, *((node.x_NLD != 0).flatten(2).any(dim=2).any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+            kept.append(node.x_NLD[:, :length].repeat_interleave(node.sharing, dim=0))
+        return Columns(join_padded(kept, 1))
 
 
 def over_real(

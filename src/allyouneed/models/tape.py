@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allyouneed.mixers.state import join_padded
 from allyouneed.models.cgru import CGRU
 
 
@@ -42,6 +43,16 @@ class TapeState:
         B, _, L, _ = self.image_BWLD.shape
         like = torch.zeros(B, dtype=torch.long, device=self.image_BWLD.device)
         return replace(self, columns_B=like + L if self.columns_B is None else self.columns_B, seen=like + self.seen)
+
+    @staticmethod
+    def join(nodes: "Sequence[TapeState]", count_N: Tensor | None) -> "TapeState":
+        """Images of different widths side by side, without columns that only rows that have left needed."""
+        parts = [node.apart() for node in nodes]
+        widths = [int(torch.maximum(part.columns_B, part.seen + 1).max()) for part in parts]
+        images = [part.image_BWLD[:, :, :width] for part, width in zip(parts, widths, strict=True)]
+        told = [part.told_BRCN[:, :, : width + 1] for part, width in zip(parts, widths, strict=True)]
+        columns_B, seen = (torch.cat([getattr(part, name) for part in parts]) for name in ("columns_B", "seen"))
+        return TapeState(join_padded(images, 2), join_padded(told, 2), columns_B, seen)
 
     def reaching(self) -> "TapeState":
         """The same with a column for the next word."""

@@ -1,0 +1,156 @@
+"""Rows that join a running batch, and leave it, say what they say alone: every model, every mixer, every position.
+
+This is what a server does all day (`serve/engine.py`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_mixers import SMALL as MIXERS_SMALL
+from test_models import GENERATING, SOURCE, TARGET, Case, assert_close
+from torch import Tensor
+
+from allyouneed.decode.base import pad_left, pad_right
+from allyouneed.mixers import MixerConfig, select_rows
+from allyouneed.mixers.state import join_rows
+from allyouneed.models import Model
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.positions import POSITIONS
+from allyouneed.sizes import Sizes
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Row:
+    """A source, the beginning of a target that is read at once, and the tokens that follow one by one."""
+
+    begins: int
+    source: list[int]
+    prompt: list[int]
+    tokens: list[int]
+    logits: list[Tensor] = field(default_factory=list)
+
+
+rows = st.builds(
+    Row,
+    begins=st.integers(0, 6),
+    source=st.lists(st.integers(4, SOURCE - 1), min_size=1, max_size=6),
+    prompt=st.lists(st.integers(4, TARGET - 1), min_size=1, max_size=7),
+    tokens=st.lists(st.integers(4, TARGET - 1), max_size=9),
+)
+several = st.lists(rows, min_size=2, max_size=5)
+
+
+def run_together(model: Model, all_rows: list[Row]) -> None:
+    """One step of all rows at a time; rows begin at their times, and leave when they have nothing more to say."""
+    running: list[Row] = []
+    state: Any = None
+    for now in range(6 + 10):
+        fresh = [row for row in all_rows if row.begins == now]
+        if fresh:
+            begun = model.condition(*pad_right([row.source for row in fresh], CPU))
+            x_BTD, begun = model.hidden(*swapped(pad_left([row.prompt for row in fresh], CPU), begun))
+            for row, logits_V in zip(fresh, model.head(x_BTD[:, -1]), strict=True):
+                row.logits.append(logits_V)
+            parts = [begun] if state is None else [state, begun]
+            state = join_rows(parts, torch.tensor([len(rows) for rows in (running, fresh) if rows]))
+            running += fresh
+        stay = [place for place, row in enumerate(running) if len(row.logits) <= len(row.tokens)]
+        if len(stay) < len(running):
+            running = [running[place] for place in stay]
+            state = select_rows(state, torch.tensor(stay)) if stay else None
+        if running:
+            token_B = torch.tensor([row.tokens[len(row.logits) - 1] for row in running])
+            logits_BV, state = model.advance(token_B, state)
+            for row, logits_V in zip(running, logits_BV, strict=True):
+                row.logits.append(logits_V)
+
+
+def swapped(padded: tuple[Tensor, Tensor | None], state: Any) -> tuple[Tensor, Any, Tensor | None]:
+    return padded[0], state, padded[1]
+
+
+def check(model: Model, all_rows: list[Row]) -> None:
+    with torch.inference_mode():
+        run_together(model, all_rows)
+        for row in all_rows:
+            state = model.condition(torch.tensor([row.source]))
+            alone_1TV, _ = model.step(torch.tensor([row.prompt + row.tokens]), state)
+            assert len(row.logits) == len(row.tokens) + 1
+            assert_close(torch.stack(row.logits), alone_1TV[0, len(row.prompt) - 1 :])
+
+
+@settings(max_examples=8)
+@pytest.mark.parametrize("case", GENERATING, ids=str)
+@given(all_rows=several)
+def test_every_model(case: Case, all_rows: list[Row]) -> None:
+    torch.manual_seed(1)
+    for row in all_rows:
+        row.logits.clear()
+    check(case.build(), all_rows)
+
+
+def random_weights(model: Model) -> Model:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.double().eval()
+
+
+CAUSAL = [(name, number) for name, all_ in MIXERS_SMALL.items() for number in range(len(all_))]
+
+
+@settings(max_examples=4)
+@pytest.mark.parametrize(("name", "number"), CAUSAL)
+@given(all_rows=several)
+def test_every_mixer(name: str, number: int, all_rows: list[Row]) -> None:
+    torch.manual_seed(1)
+    mixer: MixerConfig = MIXERS_SMALL[name][number]
+    width = 30 if mixer.position_heads == 5 else 12
+    for row in all_rows:
+        row.logits.clear()
+    if "causal" in mixer.roles:
+        shape = {"width": width, "hidden": 8, "layers": 2, "dropout": 0.0}
+        check(random_weights(DecoderConfig(mixer=mixer, **shape).build(Sizes(SOURCE, TARGET))), all_rows)
+    if "cross" in mixer.roles:
+        for row in all_rows:
+            row.logits.clear()
+        shape = {"mixer": MIXERS_SMALL["softmax"][0], "width": width, "hidden": 8, "dropout": 0.0}
+        config = EncoderDecoderConfig(cross=mixer, encoder_layers=1, decoder_layers=1, **shape)
+        check(random_weights(config.build(Sizes(SOURCE, TARGET))), all_rows)
+
+
+@settings(max_examples=4)
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("mixer", ["softmax", "window", "reformer", "memory-compressed", "bigbird"])
+@given(all_rows=several)
+def test_every_position(name: str, mixer: str, all_rows: list[Row]) -> None:
+    torch.manual_seed(1)
+    for row in all_rows:
+        row.logits.clear()
+    positions = POSITIONS[name].model_validate({"type": name})
+    shape = {"width": 12, "hidden": 8, "layers": 1, "dropout": 0.0}
+    config = DecoderConfig(mixer=MIXERS_SMALL[mixer][0], positions=positions, **shape)
+    check(random_weights(config.build(Sizes(SOURCE, TARGET))), all_rows)
+
+
+@pytest.mark.parametrize("case", [Case("encoder-decoder", 0), Case("decoder", 0)], ids=str)
+def test_a_batch_that_rows_join_and_leave_for_ever_does_not_grow(case: Case) -> None:
+    model, state = case.build(), None
+    with torch.inference_mode():
+        for _ in range(30):  # each row stays for three steps
+            begun = model.condition(torch.tensor([[5, 6]]))
+            _, begun = model.advance(torch.tensor([4]), begun)
+            state = begun if state is None else join_rows([state, begun], torch.tensor([len(kept_N), 1]))
+            count = 1 if state is begun else len(kept_N) + 1
+            _, state = model.advance(torch.full((count,), 4), state)
+            kept_N = torch.arange(max(0, count - 3), count)
+            state = select_rows(state, kept_N)
+    assert state is not None
+    assert max(block.mixer.past.length for block in state.blocks) < 10
