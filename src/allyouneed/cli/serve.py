@@ -1,13 +1,80 @@
 """`allyouneed serve`: models behind an HTTP API, and the page that shows them."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from allyouneed.cli.opening import Device, check_device
+from allyouneed.errors import ConfigError
+
+NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart", "prometheus_client": ""}
 
 
 def command(
     models: Annotated[list[str], typer.Argument(help="Model folders, or run folders; NAME=FOLDER names one.")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 0: any that is free.", show_default="8000")] = None,
+    languages: Annotated[
+        list[str] | None, typer.Option(help="What a model translates: en:de, or NAME=en:de; may be repeated.")
+    ] = None,
+    keys: Annotated[str | None, typer.Option(help="A file with a key on each line; requests must carry one.")] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may ask; may be repeated.")] = None,
+    runs: Annotated[str | None, typer.Option(help="The folder whose runs are shown.", show_default="runs")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows decoded side by side.", show_default="32")] = None,
+    queue: Annotated[int | None, typer.Option(help="Rows that may wait.", show_default="256")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds for a request.", show_default="60")] = None,
+    limit: Annotated[list[str] | None, typer.Option(help="Any other limit: max_characters=5000; may repeat.")] = None,
+    device: Device = "cpu",
 ) -> None:
-    """Serve models over HTTP: translation, completions, scores, attention, and a page that shows them."""
+    """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, and a page."""
+    require_packages()
+    from allyouneed.config import override, parse
+    from allyouneed.malloc import keep_freed_memory
+    from allyouneed.serve.config import ServeConfig
+    from allyouneed.serve.models import open_models
+    from allyouneed.serve.run import serve
+
+    asked: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
+    asked |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
+    tree = override({name: value for name, value in asked.items() if value is not None}, limit or [])
+    config = parse(ServeConfig, tree)
+    check_device(device)
+    keep_freed_memory()
+    serve(config, open_models(models, read_languages(languages or [], models), device))
+
+
+def require_packages() -> None:
+    """The packages of the server come with an extra."""
+    from importlib.util import find_spec
+
+    missing = [package or name for name, package in NEEDED.items() if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'allyouneed[serve]'")
+
+
+def read_keys(path: str) -> list[str]:
+    """The keys in a file; they stay off the command line, which everybody on the machine can read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            keys = [line.strip() for line in file if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--keys {path}: not readable: {error}") from None
+    if not keys:
+        raise ConfigError(f"--keys {path}: holds no key; it should have one on each line")
+    return keys
+
+
+def read_languages(pairs: list[str], models: list[str]) -> dict[str, tuple[str, str]]:
+    """`name=en:de`, or `en:de` if there is only one model."""
+    from allyouneed.serve.models import LANGUAGE, named
+
+    found = {}
+    for pair in pairs:
+        name, equals, both = pair.rpartition("=")
+        source, colon, target = both.partition(":")
+        if not colon or not LANGUAGE.fullmatch(source) or not LANGUAGE.fullmatch(target) or source == target:
+            raise ConfigError(f"--languages {pair}: should look like en:de, or name=en:de")
+        if not equals and len(models) > 1:
+            raise ConfigError(f"--languages {pair}: which of the {len(models)} models? name={both}")
+        found[name if equals else named(models[0])[0]] = source, target
+    return found

@@ -83,13 +83,18 @@ def sample(
     return results
 
 
+def uniforms(seed: int, prompt: int, number: int) -> np.random.Generator:
+    """The stream of a sample: its numbers are the same, drawn one by one or many at once."""
+    return np.random.default_rng((seed, prompt, number))
+
+
 class Draws:
     """A stream of uniform numbers for each row, which depends on (seed, prompt number, sample number) alone."""
 
     AHEAD = 64  # numbers drawn at once
 
     def __init__(self, config: SampleConfig, rows: Sequence[tuple[int, int]]) -> None:
-        self._generators = [np.random.default_rng((config.seed, *row)) for row in rows]
+        self._generators = [uniforms(config.seed, *row) for row in rows]
         self._ahead_BT = np.empty((len(rows), 0))
 
     def next(self, row_B: Tensor) -> Tensor:
@@ -117,17 +122,19 @@ def _sample_batch(
     if config.n > 1:
         state = select_rows(state, group_N)
     limits = [config.max_length] * len(group_N)
-    return walk(model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, row_B, config, draws))
+    return walk(
+        model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, draws.next(row_B))
+    )
 
 
-def draw_token(logits_BV: Tensor, row_B: Tensor, config: SampleConfig, draws: Draws) -> tuple[Tensor, Tensor]:
-    """A token (B) for each row, and its log-probability (B) in the model's own distribution."""
+def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A token (B) for each row by a number in [0, 1), and its log-probability (B) in the model's own distribution."""
     if config.temperature == 0:
         return best_token(logits_BV)
     weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
     reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
     # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.
-    wanted_B1 = draws.next(row_B)[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
+    wanted_B1 = uniform_B[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
     place_B1 = torch.searchsorted(reached_BN, wanted_B1, right=True)
     token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_WORD
     return token_B1[:, 0], logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)

@@ -24,7 +24,7 @@ def stream(
             state = begin(model, [source], device) if state is None else state
             x_BTD, state = model.hidden(token_BT, state)
             logits_BV = as_float32(model.head(x_BTD[:, -1]))
-            token_B, _ = draw_token(logits_BV, row_B, config, draws)
+            token_B, _ = draw_token(logits_BV, config, draws.next(row_B))
             token_BT, token = token_B[:, None], int(token_B)
         if token == EOS:
             return

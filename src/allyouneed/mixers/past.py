@@ -56,7 +56,6 @@ class CrossState:
         k_NHSK = self.k_NHSK.mT.index_select(0, group).mT  # keys by columns stay so
         return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), valid, sharing)
 
-
     @staticmethod
     def join(nodes: "Sequence[CrossState]", count_N: Tensor | None) -> "CrossState":
         """Memories of different lengths side by side, each row with its own."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from allyouneed.config import Config
 
@@ -22,13 +22,21 @@ class ServeConfig(Config):
     queue: PositiveInt = 256  # rows of a model that wait; more are refused with 429
     deadline: PositiveFloat = 60.0  # seconds until a request is given up
     drain: PositiveFloat = 30.0  # seconds that running requests have left after SIGTERM
+    connections: PositiveInt = 1024  # at a time; more are refused with 503
     workers: PositiveInt = 2  # attention maps, programs and scores at a time
 
     max_body: PositiveInt = 1 << 20  # bytes of a request
     max_characters: PositiveInt = 20_000  # of all texts of a request
-    max_texts: PositiveInt = 64  # texts of a request
-    max_input_tokens: PositiveInt = 2048  # of one text
+    max_texts: PositiveInt = 64  # texts of a request, or lines to translate
+    max_input_tokens: PositiveInt = 1024  # of one text
     max_tokens: PositiveInt = 1024  # of one answer
     max_n: PositiveInt = 8  # answers to one text
     max_logprobs: PositiveInt = 20  # alternatives of one token
     max_attention_tokens: PositiveInt = 256  # of one text whose maps are shown
+
+    @field_validator("keys")
+    @classmethod
+    def _can_be_sent(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in value):
+            raise ValueError("a key should be printable ASCII without blanks, so that a header can carry it")
+        return value

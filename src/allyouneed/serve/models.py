@@ -44,11 +44,11 @@ class Served:
 def open_models(
     folders: Sequence[str], languages: Mapping[str, tuple[str, str]] | None = None, device: str = "cpu"
 ) -> dict[str, Served]:
-    """The models of `folder` or `name=folder`, in the given order; without a name they are called like their folders."""
+    """The models of `folder` or `name=folder`, in the given order; one without a name is called like its folder."""
     given = dict(languages or {})
     models: dict[str, Served] = {}
     for entry in folders:
-        name, folder = _named(entry)
+        name, folder = named(entry)
         if name in models:
             raise ConfigError(f"{entry}: there is already a model {name!r}; give it another name: other={folder}")
         bundle = load_folder(folder, device)
@@ -59,14 +59,17 @@ def open_models(
     return models
 
 
-def _named(entry: str) -> tuple[str, str]:
+def named(entry: str) -> tuple[str, str]:
+    """The name and the folder of an argument."""
     name, equals, folder = entry.partition("=")
     if not equals or Path(entry).is_dir():
         path = Path(entry).resolve()
         # runs/demo/model is the model of the run `demo`.
         name, folder = path.parent.name if path.name == "model" else path.name, entry
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{entry}: {name!r} cannot be the name of a model; letters, digits and . _ - can: name=folder")
+        raise ConfigError(
+            f"{entry}: {name!r} cannot be the name of a model; letters, digits and . _ - can: name=folder"
+        )
     return name, folder
 
 

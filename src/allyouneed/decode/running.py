@@ -1,0 +1,162 @@
+"""A batch that rows join and leave between steps: continuous batching, for any model that can step.
+
+Every row has settings, a limit and a stream of uniform numbers of its own, so what it says depends on its neighbours as
+little as in `sample`, and is the same. Rows of different ages stand side by side as `join_rows` says: a state knows how.
+
+Idea: Yu et al. 2022, "Orca" (OSDI), iteration-level scheduling.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allyouneed.decode.base import as_float32, begin, device_of, pad_left, top_words
+from allyouneed.decode.sample import SampleConfig, draw_token
+from allyouneed.mixers import State, select_rows
+from allyouneed.mixers.state import join_rows
+from allyouneed.models import Model
+from allyouneed.tasks.base import BOS, EOS
+
+End = Literal["stop", "length"]  # EOS was said, or the limit was reached
+
+
+@dataclass(eq=False)
+class Row:
+    """One answer that is being decoded."""
+
+    prompt: Sequence[int]  # the target's first ids after BOS
+    source: Sequence[int] | None
+    config: SampleConfig  # how its tokens are drawn, and how many at most (at least 1)
+    uniforms: np.random.Generator  # of `sample.uniforms`
+    top: int = 0  # how many alternatives to each token are wanted
+    said: int = field(default=0, init=False)
+
+    @property
+    def length(self) -> int:
+        """How much there is to read before the first token."""
+        return 1 + max(len(self.prompt), len(self.source or ()))
+
+
+@dataclass(frozen=True)
+class Said:
+    """A token of a row."""
+
+    row: Row
+    token: int
+    logprob: float  # in the model's own distribution
+    top: list[tuple[int, float]]  # the best tokens there, best first
+    end: End | None  # why it was the row's last
+
+
+class Running:
+    """The rows that are being decoded, and their state."""
+
+    def __init__(self, model: Model) -> None:
+        self.rows: list[Row] = []
+        self._model, self._device = model, device_of(model)
+        self._token_B = torch.empty(0, dtype=torch.long, device=self._device)
+        self._state: State = None
+
+    def add(self, rows: Sequence[Row]) -> list[Said]:
+        """Some more rows, each with its first token. If this fails, the batch is as it was."""
+        with torch.inference_mode():
+            keys = [(tuple(row.prompt), None if row.source is None else tuple(row.source)) for row in rows]
+            first = {key: place for place, key in reversed(list(enumerate(keys)))}  # what several ask is read once
+            asked = [rows[place] for place in sorted(first.values())]
+            state = begin(self._model, [row.source for row in asked], self._device)
+            token_BT, valid_BT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
+            x_BTD, state = self._model.hidden(token_BT, state, valid_BT)
+            logits_BV = self._model.head(x_BTD[:, -1])
+            if len(asked) < len(rows):
+                numbers = {key: number for number, key in enumerate(sorted(first, key=lambda key: first[key]))}
+                group_N = torch.tensor([numbers[key] for key in keys], device=self._device)
+                logits_BV, state = logits_BV.index_select(0, group_N), select_rows(state, group_N)
+            said, token_B = self._choose(rows, logits_BV)
+            stay_N = self._staying(said)
+            if len(stay_N):
+                if len(stay_N) < len(rows):
+                    state, token_B = select_rows(state, stay_N), token_B[stay_N]
+                if self.rows:
+                    count_N = torch.tensor([len(self.rows), len(stay_N)], device=self._device)
+                    state = join_rows([self._state, state], count_N)
+                self._state, self._token_B = state, torch.cat([self._token_B, token_B])
+                self.rows = [*self.rows, *(one.row for one in said if one.end is None)]
+        return said
+
+    def step(self) -> list[Said]:
+        """The next token of every row; rows whose last it is have left. If this fails, the batch is as it was."""
+        with torch.inference_mode():
+            logits_BV, state = self._model.advance(self._token_B, self._state)
+            said, self._token_B = self._choose(self.rows, logits_BV)
+            self._state = state
+            self._keep(self._staying(said))
+        return said
+
+    def remove(self, rows: Collection[Row]) -> None:
+        """Rows that nobody waits for any more."""
+        gone = {id(row) for row in rows}
+        stay = [place for place, row in enumerate(self.rows) if id(row) not in gone]
+        with torch.inference_mode():
+            self._keep(torch.tensor(stay, dtype=torch.long, device=self._device))
+
+    def failing(self) -> list[tuple[Row, Exception]]:
+        """The rows whose next step fails, each alone: a position beyond what a model has learnt, for one."""
+        found = []
+        for place, row in enumerate(self.rows):
+            here_1 = torch.tensor([place], device=self._device)
+            try:
+                with torch.inference_mode():
+                    self._model.advance(self._token_B[here_1], select_rows(self._state, here_1))
+            except Exception as error:
+                found.append((row, error))
+        return found
+
+    def _staying(self, said: Sequence[Said]) -> Tensor:
+        stay = [place for place, one in enumerate(said) if one.end is None]
+        return torch.tensor(stay, dtype=torch.long, device=self._device)
+
+    def _keep(self, stay_N: Tensor) -> None:
+        if len(stay_N) == len(self.rows):
+            return
+        self.rows = [self.rows[place] for place in stay_N.tolist()]
+        self._token_B = self._token_B[stay_N]
+        self._state = select_rows(self._state, stay_N) if self.rows else None
+
+    def _choose(self, rows: Sequence[Row], logits_BV: Tensor) -> tuple[list[Said], Tensor]:
+        """A token for each row (B); rows with the same settings draw together."""
+        logits_BV = as_float32(logits_BV)
+        groups: dict[Hashable, list[int]] = {}
+        for place, row in enumerate(rows):
+            greedy = row.config.temperature == 0
+            cut = (row.config.temperature, row.config.top_k, row.config.top_p, row.config.min_p)
+            groups.setdefault(None if greedy else cut, []).append(place)
+        token_B = torch.empty(len(rows), dtype=torch.long, device=self._device)
+        logprob_B = torch.empty(len(rows), dtype=logits_BV.dtype, device=self._device)
+        for places in groups.values():
+            here_N = torch.tensor(places, device=self._device)
+            chosen = [rows[place] for place in places]
+            uniform_N = torch.tensor([row.uniforms.random() for row in chosen], dtype=torch.float64)
+            logits_NV = logits_BV if len(places) == len(rows) else logits_BV[here_N]
+            token_N, logprob_N = draw_token(logits_NV, chosen[0].config, uniform_N.to(self._device))
+            token_B[here_N], logprob_B[here_N] = token_N, logprob_N
+        tops = self._alternatives(rows, logits_BV)
+        said = []
+        for row, token, logprob, top in zip(rows, token_B.tolist(), logprob_B.tolist(), tops, strict=True):
+            row.said += 1
+            end: End | None = "stop" if token == EOS else "length" if row.said >= row.config.max_length else None
+            said.append(Said(row, token, logprob, top, end))
+        return said, token_B
+
+    def _alternatives(self, rows: Sequence[Row], logits_BV: Tensor) -> list[list[tuple[int, float]]]:
+        found: list[list[tuple[int, float]]] = [[] for _ in rows]
+        places = [place for place, row in enumerate(rows) if row.top]
+        if places:
+            most = max(rows[place].top for place in places)
+            logprob_NC, word_NC = top_words(logits_BV[torch.tensor(places, device=self._device)], most)
+            for place, words, logprobs in zip(places, word_NC.tolist(), logprob_NC.tolist(), strict=True):
+                found[place] = list(zip(words, logprobs, strict=True))[: rows[place].top]
+        return found

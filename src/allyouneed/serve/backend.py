@@ -1,0 +1,126 @@
+"""What all endpoints share: the models, their engines, and the checks that come before any work."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from fastapi import Request
+
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.errors import unknown_name
+from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.engine import Engine, Work
+from allyouneed.serve.errors import Refusal
+from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.models import Served
+from allyouneed.tasks import Tokenizer
+
+Result = TypeVar("Result")
+
+
+class Backend:
+    """Models by name, an engine for each, and the limits of what may be asked of them."""
+
+    def __init__(self, config: ServeConfig, models: dict[str, Served]) -> None:
+        self.config, self.models, self.metrics = config, models, Metrics()
+        self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
+        self.draining = False  # no new requests are taken
+        self.active = 0  # requests that are being answered
+
+    def start(self) -> None:
+        """Engines begin to work."""
+        for engine in self.engines.values():
+            engine.start()
+
+    def close(self) -> None:
+        """Engines end, whatever they do."""
+        for engine in self.engines.values():
+            engine.close()
+
+    def served(self, name: str) -> Served:
+        """The model of a name."""
+        if name not in self.models:
+            message = f"model: {unknown_name(name[:100], self.models)}"
+            raise Refusal(404, message, param="model", code="model_not_found")
+        return self.models[name]
+
+    def check_key(self, *given: str | None) -> None:
+        """One of the given keys must be one of the server's. How long this takes tells nothing about them."""
+        known = [key.encode() for key in self.config.keys]
+        tries = [key.encode("utf-8", "surrogatepass") for key in given if key is not None]
+        if known and not any([hmac.compare_digest(key, one) for key in known for one in tries]):
+            raise Refusal(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+    def check_texts(self, texts: Sequence[str], param: str) -> None:
+        """Refuses what is too much, before anything looks at it."""
+        config = self.config
+        if len(texts) > config.max_texts:
+            raise Refusal(400, f"{param}: {len(texts)} texts; at most {config.max_texts} at once", param=param)
+        characters = sum(map(len, texts))
+        if characters > config.max_characters:
+            message = f"{param}: {characters:,} characters; at most {config.max_characters:,} in one request"
+            raise Refusal(400, message, param=param, code="too_many_characters")
+
+    async def encode(
+        self, tokenizer: Tokenizer, texts: Sequence[str], param: str, encode: Callable[[list[str]], list[list[int]]]
+    ) -> list[list[int]]:
+        """The ids of texts that have been checked, made in another thread; too many for one text are refused."""
+        most = self.config.max_input_tokens
+
+        def work() -> list[list[int]]:
+            if any(tokenizer.surely_longer(text, most) for text in texts):
+                return [[0] * (most + 1)]
+            return encode(list(texts))
+
+        found = await asyncio.to_thread(work)
+        longest = max((len(ids) for ids in found), default=0)
+        if longest > most:
+            message = f"{param}: a text of more than {most:,} tokens; cut it into pieces"
+            raise Refusal(400, message, param=param, code="context_length_exceeded")
+        return found
+
+    async def encode_sources(self, served: Served, texts: Sequence[str], param: str) -> list[list[int]]:
+        """What a model with a source reads."""
+        codec = served.bundle.codec
+        assert codec.source is not None
+        return await self.encode(codec.source, texts, param, codec.encode_sources)
+
+    async def encode_targets(self, served: Served, texts: Sequence[str], param: str) -> list[list[int]]:
+        """Texts of the target, without BOS and EOS."""
+        target = served.bundle.codec.target
+        assert target is not None
+        return await self.encode(target, texts, param, target.encode_batch)
+
+    def search(self, served: Served, config: SearchConfig) -> Work:
+        """The best answers to texts, as work for the engine."""
+        bundle = served.bundle
+        return Work(
+            ("search", config), lambda texts: translate(bundle.model, bundle.codec, texts, config), rows=config.beam
+        )
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of some work, which is given up when the client hangs up. The body must have been read."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refusal(499, "the client went away")  # nobody reads it
+        return task.result()
+    finally:
+        for one in (task, watch):
+            one.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await one
+
+
+async def joined(events: AsyncGenerator[Result]) -> list[Result]:
+    """All of a stream."""
+    return [event async for event in events]

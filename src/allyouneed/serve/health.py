@@ -1,0 +1,46 @@
+"""Whether the server is well, and what it counts."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+
+from allyouneed.serve.backend import Backend
+
+
+class Health(BaseModel):
+    """Whether new requests are answered."""
+
+    status: Literal["ok", "draining"]
+    models: list[str]
+
+
+def health_router(backend: Backend) -> APIRouter:
+    """`/health`, for whoever balances loads; open to everybody."""
+    router = APIRouter(tags=["server"])
+
+    @router.get("/health", responses={503: {"description": "The server is shutting down", "model": Health}})
+    async def health(response: Response) -> Health:
+        """Whether the server takes requests."""
+        if backend.draining:
+            response.status_code = 503
+        return Health(status="draining" if backend.draining else "ok", models=list(backend.models))
+
+    return router
+
+
+def metrics_router(backend: Backend) -> APIRouter:
+    """`/metrics`, for Prometheus."""
+    router = APIRouter(tags=["server"])
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}},
+    )
+    async def metrics() -> Response:
+        """Requests, queues, batch sizes, tokens and latencies."""
+        return Response(generate_latest(backend.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
