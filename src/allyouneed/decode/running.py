@@ -1,7 +1,7 @@
 """A batch that rows join and leave between steps: continuous batching, for any model that can step.
 
-Every row has settings, a limit and a stream of uniform numbers of its own, so what it says depends on its neighbours as
-little as in `sample`, and is the same. Rows of different ages stand side by side as `join_rows` says: a state knows how.
+Every row has settings, a limit and a stream of uniform numbers of its own, so what it says is what `sample` says, and
+does not depend on its neighbours. Rows of different ages stand side by side as `join_rows` says: a state knows how.
 
 Idea: Yu et al. 2022, "Orca" (OSDI), iteration-level scheduling.
 """

@@ -2,8 +2,8 @@
 
 A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested
 in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model, and a server can
-let rows that began at different times go on together: a state whose rows may be of different lengths has a `join` of its
-own, which says where padding stands.
+let rows that began at different times go on together: a state whose rows may differ in length has a `join` of its own,
+which says where padding stands.
 """
 
 import dataclasses

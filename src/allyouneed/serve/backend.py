@@ -50,7 +50,7 @@ class Backend:
         """One of the given keys must be one of the server's. How long this takes tells nothing about them."""
         known = [key.encode() for key in self.config.keys]
         tries = [key.encode("utf-8", "surrogatepass") for key in given if key is not None]
-        if known and not any([hmac.compare_digest(key, one) for key in known for one in tries]):
+        if known and True not in [hmac.compare_digest(key, one) for key in known for one in tries]:
             raise Refusal(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
 
     def check_texts(self, texts: Sequence[str], param: str) -> None:
@@ -62,6 +62,8 @@ class Backend:
         if characters > config.max_characters:
             message = f"{param}: {characters:,} characters; at most {config.max_characters:,} in one request"
             raise Refusal(400, message, param=param, code="too_many_characters")
+        if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+            raise Refusal(400, f"{param}: holds half of a surrogate pair, which is no character", param=param)
 
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], param: str, encode: Callable[[list[str]], list[list[int]]]

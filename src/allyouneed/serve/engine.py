@@ -3,7 +3,7 @@
     forever:  let waiting rows join the batch;  one step of all rows;  one piece of other work (beam searches, scores)
 
 Rows join and leave between steps (`decode/running.py`), so nobody waits for the slowest of a batch, and the weights are
-read once for all. Work that is no walk of rows (beam search, scoring, classes) is cut into pieces, and pieces of the same
+read once for all. Work that is no walk of rows (beam search, scoring, classes) is cut into pieces, and pieces of one
 kind from several requests run as one batch.
 
 The event loop hands in tickets and hears of tokens; it never waits for the engine, nor the engine for a reader: what a

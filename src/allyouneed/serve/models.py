@@ -22,8 +22,8 @@ class Served:
 
     name: str
     bundle: Bundle
-    languages: tuple[str, str] | None = None  # from, to; None: it does not translate between languages
-    search: SearchConfig = SearchConfig()  # how its recipe decodes
+    languages: tuple[str, str] | None  # from, to; None: it does not translate between languages
+    search: SearchConfig  # how its recipe decodes
 
     @property
     def about(self) -> str:

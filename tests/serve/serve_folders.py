@@ -1,0 +1,87 @@
+"""Tiny model folders with random weights, and a real server on a free port, for the tests of `allyouneed serve`."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from allyouneed.config import parse
+from allyouneed.folder import save_folder
+from allyouneed.rasp.compiler import compile_file
+from allyouneed.serve import ServeConfig, create_app, open_models
+from allyouneed.serve.backend import Backend
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec
+from allyouneed.tasks.tokenizer import TokenizerConfig, of_symbols, train
+from allyouneed.train import Recipe
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
+SOFTMAX = {"mixer": {"type": "softmax", "heads": 2}, "width": 16, "hidden": 32, "norm": "pre", "dropout": 0.0}
+# Narrow, wide and no attention at all: whatever the state is, the same engine serves it.
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "numbers": {"type": "encoder-decoder", **SOFTMAX, "encoder_layers": 1, "decoder_layers": 2},
+    "lstm": {"type": "seq2seq", "cell": "lstm", "width": 16, "attention": "bahdanau"},
+    "bytenet": {"type": "bytenet", "width": 12, "dilations": [1, 2], "encoder_sets": 1, "decoder_sets": 1},
+}
+
+
+def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, **decode: Any) -> Path:
+    """A model of the task `numbers` that says letters at random."""
+    torch.manual_seed(len(name))
+    recipe = parse(
+        Recipe,
+        {
+            "about": f"random {name}",
+            "task": {"type": "numbers", "target": target},
+            "model": TRANSLATORS[name],
+            "decode": {"beam": 1, **decode},
+        },
+    )
+    letters = of_symbols(LETTERS, "characters")
+    model = recipe.model.build(Sizes(letters.size, letters.size))
+    with torch.no_grad():
+        model.head.weight_VD.mul_(sharp)
+    return save_folder(folder / f"{name}-{target}", model, Codec(letters, letters), recipe, "# A card\n")
+
+
+def speaker(folder: Path, kind: str = "bpe") -> Path:
+    """A language model that says pieces of bytes at random."""
+    torch.manual_seed(2)
+    tree = {"task": {"type": "language", "train": "t", "valid": "v"}, "model": {"type": "decoder", **SOFTMAX, "layers": 2}}
+    recipe = parse(Recipe, tree)
+    texts = ["to be or not to be, that is the question: 'tis nobler — süß & naïve 🙂\n"] * 9
+    tokens = train(texts, TokenizerConfig(kind=kind, size=300), sentences=False)
+    model = recipe.model.build(Sizes(tokens.size, tokens.size))
+    return save_folder(folder / "speaker", model, Codec(target=tokens), recipe, "")
+
+
+def reverser(folder: Path) -> Path:
+    """A compiled RASP program."""
+    program = folder / "reverse.rasp"
+    program.write_text("reverse = aggregate(select(indices, length - indices - 1, ==), tokens);\n")
+    return compile_file(program, folder / "reverse", vocabulary="abcd", length=8)[1]
+
+
+@contextlib.contextmanager
+def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend]]:
+    """The address of a server, and what it is made of."""
+    config = parse(ServeConfig, {"port": 0, **settings})
+    app = create_app(config, open_models([str(folder) for folder in folders]))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.backend
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

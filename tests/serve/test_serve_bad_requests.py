@@ -1,0 +1,198 @@
+"""What a server refuses, with which status and in which words. None of it reaches a model."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from serve_folders import running
+
+pytestmark = pytest.mark.no_shapes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"q": 5, "source": "en", "target": "de"},
+        {"q": ["one", 2], "source": "en", "target": "de"},
+        {"q": {"a": "b"}, "source": "en", "target": "de"},
+        {"q": None, "source": "en", "target": "de"},
+        {"q": "one", "source": "en", "target": "de", "alternatives": "many"},
+        {"q": "one", "source": "en", "target": "de", "alternatives": 1.5},
+        {"q": "one", "source": "en", "target": "de", "alternatives": True},
+        {"q": "one", "source": "en", "target": "de", "alternatives": -1},
+        {"q": "one", "source": "en", "target": "de", "alternatives": 8},
+        {"q": "\ud800", "source": "en", "target": "de"},
+        {"q": "one", "source": "\udfff", "target": "de"},
+        {"q": "one", "source": "en", "target": "xx"},
+        {"q": "one", "source": "de", "target": "en"},
+        {"q": "one", "source": "auto", "target": "en"},
+        {"q": "<b>one</b>", "source": "en", "target": "de", "format": "html"},
+        {"q": "one", "source": "en", "target": "de", "format": "pdf"},
+        {"q": "one", "source": "en", "target": "de", "colour": "red"},
+        {"q": "one", "source": "en"},
+        {"q": ["a"] * 65, "source": "en", "target": "de"},
+        {"q": "a\n" * 65, "source": "en", "target": "de"},
+        {"q": "a" * 20_001, "source": "en", "target": "de"},
+        {"q": "a" * 2_000, "source": "en", "target": "de"},
+        [],
+        "one",
+    ],
+    ids=lambda body: json.dumps(body)[:60],
+)
+def test_translate_refuses(url: str, body: Any) -> None:
+    found = httpx.post(f"{url}/translate", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert found.status_code == 400
+    assert list(found.json()) == ["error"]
+    assert isinstance(found.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", "application/json"),
+        (b"\xff\xfe", "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b'{"q": ' + b"1" * 5000 + b"}", "application/json"),
+        (b"q=one", "text/plain"),
+        (b"q=one&source=en&target=de&alternatives=x", "application/x-www-form-urlencoded"),
+        (b"&".join(b"q=1" for _ in range(200)), "application/x-www-form-urlencoded"),
+        (b"junk", "multipart/form-data"),
+        (b"junk", "multipart/form-data; boundary=x"),
+    ],
+)
+def test_unreadable_bodies(url: str, content: bytes, kind: str) -> None:
+    found = httpx.post(f"{url}/translate", content=content, headers={"Content-Type": kind})
+    assert (found.status_code, type(found.json()["error"])) == (400, str)
+
+
+def test_forms_json_lists_lines_and_alternatives(url: str) -> None:
+    body = {"q": "one", "source": "en", "target": "fr"}
+    said = httpx.post(f"{url}/translate", json=body).json()["translatedText"]
+    assert httpx.post(f"{url}/translate", data=body).json() == {"translatedText": said}
+    multipart = {name: (None, value) for name, value in body.items()}
+    assert httpx.post(f"{url}/translate", files=multipart).json() == {"translatedText": said}
+    several = httpx.post(f"{url}/translate", json={**body, "q": ["one", "", "one\n\n one \r\none"]}).json()
+    space = httpx.post(f"{url}/translate", json={**body, "q": " one "}).json()["translatedText"]
+    assert several == {"translatedText": [said, "", f"{said}\n\n{space}\r\n{said}"]}
+    auto = httpx.post(f"{url}/translate", json={**body, "source": "auto", "alternatives": 2}).json()
+    assert auto["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
+    assert auto["translatedText"] == said
+    assert 1 <= len(auto["alternatives"]) <= 2
+    settings = httpx.get(f"{url}/frontend/settings").json()
+    assert settings["charLimit"] == 20_000
+    assert settings["keyRequired"] is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": 5},
+        {"prompt": [1, 2]},
+        {"prompt": []},
+        {"prompt": ["a"] * 65},
+        {"prompt": "a" * 20_001},
+        {"prompt": "b" * 5_000},
+        {"prompt": "\ud800"},
+        {"n": 0},
+        {"n": 9},
+        {"n": True},
+        {"max_tokens": -1},
+        {"max_tokens": 1025},
+        {"max_tokens": 1.5},
+        {"temperature": -1},
+        {"temperature": 1e-9},
+        {"temperature": "hot"},
+        {"top_p": 0},
+        {"top_k": 0},
+        {"logprobs": 21},
+        {"stop": ""},
+        {"stop": ["a"] * 5},
+        {"seed": -1},
+        {"seed": 1 << 70},
+        {"best_of": 3},
+        {"suffix": "x"},
+        {"presence_penalty": 0.5},
+        {"logit_bias": {"5": 1}},
+        {"stream_options": {"include_usage": True}},
+        {"colour": "red"},
+        {"model": "numbers-de", "echo": True, "logprobs": 1},
+        {"model": "reverse", "logprobs": 1},
+        {"model": "reverse", "prompt": "abz"},
+    ],
+    ids=lambda change: json.dumps(change)[:60],
+)
+def test_completions_refuse(url: str, change: dict[str, Any]) -> None:
+    body = json.dumps({"model": "speaker", "prompt": "a", **change})
+    found = httpx.post(f"{url}/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert found.status_code == 400, found.text
+    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_not_there(url: str) -> None:
+    missing = httpx.post(f"{url}/v1/completions", json={"model": "speakers", "prompt": "a"})
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    assert "did you mean 'speaker'" in missing.json()["error"]["message"]
+    assert httpx.get(f"{url}/nothing").status_code == 404
+    assert httpx.get(f"{url}/translate").status_code == 405
+
+
+def test_bodies_that_are_too_large_are_refused_before_they_are_read(url: str) -> None:
+    def pieces() -> Any:
+        for _ in range(40):
+            yield b"a" * (1 << 16)
+
+    kind = {"Content-Type": "application/json"}
+    for path in ("/translate", "/v1/completions"):
+        assert httpx.post(url + path, content=b"a" * (1 << 21), headers=kind).status_code == 413
+        assert httpx.post(url + path, content=pieces(), headers=kind).status_code == 413
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_bodies_that_never_come(folders: list[Path]) -> None:
+    with running(folders[:1], deadline=0.3) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            connection.sendall(head + b"Content-Length: 50\r\n\r\n{")
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_scores(url: str) -> None:
+    found = httpx.post(f"{url}/score", json={"model": "speaker", "text": ["to be", "or"]}).json()
+    assert [len(one["token_logprobs"]) for one in found["scores"]] == [one["tokens"] for one in found["scores"]]
+    assert all(one["logprob"] == pytest.approx(sum(one["token_logprobs"])) for one in found["scores"])
+    pair = {"model": "numbers-de", "text": "one", "target": "ab"}
+    assert httpx.post(f"{url}/score", json=pair).json()["scores"][0]["tokens"] == 3
+    classes = {"model": "reverse", "text": "ab", "target": "b a"}
+    assert httpx.post(f"{url}/score", json=classes).json()["scores"][0]["logprob"] == pytest.approx(0, abs=0.01)
+    for wrong in (
+        {"model": "speaker", "text": "a", "target": "b"},
+        {"model": "numbers-de", "text": "a"},
+        {"model": "numbers-de", "text": ["a", "b"], "target": ["c"]},
+        {"model": "reverse", "text": "ab", "target": "b z"},
+        {"model": "reverse", "text": "a\tb", "target": "b a"},
+    ):
+        assert httpx.post(f"{url}/score", json=wrong).status_code == 400, wrong
+
+
+def test_headers(url: str) -> None:
+    found = httpx.get(f"{url}/health", headers={"Origin": "http://elsewhere.example"})
+    assert found.json() == {"status": "ok", "models": ["numbers-de", "lstm-fr", "bytenet-es", "speaker", "reverse"]}
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+    assert "access-control-allow-origin" not in found.headers
+    assert "allyouneed_tokens_total" in httpx.get(f"{url}/metrics").text
+
+
+def test_pages_of_named_origins_may_ask(folders: list[Path]) -> None:
+    with running(folders[:1], cors=["http://friend.example"]) as (url, _):
+        for origin, allowed in (("http://friend.example", True), ("http://foe.example", False)):
+            found = httpx.get(f"{url}/health", headers={"Origin": origin})
+            assert ("access-control-allow-origin" in found.headers) is allowed

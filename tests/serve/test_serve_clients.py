@@ -1,0 +1,158 @@
+"""The real clients, from PyPI: libretranslatepy and openai."""
+
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+from libretranslatepy import LibreTranslateAPI
+from serve_folders import running
+
+import allyouneed
+from allyouneed.decode import SampleConfig, SearchConfig, sample, translate
+from allyouneed.serve.backend import Backend
+
+pytestmark = pytest.mark.no_shapes
+
+
+@pytest.fixture
+def libre(url: str) -> LibreTranslateAPI:
+    return LibreTranslateAPI(url + "/")
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def bundle_of(server: tuple[str, Backend], name: str) -> allyouneed.folder.Bundle:  # type: ignore[name-defined]
+    return server[1].models[name].bundle
+
+
+def test_libretranslate(libre: LibreTranslateAPI, server: tuple[str, Backend]) -> None:
+    for name, target, beam in (("numbers-de", "de", 1), ("lstm-fr", "fr", 3)):
+        bundle = bundle_of(server, name)
+        wanted = translate(bundle.model, bundle.codec, ["two dogs"], SearchConfig(beam=beam))[0][0].text
+        assert libre.translate("two dogs", "en", target) == wanted
+    assert libre.detect("two dogs")[0]["language"] == "en"
+    codes = {language["code"]: language for language in libre.languages()}
+    assert sorted(codes["en"]["targets"]) == ["de", "es", "fr"]
+    assert codes["de"] == {"code": "de", "name": "German", "targets": []}
+
+
+def test_models(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == ["numbers-de", "lstm-fr", "bytenet-es", "speaker", "reverse"]
+    assert client.models.retrieve("speaker").id == "speaker"
+    with pytest.raises(openai.NotFoundError, match="unknown name 'other'"):
+        client.models.retrieve("other")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_completions_are_those_of_the_library(
+    client: openai.OpenAI, server: tuple[str, Backend], stream: bool, temperature: float
+) -> None:
+    bundle = bundle_of(server, "speaker")
+    target = bundle.codec.target
+    assert target is not None
+    texts = ["to be", "naïve 🙂"]
+    config = SampleConfig(temperature=temperature, top_p=0.9, seed=7, n=2, max_length=12)
+    prompts = [target.encode(text) for text in texts]
+    found = sample(bundle.model, prompts, config)
+    wanted = [
+        target.decode([*prompt, *one.ids])[len(text) :]
+        for text, prompt, several in zip(texts, prompts, found, strict=True)
+        for one in several
+    ]
+    answer = client.completions.create(
+        model="speaker", prompt=texts, n=2, seed=7, max_tokens=12, temperature=temperature, top_p=0.9, stream=stream
+    )
+    said = {index: "" for index in range(4)}
+    finish = {}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            said[choice.index] += choice.text
+            finish[choice.index] = choice.finish_reason or finish.get(choice.index)
+    assert list(said.values()) == wanted
+    assert list(finish.values()) == ["stop" if one.finished else "length" for several in found for one in several]
+
+
+def test_a_source_is_the_prompt(client: openai.OpenAI, server: tuple[str, Backend]) -> None:
+    for name in ("numbers-de", "bytenet-es"):
+        bundle = bundle_of(server, name)
+        wanted = translate(bundle.model, bundle.codec, ["seven"], SearchConfig(beam=1))[0][0].text
+        assert client.completions.create(model=name, prompt="seven", temperature=0).choices[0].text == wanted
+    assert client.completions.create(model="reverse", prompt="abcd").choices[0].text == "d c b a"
+
+
+def test_usage_logprobs_and_echo(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="speaker", prompt="to be", max_tokens=5, temperature=0, logprobs=3, echo=True, seed=1
+    )
+    (choice,) = answer.choices
+    assert choice.text.startswith("to be")
+    assert "".join(choice.logprobs.tokens) == choice.text
+    for place, token in zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True):
+        assert choice.text[place : place + len(token)] == token
+    assert answer.usage.completion_tokens == 5
+    assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+    for logprob, top in zip(choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True):
+        assert logprob <= max(top.values()) <= 0
+        assert 1 <= len(top) <= 4
+    only = client.completions.create(model="speaker", prompt="to be", max_tokens=0, logprobs=1, echo=True)
+    assert only.choices[0].text == "to be"
+    parts = list(
+        client.completions.create(
+            model="speaker",
+            prompt="to be",
+            max_tokens=5,
+            temperature=0,
+            logprobs=3,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert parts[-1].choices == []
+    assert parts[-1].usage.completion_tokens == 5
+    tokens = [token for part in parts[:-1] for token in part.choices[0].logprobs.tokens]
+    assert "".join(tokens) == choice.text[len("to be") :]
+    offsets = [place for part in parts[:-1] for place in part.choices[0].logprobs.text_offset]
+    assert offsets == [place - len("to be") for place in choice.logprobs.text_offset[-5:]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop(client: openai.OpenAI, stream: bool) -> None:
+    settings = {"model": "speaker", "prompt": "to be", "max_tokens": 40, "temperature": 1, "seed": 3}
+    whole = client.completions.create(**settings).choices[0].text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    parts = client.completions.create(**settings, stop=["never said", stop], stream=stream)
+    choices = [choice for part in (parts if stream else [parts]) for choice in part.choices]
+    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_keys(folders: list[Path]) -> None:
+    with running(folders[:1], keys=["open-sesame", "other"]) as (url, _):
+        for key in ("wrong", "open-sesam", "open-sesame2"):
+            with pytest.raises(openai.AuthenticationError):
+                openai.OpenAI(base_url=f"{url}/v1", api_key=key).models.list()
+        assert openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame").models.list().data
+        assert LibreTranslateAPI(url + "/", api_key="other").translate("two", "en", "de")
+        with pytest.raises(Exception, match="401|Unauthorized"):
+            LibreTranslateAPI(url + "/").translate("two", "en", "de")
+
+
+def test_many_clients_at_once_hear_their_own_answers(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str:
+        settings = {"model": "speaker", "prompt": "to " * (1 + seed % 5), "max_tokens": 5 + seed}
+        return str(client.completions.create(**settings, seed=seed).choices[0].text)
+
+    alone = [ask(seed) for seed in range(12)]
+    together: dict[int, str] = {}
+    threads = [threading.Thread(target=lambda seed=seed: together.update({seed: ask(seed)})) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[seed] for seed in range(12)] == alone

@@ -1,0 +1,238 @@
+"""Full queues, deadlines, hang-ups, slow readers, and the end of a server."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from serve_folders import running
+
+from allyouneed.serve.backend import Backend
+
+pytestmark = pytest.mark.no_shapes
+
+# Greedy: this random model then goes on for as long as it may.
+LONG = {"model": "speaker", "prompt": "to be", "max_tokens": 1024, "temperature": 0}
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+
+
+def running_rows(backend: Backend) -> int:
+    return len(backend.engines["speaker"]._owner)
+
+
+def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.socket:
+    """A request whose answer nobody reads yet."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    if size is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    connection.connect((host, int(port)))
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    connection.sendall(head.encode() + b"\r\n\r\n" + content)
+    return connection
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that needs its time for a step, as large ones do."""
+    from allyouneed.models.decoder import Decoder
+
+    advance = Decoder.advance
+
+    def slowly(self: Decoder, *args: Any) -> Any:
+        time.sleep(0.01)
+        return advance(self, *args)
+
+    monkeypatch.setattr(Decoder, "advance", slowly)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("stream", [False, True])
+def test_rows_of_those_who_hang_up_leave_the_batch(folders: list[Path], stream: bool) -> None:
+    with running(folders[3:4]) as (url, backend):
+        one, two = (begin(url, {**LONG, "stream": stream}) for _ in range(2))
+        until(lambda: running_rows(backend) == 2)
+        one.close()
+        until(lambda: running_rows(backend) == 1)
+        two.close()
+        until(lambda: running_rows(backend) == 0 and backend.active == 0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(folders: list[Path]) -> None:
+    with running(folders[3:4], batch=1, queue=2) as (url, backend):
+        waiting = [begin(url, LONG)]
+        until(lambda: running_rows(backend) == 1)
+        waiting += [begin(url, LONG) for _ in range(2)]
+        until(lambda: len(backend.engines["speaker"]._queue) == 2)
+        begun = time.monotonic()
+        for stream in (False, True):
+            found = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": stream})
+            assert found.status_code == 429
+            assert found.json()["error"]["code"] == "queue_full"
+            assert int(found.headers["retry-after"]) >= 1
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert time.monotonic() - begun < 5  # long before those who wait are served
+        for connection in waiting:
+            connection.close()
+        until(lambda: backend.active == 0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_deadlines(folders: list[Path]) -> None:
+    with running(folders[3:4], deadline=0.3) as (url, backend):
+        found = httpx.post(f"{url}/v1/completions", json=LONG)
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "deadline_exceeded")
+        assert "retry-after" in found.headers
+        streamed = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": True}).text
+        events = [line.removeprefix("data: ") for line in streamed.split("\n\n") if line]
+        assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded"
+        assert events[-1] == "[DONE]"
+        until(lambda: running_rows(backend) == 0)
+
+
+def test_one_bad_row_does_not_spoil_its_neighbours(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may find only while decoding that it cannot go on with some row."""
+    from allyouneed.errors import DataError
+    from allyouneed.models.decoder import Decoder
+
+    advance = Decoder.advance
+
+    def fails(self: Decoder, token_B: Any, state: Any) -> Any:
+        time.sleep(0.005)
+        longest = state.seen if isinstance(state.seen, int) else int(state.seen.max())
+        if longest >= 30:
+            raise DataError("positions end at 30")
+        return advance(self, token_B, state)
+
+    monkeypatch.setattr(Decoder, "advance", fails)
+    with running(folders[3:4]) as (url, _):
+        found: dict[int, httpx.Response] = {}
+
+        def ask(length: int) -> None:
+            found[length] = httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": length})
+
+        threads = [threading.Thread(target=ask, args=(length,)) for length in (10, 20, 100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {length: one.status_code for length, one in found.items()} == {10: 200, 20: 200, 100: 400}
+    assert "positions end at 30" in found[100].json()["error"]["message"]
+
+
+def test_slow_readers_keep_nobody_waiting(folders: list[Path]) -> None:
+    with running(folders[3:4]) as (url, backend):
+        body = {**LONG, "max_tokens": 150, "stream": True, "logprobs": 5, "n": 4}
+        lazy = [begin(url, body, size=2048) for _ in range(3)]
+        until(lambda: backend.active == 3)
+        assert httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
+        until(lambda: running_rows(backend) == 0)  # decoded to the end, though nobody has read it
+        whole = b""
+        while piece := lazy[0].recv(1 << 16):
+            whole += piece
+            if b"[DONE]" in piece:
+                break
+        assert b"[DONE]" in whole
+        for connection in lazy:
+            connection.close()
+        until(lambda: backend.active == 0)
+
+
+def test_an_engine_survives_a_bug(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from allyouneed.models.decoder import Decoder
+
+    with running(folders[3:4]) as (url, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(Decoder, "advance", lambda *_: 1 / 0)
+            patched.setattr("allyouneed.serve.engine.log.error", lambda *_, **__: None)
+            found = httpx.post(f"{url}/v1/completions", json=LONG)
+            assert (found.status_code, found.json()["error"]["message"]) == (500, "internal error")
+        assert httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 3}).status_code == 200
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """`allyouneed serve` as people start it, and where it listens."""
+    command = [sys.executable, "-m", "allyouneed", "serve", *arguments, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            host, port = server.stdout.readline().split("http://")[1].split()[0].split(":")
+            yield server, host, int(port)
+        finally:
+            server.kill()
+
+
+def test_sigterm_lets_running_requests_finish(folders: list[Path]) -> None:
+    with process(str(folders[3]), f"other={folders[0]}", "--limit", "drain=60") as (server, host, port):
+        end_in_order(server, host, port)
+
+
+def end_in_order(server: subprocess.Popen[str], host: str, port: int) -> None:
+    statuses: Counter[str] = Counter()
+    begun: list[int] = []
+    said: list[str] = []
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection(host, port, timeout=90)
+        body = json.dumps({**LONG, "max_tokens": 400, "n": 4, "seed": 1, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        begun.append(answer.status)
+        text = answer.read().decode()
+        connection.close()
+        statuses[f"{answer.status}"] += 1
+        said.append(text.rstrip().rpartition("\n")[2])
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(begun) == 3, 60)
+    server.send_signal(signal.SIGTERM)
+    late = http.client.HTTPConnection(host, port, timeout=90)
+    status, body = 200, b"{}"
+    while status == 200:  # the signal takes its way
+        late.request("GET", "/health")
+        answer = late.getresponse()
+        status, body = answer.status, answer.read()
+    assert (status, json.loads(body)["status"]) == (503, "draining")
+    late.request("GET", "/v1/models")
+    refused = late.getresponse()
+    assert (refused.status, refused.getheader("retry-after")) == (503, "5")
+    refused.read()
+    late.close()
+    for thread in threads:
+        thread.join()
+    assert server.wait(timeout=60) == 0
+    assert statuses == {"200": 3}
+    assert said == ["data: [DONE]"] * 3
+    assert server.communicate() == ("", "")
+
+
+def test_a_server_that_cannot_listen_says_so(folders: list[Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "allyouneed", "serve", str(folders[0]), "--port", port]
+        found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "cannot listen there" in found.stderr
+    assert found.stderr.count("\n") == 1
