@@ -53,7 +53,10 @@ def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, 
 def speaker(folder: Path, kind: str = "bpe") -> Path:
     """A language model that says pieces of bytes at random."""
     torch.manual_seed(2)
-    tree = {"task": {"type": "language", "train": "t", "valid": "v"}, "model": {"type": "decoder", **SOFTMAX, "layers": 2}}
+    tree = {
+        "task": {"type": "language", "train": "t", "valid": "v"},
+        "model": {"type": "decoder", **SOFTMAX, "layers": 2},
+    }
     recipe = parse(Recipe, tree)
     texts = ["to be or not to be, that is the question: 'tis nobler — süß & naïve 🙂\n"] * 9
     tokens = train(texts, TokenizerConfig(kind=kind, size=300), sentences=False)

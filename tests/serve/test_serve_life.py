@@ -45,7 +45,9 @@ def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.soc
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
     connection.connect((host, int(port)))
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
     connection.sendall(head.encode() + b"\r\n\r\n" + content)
     return connection
 

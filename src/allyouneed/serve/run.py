@@ -59,6 +59,7 @@ def listen(config: ServeConfig) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
+        listener.listen(2048)  # whoever comes before the first answer waits
     except OSError as error:
         raise ConfigError(f"{config.host}:{config.port}: cannot listen there: {error.strerror or error}") from None
     return listener

@@ -1,0 +1,100 @@
+"""Rows that come and go in one batch say what `sample` and `stream` say to each alone."""
+
+import pytest
+import torch
+from decode_models import KINDS, make_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allyouneed.decode import SampleConfig, sample, score, stream
+from allyouneed.decode.running import Row, Running, Said
+from allyouneed.decode.sample import uniforms
+from allyouneed.tasks.base import EOS
+
+V = 9
+ids = st.lists(st.integers(4, V - 1), max_size=5)
+configs = st.builds(
+    SampleConfig,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([None, 3]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 3),
+    max_length=st.integers(1, 12),
+)
+asked = st.lists(st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, EOS]), configs), min_size=1, max_size=6)
+
+
+@settings(max_examples=15)
+@pytest.mark.parametrize("kind", KINDS)
+@given(asked=asked, leaving=st.integers(0, 5))
+def test_rows_say_what_they_say_alone(kind, asked, leaving):
+    torch.manual_seed(5)
+    model = make_model(kind, V)
+    rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in asked]
+    heard: dict[int, list[Said]] = {place: [] for place in range(len(rows))}
+    running = Running(model)
+    for now in range(20):
+        said = []
+        fresh = [row for row, (begins, *_) in zip(rows, asked, strict=True) if begins == now]
+        if fresh:
+            said += running.add(fresh)
+        if now == 3 and leaving < len(rows) and rows[leaving] in running.rows:
+            running.remove([rows[leaving]])  # its neighbours must not notice
+        if running.rows:
+            said += running.step()
+        for one in said:
+            heard[rows.index(one.row)].append(one)
+    assert not running.rows
+    for place, (_, prompt, source, config) in enumerate(asked):
+        (alone,) = sample(model, [prompt], config, [source])[0]
+        said = [one.token for one in heard[place] if one.token != EOS]
+        if place == leaving and len(said) < len(alone.ids):
+            assert said == alone.ids[: len(said)]
+            continue
+        assert said == alone.ids == list(stream(model, prompt, config, source))
+        assert heard[place][-1].end == ("stop" if alone.finished else "length")
+        assert sum(one.logprob for one in heard[place]) == pytest.approx(alone.logprob, abs=1e-5)
+        whole = score(model, [(source, [*prompt, *(one.token for one in heard[place])])], ended=False)[0]
+        logprobs = whole.token_logprobs[len(prompt) :]
+        assert [one.logprob for one in heard[place]] == pytest.approx(logprobs, abs=1e-5)
+        for one in heard[place]:
+            assert len(one.top) == 2
+            assert one.logprob <= one.top[0][1] + 1e-9
+
+
+def test_several_rows_of_one_prompt_read_it_once():
+    model = make_model("decoder", V)
+    read, hidden = [], model.hidden
+    model.hidden = lambda tokens, *rest: (read.append(tokens.shape), hidden(tokens, *rest))[1]
+    config = SampleConfig(seed=3, n=4, max_length=6)
+    wanted = [one.ids for one in sample(model, [[5, 6]], config)[0]]
+    read.clear()
+    running, said = Running(model), []
+    rows = [Row([5, 6], None, config, uniforms(3, 0, number)) for number in range(4)]
+    said += running.add(rows)
+    assert read == [(1, 3)]
+    while running.rows:
+        said += running.step()
+    assert [[one.token for one in said if one.row is row and one.token != EOS] for row in rows] == wanted
+
+
+def test_a_row_that_cannot_go_on_is_found():
+    model = make_model("decoder", V)
+    advance = model.advance
+
+    def fails(token_B, state):
+        if bool((torch.as_tensor(state.seen) > 4).any()):
+            raise ValueError("too long")
+        return advance(token_B, state)
+
+    model.advance = fails
+    running, config = Running(model), SampleConfig(temperature=0, max_length=50)
+    short, long = (Row(prompt, None, config, uniforms(0, 0, 0)) for prompt in ([], [5, 6, 7, 8]))
+    running.add([short, long])
+    if len(running.rows) == 2:
+        with pytest.raises(ValueError, match="too long"):
+            running.step()
+        assert [row for row, _ in running.failing()] == [long]
+        running.remove([long])
+        assert running.step()[0].row is short
