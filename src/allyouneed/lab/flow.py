@@ -143,7 +143,7 @@ def _follow(model: Model, batch: Batch, row: int, probes: int, gathered: "_Means
         raise ConfigError("flow needs a task whose model writes: a translation, a text")
     real = int((batch.output_BT[row] != PAD).sum())
     input_BT, state = batch.input_BT[row : row + 1, :real], None
-    with _Vectors() as vectors:
+    with Vectors() as vectors:
         if batch.source_BS is not None:
             source_BS = batch.source_BS[row : row + 1]
             if batch.source_valid_BS is not None:
@@ -165,7 +165,7 @@ def _in_some_direction(y_D: Tensor) -> Tensor:
     return y_D @ F.normalize(torch.randn_like(y_D), dim=0)
 
 
-class _Vectors(TorchFunctionMode):
+class Vectors(TorchFunctionMode):
     """Catches what tokens become, as leaves to differentiate by, whatever model does it."""
 
     def __init__(self) -> None:

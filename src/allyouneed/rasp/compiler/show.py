@@ -1,0 +1,157 @@
+"""A program at work on one input, as plain values: every s-op and selector, and what the compiled model attends to.
+
+    show("flip = select(indices, length - indices - 1, ==); reverse = aggregate(flip, tokens);", "hello")
+
+For programs that are being typed: what stands before a mistake is shown all the same. `main` answers requests line by
+line, for a server that must be able to end a program that takes too long: a thread cannot be ended, a process can.
+"""
+
+import json
+import math
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from allyouneed.errors import UserError
+from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.compiler.attention import View, look
+from allyouneed.rasp.compiler.refusal import CannotCompile
+from allyouneed.rasp.compiler.verify import equal
+from allyouneed.rasp.errors import RaspError
+from allyouneed.rasp.evaluate import Run
+from allyouneed.rasp.graph import Input, SOp
+from allyouneed.rasp.interpreter import Interpreter, no_files
+from allyouneed.rasp.loading import Loader
+from allyouneed.rasp.values import Environment, Flow, describe
+
+LONGEST = 64  # tokens: a selector and each head have as many rows and columns
+NAMES = 60  # of a program that are shown
+MEMORY = 6 << 30  # bytes of address space; torch alone maps more than one
+CUT = 40  # characters of a value
+
+
+class _Wrong(Exception):
+    """A mistake, and the line in which its sentence begins."""
+
+    def __init__(self, error: RaspError, line: int) -> None:
+        super().__init__(str(error))
+        self.line = line
+
+
+def show(text: str, given: Input, compiled: bool = True, length: int | None = None) -> dict[str, Any]:
+    """All that a program does with an input. `compiled`: also as a model, for inputs up to `length`."""
+    if not 1 <= len(given) <= LONGEST:
+        raise RaspError(f"input: {len(given)} tokens; should be 1 to {LONGEST}")
+    interpreter = Interpreter()
+    where = interpreter.new_file("program")
+    error = _run(interpreter, text, where)
+    run, values = Run(given), []
+    flows = {name: value for name, value in where.names.items() if isinstance(value, Flow)}
+    for name, value in list(where.names.items())[-NAMES:]:
+        try:
+            values.append(_value(name, value, run))
+        except RaspError as wrong:
+            error = error or {"message": f"{name}: {wrong}", "line": None, "column": None}
+    sops = {name: flow.node for name, flow in flows.items() if isinstance(flow.node, SOp)}
+    shown = {one["name"] for one in values}
+    result = next((name for name in reversed(sops) if name in shown and not name.startswith("_")), None)
+    result = result or next((name for name in reversed(sops) if name in shown), None)
+    return {
+        "tokens": [_shown(atom) for atom in given],
+        "values": values,
+        "result": result,
+        "output": None if result is None else [_shown(atom) for atom in run.value(sops[result])],
+        "error": error,
+        "compiled": None
+        if result is None or not compiled or error
+        else _compiled(sops[result], given, result, length, interpreter.names),
+    }
+
+
+def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, Any] | None:
+    loader = Loader(interpreter)
+    interpreter.on_load = no_files
+
+    def stop(error: RaspError, place: str) -> None:
+        raise _Wrong(error, int(place.rpartition(":")[2]))
+
+    loader.on_error = stop
+    try:
+        with interpreter.budget():
+            loader.run(text, where)
+    except _Wrong as wrong:
+        return {"message": str(wrong), "line": wrong.line, "column": None}
+    return None
+
+
+def _value(name: str, value: Any, run: Run) -> dict[str, Any]:
+    if not isinstance(value, Flow):
+        return {"name": name, "kind": "other", "values": [_cut(describe(value))]}
+    if isinstance(value.node, SOp):
+        return {"name": name, "kind": "s-op", "values": [_shown(atom) for atom in run.value(value.node)]}
+    return {"name": name, "kind": "selector", "matrix": run.value(value.node)}
+
+
+def _compiled(sop: SOp, given: Input, name: str, length: int | None, names: Mapping[Any, str]) -> dict[str, Any]:
+    try:
+        view = look(sop, given, length=max(length or 0, len(given)), name=name, names=names)
+    except (CannotCompile, UserError) as refusal:
+        return {"refused": str(refusal), "maps": []}
+    report = view.compiled.report
+    return {
+        "refused": None,
+        "layers": len(report.layers),
+        "heads": sum(report.heads),
+        "width": report.width,
+        "parameters": report.parameters,
+        "tokens": ["start", *(_shown(atom) for atom in given)],
+        "maps": _maps(view),
+        "output": [_shown(atom) for atom in view.found],
+        "equal": equal(view.found, view.right),
+    }
+
+
+def _maps(view: View) -> list[dict[str, Any]]:
+    maps = []
+    for number, heads in enumerate(view.heads, start=1):
+        if heads:
+            titles = [" ".join(filter(None, (head.selector, head.part))) for head in heads]
+            maps.append(
+                {
+                    "name": f"layer {number}",
+                    "layer": number,
+                    "part": "encoder",
+                    "rows": "source",
+                    "columns": "input",
+                    "heads": [_cut(title) for title in titles],
+                    "weights": [head.weights.round(4).tolist() for head in heads],
+                }
+            )
+    return maps
+
+
+def _shown(atom: Atom) -> Atom:
+    """As JSON can say it."""
+    if isinstance(atom, float):
+        return round(atom, 4) if math.isfinite(atom) else str(atom)
+    if isinstance(atom, int) and not isinstance(atom, bool) and abs(atom) >= 1 << 53:
+        return _cut(str(atom)) if abs(atom) < 10**300 else "a very large number"
+    return _cut(atom) if isinstance(atom, str) else atom
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CUT else f"{text[: CUT - 1]}…"
+
+
+def main() -> None:
+    """Answers requests from standard input, one JSON object a line, until it ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    for line in sys.stdin:
+        try:
+            answer = {"answer": show(**json.loads(line))}
+        except UserError as error:
+            answer = {"wrong": str(error)}
+        except (MemoryError, RecursionError):
+            answer = {"wrong": "program: larger than what is computed here"}
+        print(json.dumps(answer, allow_nan=False), flush=True)

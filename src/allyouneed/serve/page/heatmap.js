@@ -1,0 +1,192 @@
+// Heat maps: a canvas with one pixel for each weight, enlarged by the browser without smoothing. So 256 tokens cost no
+// more than they must, and cells stay sharp.
+import { el, visible, share } from "./dom.js";
+
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
+function colourOf(name) {
+  const probe = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return [1, 3, 5].map((at) => parseInt(probe.slice(at, at + 2), 16));
+}
+
+export function paintWeights(canvas, weights) {
+  const rows = weights.length, columns = rows ? weights[0].length : 0;
+  if (!rows || !columns) return;
+  canvas.width = columns;
+  canvas.height = rows;
+  const none = colourOf("--heat-none"), full = colourOf("--heat-full");
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  let at = 0;
+  for (const row of weights) {
+    for (const weight of row) {
+      // Weights are shares of a row, so most are small; the root keeps those visible.
+      const much = Math.sqrt(Math.min(1, Math.max(0, Number(weight))));
+      for (let part = 0; part < 3; part += 1) image.data[at + part] = none[part] + (full[part] - none[part]) * much;
+      image.data[at + 3] = 255;
+      at += 4;
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+// A map without labels, for grids.
+class HeatThumb extends HTMLElement {
+  set weights(weights) {
+    this.shown = weights;
+    this.draw();
+  }
+
+  connectedCallback() {
+    DARK.addEventListener("change", this.redraw = () => this.draw());
+    this.draw();
+  }
+
+  disconnectedCallback() {
+    DARK.removeEventListener("change", this.redraw);
+  }
+
+  draw() {
+    if (!this.shown || !this.isConnected) return;
+    const canvas = this.querySelector("canvas") ?? this.appendChild(el("canvas", { "aria-hidden": "true" }));
+    paintWeights(canvas, this.shown);
+    const rows = this.shown.length, columns = this.shown[0]?.length ?? 1;
+    canvas.style.aspectRatio = String(Math.min(3, Math.max(1 / 3, columns / Math.max(1, rows))));
+  }
+}
+customElements.define("heat-thumb", HeatThumb);
+
+// A map with labels that stay in sight while it scrolls, and a cell that hover, focus and arrow keys choose.
+class HeatMap extends HTMLElement {
+  // {weights, rows, columns, verb}: labels are lists of texts, or null for places without names.
+  set data(data) {
+    this.given = data;
+    this.draw();
+  }
+
+  connectedCallback() {
+    DARK.addEventListener("change", this.redraw = () => this.draw());
+    this.sight = new ResizeObserver(() => this.fit());
+    this.sight.observe(this);
+    this.draw();
+  }
+
+  disconnectedCallback() {
+    DARK.removeEventListener("change", this.redraw);
+    this.sight.disconnect();
+  }
+
+  draw() {
+    if (!this.given || !this.isConnected) return;
+    const { weights } = this.given;
+    this.rowCount = weights.length;
+    this.columnCount = weights[0]?.length ?? 0;
+    this.canvas = el("canvas", { "aria-hidden": "true" });
+    this.rowBand = el("div", { class: "band" });
+    this.columnBand = el("div", { class: "band" });
+    this.body = el("div", { class: "cells", tabindex: "0", role: "application", "aria-label": this.given.label ?? "Map: arrow keys move" },
+      this.canvas, this.rowBand, this.columnBand);
+    this.rowLabels = this.labelled(this.given.rows, this.rowCount, "rows");
+    this.columnLabels = this.labelled(this.given.columns, this.columnCount, "columns");
+    const inner = el("div", { class: "frame" }, el("div", { class: "corner" }), this.columnLabels, this.rowLabels, this.body);
+    this.said = el("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
+    this.replaceChildren(el("div", { class: "scroll" }, inner), this.said);
+    paintWeights(this.canvas, weights);
+    this.at = null;
+    this.listen();
+    this.fit();
+  }
+
+  labelled(names, length, side) {
+    const texts = names ?? Array.from({ length }, (_, place) => String(place + 1));
+    const longest = texts.reduce((most, text) => Math.max(most, [...visible(text)].length), 1);
+    const box = el("div", { class: `labels ${side}`, "aria-hidden": "true" }, texts.map((text) => el("bdi", {}, visible(text))));
+    box.style.setProperty("--longest", String(Math.min(11, Math.max(2, longest))));
+    return box;
+  }
+
+  fit() {
+    if (!this.canvas || !this.clientWidth) return;
+    const labels = Math.min(0.36 * this.clientWidth, this.rowLabels.offsetWidth || 60);
+    const cell = Math.max(7, Math.min(30, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
+    if (cell === this.cell && this.placed === this.canvas) return;
+    this.cell = cell;
+    this.placed = this.canvas;
+    const size = (node, width, height) => {
+      if (width !== null) node.style.width = `${width}px`;
+      if (height !== null) node.style.height = `${height}px`;
+    };
+    size(this.canvas, cell * this.columnCount, cell * this.rowCount);
+    size(this.body, cell * this.columnCount, cell * this.rowCount);
+    this.body.style.setProperty("--cell", `${cell}px`);
+    this.body.classList.toggle("lined", cell >= 12);
+    size(this.rowLabels, null, cell * this.rowCount);
+    size(this.columnLabels, cell * this.columnCount, null);
+    size(this.rowBand, cell * this.columnCount, cell);
+    size(this.columnBand, cell, cell * this.rowCount);
+    // Labels thin out where they would touch; the one that is looked at is always there.
+    const every = Math.max(1, Math.ceil(13 / cell));
+    for (const [box, axis] of [[this.rowLabels, "top"], [this.columnLabels, "left"]]) {
+      [...box.children].forEach((label, place) => {
+        label.style[axis] = `${place * cell}px`;
+        label.style.setProperty("--cell", `${cell}px`);
+        label.classList.toggle("thinned", place % every !== 0);
+      });
+    }
+  }
+
+  listen() {
+    const find = (event) => {
+      const box = this.body.getBoundingClientRect();
+      this.point(Math.floor((event.clientY - box.top) / this.cell), Math.floor((event.clientX - box.left) / this.cell));
+    };
+    this.body.addEventListener("pointermove", find);
+    this.body.addEventListener("pointerdown", find);
+    this.body.addEventListener("pointerleave", () => document.activeElement !== this.body && this.point(null));
+    this.body.addEventListener("focus", () => this.at ?? this.point(0, 0));
+    this.body.addEventListener("blur", () => this.point(null));
+    this.body.addEventListener("keydown", (event) => {
+      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      const [row, column] = this.at ?? [0, 0];
+      this.point(row + move[0], column + move[1], true);
+    });
+  }
+
+  point(row, column, follow = false) {
+    for (const label of this.querySelectorAll(".labels .on")) label.classList.remove("on");
+    this.body.classList.toggle("pointed", row !== null);
+    if (row === null) {
+      this.at = null;
+      this.said.textContent = "\u00a0";
+    } else {
+      row = Math.max(0, Math.min(this.rowCount - 1, row));
+      column = Math.max(0, Math.min(this.columnCount - 1, column));
+      this.at = [row, column];
+      this.rowBand.style.transform = `translateY(${row * this.cell}px)`;
+      this.columnBand.style.transform = `translateX(${column * this.cell}px)`;
+      const names = [this.rowLabels.children[row], this.columnLabels.children[column]];
+      names.forEach((label) => label.classList.add("on"));
+      this.tell(names[0].textContent, names[1].textContent, Number(this.given.weights[row][column]));
+      if (follow) this.reveal(row, column);
+    }
+    this.dispatchEvent(new CustomEvent("point", { detail: this.at }));
+  }
+
+  tell(row, column, weight) {
+    const verb = this.given.verb ?? "reads";
+    this.said.replaceChildren(el("bdi", { class: "tok" }, row), ` ${verb} `, el("bdi", { class: "tok" }, column), "  ",
+      el("strong", {}, share(weight)));
+  }
+
+  reveal(row, column) {
+    const scroll = this.querySelector(".scroll");
+    const left = this.rowLabels.offsetWidth + column * this.cell, top = this.columnLabels.offsetHeight + row * this.cell;
+    if (left - this.rowLabels.offsetWidth < scroll.scrollLeft) scroll.scrollLeft = left - this.rowLabels.offsetWidth;
+    if (left + this.cell > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left + this.cell - scroll.clientWidth;
+    if (top - this.columnLabels.offsetHeight < scroll.scrollTop) scroll.scrollTop = top - this.columnLabels.offsetHeight;
+    if (top + this.cell > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + this.cell - scroll.clientHeight;
+  }
+}
+customElements.define("heat-map", HeatMap);

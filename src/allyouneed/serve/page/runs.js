@@ -1,0 +1,150 @@
+// View 5: learning curves, while they are being learnt.
+import { el, count } from "./dom.js";
+import { get } from "./api.js";
+import { Status, empty } from "./parts.js";
+import "./chart.js";
+
+const EVERY = 2500; // milliseconds between looks
+const MOST = 8; // curves at a time
+const AXES = { step: "step", tokens: "tokens", seconds: "seconds", flops: "FLOPs" };
+
+class RunsView extends HTMLElement {
+  begin({ values, keep }) {
+    this.keep = keep;
+    this.chosen = values.runs === undefined ? null : values.runs.split(",").filter(Boolean);
+    this.values = { x: values.x in AXES ? values.x : "step", y: values.y ?? "loss", logx: values.logx ?? "", logy: values.logy ?? "1" };
+    this.logs = new Map();
+    this.build();
+    this.look();
+  }
+
+  connectedCallback() {
+    this.timer = setInterval(() => document.visibilityState === "visible" && this.look(), EVERY);
+  }
+
+  disconnectedCallback() {
+    clearInterval(this.timer);
+  }
+
+  build() {
+    this.status = new Status();
+    this.list = el("fieldset", { class: "runs" });
+    this.chart = el("line-chart");
+    this.ys = el("select", { onchange: (event) => this.set("y", event.target.value) });
+    const xs = el("select", { onchange: (event) => this.set("x", event.target.value) }, Object.entries(AXES).map(([key, name]) => el("option", { value: key, selected: key === this.values.x }, name)));
+    const box = (key, name) => el("label", { class: "check" }, el("input", { type: "checkbox", checked: this.values[key] === "1", onchange: (event) => this.set(key, event.target.checked ? "1" : "0") }), el("span", {}, name));
+    this.append(
+      el("h1", {}, "Learning curves"),
+      el("p", { class: "lead" }, "Every run of the folder, as it is being written. Lines are the training loss; dots are what was measured on held-out data."),
+      el("div", { class: "bar-of-fields" }, el("label", { class: "field" }, el("span", {}, "Show"), this.ys), el("label", { class: "field" }, el("span", {}, "over"), xs), box("logx", "log x"), box("logy", "log y")),
+      this.status.node, el("div", { class: "watching" }, this.chart, this.list));
+  }
+
+  set(name, value) {
+    this.values[name] = value;
+    this.remember();
+    this.draw();
+  }
+
+  remember() {
+    this.keep({ runs: (this.chosen ?? []).join(","), ...this.values });
+  }
+
+  async look() {
+    if (this.looking) return;
+    this.looking = true;
+    try {
+      this.runs = await get("/runs");
+      if (this.chosen === null) this.chosen = this.runs.slice(0, 3).map((run) => run.name);
+      const known = new Set(this.runs.map((run) => run.name));
+      await Promise.all(this.chosen.filter((name) => known.has(name)).map((name) => this.follow(name)));
+      this.status.say("");
+      this.drawList();
+      this.draw();
+    } catch (error) {
+      this.status.fail(error);
+    }
+    this.looking = false;
+  }
+
+  // Only what is new is asked for. A run that was rewound, or begun anew, is read from its beginning.
+  async follow(name) {
+    const run = this.runs.find((one) => one.name === name), before = this.logs.get(name);
+    if (before && before.updated === run.updated && before.step === run.step) return;
+    const last = before?.steps.at(-1)?.step ?? -1, again = !before || run.step < last || before.steps.length > 3000;
+    const log = await get(`/runs/${encodeURIComponent(name)}?after=${again ? -1 : last}`);
+    if (!again) {
+      log.steps = [...before.steps, ...log.steps];
+      const seen = new Set(log.evaluations.map((one) => one.step));
+      log.evaluations = [...before.evaluations.filter((one) => !seen.has(one.step)), ...log.evaluations].sort((a, b) => a.step - b.step);
+      log.end ??= before.end;
+    }
+    this.logs.set(name, { ...log, updated: run.updated, step: run.step });
+  }
+
+  drawList() {
+    if (!this.runs.length) {
+      this.list.replaceChildren(empty("No runs here yet", "Train something; its curve appears while it learns:", "allyouneed train numbers-en-de --minutes 2 --out runs/first"));
+      return;
+    }
+    const focused = document.activeElement?.dataset?.run;
+    this.list.replaceChildren(el("legend", {}, "Runs"), ...this.runs.map((run) => {
+      const place = this.chosen.indexOf(run.name);
+      const box = el("input", { type: "checkbox", checked: place >= 0, "data-run": run.name, onchange: () => this.toggle(run.name) });
+      const key = el("span", { class: place >= 0 ? `key key-${place % MOST}` : "key" });
+      const how = run.finished ? "finished" : run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
+      const loss = typeof run.last.loss === "number" ? `loss ${run.last.loss.toFixed(3)}` : "";
+      return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, [how, `step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
+    }));
+    if (focused) this.list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  toggle(name) {
+    if (this.chosen.includes(name)) this.chosen = this.chosen.filter((one) => one !== name);
+    else this.chosen = [...this.chosen, name].slice(-MOST);
+    this.remember();
+    this.drawList();
+    this.look();
+  }
+
+  draw() {
+    const logs = this.chosen.map((name) => this.logs.get(name)).filter(Boolean);
+    const found = new Set(["loss"]);
+    for (const log of logs) {
+      for (const record of [log.steps.at(-1), log.evaluations.at(-1)]) {
+        for (const [key, value] of Object.entries(record ?? {})) {
+          if (typeof value === "number" && !(key in AXES)) found.add(key);
+        }
+      }
+    }
+    if (!found.has(this.values.y)) found.add(this.values.y);
+    const names = [...found];
+    if (this.names !== names.join()) {
+      this.names = names.join();
+      this.ys.replaceChildren(...names.map((key) => el("option", { value: key, selected: key === this.values.y }, key.replaceAll("_", " "))));
+    }
+    const { x, y } = this.values;
+    const curves = this.chosen.flatMap((name, place) => {
+      const log = this.logs.get(name);
+      if (!log) return [];
+      const line = points(log.steps, x, y), dots = points(withAxes(log.evaluations, log.steps), x, y);
+      return [{ name, colour: place % MOST, line, dots }];
+    });
+    this.chart.show({ curves, x: AXES[x], y: y.replaceAll("_", " "), logX: this.values.logx === "1", logY: this.values.logy === "1" });
+  }
+}
+customElements.define("view-runs", RunsView);
+
+function points(records, x, y) {
+  return records.filter((one) => Number.isFinite(one[x]) && Number.isFinite(one[y])).map((one) => [one[x], one[y]]);
+}
+
+// An evaluation knows its step; how much was spent by then, the step before it knows.
+function withAxes(evaluations, steps) {
+  let at = 0;
+  return evaluations.map((one) => {
+    while (at + 1 < steps.length && steps[at + 1].step <= one.step) at += 1;
+    const { seconds, flops, tokens } = steps[at] ?? {};
+    return { seconds, flops, tokens, ...one };
+  });
+}

@@ -1,0 +1,43 @@
+// An answer, token by token: the fainter a token, the less sure the model was; each opens what else it might have been.
+import { el, visible, readable, share, roving } from "./dom.js";
+
+class TokenRun extends HTMLElement {
+  connectedCallback() {
+    this.text ?? this.clear();
+  }
+
+  clear(note = "") {
+    this.tokens = [];
+    this.text = el("div", { class: "said", role: "toolbar", "aria-label": "Tokens, in the order in which they were said" });
+    this.panel = el("div", { class: "choices", "aria-live": "polite" });
+    this.hint = el("p", { class: "note" }, note);
+    roving(this.text, ".tok");
+    this.replaceChildren(this.text, this.hint, this.panel);
+  }
+
+  // {text, logprob, best: [[text, logprob], ..], given}
+  add(token) {
+    const place = this.tokens.push(token) - 1;
+    const probability = Math.exp(token.logprob);
+    const item = el("button", { type: "button", class: token.given ? "tok given" : "tok", tabindex: place ? "-1" : "0", "aria-label": `${visible(token.text)}, ${share(probability)}` },
+      el("bdi", {}, token.plain === undefined ? visible(token.text) : readable(token.plain)));
+    item.style.setProperty("--p", String(Math.round(100 * probability) / 100));
+    item.classList.toggle("unsure", probability < 0.5);
+    item.addEventListener("pointerenter", () => this.open(place));
+    item.addEventListener("focus", () => this.open(place));
+    this.text.append(item);
+  }
+
+  open(place) {
+    const token = this.tokens[place];
+    [...this.text.children].forEach((item, number) => item.classList.toggle("on", number === place));
+    const rows = token.best.some(([text]) => text === token.text) ? token.best : [[token.text, token.logprob], ...token.best];
+    const bars = rows.map(([text, logprob]) => {
+      const bar = el("div", { class: "bar" });
+      bar.style.setProperty("--p", String(Math.exp(logprob)));
+      return el("li", { class: text === token.text ? "own" : "" }, el("bdi", { class: "tok" }, visible(text)), bar, el("span", { class: "number" }, share(Math.exp(logprob))));
+    });
+    this.panel.replaceChildren(el("h4", {}, `Token ${place + 1} of ${this.tokens.length}`), el("ol", {}, bars));
+  }
+}
+customElements.define("token-run", TokenRun);

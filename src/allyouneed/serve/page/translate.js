@@ -1,0 +1,112 @@
+// View 1: what a model says, token by token, with the probability of each and what else it might have been.
+import { el, count } from "./dom.js";
+import { complete, post } from "./api.js";
+import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
+import "./tokens.js";
+
+class TranslateView extends HTMLElement {
+  begin({ models, values, keep }) {
+    this.models = models;
+    this.keep = keep;
+    if (!models.length) {
+      this.append(empty("No model is served", "Train one, then serve it:", "allyouneed train numbers-en-de --minutes 2 --out runs/mine\nallyouneed serve runs/mine"));
+      return;
+    }
+    this.model = models.find((model) => model.name === values.model) ?? models[0];
+    this.text = values.text ?? this.model.example;
+    this.temperature = Math.min(2, Math.max(0, Number(values.temperature ?? (this.model.source ? 0 : 0.8)) || 0));
+    this.build();
+    if (values.text !== undefined) this.run();
+  }
+
+  disconnectedCallback() {
+    this.stop?.abort();
+  }
+
+  build() {
+    this.status = new Status();
+    this.facts = el("div", {}, modelFacts(this.model));
+    this.area = textField("Text", this.text, (text) => { this.text = text; this.remember(); }, 3);
+    this.area.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) this.run();
+    });
+    this.act = el("button", { class: "act", type: "button", onclick: () => (this.running ? this.stop.abort() : this.run()) });
+    const heat = el("input", { type: "range", min: "0", max: "1.5", step: "0.1", value: String(this.temperature), oninput: (event) => {
+      this.temperature = Number(event.target.value);
+      warm.textContent = this.temperature.toFixed(1);
+      this.remember();
+    } });
+    const warm = el("output", {}, this.temperature.toFixed(1));
+    this.output = el("token-run");
+    this.heat = el("label", { class: "field slim" }, el("span", {}, "Temperature ", warm), heat);
+    const change = (name) => {
+      const before = this.model;
+      this.model = this.models.find((model) => model.name === name);
+      if (this.text === before.example || !this.text) this.area.value = this.text = this.model.example;
+      this.facts.replaceChildren(modelFacts(this.model));
+      this.output.clear();
+      this.name();
+      this.remember();
+    };
+    this.append(
+      el("h1", {}, "What does it say?"),
+      el("p", { class: "lead" }, "An answer appears token by token. Underlines are thick where the model was unsure; look at a token to see what else it might have said."),
+      el("div", { class: "bar-of-fields" }, modelChoice(this.models, this.model.name, change), this.heat), this.facts, this.area,
+      el("div", { class: "actions" }, this.act, this.status.node), this.output);
+    this.output.clear();
+    this.name();
+  }
+
+  name() {
+    this.act.textContent = this.running ? "Stop" : this.model.target ? (this.model.source ? "Translate" : "Continue") : "Answer";
+    this.heat.hidden = !this.model.target;
+  }
+
+  remember() {
+    this.keep({ model: this.model.name, text: this.text, temperature: this.model.target && this.temperature ? String(this.temperature) : "" });
+  }
+
+  async run() {
+    this.stop?.abort();
+    const stop = this.stop = new AbortController();
+    this.running = true;
+    this.name();
+    this.remember();
+    this.output.clear();
+    this.status.say("…");
+    const began = performance.now();
+    try {
+      const said = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
+      const seconds = (performance.now() - began) / 1000;
+      this.status.say(`${count(said)} token${said === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(said / seconds))} a second`);
+      this.output.hint.textContent = "";
+    } catch (error) {
+      if (error.name === "AbortError") this.status.say("Stopped.");
+      else this.status.fail(error);
+    }
+    if (this.stop === stop) {
+      this.running = false;
+      this.name();
+    }
+  }
+
+  async stream(signal) {
+    let said = 0;
+    const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: 200 };
+    for await (const token of complete(body, signal)) {
+      if (token.text === undefined) continue;
+      this.output.add(token);
+      said += 1;
+      this.status.say(`${count(said)} tokens …`);
+    }
+    if (!said) this.output.hint.textContent = "It had nothing to say.";
+    return said;
+  }
+
+  async classes(signal) {
+    const answer = await post("/attention", { model: this.model.name, text: this.text }, signal);
+    for (const token of answer.said) this.output.add(token);
+    return answer.said.length;
+  }
+}
+customElements.define("view-translate", TranslateView);
