@@ -20,7 +20,7 @@ from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.verify import equal
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.evaluate import Run
-from allyouneed.rasp.graph import Input, SOp
+from allyouneed.rasp.graph import Input, Node, Selector, SOp, in_order
 from allyouneed.rasp.interpreter import Interpreter, no_files
 from allyouneed.rasp.loading import Loader
 from allyouneed.rasp.values import Environment, Flow, describe
@@ -53,6 +53,7 @@ def show(text: str, given: Input, compiled: bool = True, length: int | None = No
             values.append(_value(name, value, run))
         except RaspError as wrong:
             error = error or {"message": f"{name}: {wrong}", "line": None, "column": None}
+    values += _inside(flows, interpreter.names, run)
     sops = {name: flow.node for name, flow in flows.items() if isinstance(flow.node, SOp)}
     shown = {one["name"] for one in values}
     result = next((name for name in reversed(sops) if name in shown and not name.startswith("_")), None)
@@ -85,6 +86,19 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
     return None
 
 
+def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> list[dict[str, Any]]:
+    """What functions of the library call by a name on the way to what the program has named."""
+    known = {id(flow.node) for flow in flows.values()}
+    found = []
+    for node in in_order([flow.node for flow in flows.values()]):
+        if id(node) not in known and node in names and isinstance(node, SOp | Selector) and len(found) < NAMES:
+            try:
+                found.append(_value(names[node], Flow(node), run) | {"inside": True})
+            except RaspError:
+                continue
+    return found
+
+
 def _value(name: str, value: Any, run: Run) -> dict[str, Any]:
     if not isinstance(value, Flow):
         return {"name": name, "kind": "other", "values": [_cut(describe(value))]}
@@ -93,7 +107,7 @@ def _value(name: str, value: Any, run: Run) -> dict[str, Any]:
     return {"name": name, "kind": "selector", "matrix": run.value(value.node)}
 
 
-def _compiled(sop: SOp, given: Input, name: str, length: int | None, names: Mapping[Any, str]) -> dict[str, Any]:
+def _compiled(sop: SOp, given: Input, name: str, length: int | None, names: Mapping[Node, str]) -> dict[str, Any]:
     try:
         view = look(sop, given, length=max(length or 0, len(given)), name=name, names=names)
     except (CannotCompile, UserError) as refusal:

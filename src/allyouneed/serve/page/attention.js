@@ -28,7 +28,7 @@ class AttentionView extends HTMLElement {
     this.area = textField("Text", this.values.text, (text) => this.set("text", text));
     this.wanted = textField("What it should say", this.values.target, (text) => this.set("target", text), 1);
     this.wanted.placeholder = "leave empty for its own answer";
-    this.wantedField = el("label", { class: "field wide" }, el("span", {}, "Said (optional)"), this.wanted);
+    this.wantedField = el("details", { open: this.values.target !== "" }, el("summary", {}, "Give it the answer"), this.wanted);
     this.maps = el("map-explorer");
     this.maps.addEventListener("choose", (event) => this.set("map", event.detail));
     this.answer = el("p", { class: "answer" });
@@ -53,9 +53,9 @@ class AttentionView extends HTMLElement {
     this.append(
       el("h1", {}, "Who reads whom?"),
       el("p", { class: "lead" }, "Each small map is a head: a row is a token that reads, a column one that is read. Choose a map, then look at a token."),
-      el("div", { class: "bar-of-fields" }, modelChoice(this.models, this.model.name, change)), this.facts, this.area, this.wantedField,
-      el("div", { class: "actions" }, el("button", { class: "act", type: "button", onclick: () => this.run() }, "Look"), this.status.node),
-      this.answer, this.maps);
+      el("div", { class: "ask" }, modelChoice(this.models, this.model.name, change), el("div", { class: "field" }, el("span", {}, "Text"), this.area),
+        el("button", { class: "act", type: "button", onclick: () => this.run() }, "Look")),
+      this.facts, this.wantedField, this.status.node, this.answer, this.maps);
   }
 
   set(name, value) {

@@ -47,8 +47,9 @@ class BesideView extends HTMLElement {
     this.append(
       el("h1", {}, "Side by side"),
       el("p", { class: "lead" }, "One text, several architectures: what each says, what it read for that, how fast it spoke, and how many layers lie between the first token and the last."),
-      el("fieldset", { class: "chips" }, el("legend", {}, "Models"), choices), this.area,
-      el("div", { class: "actions" }, el("button", { class: "act", type: "button", onclick: () => this.run() }, "Compare"), this.status.node), this.cards);
+      el("fieldset", { class: "chips" }, el("legend", {}, "Models"), choices),
+      el("div", { class: "ask two" }, el("div", { class: "field" }, el("span", {}, "Text"), this.area), el("button", { class: "act", type: "button", onclick: () => this.run() }, "Compare")),
+      this.status.node, this.cards);
   }
 
   remember() {
@@ -80,8 +81,8 @@ class Card {
     this.map = el("heat-map");
     this.note = el("p", { class: "note" });
     this.speed = el("dd", {}, "…");
-    const path = model.path === null ? "not known" : `${model.path} layer${model.path === 1 ? "" : "s"}`;
-    const steps = model.steps === null ? "not known" : count(model.steps);
+    const path = model.path === null ? "–" : `${model.path} layer${model.path === 1 ? "" : "s"}`;
+    const steps = model.steps === null ? "–" : count(model.steps);
     this.node = el("article", { class: "card" }, el("h3", {}, model.name), el("p", { class: "note" }, model.architecture), this.answer,
       el("dl", { class: "numbers" },
         el("div", {}, el("dt", {}, "tokens a second"), this.speed),

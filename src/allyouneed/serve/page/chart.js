@@ -40,7 +40,7 @@ class LineChart extends HTMLElement {
     const all = curves.flatMap((curve) => [...curve.line, ...curve.dots]);
     const fits = ([x, y]) => (!logX || x > 0) && (!logY || y > 0);
     const points = all.filter(fits);
-    const box = this.box = { left: 52, right: wide - 12, top: 14, bottom: high - 34 };
+    const box = this.box = { left: 52, right: wide - 12, top: 26, bottom: high - 42 };
     const across = axis(points.map(([x]) => x), logX), up = axis(points.map(([, y]) => y), logY);
     this.px = (x) => box.left + across.at(x) * (box.right - box.left);
     this.py = (y) => box.bottom - up.at(y) * (box.bottom - box.top);
@@ -70,8 +70,9 @@ class LineChart extends HTMLElement {
     const room = (box.right - box.left) / 62;
     const every = Math.max(1, Math.ceil(across.ticks.length / room));
     across.ticks.forEach((tick, place) => place % every === 0 && context.fillText(number(tick), Math.min(box.right - 14, this.px(tick)), box.bottom + 17));
-    context.textAlign = "right";
-    context.fillText(this.data.x, box.right, box.bottom + 31);
+    context.fillText(this.data.x, (box.left + box.right) / 2, box.bottom + 36);
+    context.textAlign = "left";
+    context.fillText(this.data.y, box.left, box.top - 9);
   }
 
   curve(context, { line, dots }, colour, paper, fits) {

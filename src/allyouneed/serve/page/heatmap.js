@@ -51,7 +51,7 @@ class HeatThumb extends HTMLElement {
     const canvas = this.querySelector("canvas") ?? this.appendChild(el("canvas", { "aria-hidden": "true" }));
     paintWeights(canvas, this.shown);
     const rows = this.shown.length, columns = this.shown[0]?.length ?? 1;
-    canvas.style.aspectRatio = String(Math.min(3, Math.max(1 / 3, columns / Math.max(1, rows))));
+    canvas.style.aspectRatio = String(Math.min(1.8, Math.max(0.8, columns / Math.max(1, rows))));
   }
 }
 customElements.define("heat-thumb", HeatThumb);
@@ -108,28 +108,31 @@ class HeatMap extends HTMLElement {
   fit() {
     if (!this.canvas || !this.clientWidth) return;
     const labels = Math.min(0.36 * this.clientWidth, this.rowLabels.offsetWidth || 60);
-    const cell = Math.max(7, Math.min(30, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
-    if (cell === this.cell && this.placed === this.canvas) return;
-    this.cell = cell;
-    this.placed = this.canvas;
+    const few = this.columnCount <= this.rowCount / 2;
+    const cell = Math.max(7, Math.min(few ? 46 : 30, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
+    // As high as wide, but for maps with many more rows than columns, which would not fit on a screen.
+    const high = Math.max(8, few ? Math.min(24, Math.floor(520 / this.rowCount)) : Math.min(cell, 30));
+    if (cell === this.cell && high === this.high && this.placed === this.canvas) return;
+    Object.assign(this, { cell, high, placed: this.canvas });
     const size = (node, width, height) => {
       if (width !== null) node.style.width = `${width}px`;
       if (height !== null) node.style.height = `${height}px`;
     };
-    size(this.canvas, cell * this.columnCount, cell * this.rowCount);
-    size(this.body, cell * this.columnCount, cell * this.rowCount);
+    size(this.canvas, cell * this.columnCount, high * this.rowCount);
+    size(this.body, cell * this.columnCount, high * this.rowCount);
     this.body.style.setProperty("--cell", `${cell}px`);
-    this.body.classList.toggle("lined", cell >= 12);
-    size(this.rowLabels, null, cell * this.rowCount);
+    this.body.style.setProperty("--high", `${high}px`);
+    this.body.classList.toggle("lined", Math.min(cell, high) >= 12);
+    size(this.rowLabels, null, high * this.rowCount);
     size(this.columnLabels, cell * this.columnCount, null);
-    size(this.rowBand, cell * this.columnCount, cell);
-    size(this.columnBand, cell, cell * this.rowCount);
+    size(this.rowBand, cell * this.columnCount, high);
+    size(this.columnBand, cell, high * this.rowCount);
     // Labels thin out where they would touch; the one that is looked at is always there.
-    const every = Math.max(1, Math.ceil(13 / cell));
-    for (const [box, axis] of [[this.rowLabels, "top"], [this.columnLabels, "left"]]) {
+    for (const [box, axis, step] of [[this.rowLabels, "top", high], [this.columnLabels, "left", cell]]) {
+      const every = Math.max(1, Math.ceil(13 / step));
       [...box.children].forEach((label, place) => {
-        label.style[axis] = `${place * cell}px`;
-        label.style.setProperty("--cell", `${cell}px`);
+        label.style[axis] = `${place * step}px`;
+        label.style.setProperty("--cell", `${step}px`);
         label.classList.toggle("thinned", place % every !== 0);
       });
     }
@@ -138,7 +141,7 @@ class HeatMap extends HTMLElement {
   listen() {
     const find = (event) => {
       const box = this.body.getBoundingClientRect();
-      this.point(Math.floor((event.clientY - box.top) / this.cell), Math.floor((event.clientX - box.left) / this.cell));
+      this.point(Math.floor((event.clientY - box.top) / this.high), Math.floor((event.clientX - box.left) / this.cell));
     };
     this.body.addEventListener("pointermove", find);
     this.body.addEventListener("pointerdown", find);
@@ -164,7 +167,7 @@ class HeatMap extends HTMLElement {
       row = Math.max(0, Math.min(this.rowCount - 1, row));
       column = Math.max(0, Math.min(this.columnCount - 1, column));
       this.at = [row, column];
-      this.rowBand.style.transform = `translateY(${row * this.cell}px)`;
+      this.rowBand.style.transform = `translateY(${row * this.high}px)`;
       this.columnBand.style.transform = `translateX(${column * this.cell}px)`;
       const names = [this.rowLabels.children[row], this.columnLabels.children[column]];
       names.forEach((label) => label.classList.add("on"));
@@ -182,11 +185,11 @@ class HeatMap extends HTMLElement {
 
   reveal(row, column) {
     const scroll = this.querySelector(".scroll");
-    const left = this.rowLabels.offsetWidth + column * this.cell, top = this.columnLabels.offsetHeight + row * this.cell;
+    const left = this.rowLabels.offsetWidth + column * this.cell, top = this.columnLabels.offsetHeight + row * this.high;
     if (left - this.rowLabels.offsetWidth < scroll.scrollLeft) scroll.scrollLeft = left - this.rowLabels.offsetWidth;
     if (left + this.cell > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left + this.cell - scroll.clientWidth;
     if (top - this.columnLabels.offsetHeight < scroll.scrollTop) scroll.scrollTop = top - this.columnLabels.offsetHeight;
-    if (top + this.cell > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + this.cell - scroll.clientHeight;
+    if (top + this.high > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + this.high - scroll.clientHeight;
   }
 }
 customElements.define("heat-map", HeatMap);

@@ -41,6 +41,7 @@ function show() {
   const view = el(VIEWS[name][1]);
   view.begin({ models, values, keep: (now) => keep(name, now) });
   main.replaceChildren(view);
+  nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 // A view tells what it shows; the address follows without a new entry for each letter.

@@ -3,10 +3,10 @@ import { el, visible, share, roving } from "./dom.js";
 import "./heatmap.js";
 
 const PARTS = {
-  encoder: ["Reading the source", "each token of the source looks at the others"],
-  cross: ["Looking at the source", "what is read of the source for each token written: the alignment"],
-  decoder: ["Looking back", "each token looks at what came before it"],
-  other: ["Elsewhere", "memory slots and answers: no tokens of a text"],
+  encoder: ["Reading the source", "Each token of the source looks at the others"],
+  cross: ["Looking at the source", "What is read of the source for each token written: the alignment"],
+  decoder: ["Looking back", "Each token looks at what came before it"],
+  other: ["Elsewhere", "Memory slots and answers: no tokens of a text"],
 };
 const ORDER = ["cross", "decoder", "encoder", "other"];
 

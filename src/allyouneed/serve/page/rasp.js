@@ -97,10 +97,10 @@ class RaspView extends HTMLElement {
   draw(answer) {
     const tokens = answer.tokens;
     const sops = answer.values.filter((one) => one.kind === "s-op"), selectors = answer.values.filter((one) => one.kind === "selector");
-    const row = (name, values, own) => el("tr", { class: own ? "own" : "" }, el("th", { scope: "row" }, el("bdi", {}, name)), values.map((value) => el("td", {}, el("bdi", {}, shown(value)))));
-    const rows = sops.map((one) => row(one.name, one.values, one.name === answer.result));
+    const row = (name, values, kind = "") => el("tr", { class: kind }, el("th", { scope: "row" }, el("bdi", {}, name)), values.map((value) => el("td", {}, el("bdi", {}, shown(value)))));
+    const rows = sops.map((one) => row(one.name, one.values, one.name === answer.result && !one.inside ? "own" : one.inside ? "inside" : ""));
     const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values" }, el("table", { class: "values" }, el("thead", {}, row("tokens", tokens)), el("tbody", {}, rows)));
-    const maps = selectors.map((one) => el("figure", {}, this.map(one.matrix, tokens, tokens, "selects", one.name), el("figcaption", {}, el("bdi", {}, one.name))));
+    const maps = selectors.map((one) => el("figure", {}, this.map(one.matrix, tokens, tokens, "selects", one.name), el("figcaption", { class: one.inside ? "inside" : "" }, el("bdi", {}, one.name))));
     this.flow.replaceChildren(...[el("h4", {}, "s-ops: a value at every position"), table, maps.length ? el("h4", {}, "selectors: who looks at whom") : null, el("div", { class: "figures" }, maps)].filter(Boolean));
     if (!answer.error || answer.compiled) this.drawModel(answer);
   }

@@ -2,7 +2,7 @@
 import { el, count } from "./dom.js";
 import { get } from "./api.js";
 import { Status, empty } from "./parts.js";
-import "./chart.js";
+import { number } from "./chart.js";
 
 const EVERY = 2500; // milliseconds between looks
 const MOST = 8; // curves at a time
@@ -93,7 +93,7 @@ class RunsView extends HTMLElement {
       const box = el("input", { type: "checkbox", checked: place >= 0, "data-run": run.name, onchange: () => this.toggle(run.name) });
       const key = el("span", { class: place >= 0 ? `key key-${place % MOST}` : "key" });
       const how = run.finished ? "finished" : run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
-      const loss = typeof run.last.loss === "number" ? `loss ${run.last.loss.toFixed(3)}` : "";
+      const loss = typeof run.last.loss === "number" ? `loss ${number(run.last.loss)}` : "";
       return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, [how, `step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
     }));
     if (focused) this.list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();

@@ -28,6 +28,11 @@ class TokenRun extends HTMLElement {
     this.text.append(item);
   }
 
+  openLeastSure() {
+    const odds = this.tokens.map((token) => token.logprob);
+    if (odds.length && !this.contains(document.activeElement)) this.open(odds.indexOf(Math.min(...odds)));
+  }
+
   open(place) {
     const token = this.tokens[place];
     [...this.text.children].forEach((item, number) => item.classList.toggle("on", number === place));

@@ -79,7 +79,6 @@ class TranslateView extends HTMLElement {
       const said = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
       const seconds = (performance.now() - began) / 1000;
       this.status.say(`${count(said)} token${said === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(said / seconds))} a second`);
-      this.output.hint.textContent = "";
     } catch (error) {
       if (error.name === "AbortError") this.status.say("Stopped.");
       else this.status.fail(error);
@@ -99,13 +98,15 @@ class TranslateView extends HTMLElement {
       said += 1;
       this.status.say(`${count(said)} tokens …`);
     }
-    if (!said) this.output.hint.textContent = "It had nothing to say.";
+    if (said) this.output.openLeastSure();
+    else this.output.hint.textContent = "It had nothing to say.";
     return said;
   }
 
   async classes(signal) {
     const answer = await post("/attention", { model: this.model.name, text: this.text }, signal);
     for (const token of answer.said) this.output.add(token);
+    this.output.openLeastSure();
     return answer.said.length;
   }
 }
