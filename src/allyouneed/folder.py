@@ -10,6 +10,7 @@ A folder is data from anywhere: every byte is compared with the manifest, the ar
 table `MODELS`, and names, shapes and types of all tensors must be exactly those of that architecture.
 """
 
+import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,14 @@ class Bundle:
     card: str
     version: str  # of the allyouneed that wrote it
     sha256: str = ""  # of the weights as they lie there
+
+    def _repr_html_(self) -> str:
+        """In notebooks: what it is, in a few lines."""
+        model: Any = self.model
+        kind = getattr(getattr(model, "config", None), "type", model.kind)
+        size = f"{kind}, {model.parameter_count():,} parameters"
+        lines = [str(self.path), str(self.recipe.get("about", "")), size]
+        return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
 
 
 def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, card: str) -> Path:

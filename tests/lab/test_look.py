@@ -106,14 +106,18 @@ def test_its_own_answer_is_looked_at_with_the_odds_of_every_token() -> None:
         assert one.best[0][1] >= one.logprob
         assert not one.given
     again = look(translator("encoder-decoder", WEIGHING["encoder-decoder"]), "forty", found.answer)
-    assert [one.logprob for one in again.said][:-1] == pytest.approx([one.logprob for one in found.said][: len(again.said) - 1], abs=1e-5)
+    assert [one.logprob for one in again.said][:-1] == pytest.approx(
+        [one.logprob for one in found.said][: len(again.said) - 1], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "window", "linear", "lstm", "xl"])
 def test_a_language_model_reads_and_goes_on(mixer: str) -> None:
     more = {"heads": 3} if mixer != "lstm" else {}
     positions = {"positions": "none"}
-    model = build("decoder", {**SOFTMAX, **positions, "layers": 2, "mixer": {"type": mixer, **more}}, Sizes(0, TARGET.size))
+    model = build(
+        "decoder", {**SOFTMAX, **positions, "layers": 2, "mixer": {"type": mixer, **more}}, Sizes(0, TARGET.size)
+    )
     found = look(bundle(model, Codec(target=TARGET)), "abcab", new_tokens=3)
     check(found)
     assert found.target is not None

@@ -20,6 +20,7 @@ from allyouneed.cli import (
     evaluate,
     flow,
     generate,
+    inspect,
     listing,
     rasp,
     scaling,
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.command,
     "cost": cost.command,
     "flow": flow.command,
+    "inspect": inspect.command,
     "serve": serve.command,
 }
 LONG_RUNS = ("train", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")

@@ -5,8 +5,8 @@
     found.maps[0].weights_HTS # each head: how much the token of row T read of column S
 
 Who read whom comes from the mixers themselves (`maps.py`). Rows and columns are named after what stands there: `source`
-and `target` are the tokens read and written; `input` is what a decoder is given, one token behind what it writes; `other`
-is no token (a slot of a memory). A model none of whose layers weighs tokens shows influence instead,
+and `target` are the tokens read and written; `input` is what a decoder is given, one token behind what it writes;
+`other` is no token (a slot of a memory). A model none of whose layers weighs tokens shows influence instead,
 
     w_ts = |d log P(y_t) / d x_s|,  each row divided by its sum,      x_s the vector of token s,
 
@@ -459,3 +459,34 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text of each token; special ones have names."""
     names = {BOS: "start", EOS: "end", UNK: "?"}
     return [names.get(token) or tokenizer.decode([token]) for token in ids]
+
+
+def as_json(found: Look) -> dict[str, Any]:
+    """A look as plain values; weights to four digits."""
+    return {
+        "source": found.source,
+        "target": found.target,
+        "input": found.input,
+        "answer": found.answer,
+        "said": [
+            {"text": one.text, "logprob": _finite(one.logprob), "given": one.given, "best": _choices(one.best)}
+            for one in found.said
+        ],
+        "maps": [_heads_as_json(one) for one in found.maps],
+        "note": found.note,
+    }
+
+
+def _heads_as_json(one: Heads) -> dict[str, Any]:
+    """The maps of one layer as plain values."""
+    weights = one.weights_HTS.double().nan_to_num().round(decimals=4).tolist()
+    names = {"name": one.name, "layer": one.layer, "part": one.part, "rows": one.rows, "columns": one.columns}
+    return {**names, "heads": one.heads, "weights": weights}
+
+
+def _choices(best: list[tuple[str, float]]) -> list[list[Any]]:
+    return [[text, _finite(logprob)] for text, logprob in best]
+
+
+def _finite(number: float) -> float:
+    return round(max(number, -1e4), 4) if number == number else -1e4

@@ -30,6 +30,11 @@ class Map:
     name: str  # where the mixer is in its model: "decoder.blocks.1.cross"
     weights_BHTS: Tensor  # for each row and head: how much position T read of position S
 
+    def _repr_html_(self) -> str:
+        from allyouneed.lab.inspect_page import weights_html
+
+        return weights_html(self.weights_BHTS[0], None, None, self.name)
+
 
 @contextmanager
 def record_maps(model: Model) -> Iterator[list[Map]]:
@@ -56,6 +61,12 @@ class TranslationMaps:
     def of(self, ending: str) -> list[Map]:
         """Those of some mixers: "cross"."""
         return [one for one in self.maps if one.name.endswith(ending)]
+
+    def _repr_html_(self) -> str:
+        from allyouneed.lab.inspect_page import weights_html
+
+        cross = self.of("cross")
+        return weights_html(cross[-1].weights_BHTS[0], self.target, self.source, cross[-1].name) if cross else ""
 
 
 def translation_maps(bundle: Bundle, text: str, target: str | None = None) -> TranslationMaps:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from allyouneed import __version__
-from allyouneed.serve import completions, health, score, translate
+from allyouneed.serve import completions, health, look, program, score, translate, watch
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, answer_bug, answer_http, answer_invalid, answer_refusal
@@ -40,9 +40,10 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(translate.router(backend))
     app.include_router(completions.router(backend), dependencies=keyed)
     app.include_router(score.router(backend), dependencies=keyed)
-    # app.include_router(look.router(models, config), dependencies=keyed)
-    # app.include_router(program.router(models, config), dependencies=keyed)
-    # app.include_router(watch.router(models, config), dependencies=keyed)
+    app.include_router(look.page_router())
+    app.include_router(look.router(models, config), dependencies=keyed)
+    app.include_router(program.router(models, config), dependencies=keyed)
+    app.include_router(watch.router(models, config), dependencies=keyed)
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer_invalid)

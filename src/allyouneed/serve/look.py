@@ -4,26 +4,26 @@ The maps and the answer come from `lab/look.py`, which knows every architecture.
 JSON where they are made, in a thread, and not once more by the framework.
 """
 
-import asyncio
-import json
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, StrictInt, StrictStr
 
-from allyouneed.errors import ConfigError, UserError, unknown_name
+from allyouneed.config import Config
+from allyouneed.errors import UserError, unknown_name
 from allyouneed.folder import Bundle
 from allyouneed.lab.held_out import own_data
-from allyouneed.lab.look import ANSWER, Heads, Look, look
+from allyouneed.lab.look import ANSWER, Axis, Part, as_json, look
 from allyouneed.lab.path import path_length
 from allyouneed.mixers import MIXERS, MixerConfig
 from allyouneed.models.stack import StackConfig
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.errors import Refusal, described
 from allyouneed.serve.models import Served
+from allyouneed.serve.room import Room, as_answer
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -32,15 +32,47 @@ WIDTH = 32  # of the layers it is measured with, or a little more: the width dec
 EXAMPLE = 60  # characters of a language model's example
 
 
-class AttentionRequest(BaseModel):
+class AttentionRequest(Config):
     """A text, and perhaps what should be said to it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model: StrictStr
+    text: Annotated[StrictStr, Field(max_length=20_000)]
+    target: Annotated[StrictStr, Field(max_length=20_000)] | None = None  # None: what the model says, greedily
+    max_tokens: Annotated[StrictInt, Field(ge=0, le=256)] | None = None  # of its own
 
-    model: Annotated[str, Field(max_length=100)]
-    text: Annotated[str, Field(max_length=20_000)]
-    target: Annotated[str, Field(max_length=20_000)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
+
+class Layer(BaseModel):
+    """The maps of one layer: for each head a row for each position that reads, a column for each that is read."""
+
+    name: str
+    layer: int
+    part: Part
+    rows: Axis
+    columns: Axis
+    heads: list[str]
+    weights: list[list[list[float]]]
+
+
+class Token(BaseModel):
+    """A token, and what else it might have been."""
+
+    text: str
+    logprob: float
+    given: bool
+    best: list[tuple[str, float]]
+
+
+class AttentionAnswer(BaseModel):
+    """Who read whom; `source`, `target` and `input` are the names of rows and columns."""
+
+    model: str
+    source: list[str] | None
+    target: list[str] | None
+    input: list[str] | None
+    answer: str
+    said: list[Token]
+    maps: list[Layer]
+    note: str
 
 
 class ModelInfo(BaseModel):
@@ -54,7 +86,7 @@ class ModelInfo(BaseModel):
     mixers: list[str]
     path: int | None  # layers until the first of 32 tokens can change the last; null: never, or not known
     steps: int | None  # operations one after another on that path
-    maps: bool
+    maps: bool  # whether it weighs tokens; else influence is shown
     source: bool
     target: bool
     languages: list[str] | None
@@ -62,88 +94,64 @@ class ModelInfo(BaseModel):
 
 
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
-    """The page, the models and their maps."""
+    """The models and their maps."""
     routes = APIRouter(tags=["page"])
-    room = asyncio.Semaphore(config.workers)
+    room = Room(config)
     infos: dict[str, ModelInfo] = {}
 
-    def all_infos() -> list[ModelInfo]:
+    def all_infos() -> list[dict[str, Any]]:
         for name, served in models.items():
             if name not in infos:
                 infos[name] = model_info(served)
-        return [infos[name] for name in models]
+        return [infos[name].model_dump() for name in models]
 
-    @routes.get("/api/models")
-    async def list_models() -> list[ModelInfo]:
+    def maps_of(request: AttentionRequest) -> Response:
+        new = min(ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
+        longest = config.max_attention_tokens
+        found = look(models[request.model].bundle, request.text, request.target, longest=longest, new_tokens=new)
+        return as_answer({"model": request.model, **as_json(found)})
+
+    @routes.get("/api/models", responses={200: {"model": list[ModelInfo]}, **described(401, 429, 500, 503)})
+    async def list_models() -> Response:
         """Every model, with what it is made of."""
-        async with room:
-            return await run_in_threadpool(all_infos)
+        return as_answer(await room.work(all_infos))
 
-    @routes.post("/attention", response_class=Response)
+    @routes.post(
+        "/attention",
+        responses={200: {"model": AttentionAnswer}, **described(400, 401, 404, 408, 413, 429, 500, 503)},
+    )
     async def attention(request: AttentionRequest) -> Response:
         """Who read whom: the maps of every layer and head for a text and its answer."""
         if request.model not in models:
-            raise ConfigError(f"model: {unknown_name(request.model, models)}")
-
-        def answer() -> bytes:
-            found = look(
-                models[request.model].bundle,
-                request.text,
-                request.target,
-                longest=config.max_attention_tokens,
-                new_tokens=min(ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens,
-            )
-            return json.dumps({"model": request.model, **as_json(found)}, allow_nan=False).encode()
-
-        async with room:
-            return Response(await run_in_threadpool(answer), media_type="application/json")
-
-    @routes.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(PAGE / "index.html", media_type="text/html", headers={"Cache-Control": "no-cache"})
-
-    @routes.get("/page/{file}", include_in_schema=False)
-    async def page_file(file: str) -> Response:
-        if file not in FILES:
-            return Response(status_code=404)
-        path = PAGE / file
-        return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+            raise Refusal(404, f"model: {unknown_name(request.model[:100], models)}", param="model")
+        return await room.work(maps_of, request)
 
     return routes
 
 
+def page_router() -> APIRouter:
+    """The page itself. It holds no secrets, so it needs no key; what it asks for does."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    async def page() -> Response:
+        return _file("index.html")
+
+    @routes.get("/page/{file}")
+    async def page_file(file: str) -> Response:
+        if file not in FILES:
+            raise Refusal(404, "there is no such file")
+        return _file(file)
+
+    return routes
+
+
+def _file(name: str) -> Response:
+    path = PAGE / name
+    return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
+
+
 FILES = frozenset(path.name for path in PAGE.glob("*.*") if path.suffix in TYPES)  # nothing else is ever opened
-
-
-def as_json(found: Look) -> dict[str, Any]:
-    """A look as plain values; weights to four digits."""
-    return {
-        "source": found.source,
-        "target": found.target,
-        "input": found.input,
-        "answer": found.answer,
-        "said": [
-            {"text": one.text, "logprob": _finite(one.logprob), "given": one.given, "best": _choices(one.best)}
-            for one in found.said
-        ],
-        "maps": [heads_as_json(one) for one in found.maps],
-        "note": found.note,
-    }
-
-
-def heads_as_json(one: Heads) -> dict[str, Any]:
-    """The maps of one layer as plain values."""
-    weights = one.weights_HTS.double().nan_to_num().round(decimals=4).tolist()
-    names = {"name": one.name, "layer": one.layer, "part": one.part, "rows": one.rows, "columns": one.columns}
-    return {**names, "heads": one.heads, "weights": weights}
-
-
-def _choices(best: list[tuple[str, float]]) -> list[list[Any]]:
-    return [[text, _finite(logprob)] for text, logprob in best]
-
-
-def _finite(number: float) -> float:
-    return round(max(number, -1e4), 4) if number == number else -1e4
 
 
 # --- what a model is -------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ A program is untrusted. The language has limits of its own (`rasp/limits.py`) an
 runs in a process without anything else in it, which is ended when it takes too long.
 """
 
-import asyncio
 import json
 import os
 import queue
@@ -13,15 +12,19 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter
-from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
+from allyouneed.config import Config
 from allyouneed.errors import DataError
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.errors import described
 from allyouneed.serve.models import Served
+from allyouneed.serve.room import Room, as_answer
 from allyouneed.train.recipe import recipe_folder
 
 SECONDS = 8.0  # for one program
@@ -30,15 +33,13 @@ LARGEST = 64 << 20  # bytes of an answer
 COMMAND = [sys.executable, "-c", "from allyouneed.rasp.compiler.show import main; main()"]
 
 
-class RaspRequest(BaseModel):
+class RaspRequest(Config):
     """A program and an input."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    program: Annotated[str, Field(max_length=20_000)]
-    input: Annotated[str, Field(max_length=1_000)]  # characters, or a JSON list of atoms
-    compile: bool = True
-    length: Annotated[int, Field(ge=1, le=64)] | None = None
+    program: Annotated[StrictStr, Field(max_length=20_000)]
+    input: Annotated[StrictStr, Field(max_length=1_000)]  # characters, or a JSON list of atoms
+    compile: StrictBool = True
+    length: Annotated[StrictInt, Field(ge=1, le=64)] | None = None  # of the inputs that the model is made for
 
 
 class Example(BaseModel):
@@ -71,22 +72,29 @@ class RaspAnswer(BaseModel):
 
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
     """Programs, and examples of them."""
-    routes = APIRouter(tags=["rasp"])
-    room = asyncio.Semaphore(config.workers)
     workers = Workers(config.workers)
-    routes.add_event_handler("shutdown", workers.close)
 
-    @routes.post("/rasp")
-    async def run(request: RaspRequest) -> RaspAnswer:
-        """Runs a program on an input, and compiles it."""
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        yield
+        workers.close()
+
+    routes = APIRouter(tags=["rasp"], lifespan=lifespan)
+    room = Room(config)
+
+    def work(request: RaspRequest) -> Response:
         asked = {"text": request.program, "given": given_of(request.input), "compiled": request.compile}
-        async with room:
-            return RaspAnswer(**await run_in_threadpool(workers.run, asked | {"length": request.length}))
+        return as_answer(workers.run(asked | {"length": request.length}))
 
-    @routes.get("/rasp/examples")
+    @routes.post("/rasp", responses={200: {"model": RaspAnswer}, **described(400, 401, 408, 413, 429, 500, 503)})
+    async def run(request: RaspRequest) -> Response:
+        """Runs a program on an input, and compiles it."""
+        return await room.work(work, request)
+
+    @routes.get("/rasp/examples", responses=described(401, 429, 500, 503))
     async def examples() -> list[Example]:
         """The zoo."""
-        return await run_in_threadpool(zoo)
+        return await room.work(zoo)
 
     return routes
 

@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Query, Response
 from fastapi import Path as PathPart
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
 
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.errors import Refusal, described
 from allyouneed.serve.models import Served
+from allyouneed.serve.room import Room, as_answer
 
 POINTS = 2_000  # of a curve
 RUNS = 500  # that are listed, the newest
@@ -52,23 +53,23 @@ class RunLog(BaseModel):
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
     """Runs and their logs."""
     routes = APIRouter(tags=["runs"])
-    folder = Path(config.runs)
+    room, folder = Room(config), Path(config.runs)
 
-    @routes.get("/runs")
-    async def runs() -> list[RunInfo]:
+    @routes.get("/runs", responses={200: {"model": list[RunInfo]}, **described(401, 429, 500, 503)})
+    async def runs() -> Response:
         """All runs, those that changed last first."""
-        return await run_in_threadpool(list_runs, folder)
+        return as_answer([one.model_dump() for one in await room.work(list_runs, folder)])
 
-    @routes.get("/runs/{name}", responses={404: {"description": "no such run"}})
+    @routes.get("/runs/{name}", responses={200: {"model": RunLog}, **described(400, 401, 404, 429, 500, 503)})
     async def run(
         name: Annotated[str, PathPart(max_length=255)],
         after: Annotated[int, Query(ge=-1, le=1 << 60, description="only records of later steps")] = -1,
-    ) -> RunLog:
+    ) -> Response:
         """The curves of a run."""
-        found = await run_in_threadpool(read_run, folder, name, after)
+        found = await room.work(read_run, folder, name, after)
         if found is None:
-            raise HTTPException(404, f"runs: there is no run {name!r}")
-        return found
+            raise Refusal(404, f"runs: there is no run {name!r}", param="name")
+        return as_answer(found.model_dump())
 
     return routes
 
@@ -138,9 +139,9 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         return
     for entry in entries:
         path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False) and not (path / "log.jsonl").is_symlink():
-            if (path / "log.jsonl").is_file():
-                yield path
+        log = path / "log.jsonl"
+        if entry.is_dir(follow_symlinks=False) and not log.is_symlink() and log.is_file():
+            yield path
 
 
 def _open(path: Path) -> Any:

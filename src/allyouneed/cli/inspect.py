@@ -1,0 +1,31 @@
+"""`allyouneed inspect`: what a model does with a text, as a page and a picture."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from allyouneed.cli.opening import Device, open_model
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    text: Annotated[str, typer.Argument(help="The text it reads.")],
+    target: Annotated[str | None, typer.Option(help="What it should say to it.", show_default="its own answer")] = None,
+    out: Annotated[Path, typer.Option(help="The folder that is written.")] = Path("inspect"),
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens that it says at most.", min=0)] = None,
+    device: Device = "cpu",
+) -> None:
+    """Look into a model: its answer with the odds of every token, and who read whom, as one HTML file and a PNG."""
+    from allyouneed.cli.terminal import one_line
+    from allyouneed.lab.inspect_page import write_inspection
+    from allyouneed.lab.look import look
+
+    bundle = open_model(model, device)
+    found = look(bundle, text, target, new_tokens=max_tokens)
+    page, picture = write_inspection(out, bundle, text, found)
+    print(one_line(found.answer))
+    if found.note:
+        print(found.note)
+    print(page)
+    print(picture)
