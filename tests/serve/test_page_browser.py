@@ -1,0 +1,364 @@
+"""The page in a real browser: every view, by mouse and by keyboard, narrow and wide, and texts that would like to run.
+
+Chromium is Debian's (`apt-get install chromium`), driven by Playwright. Each test fails on any console message of an
+error, any dialog, and any request to another origin.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("no chromium here: `apt-get install chromium` brings one", allow_module_level=True)
+
+from page_models import PROGRAM, make_folders, serving, write_run
+
+from allyouneed.folder import load_folder
+from allyouneed.lab.inspect_page import write_inspection
+from allyouneed.lab.look import look
+
+pytestmark = pytest.mark.no_shapes
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
+PATIENCE = 20_000  # milliseconds
+HOSTILE = {
+    "script": "<script>window.hacked = 1; alert(1)</script>",
+    "image": '<img src=x onerror="window.hacked = 1; alert(1)">',
+    "directions": "abc \u202e\u2066 fed cba \u200f",
+    "emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 é ㋿ 𝕏",
+    "long": "x" * 1500,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    write_run(folder / "runs" / "finished", 400, end=True)
+    write_run(folder / "runs" / "<i>live", 60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
+    with serving(make_folders(folder), folder / "runs") as url:
+        yield url
+
+
+class Browser:
+    """A browser that watches what pages do."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.wrong: list[str] = []
+
+    def open(self, url: str, origin: str, size: dict[str, int] = WIDE, dark: bool = False) -> Any:
+        """A page in a context of its own."""
+        context = self.browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("console", lambda said: said.type == "error" and self.wrong.append(f"console: {said.text}"))
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda asked: asked.url.startswith(origin) or self.wrong.append(f"request: {asked.url}"))
+        page.goto(url)
+        return page
+
+    def forgive(self, status: int) -> None:
+        """An answer that was to be expected: the browser notes it by itself, whatever the page does with it."""
+        self.wrong = [one for one in self.wrong if f"status of {status}" not in one]
+
+    def close(self) -> list[str]:
+        """Ends all pages; what went wrong in them."""
+        for context in self.browser.contexts:
+            context.close()
+        wrong, self.wrong = self.wrong, []
+        return wrong
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Browser]:
+    browser = Browser(chromium)
+    yield browser
+    assert browser.close() == []
+
+
+def link(server: str, view: str, **values: str) -> str:
+    return f"{server}/#/{view}?{urlencode(values)}"
+
+
+def fits(page: Any) -> bool:
+    """Whether the page itself scrolls up and down only."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits for a condition. Playwright's own way would have the page evaluate a string, which its policy forbids."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"in vain: {condition}"
+        page.wait_for_timeout(40)
+
+
+def idle(page: Any) -> None:
+    """Waits until a view has done what it was asked."""
+    until(page, "!/…$/.test(document.querySelector('.status')?.textContent ?? '…')")
+
+
+# --- views -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_an_answer_comes_token_by_token_with_its_odds(server: str, browser: Browser, size: dict[str, int]) -> None:
+    page = browser.open(link(server, "translate", model="transformer", text="forty-one"), server, size)
+    page.wait_for_selector(".said .tok")
+    idle(page)
+    assert "tokens in" in page.inner_text(".status") or "token in" in page.inner_text(".status")
+    page.locator(".said .tok").first.focus()
+    rows = page.locator(".choices li")
+    assert rows.count() >= 5
+    assert page.locator(".choices li.own").count() == 1
+    assert "%" in rows.first.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "Token 2" in page.inner_text(".choices h4")
+    page.select_option("select", "reverse")
+    page.fill("textarea", "abcd")
+    page.click(".act")
+    until(page, "document.querySelectorAll('.said .tok').length === 4")
+    assert fits(page)
+
+
+def test_who_reads_whom(server: str, browser: Browser) -> None:
+    page = browser.open(link(server, "attention", model="transformer", text="forty-one", target="zwei"), server)
+    page.wait_for_selector("heat-map .cells")
+    assert page.locator(".grid").count() == 3
+    assert page.locator(".thumb").count() == 6 * 3  # a mean and two heads of six maps
+    assert page.locator('.thumb[aria-pressed="true"]').count() == 1
+    # Hover a token: what it reads is shaded.
+    page.locator("token-strip").first.locator(".tok").nth(1).hover()
+    assert page.locator("token-strip").nth(1).locator(".tok.read").count() > 0
+    # Choose a head by arrow keys alone, and look at its cells.
+    page.locator('.thumb[aria-pressed="true"]').focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert "head 1" in page.inner_text("map-explorer h3")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert "layer 1, head 1" in page.inner_text("map-explorer h3")
+    page.locator("heat-map .cells").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert "reads" in page.inner_text("heat-map .readout")
+    assert "%" in page.inner_text("heat-map .readout")
+
+
+def test_a_link_restores_what_was_seen(server: str, browser: Browser) -> None:
+    page = browser.open(link(server, "attention", model="bahdanau", text="one"), server)
+    page.wait_for_selector("heat-map .cells")
+    page.select_option("select", "transformer")
+    until(page, "document.querySelectorAll('.thumb').length > 3")
+    page.fill("textarea >> nth=0", "seventy-two & <more>")
+    page.keyboard.press("Enter")
+    idle(page)
+    page.locator(".thumb").nth(4).click()
+    title, address = page.inner_text("map-explorer h3"), page.url
+    again = browser.open(address, server)
+    again.wait_for_selector("heat-map .cells")
+    assert again.input_value("textarea >> nth=0") == "seventy-two & <more>"
+    assert again.input_value("select") == "transformer"
+    assert again.inner_text("map-explorer h3") == title
+    # What was typed goes along to the next view.
+    again.click("nav >> text=Speak")
+    assert again.input_value("textarea") == "seventy-two & <more>"
+    again.go_back()
+    again.wait_for_selector("heat-map .cells")
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_models_side_by_side(server: str, browser: Browser, size: dict[str, int]) -> None:
+    page = browser.open(link(server, "beside", models="transformer,bahdanau,lstm", text="forty-one"), server, size)
+    until(page, "document.querySelectorAll('.card heat-map .cells').length === 3")
+    idle(page)
+    facts = page.locator(".card").nth(2).inner_text()
+    assert "influence" in facts
+    assert "32" in facts  # steps of a recurrence
+    for place in range(3):
+        speed = page.locator(".card").nth(place).locator("dd").first.inner_text()
+        assert speed == "–" or int(speed.replace(",", "")) > 0  # one that was never trained may say nothing
+    page.locator(".chip input").nth(2).uncheck()
+    until(page, "document.querySelectorAll('.card').length === 2")
+    idle(page)
+    assert "lstm" not in page.url
+    assert fits(page)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_program_as_it_is_typed(server: str, browser: Browser, size: dict[str, int]) -> None:
+    page = browser.open(link(server, "rasp", program=PROGRAM, input="hello"), server, size)
+    page.wait_for_selector(".compiled figure")
+    assert page.inner_text(".values .own").split() == ["reverse", *"olleh"]
+    assert "the same as the program" in page.inner_text(".compiled")
+    page.fill("input[aria-label=Input]", "abc")
+    until(page, "document.querySelector('.values .own').innerText.includes('c\\tb\\ta')")
+    page.locator("textarea.code").press_sequentially("x = tokens +", delay=1)
+    page.wait_for_selector(".status.wrong")
+    assert page.inner_text(".status").startswith("Line ")
+    page.select_option("select", "sort")
+    until(page, "document.querySelector('.values .own th').textContent === 'sorted'")
+    assert page.locator(".flow heat-map").count() > 0
+    assert "example=sort" in page.url
+    assert fits(page)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_curves_grow_while_they_are_watched(server: str, folder: Path, browser: Browser, size: dict[str, int]) -> None:
+    page = browser.open(f"{server}/#/runs", server, size)
+    page.wait_for_selector(".run")
+    assert {"finished", "<i>live"} <= set(page.locator(".run .title").all_inner_texts())
+    with (folder / "runs" / "<i>live" / "log.jsonl").open("a") as log:
+        number = 1000 + size["width"]
+        log.write(
+            json.dumps({"kind": "step", "step": number, "loss": 0.25, "tokens": 1, "seconds": 1, "flops": 1}) + "\n"
+        )
+    until(page, f"document.querySelector('.runs').innerText.includes('step {number:,}')")
+    until(page, "document.querySelector('line-chart canvas').getAttribute('aria-label').includes('0.25')")
+    page.get_by_label("log x").check()
+    page.select_option("select >> nth=1", "tokens")
+    assert "logx=1" in page.url
+    assert "x=tokens" in page.url
+    assert fits(page)
+
+
+# --- texts that would like to run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_texts_run_nothing_and_break_nothing(server: str, browser: Browser, name: str) -> None:
+    text = HOSTILE[name]
+    places = [
+        link(server, "translate", model="language", text=text),
+        link(server, "attention", model="language", text=text[:60]),
+        link(server, "attention", model="transformer", text=text, target=text[:40]),
+        link(server, "beside", models="language,transformer", text=text[:80]),
+        link(server, "rasp", program=f'x = "{text.replace(chr(34), "")[:200]}";\ny = tokens;', input=text[:40]),
+        link(server, text, model=text),
+    ]
+    page = browser.open(places[0], server, NARROW)
+    for place in places:
+        page.goto(place)
+        idle(page)
+        assert fits(page), place
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main script, main img, main i").count() == 0
+    browser.forgive(400)  # 1,500 tokens are more than maps are shown of
+
+
+def test_a_long_text_scrolls_inside_its_map(server: str, browser: Browser) -> None:
+    page = browser.open(link(server, "attention", model="language", text="the cat sat " * 19), server, NARROW)
+    page.wait_for_selector("heat-map .cells")
+    assert fits(page)
+    assert page.locator(".labels.rows bdi").count() > 200
+    assert page.locator(".labels.rows .thinned").count() > 100
+    assert page.evaluate(
+        "(() => { const box = document.querySelector('heat-map .scroll'); return box.scrollWidth > box.clientWidth; })()"
+    )
+    page.locator("heat-map .cells").focus()
+    for _ in range(60):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.querySelector('heat-map .scroll').scrollLeft") > 0
+    assert page.locator(".labels.columns .on").is_visible()
+
+
+def test_a_text_that_is_too_long_is_said_to_be(server: str, browser: Browser) -> None:
+    page = browser.open(link(server, "attention", model="language", text=HOSTILE["long"]), server, NARROW)
+    page.wait_for_selector(".status.wrong")
+    assert "256 tokens" in page.inner_text(".status")
+    browser.forgive(400)
+    assert fits(page)
+
+
+# --- keyboard, light and dark ----------------------------------------------------------------------------------------
+
+
+def test_by_keyboard_alone(server: str, browser: Browser) -> None:
+    page = browser.open(f"{server}/#/translate", server)
+    page.wait_for_selector("textarea")
+    seen = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(
+            "(() => { const on = document.activeElement; return [on.className || on.textContent.trim().slice(0, 20) || on.tagName, getComputedStyle(on).outlineStyle]; })()"
+        )
+        seen.append(name)
+        assert outline != "none", f"{name}: its focus is not to be seen"
+        if name == "act":
+            break
+    assert "Attention" in seen
+    assert seen[-1] == "act"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".said .tok")
+    idle(page)
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement === document.querySelector('.said').lastElementChild")
+
+
+def test_light_and_dark(server: str, browser: Browser) -> None:
+    papers = []
+    for dark in (False, True):
+        page = browser.open(f"{server}/#/attention", server, dark=dark)
+        page.wait_for_selector("heat-map .cells")
+        papers.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+    assert papers == ["rgb(251, 250, 246)", "rgb(23, 21, 18)"]
+    # Changing it while the page is open repaints the maps.
+    pixel = "(() => { const map = document.querySelector('heat-map canvas'); return [...map.getContext('2d').getImageData(0, 0, 1, 1).data]; })()"
+    before = page.evaluate(pixel)
+    page.emulate_media(color_scheme="light")
+    until(page, f"JSON.stringify({pixel}) !== '{json.dumps(before, separators=(',', ':'))}'")
+
+
+def test_a_key_is_asked_for(folder: Path, browser: Browser) -> None:
+    with serving([str(folder / "reverse")], folder / "runs", keys=("secret",)) as url:
+        page = browser.open(url, url)
+        page.fill("input[type=password]", "secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("textarea")
+        browser.forgive(401)
+        assert browser.close() == []
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["script", "image", "directions"])
+def test_an_inspection_is_a_page_without_a_server(
+    folder: Path, server: str, browser: Browser, tmp_path: Path, name: str
+) -> None:
+    bundle = load_folder(folder / "language")
+    text = HOSTILE[name] + "</script><script>window.hacked = 2</script>"
+    path, picture = write_inspection(tmp_path, bundle, text, look(bundle, text))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    address = path.as_uri()
+    page = browser.open(address, address, NARROW)
+    page.wait_for_selector("heat-map .cells")
+    assert page.evaluate("window.hacked") is None
+    assert fits(page)
+    page.locator(".thumb").nth(1).click()
+    assert "head 1" in page.inner_text("map-explorer h3")
+    page.locator(".said .tok").first.hover()
+    assert page.locator(".choices li").count() >= 5
