@@ -20,11 +20,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if CHROMIUM is None:
     pytest.skip("no chromium here: `apt-get install chromium` brings one", allow_module_level=True)
 
-from page_models import PROGRAM, make_folders, serving, write_run
+from page_models import PROGRAM, make_folders, serving, write_run  # noqa: E402
 
-from allyouneed.folder import load_folder
-from allyouneed.lab.inspect_page import write_inspection
-from allyouneed.lab.look import look
+from allyouneed.folder import load_folder  # noqa: E402
+from allyouneed.lab.inspect_page import write_inspection  # noqa: E402
+from allyouneed.lab.look import look  # noqa: E402
 
 pytestmark = pytest.mark.no_shapes
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
@@ -274,9 +274,7 @@ def test_a_long_text_scrolls_inside_its_map(server: str, browser: Browser) -> No
     assert fits(page)
     assert page.locator(".labels.rows bdi").count() > 200
     assert page.locator(".labels.rows .thinned").count() > 100
-    assert page.evaluate(
-        "(() => { const box = document.querySelector('heat-map .scroll'); return box.scrollWidth > box.clientWidth; })()"
-    )
+    assert page.evaluate("(box => box.scrollWidth > box.clientWidth)(document.querySelector('heat-map .scroll'))")
     page.locator("heat-map .cells").focus()
     for _ in range(60):
         page.keyboard.press("ArrowRight")
@@ -301,9 +299,8 @@ def test_by_keyboard_alone(server: str, browser: Browser) -> None:
     seen = []
     for _ in range(14):
         page.keyboard.press("Tab")
-        name, outline = page.evaluate(
-            "(() => { const on = document.activeElement; return [on.className || on.textContent.trim().slice(0, 20) || on.tagName, getComputedStyle(on).outlineStyle]; })()"
-        )
+        name = page.evaluate("(on => on.className || on.textContent.trim() || on.tagName)(document.activeElement)")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         seen.append(name)
         assert outline != "none", f"{name}: its focus is not to be seen"
         if name == "act":
@@ -326,10 +323,11 @@ def test_light_and_dark(server: str, browser: Browser) -> None:
         papers.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     assert papers == ["rgb(251, 250, 246)", "rgb(23, 21, 18)"]
     # Changing it while the page is open repaints the maps.
-    pixel = "(() => { const map = document.querySelector('heat-map canvas'); return [...map.getContext('2d').getImageData(0, 0, 1, 1).data]; })()"
+    image = "document.querySelector('heat-map canvas').getContext('2d').getImageData(0, 0, 1, 1)"
+    pixel = f"JSON.stringify([...{image}.data])"
     before = page.evaluate(pixel)
     page.emulate_media(color_scheme="light")
-    until(page, f"JSON.stringify({pixel}) !== '{json.dumps(before, separators=(',', ':'))}'")
+    until(page, f"{pixel} !== {json.dumps(before)}")
 
 
 def test_a_key_is_asked_for(folder: Path, browser: Browser) -> None:

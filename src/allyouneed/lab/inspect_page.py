@@ -107,9 +107,10 @@ def png(found: Look, text: str) -> bytes:
     beside = 0.0 if len(panels) < 2 else 1.15 * across
     height = max(height, 1.2 + 1.25 * deep)
     figure = Figure(figsize=(max(6.0, width + beside), height), dpi=130, layout="constrained")
-    left, right = figure, None
+    left: Any = figure
+    right: Any = None
     if beside:
-        left, right = figure.subfigures(1, 2, width_ratios=[max(width, 6.0 - beside), beside])
+        left, right = figure.subfigures(1, 2, width_ratios=[max(width, 6.0 - beside), beside], squeeze=False)[0]
     title = f"{cut(text, TITLE // 2)}  →  {cut(found.answer, TITLE // 2)}"
     if main is None:
         figure.text(0.5, 0.5, found.note or "no map", ha="center", color=INK, parse_math=False, wrap=True)

@@ -292,10 +292,11 @@ class _Translated(_Looking):
         self.input_ids, self.joined = [*self.source_ids, *self.input_ids], len(self.source_ids)
 
     def _names(self, ids: Sequence[int] | None, tokenizer: Tokenizer | None) -> list[str] | None:
-        if self.alone and ids is not None and ids is self.input_ids:
-            source, target = self.codec.both()
-            return pieces(source, ids[: self.joined]) + pieces(target, ids[self.joined :])
-        return super()._names(ids, tokenizer)
+        whole = self.input_ids
+        if not self.alone or whole is None or ids is not whole:
+            return super()._names(ids, tokenizer)
+        source, target = self.codec.both()  # two vocabularies in one text
+        return pieces(source, whole[: self.joined]) + pieces(target, whole[self.joined :])
 
     def _answer(self, logprob_TV: Tensor) -> str:
         return self.codec.decode_target(self.target_ids or [])

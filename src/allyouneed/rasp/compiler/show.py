@@ -89,7 +89,7 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
 def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> list[dict[str, Any]]:
     """What functions of the library call by a name on the way to what the program has named."""
     known = {id(flow.node) for flow in flows.values()}
-    found = []
+    found: list[dict[str, Any]] = []
     for node in in_order([flow.node for flow in flows.values()]):
         if id(node) not in known and node in names and isinstance(node, SOp | Selector) and len(found) < NAMES:
             try:
@@ -163,7 +163,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for line in sys.stdin:
         try:
-            answer = {"answer": show(**json.loads(line))}
+            answer: dict[str, Any] = {"answer": show(**json.loads(line))}
         except UserError as error:
             answer = {"wrong": str(error)}
         except (MemoryError, RecursionError):

@@ -8,6 +8,7 @@ export class ServerError extends Error {
 }
 
 const KEY = "allyouneed key";
+const END = "< eos >"; // what the API calls the token that ends an answer; no text holds it
 
 export function setKey(key) {
   sessionStorage.setItem(KEY, key);
@@ -63,7 +64,7 @@ export async function* complete(body, signal) {
     finish = choice.finish_reason ?? finish;
     const odds = choice.logprobs;
     for (let place = 0; place < (odds?.tokens?.length ?? 0); place += 1) {
-      const best = Object.entries(odds.top_logprobs?.[place] ?? {}).sort((a, b) => b[1] - a[1]);
+      const best = Object.entries(odds.top_logprobs?.[place] ?? {}).sort((a, b) => b[1] - a[1]).map(([text, logprob]) => [text === END ? "end" : text, logprob]);
       yield { text: odds.tokens[place], logprob: odds.token_logprobs[place] ?? 0, best };
     }
   }
