@@ -3,7 +3,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check format bench faults clean
+.PHONY: setup browser demo test check format bench faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,15 @@ help:
 
 setup: $(STAMP)
 
+# The tests of the page drive a real browser. Without one they are skipped, so nothing here fails.
+browser:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the tests of the page"; \
+	  { apt-get update -qq && apt-get install -y -qq chromium; } >/dev/null 2>&1 || \
+	  echo "chromium could not be installed: the tests of the page will be skipped"; \
+	else echo "no chromium here (as root: apt-get install chromium): the tests of the page will be skipped"; fi
+
 $(STAMP): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
@@ -25,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(VENV)/bin/allyouneed demo --out runs/demo
 
-test: setup
+test: setup browser
 	$(PY) -m pytest -n 2
 
 check: setup

@@ -312,7 +312,7 @@ def test_by_keyboard_alone(server: str, browser: Browser) -> None:
     idle(page)
     page.keyboard.press("Tab")
     page.keyboard.press("End")
-    assert page.evaluate("document.activeElement === document.querySelector('.said').lastElementChild")
+    assert page.evaluate("document.activeElement === [...document.querySelectorAll('.said .tok')].at(-1)")
 
 
 def test_light_and_dark(server: str, browser: Browser) -> None:

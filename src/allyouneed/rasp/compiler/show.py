@@ -23,6 +23,7 @@ from allyouneed.rasp.evaluate import Run
 from allyouneed.rasp.graph import Input, Node, Selector, SOp, in_order
 from allyouneed.rasp.interpreter import Interpreter, no_files
 from allyouneed.rasp.loading import Loader
+from allyouneed.rasp.titles import title
 from allyouneed.rasp.values import Environment, Flow, describe
 
 LONGEST = 64  # tokens: a selector and each head have as many rows and columns
@@ -87,13 +88,14 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
 
 
 def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> list[dict[str, Any]]:
-    """What functions of the library call by a name on the way to what the program has named."""
+    """What lies on the way to what the program has named: all selectors, and what functions call by a name."""
     known = {id(flow.node) for flow in flows.values()}
     found: list[dict[str, Any]] = []
     for node in in_order([flow.node for flow in flows.values()]):
-        if id(node) not in known and node in names and isinstance(node, SOp | Selector) and len(found) < NAMES:
+        shown = isinstance(node, Selector) or (isinstance(node, SOp) and node in names)
+        if shown and id(node) not in known and len(found) < NAMES:
             try:
-                found.append(_value(names[node], Flow(node), run) | {"inside": True})
+                found.append(_value(_cut(names.get(node) or title(node, names)), Flow(node), run) | {"inside": True})
             except RaspError:
                 continue
     return found

@@ -1,5 +1,5 @@
 // An answer, token by token: the fainter a token, the less sure the model was; each opens what else it might have been.
-import { el, visible, readable, share, roving } from "./dom.js";
+import { el, visible, share, roving } from "./dom.js";
 
 class TokenRun extends HTMLElement {
   connectedCallback() {
@@ -8,6 +8,7 @@ class TokenRun extends HTMLElement {
 
   clear(note = "") {
     this.tokens = [];
+    this.items = [];
     this.text = el("div", { class: "said", role: "toolbar", "aria-label": "Tokens, in the order in which they were said" });
     this.panel = el("div", { class: "choices", "aria-live": "polite" });
     this.hint = el("p", { class: "note" }, note);
@@ -20,12 +21,14 @@ class TokenRun extends HTMLElement {
     const place = this.tokens.push(token) - 1;
     const probability = Math.exp(token.logprob);
     const item = el("button", { type: "button", class: token.given ? "tok given" : "tok", tabindex: place ? "-1" : "0", "aria-label": `${visible(token.text)}, ${share(probability)}` },
-      el("bdi", {}, token.plain === undefined ? visible(token.text) : readable(token.plain)));
+      el("bdi", {}, visible(token.text)));
     item.style.setProperty("--p", String(Math.round(100 * probability) / 100));
     item.classList.toggle("unsure", probability < 0.5);
     item.addEventListener("pointerenter", () => this.open(place));
     item.addEventListener("focus", () => this.open(place));
-    this.text.append(item);
+    item.classList.toggle("sign", /^\s*$/.test(token.text));
+    this.items.push(item);
+    this.text.append(item, ...(token.text === "\n" ? [el("span", { class: "break" })] : []));
   }
 
   openLeastSure() {
@@ -35,7 +38,7 @@ class TokenRun extends HTMLElement {
 
   open(place) {
     const token = this.tokens[place];
-    [...this.text.children].forEach((item, number) => item.classList.toggle("on", number === place));
+    this.items.forEach((item, number) => item.classList.toggle("on", number === place));
     const rows = token.best.some(([text]) => text === token.text) ? token.best : [[token.text, token.logprob], ...token.best];
     const bars = rows.map(([text, logprob]) => {
       const bar = el("div", { class: "bar" });
