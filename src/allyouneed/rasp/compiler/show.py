@@ -92,8 +92,9 @@ def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> l
     known = {id(flow.node) for flow in flows.values()}
     found: list[dict[str, Any]] = []
     for node in in_order([flow.node for flow in flows.values()]):
-        shown = isinstance(node, Selector) or (isinstance(node, SOp) and node in names)
-        if shown and id(node) not in known and len(found) < NAMES:
+        if not isinstance(node, Selector) and not (isinstance(node, SOp) and node in names):
+            continue
+        if id(node) not in known and len(found) < NAMES:
             try:
                 found.append(_value(_cut(names.get(node) or title(node, names)), Flow(node), run) | {"inside": True})
             except RaspError:

@@ -1,5 +1,5 @@
 // View 2: who reads whom in one model.
-import { el } from "./dom.js";
+import { el, readable } from "./dom.js";
 import { post } from "./api.js";
 import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
 import "./maps.js";
@@ -71,7 +71,7 @@ class AttentionView extends HTMLElement {
     try {
       const body = { model: this.model.name, text: this.values.text, target: this.model.target && this.values.target ? this.values.target : null };
       const answer = await post("/attention", body, stop.signal);
-      this.answer.replaceChildren(...(answer.answer ? ["→ ", el("bdi", {}, answer.answer)] : []));
+      this.answer.replaceChildren(...(answer.answer ? ["→ ", el("bdi", {}, readable(answer.answer))] : []));
       this.maps.show(answer, this.values.map);
       this.status.say("");
     } catch (error) {
