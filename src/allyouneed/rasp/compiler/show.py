@@ -20,7 +20,7 @@ from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.verify import equal
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.evaluate import Run
-from allyouneed.rasp.graph import Input, Node, Selector, SOp, in_order
+from allyouneed.rasp.graph import Input, Node, Select, Selector, SOp, in_order
 from allyouneed.rasp.interpreter import Interpreter, no_files
 from allyouneed.rasp.loading import Loader
 from allyouneed.rasp.titles import title
@@ -88,15 +88,17 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
 
 
 def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> list[dict[str, Any]]:
-    """What lies on the way to what the program has named: all selectors, and what functions call by a name."""
+    """What lies on the way to what the program has named: nameless comparisons, and what functions call by a name."""
     known = {id(flow.node) for flow in flows.values()}
     found: list[dict[str, Any]] = []
     for node in in_order([flow.node for flow in flows.values()]):
-        if not isinstance(node, Selector) and not (isinstance(node, SOp) and node in names):
+        if not isinstance(node, SOp | Selector) or not (node in names or isinstance(node, Select)):
             continue
         if id(node) not in known and len(found) < NAMES:
             try:
-                found.append(_value(_cut(names.get(node) or title(node, names)), Flow(node), run) | {"inside": True})
+                one = _value(_cut(names.get(node) or title(node, names)), Flow(node), run) | {"inside": True}
+                if one not in found:
+                    found.append(one)
             except RaspError:
                 continue
     return found
