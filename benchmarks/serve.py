@@ -2,14 +2,14 @@
 
     python benchmarks/serve.py [--repeats 5] [--requests 160] [--clients 32]
 
-A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, 8,000 words) answers completions of 4 to 120 tokens over
-HTTP. Three servers, the same but for how rows get into the batch:
+A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, 8,000 words) answers completions of 4 to 120 tokens
+over HTTP. Three servers, the same but for how rows get into the batch:
 
     continuous   rows join and leave between steps, at most `clients` side by side
     static       a batch is filled, and runs until its last row is done
     one          one row at a time
 
-Clients ask again as soon as they are answered. Servers take turns in every repeat, so that a busy machine slows all; the
+Clients ask again as soon as they are answered. Servers take turns in every repeat, so that a busy machine slows all;
 ratios are those of one repeat, their median and range are printed. One at a time is faster the fewer clients wait, but
 not in throughput; static batches are measured with several numbers of clients, and compared at the latency that
 continuous batching has: the throughput is interpolated between those whose mean latencies lie around it.
@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -147,7 +148,7 @@ class Server:
 def at_latency(points: Sequence[tuple[float, float]], wanted: float) -> float:
     """The throughput at a latency, between measured (throughput, latency); beyond them, that of the nearest."""
     ordered = sorted(points, key=lambda point: point[1])
-    for (low, fast), (high, slow) in zip(ordered, ordered[1:], strict=False):
+    for (low, fast), (high, slow) in pairwise(ordered):
         if fast <= wanted <= slow:
             return low + (high - low) * (wanted - fast) / (slow - fast)
     return ordered[0][0] if wanted < ordered[0][1] else ordered[-1][0]

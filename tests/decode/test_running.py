@@ -30,7 +30,7 @@ asked = st.lists(st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, 
 @given(asked=asked, leaving=st.integers(0, 5))
 def test_rows_say_what_they_say_alone(kind, asked, leaving):
     torch.manual_seed(5)
-    model = make_model(kind, V)
+    model = make_model(kind, V).eval()
     rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in asked]
     heard: dict[int, list[Said]] = {place: [] for place in range(len(rows))}
     running = Running(model)
@@ -64,7 +64,7 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
 
 
 def test_several_rows_of_one_prompt_read_it_once():
-    model = make_model("decoder", V)
+    model = make_model("decoder", V).eval()
     read, hidden = [], model.hidden
     model.hidden = lambda tokens, *rest: (read.append(tokens.shape), hidden(tokens, *rest))[1]
     config = SampleConfig(seed=3, n=4, max_length=6)
@@ -80,7 +80,7 @@ def test_several_rows_of_one_prompt_read_it_once():
 
 
 def test_a_row_that_cannot_go_on_is_found():
-    model = make_model("decoder", V)
+    model = make_model("decoder", V).eval()
     advance = model.advance
 
     def fails(token_B, state):

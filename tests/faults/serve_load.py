@@ -57,10 +57,7 @@ class Load:
                 return
             answer = connection.getresponse()
             self.seen[str(answer.status)] += 1
-            if manner == "slow" and answer.status == 200:
-                text = self.read_slowly(answer)
-            else:
-                text = answer.read().decode()
+            text = self.read_slowly(answer) if manner == "slow" else answer.read().decode()
             if answer.status == 200:
                 self.compare(seed, said(text, stream))
             elif answer.status in (429, 503):

@@ -77,6 +77,8 @@ def test_forms_json_lists_lines_and_alternatives(url: str) -> None:
     several = httpx.post(f"{url}/translate", json={**body, "q": ["one", "", "one\n\n one \r\none"]}).json()
     space = httpx.post(f"{url}/translate", json={**body, "q": " one "}).json()["translatedText"]
     assert several == {"translatedText": [said, "", f"{said}\n\n{space}\r\n{said}"]}
+    assert httpx.post(f"{url}/translate", json={**body, "q": ""}).json() == {"translatedText": ""}
+    assert httpx.post(f"{url}/translate", json={**body, "q": []}).json() == {"translatedText": []}
     auto = httpx.post(f"{url}/translate", json={**body, "source": "auto", "alternatives": 2}).json()
     assert auto["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
     assert auto["translatedText"] == said
@@ -169,6 +171,7 @@ def test_scores(url: str) -> None:
     found = httpx.post(f"{url}/score", json={"model": "speaker", "text": ["to be", "or"]}).json()
     assert [len(one["token_logprobs"]) for one in found["scores"]] == [one["tokens"] for one in found["scores"]]
     assert all(one["logprob"] == pytest.approx(sum(one["token_logprobs"])) for one in found["scores"])
+    assert httpx.post(f"{url}/score", json={"model": "speaker", "text": []}).json()["scores"] == []
     pair = {"model": "numbers-de", "text": "one", "target": "ab"}
     assert httpx.post(f"{url}/score", json=pair).json()["scores"][0]["tokens"] == 3
     classes = {"model": "reverse", "text": "ab", "target": "b a"}

@@ -68,7 +68,7 @@ def test_completions_are_those_of_the_library(
     answer = client.completions.create(
         model="speaker", prompt=texts, n=2, seed=7, max_tokens=12, temperature=temperature, top_p=0.9, stream=stream
     )
-    said = {index: "" for index in range(4)}
+    said = dict.fromkeys(range(4), "")
     finish = {}
     for part in answer if stream else [answer]:
         for choice in part.choices:
@@ -139,7 +139,7 @@ def test_keys(folders: list[Path]) -> None:
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key).models.list()
         assert openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame").models.list().data
         assert LibreTranslateAPI(url + "/", api_key="other").translate("two", "en", "de")
-        with pytest.raises(Exception, match="401|Unauthorized"):
+        with pytest.raises(Exception, match=r"401|Unauthorized"):
             LibreTranslateAPI(url + "/").translate("two", "en", "de")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
-from schemathesis.core.control import SkipTest
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.control import SkipTest
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,

@@ -53,7 +53,7 @@ class Said:
 
 
 class Running:
-    """The rows that are being decoded, and their state."""
+    """The rows that are being decoded, and their state. The model is in evaluation mode, as folders give it."""
 
     def __init__(self, model: Model) -> None:
         self.rows: list[Row] = []

@@ -1,5 +1,6 @@
 """The application: every endpoint behind the same limits, keys and kinds of error."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,7 +30,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
         try:
             yield
         finally:
-            backend.close()
+            await asyncio.to_thread(backend.close)
 
     # No pages of documentation by the framework: they load scripts from elsewhere. /openapi.json is there.
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -109,6 +109,8 @@ class Engine:
 
     async def do(self, work: Work, items: Sequence[Any]) -> list[Any]:
         """The results of some items."""
+        if not items:
+            return []
         ticket = self._submit(Ticket(work=work, items=items))
         async for _ in self._events(ticket):
             pass

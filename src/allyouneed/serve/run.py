@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         while self.backend.active and loop.time() < until and not self.force_exit:
             await asyncio.sleep(POLL)
         if self.backend.active:
-            self.backend.close()  # whoever still waits is told so
+            await asyncio.to_thread(self.backend.close)  # whoever still waits is told so
 
 
 def listen(config: ServeConfig) -> socket.socket:
