@@ -38,21 +38,26 @@ class TapeState:
     columns_B: Tensor | None  # how wide each row's image was at first; None: all of it is every row's
     seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
 
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """How wide each row's image was at first (B), and its real tokens so far (B)."""
+        B, _, L, _ = self.image_BWLD.shape
+        zero_B = torch.zeros(B, dtype=torch.long, device=self.image_BWLD.device)
+        return zero_B + (L if self.columns_B is None else self.columns_B), zero_B + self.seen
+
     def apart(self) -> "TapeState":
         """The same, its rows ready to go on by different numbers of words."""
-        B, _, L, _ = self.image_BWLD.shape
-        like = torch.zeros(B, dtype=torch.long, device=self.image_BWLD.device)
-        return replace(self, columns_B=like + L if self.columns_B is None else self.columns_B, seen=like + self.seen)
+        columns_B, seen_B = self.by_row()
+        return replace(self, columns_B=columns_B, seen=seen_B)
 
     @staticmethod
     def join(nodes: "Sequence[TapeState]", count_N: Tensor | None) -> "TapeState":
         """Images of different widths side by side, without columns that only rows that have left needed."""
-        parts = [node.apart() for node in nodes]
-        widths = [int(torch.maximum(part.columns_B, part.seen + 1).max()) for part in parts]
-        images = [part.image_BWLD[:, :, :width] for part, width in zip(parts, widths, strict=True)]
-        told = [part.told_BRCN[:, :, : width + 1] for part, width in zip(parts, widths, strict=True)]
-        columns_B, seen = (torch.cat([getattr(part, name) for part in parts]) for name in ("columns_B", "seen"))
-        return TapeState(join_padded(images, 2), join_padded(told, 2), columns_B, seen)
+        rows = [node.by_row() for node in nodes]
+        widths = [int(torch.maximum(columns, seen + 1).max()) for columns, seen in rows]
+        images = [node.image_BWLD[:, :, :width] for node, width in zip(nodes, widths, strict=True)]
+        told = [node.told_BRCN[:, :, : width + 1] for node, width in zip(nodes, widths, strict=True)]
+        columns_B, seen_B = (torch.cat(list(parts)) for parts in zip(*rows, strict=True))
+        return TapeState(join_padded(images, 2), join_padded(told, 2), columns_B, seen_B)
 
     def reaching(self) -> "TapeState":
         """The same with a column for the next word."""

@@ -258,7 +258,7 @@ class _Task:
         logprobs = None
         if self.body.logprobs is not None:
             top = [dict(piece.top) for piece in answer.pieces] if self.body.logprobs else None
-            values = [piece.logprob for piece in answer.pieces]
+            values: list[float | None] = [piece.logprob for piece in answer.pieces]
             logprobs = Logprobs(tokens=texts, token_logprobs=values, top_logprobs=top, text_offset=places)
         return Choice(index=answer.index, text="".join(texts), logprobs=logprobs, finish_reason=answer.finish)
 

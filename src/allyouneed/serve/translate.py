@@ -129,7 +129,8 @@ def router(backend: Backend) -> APIRouter:
         backend.check_texts(texts, "q")
         found = await unless_gone(request, _translate(backend, pairs, body, texts))
         one = isinstance(body.q, str)
-        best, others, detected = ([item[part] for item in found] for part in range(3))
+        best, others = [text for text, _, _ in found], [more for _, more, _ in found]
+        detected = [language for _, _, language in found if language is not None]
         return Translated(
             translatedText=best[0] if one else best,
             detectedLanguage=None if body.source != AUTO else detected[0] if one else detected,
