@@ -95,7 +95,10 @@ class Length(Claim):
         "confirmed: from length 4 to 16 the share falls by more than 0.2 without attention, by less than 0.1 with "
         "it; refuted: one of these is shown to be wrong; neither, unless both are above 0.9 at length 4"
     )
-    changed = "Only the arm with attention had to copy 4 at first, so that one that never learnt counted as degrading."
+    changed = (
+        "Only the arm with attention had to copy 4 at first, so that one that never learnt counted as degrading. 400 "
+        "steps instead of 300: after 300 the first seed without attention was at 0.95 there, hardly above the bar."
+    )
     arms = ("none", "bahdanau")
     LENGTHS: ClassVar[Sequence[int]] = (4, 8, 12, 16)
 
@@ -103,7 +106,7 @@ class Length(Claim):
         task: dict[str, Any] = {"type": "copy", "lengths": [1, 16], "valid": 100, "test": 100, "batch": 32}
         size = {"cell": "lstm", "width": 112} if arm == "none" else {"cell": "gru", "width": 64}
         model = {"type": "seq2seq", "attention": arm, "embedding": 32, **size}
-        learnt = learn(task, model, adam(budget(300, effort), lr=4e-3), seed)
+        learnt = learn(task, model, adam(budget(400, effort), lr=4e-3), seed)
         config = parse(CopyConfig, task)
         found = {length: tested(learnt.model, config, length, seed) for length in self.LENGTHS}
         return {

@@ -136,7 +136,7 @@ class Crossover(Claim):
     source = "Vaswani et al. 2017, section 4 and table 1"
     protocol = (
         "One layer, width 64, over 16 to 512 positions: softmax attention (4 heads), RNN, LSTM. Processor seconds of "
-        "a forward and backward pass over 8 sequences, the best of 5; also the FLOPs that the formulas give."
+        "a forward and backward pass over 8 sequences on one core, the best of 5; also FLOPs by formula."
     )
     rule = (
         "confirmed: at n = d/2 and at n = 4 d attention takes fewer seconds than an RNN and than an LSTM; refuted: one "
