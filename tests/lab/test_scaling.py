@@ -206,7 +206,7 @@ def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
         ({}, float("inf"), "should be above 1"),
         ({"sizes": "8x1,12x0"}, 4.0, "should be a width"),
         ({"budgets": (1e7, float("nan"), 2e7)}, 4.0, "different numbers above 0"),
-        ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would be called 8x1-1e7"),
+        ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would be called 12x1-1e7"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_runs(
