@@ -30,7 +30,7 @@ def test_flow_of_a_trained_model(run: Commands, language: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cost", "--mixer", "sofmax"), "--mixer: unknown name 'sofmax'; did you mean 'softmax'"),
+        (("cost", "--mixer", "sofmax"), "--mixer: unknown name 'sofmax' (did you mean 'softmax'?)"),
         (("cost", "--length", "64"), "--length: 64: an exponent needs two sizes"),
         (("cost", "--width", "32"), "--width: 32: an exponent needs two sizes"),
         (("cost", "--width", "32", "--width", "40"), "--width: 40: heads are 32 wide"),
