@@ -25,7 +25,8 @@ configs = st.builds(
 asked = st.lists(st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, EOS]), configs), min_size=1, max_size=6)
 
 
-@settings(max_examples=15)
+@pytest.mark.no_shapes  # hundreds of small steps
+@settings(max_examples=8)
 @pytest.mark.parametrize("kind", KINDS)
 @given(asked=asked, leaving=st.integers(0, 5))
 def test_rows_say_what_they_say_alone(kind, asked, leaving):
@@ -49,7 +50,7 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
     for place, (_, prompt, source, config) in enumerate(asked):
         (alone,) = sample(model, [prompt], config, [source])[0]
         said = [one.token for one in heard[place] if one.token != EOS]
-        if place == leaving and len(said) < len(alone.ids):
+        if place == leaving and heard[place] and heard[place][-1].end is None:  # it was taken out
             assert said == alone.ids[: len(said)]
             continue
         assert said == alone.ids == list(stream(model, prompt, config, source))
