@@ -268,6 +268,7 @@ def _sweep_all(
 ) -> dict[str, tuple[Sweep, Sweep]]:
     places = [_Place(row, length, settings.width) for row in chosen for length in settings.lengths]
     places += [_Place(row, settings.length, width) for row in chosen for width in settings.widths]
+    places = list(dict.fromkeys(places))  # a size may be among the lengths and among the widths
     times = _time_all(places, settings.repeats, journal, lambda part, words: report(0.7 * part, words))
     sweeps = {}
     for number, row in enumerate(chosen):

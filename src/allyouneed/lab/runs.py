@@ -138,7 +138,8 @@ def finished(folder: Path, recipe: Recipe) -> Outcome | None:
 def require_same_cores(folder: Path, recipe: Recipe, cores: int) -> None:
     """Refuses a run that was made, or begun, on another number of cores: its numbers are not those of the others."""
     wanted = shares(cores, recipe.train.workers, recipe.train.accumulate)
-    for record in read_log(folder / "log.jsonl"):
+    log = folder / "log.jsonl"
+    for record in read_log(log) if log.exists() else ():
         if record.get("kind") != "start" or not {"workers", "threads"} <= record.keys():
             continue
         count, threads = record["workers"], record["threads"]
