@@ -54,6 +54,8 @@ class Load:
             if manner == "rude":
                 time.sleep(random.random() * 0.2)
                 self.seen["hung up"] += 1
+                connection.close()
+                time.sleep(random.random() * 2)  # a person who clicks again, not a flood
                 return
             answer = connection.getresponse()
             self.seen[str(answer.status)] += 1

@@ -217,6 +217,7 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         raise Refusal(
             400, f"logprobs: {served.name} names classes; /score says how probable they are", param="logprobs"
         )
+    backend.engines[served.name].require_room(n * len(body.prompts))
     if served.takes_source:
         ids = await backend.encode_sources(served, body.prompts, "prompt")
     else:

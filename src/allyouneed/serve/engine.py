@@ -74,6 +74,12 @@ class _Queue:
     def __len__(self) -> int:
         return len(self.rows) + len(self.items)
 
+    def forget_cancelled(self) -> None:
+        """Whoever went away makes room for others."""
+        if any(ticket.cancelled for ticket, _ in (*self.rows, *self.items)):
+            self.rows = deque(one for one in self.rows if not one[0].cancelled)
+            self.items = deque(one for one in self.items if not one[0].cancelled)
+
 
 class Engine:
     """Decodes for all requests to one model, in a thread of its own."""
@@ -135,14 +141,18 @@ class Engine:
         finally:
             ticket.cancelled = True
 
+    def require_room(self, size: int) -> None:
+        """Refuses what the queue has no room for; asked before texts are tokenised, too: a refusal costs nothing."""
+        if self._closed:
+            raise closing()
+        if len(self._queue) + size > self.config.queue:
+            self.metrics.refused.labels(self.served.name).inc()
+            message = f"{len(self._queue)} answers wait already, of at most {self.config.queue}; try again later"
+            raise Refusal(429, message, code="queue_full", retry=self._retry())
+
     def _submit(self, ticket: Ticket) -> Ticket:
         with self._lock:
-            if self._closed:
-                raise closing()
-            if len(self._queue) + ticket.size > self.config.queue:
-                self.metrics.refused.labels(self.served.name).inc()
-                message = f"{len(self._queue)} answers wait already, of at most {self.config.queue}; try again later"
-                raise Refusal(429, message, code="queue_full", retry=self._retry())
+            self.require_room(ticket.size)
             self._queue.rows.extend((ticket, row) for row in ticket.rows)
             self._queue.items.extend((ticket, item) for item in range(len(ticket.items)))
             self._wake.notify()
@@ -176,6 +186,8 @@ class Engine:
         self._tell()
 
     def _round(self) -> None:
+        with self._lock:
+            self._queue.forget_cancelled()
         if self._running is not None:
             self._forget_cancelled(self._running)
             self._admit(self._running)
@@ -201,13 +213,10 @@ class Engine:
         with self._lock:
             longest = 0
             while self._queue.rows and len(running.rows) + len(fresh) < self.config.batch:
-                ticket, row = self._queue.rows[0]
-                longest = max(longest, row.length)
+                longest = max(longest, self._queue.rows[0][1].length)
                 if fresh and longest * (len(fresh) + 1) > PREFILL:
                     break
-                self._queue.rows.popleft()
-                if not ticket.cancelled:
-                    fresh.append((ticket, row))
+                fresh.append(self._queue.rows.popleft())
         if not fresh:
             return
         try:
@@ -249,8 +258,6 @@ class Engine:
             work: Work | None = None
             while self._queue.items:
                 ticket, item = self._queue.items.popleft()
-                if ticket.cancelled:
-                    continue
                 assert ticket.work is not None
                 work = work or ticket.work
                 room = (len(piece) + 1) * work.rows <= self.config.batch or not piece

@@ -259,6 +259,7 @@ async def _translate(
 
 async def _answers(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
     """The best answers to each text, as the model's recipe searches for them."""
+    backend.engines[served.name].require_room(len(texts))
     await backend.encode_sources(served, texts, "q")
     wanted = 1 + body.alternatives
     search = served.search.model_copy(update={"n_best": wanted, "beam": max(served.search.beam, wanted)})
