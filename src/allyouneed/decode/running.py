@@ -81,8 +81,8 @@ class Running:
                 if len(stay_N) < len(rows):
                     state, token_B = select_rows(state, stay_N), token_B[stay_N]
                 if self.rows:
-                    count_N = torch.tensor([len(self.rows), len(stay_N)], device=self._device)
-                    state = join_rows([self._state, state], count_N)
+                    count_P = torch.tensor([len(self.rows), len(stay_N)], device=self._device)
+                    state = join_rows([self._state, state], count_P)
                 self._state, self._token_B = state, torch.cat([self._token_B, token_B])
                 self.rows = [*self.rows, *(one.row for one in said if one.end is None)]
         return said

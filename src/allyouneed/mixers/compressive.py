@@ -120,9 +120,9 @@ class CompressiveState:
     known: Known | None = None
 
     @staticmethod
-    def join(nodes: "Sequence[CompressiveState]", count_N: Tensor | None) -> "CompressiveState":
+    def join(nodes: "Sequence[CompressiveState]", count_P: Tensor | None) -> "CompressiveState":
         """Rows that have seen different numbers of positions side by side."""
-        return join_fields(nodes, count_N, known=farthest([node.known for node in nodes]))
+        return join_fields(nodes, count_P, known=farthest([node.known for node in nodes]))
 
 
 @final

@@ -64,7 +64,7 @@ class SlotState:
     something_B: Tensor | None  # whether a row has anything to read (None: all have)
 
     @staticmethod
-    def join(nodes: "Sequence[SlotState]", count_N: Tensor | None) -> "SlotState":
+    def join(nodes: "Sequence[SlotState]", count_P: Tensor | None) -> "SlotState":
         """Slots are equally many for every memory."""
         something = [
             torch.ones(len(node.k_BHRK), dtype=torch.bool, device=node.k_BHRK.device)
@@ -72,7 +72,7 @@ class SlotState:
             else node.something_B
             for node in nodes
         ]
-        return join_fields(nodes, count_N, something_B=torch.cat(something))
+        return join_fields(nodes, count_P, something_B=torch.cat(something))
 
 
 @final

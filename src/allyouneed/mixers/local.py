@@ -55,9 +55,9 @@ class LocalState:
     begun_B: Tensor | None  # how many of them are there, if rows differ (None: all); they stand on the left
 
     @staticmethod
-    def join(nodes: "Sequence[LocalState]", count_N: Tensor | None) -> "LocalState":
+    def join(nodes: "Sequence[LocalState]", count_P: Tensor | None) -> "LocalState":
         """Blocks that have begun at different times side by side."""
-        begun_B = join_numbers([node.past.length if node.begun_B is None else node.begun_B for node in nodes], count_N)
+        begun_B = join_numbers([node.past.length if node.begun_B is None else node.begun_B for node in nodes], count_P)
         past = Growable(join_padded([node.past.tensor for node in nodes], 1))
         return LocalState(past, None if isinstance(begun_B, int) else begun_B)
 

@@ -92,11 +92,11 @@ class CompressedState:
     seen: int | Tensor  # positions so far: one number, or one for each row (B); slots that a row lacks are hidden
 
     @staticmethod
-    def join(nodes: "Sequence[CompressedState]", count_N: Tensor | None) -> "CompressedState":
+    def join(nodes: "Sequence[CompressedState]", count_P: Tensor | None) -> "CompressedState":
         """Rows with different numbers of slots side by side; the first slot of each stands first."""
         slots = Growable(join_padded([node.slots.tensor for node in nodes], 1))
         rest_BRN = join_padded([node.rest_BRN for node in nodes], 1)
-        return CompressedState(slots, rest_BRN, join_numbers([node.seen for node in nodes], count_N))
+        return CompressedState(slots, rest_BRN, join_numbers([node.seen for node in nodes], count_P))
 
 
 @final

@@ -23,7 +23,7 @@ class SoftmaxState:
     valid_BS: Tensor | None
 
     @staticmethod
-    def join(nodes: "Sequence[SoftmaxState]", count_N: Tensor | None) -> "SoftmaxState":
+    def join(nodes: "Sequence[SoftmaxState]", count_P: Tensor | None) -> "SoftmaxState":
         """Rows of different lengths side by side."""
         return SoftmaxState(*join_pasts([(node.past, node.valid_BS) for node in nodes]))
 
@@ -57,7 +57,7 @@ class CrossState:
         return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), valid, sharing)
 
     @staticmethod
-    def join(nodes: "Sequence[CrossState]", count_N: Tensor | None) -> "CrossState":
+    def join(nodes: "Sequence[CrossState]", count_P: Tensor | None) -> "CrossState":
         """Memories of different lengths side by side, each row with its own."""
         parts = [((node.k_NHSK, node.v_NHSR), node.valid_NS, node.sharing) for node in nodes]
         (k_NHSK, v_NHSR), valid_NS = join_memories(parts, dim=2)
@@ -85,13 +85,13 @@ def join_pasts(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growabl
     Slots that no row sees any more are forgotten.
     """
     kept, valid = [], []
-    for past, valid_BS in parts:
-        if valid_BS is None:
-            valid_BS = torch.ones(past.tensor.shape[:2], dtype=torch.bool, device=past.tensor.device)
-        seen_S = valid_BS.any(dim=0)
-        first = int(seen_S.to(torch.uint8).argmax()) if seen_S.numel() and bool(seen_S.any()) else len(seen_S)
+    for past, real in parts:
+        if real is None:
+            real = torch.ones(past.tensor.shape[:2], dtype=torch.bool, device=past.tensor.device)
+        seen = real.any(dim=0)
+        first = int(seen.to(torch.uint8).argmax()) if seen.numel() and bool(seen.any()) else len(seen)
         kept.append(past.keep_last(past.length - first))
-        valid.append(valid_BS[:, first:])
+        valid.append(real[:, first:])
     valid_BS = join_padded(valid, 1, left=True)
     return Growable.join(kept), None if bool(valid_BS.all()) else valid_BS
 
@@ -104,16 +104,16 @@ def join_memories(
     A memory is tensors with its positions along `dim`, which of them are real, and how many rows share each.
     """
     kept, valid = [], []
-    for tensors, valid_NS, sharing in parts:
-        if valid_NS is None:
+    for tensors, real, sharing in parts:
+        if real is None:
             rows, length = tensors[0].shape[0], tensors[0].shape[dim]
-            valid_NS = torch.ones(rows, length, dtype=torch.bool, device=tensors[0].device)
+            real = torch.ones(rows, length, dtype=torch.bool, device=tensors[0].device)
         else:
-            length = max([1, *(valid_NS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
-        cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [valid_NS[:, :length]]
-        *tensors, valid_NS = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
+            length = max([1, *(real.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+        cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [real[:, :length]]
+        *tensors, real = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
         kept.append(tensors)
-        valid.append(valid_NS)
+        valid.append(real)
     valid_BS = join_padded(valid, 1)
     joined = [join_padded(tensors, dim) for tensors in zip(*kept, strict=True)]
     return joined, None if bool(valid_BS.all()) else valid_BS

@@ -65,11 +65,11 @@ class PatternedState:
     seen: int | Tensor
 
     @staticmethod
-    def join(nodes: "Sequence[PatternedState]", count_N: Tensor | None) -> "PatternedState":
+    def join(nodes: "Sequence[PatternedState]", count_P: Tensor | None) -> "PatternedState":
         """Rows of different lengths side by side, without what only rows that have left could see."""
         lengths = [node.seen if isinstance(node.seen, int) else int(node.seen.max()) for node in nodes]
         past = Growable.join([node.past.keep_last(length) for node, length in zip(nodes, lengths, strict=True)])
-        return join_fields(nodes, count_N, past=past)
+        return join_fields(nodes, count_P, past=past)
 
 
 @final

@@ -105,11 +105,11 @@ class BucketState:
     bucket: Growable  # (B, S, H R), 16-bit; PADDING where there is no position
 
     @staticmethod
-    def join(nodes: "Sequence[BucketState]", count_N: Tensor | None) -> "BucketState":
+    def join(nodes: "Sequence[BucketState]", count_P: Tensor | None) -> "BucketState":
         """Rows of different lengths side by side, without what only rows that have left could see."""
         past, _ = join_pasts([(node.past, node.bucket.tensor[:, :, 0] != PADDING) for node in nodes])
         buckets = [node.bucket.keep_last(past.length) for node in nodes]
-        return BucketState(past, Growable.join(buckets, count_N, PADDING))
+        return BucketState(past, Growable.join(buckets, count_P, PADDING))
 
 
 @final

@@ -36,51 +36,51 @@ def _select(node: Any, rows_B: Tensor) -> Any:
     return node  # None and plain numbers are the same for every row
 
 
-def join_rows(states: Sequence[Tree], count_N: Tensor | None = None) -> Tree:
+def join_rows(states: Sequence[Tree], count_P: Tensor | None = None) -> Tree:
     """The rows of several states of one kind as one batch.
 
-    `count_N`: how many rows each state has. A number that states differ in becomes one for each row (B) by it.
+    `count_P`: how many rows each state has. A number that states differ in becomes one for each row (B) by it.
     What only rows that have left could see is forgotten, so a batch that rows join and leave does not grow for ever.
     """
-    return _join(states, count_N)
+    return _join(states, count_P)
 
 
-def _join(nodes: Sequence[Any], count_N: Tensor | None) -> Any:
+def _join(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
     first = nodes[0]
     if hasattr(first, "join"):
-        return first.join(nodes, count_N)
+        return first.join(nodes, count_P)
     if isinstance(first, Tensor | int | float) and not isinstance(first, bool):
-        return join_numbers(nodes, count_N)
+        return join_numbers(nodes, count_P)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        return join_fields(nodes, count_N)
+        return join_fields(nodes, count_P)
     if isinstance(first, list | tuple):
-        return type(first)(_join(items, count_N) for items in zip(*nodes, strict=True))
+        return type(first)(_join(items, count_P) for items in zip(*nodes, strict=True))
     if (first is None or isinstance(first, bool)) and all(node is first for node in nodes):
         return first  # the same for every row
     raise TypeError(f"the rows of a {type(first).__name__} cannot be joined")
 
 
-def join_fields(nodes: Sequence[Tree], count_N: Tensor | None, **made: Any) -> Tree:
+def join_fields(nodes: Sequence[Tree], count_P: Tensor | None, **made: Any) -> Tree:
     """Dataclasses, joined field by field; but for those that are made already."""
     first: Any = nodes[0]
     for field in dataclasses.fields(first):
         if field.name not in made:
-            made[field.name] = _join([getattr(node, field.name) for node in nodes], count_N)
+            made[field.name] = _join([getattr(node, field.name) for node in nodes], count_P)
     return dataclasses.replace(first, **made)
 
 
-def join_numbers(nodes: Sequence[Any], count_N: Tensor | None) -> Any:
+def join_numbers(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
     """Tensors as one; numbers that all states agree in stay one, others become one for each row (B)."""
     if all(isinstance(node, Tensor) for node in nodes):
         return torch.cat(list(nodes)) if len(nodes) > 1 else nodes[0]
     if all(isinstance(node, int | float) and node == nodes[0] for node in nodes):
         return nodes[0]
-    if count_N is None or any(node is None for node in nodes):
+    if count_P is None or any(node is None for node in nodes):
         raise TypeError("rows of states that differ in a number are joined by how many rows each state has")
-    counts = count_N.tolist()
+    counts = count_P.tolist()
     return torch.cat(
         [
-            node if isinstance(node, Tensor) else torch.full((count,), node, device=count_N.device)
+            node if isinstance(node, Tensor) else torch.full((count,), node, device=count_P.device)
             for node, count in zip(nodes, counts, strict=True)
         ]
     )
@@ -177,7 +177,7 @@ class Growable:
         return chosen
 
     @staticmethod
-    def join(nodes: "Sequence[Growable]", count_N: Tensor | None = None, value: float = 0) -> "Growable":
+    def join(nodes: "Sequence[Growable]", count_P: Tensor | None = None, value: float = 0) -> "Growable":
         """The rows of several; what is newest stands last, and padding in front."""
         longest = max(node.length for node in nodes)
         rows = [node._buffer.shape[0] for node in nodes]

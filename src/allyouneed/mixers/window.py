@@ -71,10 +71,10 @@ class WindowState:
     seen: int | Tensor  # positions so far: one number, or one for each row (B)
 
     @staticmethod
-    def join(nodes: "Sequence[WindowState]", count_N: Tensor | None) -> "WindowState":
+    def join(nodes: "Sequence[WindowState]", count_P: Tensor | None) -> "WindowState":
         """Rows that have had different numbers of positions side by side."""
         past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
-        return join_fields(nodes, count_N, past=past, real_BS=real_BS)
+        return join_fields(nodes, count_P, past=past, real_BS=real_BS)
 
 
 @final

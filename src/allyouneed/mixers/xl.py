@@ -153,10 +153,10 @@ class XLState:
     known: Known | None = None
 
     @staticmethod
-    def join(nodes: "Sequence[XLState]", count_N: Tensor | None) -> "XLState":
+    def join(nodes: "Sequence[XLState]", count_P: Tensor | None) -> "XLState":
         """Rows that have had different numbers of positions side by side."""
         past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
-        return join_fields(nodes, count_N, past=past, real_BS=real_BS, known=farthest([node.known for node in nodes]))
+        return join_fields(nodes, count_P, past=past, real_BS=real_BS, known=farthest([node.known for node in nodes]))
 
 
 @final
@@ -183,11 +183,11 @@ class XL(Mixer):
             real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
         known = self._known(min(self._reach(T), k_BHSK.shape[2] - 1), state)
         y_BHTK = self._read(self.distances.with_content(q_BHTK), k_BHSK, v_BHSK, known.keys_HKR, real_BS)
-        if real_BS is not None:
-            real_BS = None if bool(real_BS[:, -self.config.memory :].all()) else real_BS[:, -self.config.memory :]
+        left = None if real_BS is None else real_BS[:, -self.config.memory :]
+        left = None if left is None or bool(left.all()) else left
         kept = None if torch.is_grad_enabled() else known
         past = after.past.keep_last(self.config.memory)
-        return self.project.merge(y_BHTK), XLState(past, after.projected, real_BS, kept)
+        return self.project.merge(y_BHTK), XLState(past, after.projected, left, kept)
 
     def _reach(self, segment: int) -> int:
         """How far the last position of a segment looks back."""

@@ -46,7 +46,7 @@ class Annotations:
         return Annotations(self.h_NSD.index_select(0, group_N), self.key_NSA.index_select(0, group_N), valid, sharing)
 
     @staticmethod
-    def join(nodes: "Sequence[Annotations]", count_N: Tensor | None) -> "Annotations":
+    def join(nodes: "Sequence[Annotations]", count_P: Tensor | None) -> "Annotations":
         """Sources of different lengths side by side, each row with its own."""
         parts = [((node.h_NSD, node.key_NSA), node.valid_NS, node.sharing) for node in nodes]
         (h_NSD, key_NSA), valid_NS = join_memories(parts, dim=1)

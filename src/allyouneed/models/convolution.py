@@ -39,7 +39,7 @@ class Columns:
         return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
 
     @staticmethod
-    def join(nodes: "Sequence[Columns]", count_N: Tensor | None) -> "Columns":
+    def join(nodes: "Sequence[Columns]", count_P: Tensor | None) -> "Columns":
         """Columns of different sources side by side, for each row its own; those that are nothing to all rows go."""
         kept = []
         for node in nodes:

@@ -50,7 +50,7 @@ class TapeState:
         return replace(self, columns_B=columns_B, seen=seen_B)
 
     @staticmethod
-    def join(nodes: "Sequence[TapeState]", count_N: Tensor | None) -> "TapeState":
+    def join(nodes: "Sequence[TapeState]", count_P: Tensor | None) -> "TapeState":
         """Images of different widths side by side, without columns that only rows that have left needed."""
         rows = [node.by_row() for node in nodes]
         widths = [int(torch.maximum(columns, seen + 1).max()) for columns, seen in rows]
