@@ -42,6 +42,7 @@ class _Sizes(Claim):
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         width = int(arm)
         model = small(type="decoder", layers=2, width=width, hidden=4 * width, positions="rotary", feedforward="gelu")
+        model["mixer"] = {"type": "softmax", "heads": 2}  # rotary positions turn pairs: half of every width is even
         learnt = learn(shakespeare(64, 16), model, adam(budget(250, effort), lr=0.1 * width**-0.75), seed)
         weights = sum(weight.numel() for name, weight in learnt.model.named_parameters() if "blocks" in name)
         return {"loss": loss(learnt.model, learnt.data), "parameters": float(weights)}
