@@ -42,11 +42,17 @@ def predicting(model: Model) -> Iterator[None]:
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
     """No dropout and no gradients inside; afterwards every module is in the mode it was in."""
+    with resting(model), torch.inference_mode():
+        yield
+
+
+@contextmanager
+def resting(model: Model) -> Iterator[None]:
+    """No dropout inside; afterwards every module is in the mode it was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True

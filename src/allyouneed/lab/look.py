@@ -14,8 +14,7 @@ which every model has: so that a recurrence can stand beside a Transformer.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,13 +22,12 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode import SampleConfig, SearchConfig, search, stream
-from allyouneed.decode.base import as_float32, device_of, evaluating
+from allyouneed.decode.base import as_float32, device_of, evaluating, resting
 from allyouneed.decode.translate import check_known
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.folder import Bundle
 from allyouneed.lab.flow import Vectors
 from allyouneed.lab.maps import Map, record_maps
-from allyouneed.models import Model
 from allyouneed.tasks import EOS, UNK, Tokenizer
 from allyouneed.tasks.base import BOS, FIRST_CLASS
 
@@ -218,7 +216,7 @@ class _Looking:
 
     def _influence(self, others: bool) -> tuple[list[Heads], str]:
         """How much each token that is read moves each one that is said."""
-        with _following(self.model), Vectors() as vectors:
+        with resting(self.model), torch.enable_grad(), Vectors() as vectors:
             logprob_TV, read = self._traced(vectors)
             chosen = self._chosen(logprob_TV)
             rows: list[list[Tensor]] = [[] for _ in read]
@@ -435,19 +433,6 @@ def _of_length(vectors: Vectors, axis: Axis, length: int, begin: int = 0) -> lis
     """What the tokens became: the first vectors that are as many as they. Positions may be looked up later."""
     found = [x for x in vectors.found[begin:] if x.dim() == 3 and x.shape[1] == length]
     return [(axis, found[0])] if found else []
-
-
-@contextmanager
-def _following(model: Model) -> Iterator[None]:
-    """No dropout inside, but gradients; afterwards every module is in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _require_few(maps: Sequence[Heads]) -> None:
