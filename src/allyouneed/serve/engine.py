@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ LONGEST_RETRY = 60  # seconds that a refused client is told to wait, at most
 SEARCHES = threading.Lock()
 
 log = logging.getLogger(__name__)
+Asked = TypeVar("Asked")  # a row, or the number of an item
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,18 @@ class Engine:
                 fresh.append(self._queue.rows.popleft())
         if not fresh:
             return
+        self._together(fresh, lambda some: self._join(running, some))
+
+    def _together(
+        self, asked: Sequence[tuple[Ticket, Asked]], run: Callable[[Sequence[tuple[Ticket, Asked]]], None]
+    ) -> None:
+        """All at once; if that fails, one of them may be to blame: alone, each answers for itself."""
         try:
-            self._join(running, fresh)
-        except Exception:  # one of them may be to blame; alone, each answers for itself
-            for one in fresh:
+            run(asked)
+        except Exception:
+            for one in asked:
                 try:
-                    self._join(running, [one])
+                    run([one])
                 except Exception as error:
                     self._heard.append((one[0], refusal_of(error)))
 
@@ -265,14 +272,7 @@ class Engine:
             self._queue.items = others
         if work is None:
             return
-        try:
-            self._do(work, piece)
-        except Exception:
-            for one in piece:
-                try:
-                    self._do(work, [one])
-                except Exception as error:
-                    self._heard.append((one[0], refusal_of(error)))
+        self._together(piece, lambda some: self._do(work, some))
 
     def _do(self, work: Work, piece: Sequence[tuple[Ticket, int]]) -> None:
         with SEARCHES, torch.inference_mode():
