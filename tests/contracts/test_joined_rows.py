@@ -47,6 +47,16 @@ rows = st.builds(
 several = st.lists(rows, min_size=2, max_size=5)
 
 
+def some_rows() -> list[Row]:
+    """One that begins alone, two that join it later at once, and one that is gone after its first token."""
+    return [
+        Row(0, [5, 6, 7], [4, 5], [6, 7, 8, 9, 5, 6]),
+        Row(2, [5], [4, 8, 9, 5, 6], [6, 7]),
+        Row(2, [8, 9, 5, 4, 6], [7], [4, 5, 6, 7]),
+        Row(4, [6, 6], [5, 5, 5], []),
+    ]
+
+
 def run_together(model: Model, all_rows: list[Row]) -> None:
     """One step of all rows at a time; rows begin at their times, and leave when they have nothing more to say."""
     running: list[Row] = []
@@ -77,6 +87,8 @@ def swapped(padded: tuple[Tensor, Tensor | None], state: Any) -> tuple[Tensor, A
 
 
 def check(model: Model, all_rows: list[Row]) -> None:
+    for row in all_rows:
+        row.logits.clear()
     with torch.inference_mode():
         run_together(model, all_rows)
         for row in all_rows:
@@ -86,13 +98,12 @@ def check(model: Model, all_rows: list[Row]) -> None:
             assert_close(torch.stack(row.logits), alone_1TV[0, len(row.prompt) - 1 :])
 
 
-@settings(max_examples=8)
+@pytest.mark.no_shapes
+@settings(max_examples=6)
 @pytest.mark.parametrize("case", GENERATING, ids=str)
 @given(all_rows=several)
 def test_every_model(case: Case, all_rows: list[Row]) -> None:
     torch.manual_seed(1)
-    for row in all_rows:
-        row.logits.clear()
     check(case.build(), all_rows)
 
 
@@ -103,37 +114,47 @@ def random_weights(model: Model) -> Model:
     return model.double().eval()
 
 
-CAUSAL = [(name, number) for name, all_ in MIXERS_SMALL.items() for number in range(len(all_))]
+@pytest.mark.parametrize("case", GENERATING, ids=str)
+def test_every_model_with_shapes(case: Case) -> None:
+    check(case.build(), some_rows())
 
 
+SETTINGS = [(name, number) for name, all_ in MIXERS_SMALL.items() for number in range(len(all_))]
+
+
+def check_mixer(mixer: MixerConfig, all_rows: list[Row]) -> None:
+    """As what a decoder mixes with, and as what reads a memory."""
+    shape = {"width": 30 if mixer.position_heads == 5 else 12, "hidden": 8, "dropout": 0.0}
+    if "causal" in mixer.roles:
+        decoder = DecoderConfig(mixer=mixer, layers=2, **shape)
+        check(random_weights(decoder.build(Sizes(SOURCE, TARGET))), all_rows)
+    if "cross" in mixer.roles:
+        softmax = MIXERS_SMALL["softmax"][0]
+        both = EncoderDecoderConfig(mixer=softmax, cross=mixer, encoder_layers=1, decoder_layers=1, **shape)
+        check(random_weights(both.build(Sizes(SOURCE, TARGET))), all_rows)
+
+
+@pytest.mark.no_shapes
 @settings(max_examples=4)
-@pytest.mark.parametrize(("name", "number"), CAUSAL)
+@pytest.mark.parametrize(("name", "number"), SETTINGS)
 @given(all_rows=several)
 def test_every_mixer(name: str, number: int, all_rows: list[Row]) -> None:
     torch.manual_seed(1)
-    mixer: MixerConfig = MIXERS_SMALL[name][number]
-    width = 30 if mixer.position_heads == 5 else 12
-    for row in all_rows:
-        row.logits.clear()
-    if "causal" in mixer.roles:
-        shape = {"width": width, "hidden": 8, "layers": 2, "dropout": 0.0}
-        check(random_weights(DecoderConfig(mixer=mixer, **shape).build(Sizes(SOURCE, TARGET))), all_rows)
-    if "cross" in mixer.roles:
-        for row in all_rows:
-            row.logits.clear()
-        shape = {"mixer": MIXERS_SMALL["softmax"][0], "width": width, "hidden": 8, "dropout": 0.0}
-        config = EncoderDecoderConfig(cross=mixer, encoder_layers=1, decoder_layers=1, **shape)
-        check(random_weights(config.build(Sizes(SOURCE, TARGET))), all_rows)
+    check_mixer(MIXERS_SMALL[name][number], all_rows)
 
 
-@settings(max_examples=4)
+@pytest.mark.parametrize("name", MIXERS_SMALL)
+def test_every_mixer_with_shapes(name: str) -> None:
+    check_mixer(MIXERS_SMALL[name][0], some_rows())
+
+
+@pytest.mark.no_shapes
+@settings(max_examples=3)
 @pytest.mark.parametrize("name", POSITIONS)
 @pytest.mark.parametrize("mixer", ["softmax", "window", "reformer", "memory-compressed", "bigbird"])
 @given(all_rows=several)
 def test_every_position(name: str, mixer: str, all_rows: list[Row]) -> None:
     torch.manual_seed(1)
-    for row in all_rows:
-        row.logits.clear()
     positions = POSITIONS[name].model_validate({"type": name})
     shape = {"width": 12, "hidden": 8, "layers": 1, "dropout": 0.0}
     config = DecoderConfig(mixer=MIXERS_SMALL[mixer][0], positions=positions, **shape)

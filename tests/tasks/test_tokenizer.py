@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK
-from allyouneed.tasks.tokenizer import SPECIALS, Kind, Tokenizer, TokenizerConfig, of_symbols, train
+from allyouneed.tasks.tokenizer import SPECIALS, THREADS, Kind, Tokenizer, TokenizerConfig, of_symbols, train
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat", "forty-one thousand and two", "Größe, Straße!", "the the the"] * 3
 ANY = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -159,6 +160,22 @@ def test_impossible_settings(settings: dict[str, object], message: str) -> None:
         parse(TokenizerConfig, settings)
 
 
-def test_threads_are_used_only_inside_a_call() -> None:
-    tokenizer("bpe").encode_batch(["a", "b"])
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+def test_threads_are_used_only_inside_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of several threads overlap: what was set before the first is set after the last."""
+    ours, seen = tokenizer("bpe"), []
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "before")
+    inside = threading.Barrier(3)
+
+    def call() -> None:
+        with THREADS:
+            inside.wait()
+            seen.append(os.environ["TOKENIZERS_PARALLELISM"])
+            ours.encode_batch(["a", "b"])
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["true"] * 3
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "before"

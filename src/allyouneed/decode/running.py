@@ -68,23 +68,22 @@ class Running:
             first = {key: place for place, key in reversed(list(enumerate(keys)))}  # what several ask is read once
             asked = [rows[place] for place in sorted(first.values())]
             state = begin(self._model, [row.source for row in asked], self._device)
-            token_BT, valid_BT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
-            x_BTD, state = self._model.hidden(token_BT, state, valid_BT)
-            logits_BV = self._model.head(x_BTD[:, -1])
+            token_AT, valid_AT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
+            x_ATD, state = self._model.hidden(token_AT, state, valid_AT)
+            logits = self._model.head(x_ATD[:, -1])
             if len(asked) < len(rows):
                 numbers = {key: number for number, key in enumerate(sorted(first, key=lambda key: first[key]))}
-                group_N = torch.tensor([numbers[key] for key in keys], device=self._device)
-                logits_BV, state = logits_BV.index_select(0, group_N), select_rows(state, group_N)
-            said, token_B = self._choose(rows, logits_BV)
-            stay_N = self._staying(said)
-            if len(stay_N):
-                if len(stay_N) < len(rows):
-                    state, token_B = select_rows(state, stay_N), token_B[stay_N]
-                if self.rows:
-                    count_P = torch.tensor([len(self.rows), len(stay_N)], device=self._device)
-                    state = join_rows([self._state, state], count_P)
-                self._state, self._token_B = state, torch.cat([self._token_B, token_B])
-                self.rows = [*self.rows, *(one.row for one in said if one.end is None)]
+                group_B = torch.tensor([numbers[key] for key in keys], device=self._device)
+                logits, state = logits.index_select(0, group_B), select_rows(state, group_B)
+            if self.rows:
+                count_P = torch.tensor([len(self.rows), len(rows)], device=self._device)
+                state = join_rows([self._state, state], count_P)
+            # Last: what rows have drawn cannot be taken back.
+            said, tokens = self._choose(rows, logits)
+            self._state, self._token_B = state, torch.cat([self._token_B, tokens])
+            self.rows = [*self.rows, *rows]
+            leaving = {id(one.row) for one in said if one.end is not None}
+            self._keep([place for place, row in enumerate(self.rows) if id(row) not in leaving])
         return said
 
     def step(self) -> list[Said]:
@@ -93,15 +92,14 @@ class Running:
             logits_BV, state = self._model.advance(self._token_B, self._state)
             said, self._token_B = self._choose(self.rows, logits_BV)
             self._state = state
-            self._keep(self._staying(said))
+            self._keep([place for place, one in enumerate(said) if one.end is None])
         return said
 
     def remove(self, rows: Collection[Row]) -> None:
         """Rows that nobody waits for any more."""
         gone = {id(row) for row in rows}
-        stay = [place for place, row in enumerate(self.rows) if id(row) not in gone]
         with torch.inference_mode():
-            self._keep(torch.tensor(stay, dtype=torch.long, device=self._device))
+            self._keep([place for place, row in enumerate(self.rows) if id(row) not in gone])
 
     def failing(self) -> list[tuple[Row, Exception]]:
         """The rows whose next step fails, each alone: a position beyond what a model has learnt, for one."""
@@ -115,14 +113,11 @@ class Running:
                 found.append((row, error))
         return found
 
-    def _staying(self, said: Sequence[Said]) -> Tensor:
-        stay = [place for place, one in enumerate(said) if one.end is None]
-        return torch.tensor(stay, dtype=torch.long, device=self._device)
-
-    def _keep(self, stay_N: Tensor) -> None:
-        if len(stay_N) == len(self.rows):
+    def _keep(self, places: Sequence[int]) -> None:
+        if len(places) == len(self.rows):
             return
-        self.rows = [self.rows[place] for place in stay_N.tolist()]
+        stay_N = torch.tensor(places, dtype=torch.long, device=self._device)
+        self.rows = [self.rows[place] for place in places]
         self._token_B = self._token_B[stay_N]
         self._state = select_rows(self._state, stay_N) if self.rows else None
 

@@ -13,9 +13,9 @@ matched against them. Text is never a control symbol.
 
 import json
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -79,7 +79,7 @@ class Tokenizer:
         """The ids of many texts."""
         if self._characters is not None:
             return [self._encode_characters(text) for text in texts]
-        with _threads():
+        with THREADS:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -186,7 +186,7 @@ def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool
         library.normalizer = normalizers.Prepend(" ")
         library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     try:
-        with _threads():
+        with THREADS:
             library.train_from_iterator(texts, trainer)
     except Exception as error:
         if type(error) is not Exception:  # ours, from reading; the library raises bare Exception
@@ -264,12 +264,28 @@ def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np
     return table
 
 
-@contextmanager
-def _threads() -> Iterator[None]:
-    """The library may use threads inside this block, and only there: a fork elsewhere is safe and silent."""
-    before = os.environ["TOKENIZERS_PARALLELISM"]
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    try:
-        yield
-    finally:
-        os.environ["TOKENIZERS_PARALLELISM"] = before
+class _Threads:
+    """The library may use threads inside `with THREADS`, and only there: a fork elsewhere is safe and silent.
+
+    The setting belongs to the process and calls overlap in a server's threads: the first call to begin keeps what
+    was set, the last to end puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, "false"
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = os.environ["TOKENIZERS_PARALLELISM"]
+                os.environ["TOKENIZERS_PARALLELISM"] = "true"
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                os.environ["TOKENIZERS_PARALLELISM"] = self._before
+
+
+THREADS = _Threads()
