@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,17 +100,12 @@ class Side:
 
 def serve(name: str) -> None:
     """The life of such a process."""
-    torch.manual_seed(0)
-    ours = our_model()
-    theirs = marian(ours).eval()
     if name != "generate":
         keep_freed_memory()
-    lay_out_for_prediction(ours)  # what `allyouneed translate` does with a model, too
     decode: Any = decode_ours if name == "ours" else decode_theirs
-    model = ours if name == "ours" else theirs
     for line in sys.stdin:
         bias, beam, batch, again = json.loads(line)
-        set_end_bias(ours, theirs, bias)
+        model = ours_and_theirs(bias)[name != "ours"]
         sources = some_sources(batch)
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(again):
@@ -128,11 +124,19 @@ def check_same(sides: list[Side], bias: float, beam: int, batch: int) -> None:
                 )
 
 
-def set_end_bias(ours: EncoderDecoder, theirs: MarianMTModel, value: float) -> None:
+@cache
+def ours_and_theirs(end_bias: float) -> tuple[EncoderDecoder, MarianMTModel]:
+    torch.manual_seed(0)
+    ours = our_model()
+    bias_V = ours.head.bias_V
+    assert bias_V is not None
     with torch.no_grad():
-        for bias_V in (ours.head.bias_V, theirs.final_logits_bias[0]):
-            bias_V[[PAD, BOS]] = NEVER  # the peer would say them
-            bias_V[EOS] = value
+        bias_V[[PAD, BOS]] = NEVER  # the peer would say them
+        bias_V[EOS] = end_bias
+    theirs = marian(ours).eval()
+    theirs.final_logits_bias[0] = bias_V.detach()
+    lay_out_for_prediction(ours)  # what `allyouneed translate` does with a model, too
+    return ours, theirs
 
 
 def main() -> None:

@@ -126,5 +126,10 @@ class Block(nn.Module):
         return self._add(x, y, self.feedforward_norm), BlockState(mixed, crossed)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        x = self.dropout.add(x, y) if self.training else x + y
+        if self.training:
+            x = self.dropout.add(x, y)
+        elif self.norm_place == "post" and (added := getattr(norm, "added", None)):  # laid out for prediction
+            return added(x, y)
+        else:
+            x = x + y
         return norm(x) if self.norm_place == "post" else x

@@ -70,7 +70,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     ],
     "show-attend-tell": [
         {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}},
-        {**IMAGES, "decoder": {"type": "transformer", **SOFTMAX}, "filters": [6, 5]},
+        {**IMAGES, "size": 5, "decoder": {"type": "transformer", **SOFTMAX}, "filters": [6, 5]},  # 4 cells
         {**IMAGES, "decoder": {"type": "lstm", "width": 8, "embedding": 5, "dropout": 0.0}, "blind": True},
     ],
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from allyouneed import kernels
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import State
 from allyouneed.models import Model
@@ -110,6 +111,9 @@ def as_float32(logits: Tensor) -> Tensor:
 
 def top_words(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best words of each row, best first: log-probabilities (B, C) among all tokens, and ids (B, C)."""
+    count = min(count, logits_BV.shape[1] - FIRST_WORD)
+    if kernels.usable(logits_BV):
+        return kernels.top_words(logits_BV, FIRST_WORD, count)
     logprob_BC, word_BC = largest(logits_BV.log_softmax(dim=1)[:, FIRST_WORD:], count)
     return logprob_BC, word_BC + FIRST_WORD
 

@@ -15,6 +15,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from allyouneed import kernels
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
@@ -65,7 +66,7 @@ class Softmax(Mixer):
         super().__init__()
         self.heads, self.role, self.position = config.heads, role, position
         key_width, value_width = config.head_widths(width)
-        self.keys, self.values = config.heads * key_width, config.heads * value_width
+        self.keys, self.values, self.scale = config.heads * key_width, config.heads * value_width, key_width**-0.5
         if role == "cross":
             self.query = nn.Linear(width, self.keys, bias=config.bias)
             self.key_value = nn.Linear(width, self.keys + self.values, bias=config.bias)
@@ -175,11 +176,19 @@ class Softmax(Mixer):
         past = state.past.append(kept.unsqueeze(1))
         k_BHSK, v_BHSR = self._keys_values(past.tensor)
         valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
+        if map_sink() is None and kernels.usable(query):
+            bias_BHS = None if bias is None else bias.flatten(-2)
+            y_BM = kernels.attend(query, k_BHSK, v_BHSR, self.scale, valid_BS, bias_BHS)
+            return self.output(y_BM), SoftmaxState(past, valid_BS)
         y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
         return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, valid_BS)
 
     def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
         B, N = x_BD.shape[0], state.k_NHSK.shape[0]
+        if map_sink() is None and kernels.usable(x_BD):
+            state = state.by_rows()
+            y_BM = kernels.attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, self.scale, state.valid_NS)
+            return self.output(y_BM), state
         q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
         visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
         if B == 1:

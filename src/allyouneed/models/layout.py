@@ -2,34 +2,41 @@
 
 A step of decoding is bound by two things, and neither is arithmetic:
 
-- how fast the weights stream from memory. A projection y = x W^T reads W (out, in) by rows; with one to a few rows of x
-  the kernels stream it faster when the *inputs* are the slow dimension. Measured on a CPU, one thread, in 256: rows
-  1 / 5 / 32, out 768: 25 -> 18, 44 -> 30, 109 -> 84 microseconds; out 8,000 (a head): 382 -> 344, 676 -> 351,
-  2,460 -> 2,254;
+- how fast the weights stream from memory. Where there is a compiler, projections of a few rows run on packed weights
+  (kernels/products.c), in float32 or in int8. Elsewhere: a projection y = x W^T reads W (out, in) by rows; with one to
+  a few rows of x torch's kernels stream it faster when the *inputs* are the slow dimension (32 rows, 256 to 768: 109 ->
+  84 microseconds);
 - what Python does between the operations: `nn.Module.__call__` looks for hooks, and attributes that are modules or
   parameters are found only after the usual search has failed. That was a sixth of a step.
 
-Shapes, names and numbers stay the same, and so does every line of code that uses them.
+Shapes and names stay the same, and so does every line of code that uses them; so do numbers, but for int8.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allyouneed.models.base import Model
+from allyouneed import kernels
+from allyouneed.errors import ConfigError
+from allyouneed.models.base import Head, Model
+
+FEW = 48  # rows up to which packed weights are faster than torch's own product
 
 
 class _Projection(nn.Module):
-    """A linear layer without the way to its hooks, and with its weights by columns."""
+    """A linear layer without the way to its hooks, with its weights by columns, and packed as soon as few rows come."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, int8: bool) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
         layer.weight.data = layer.weight.data.T.contiguous().T
         self.weight = layer.weight
         self._columns = layer.weight.data.T
+        self._quick = _Quick(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
+        if (y := self._quick(x)) is not None:
+            return y
         if x.dim() == 2 and self.bias is not None:  # what F.linear comes to, after a few more turns
             return torch.addmm(self.bias, x, self._columns)
         return F.linear(x, self.weight, self.bias)
@@ -37,32 +44,75 @@ class _Projection(nn.Module):
     __call__ = forward
 
 
-class _Norm(nn.Module):
-    """A layer norm without the way to its hooks."""
+class _QuickHead(Head):
+    """A head like that."""
 
-    def __init__(self, layer: nn.LayerNorm) -> None:
-        super().__init__()
-        self.shape, self.eps = layer.normalized_shape, layer.eps
-        self.weight, self.bias = layer.weight, layer.bias
+    def __init__(self, head: Head, int8: bool) -> None:
+        super().__init__(nn.Parameter(head.weight_VD.detach().T.contiguous().T, requires_grad=False))
+        self.bias_V = head.bias_V
+        self._quick = _Quick(self.weight_VD, self.bias_V, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return super().forward(x) if (y := self._quick(x)) is None else y
 
     __call__ = forward
 
 
-def lay_out_for_prediction(model: Model) -> None:
+class _Quick:
+    """x W^T + b by kernels, where they apply."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, int8: bool) -> None:
+        self._weight, self._bias, self._int8 = weight, bias, int8
+        self._packed: kernels.Packed | kernels.PackedInt8 | None = None
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """None: torch has to do it."""
+        if not kernels.usable(x) or (not self._int8 and x.numel() > FEW * x.shape[-1]):
+            return None
+        if self._packed is None:
+            self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
+        return self._packed.project(x)
+
+
+class _Norm(nn.Module):
+    """A norm without the way to its hooks, in one pass where a kernel can do it."""
+
+    def __init__(self, layer: nn.LayerNorm | nn.RMSNorm) -> None:
+        super().__init__()
+        assert layer.eps is not None
+        self.shape, self.eps = layer.normalized_shape, layer.eps
+        self.weight, self.bias = layer.weight, getattr(layer, "bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if kernels.usable(x):
+            return kernels.add_norm(x, None, self.weight, self.bias, self.eps)
+        if self.bias is None:
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        return torch.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
+    __call__ = forward
+
+    def added(self, x: Tensor, y: Tensor) -> Tensor:
+        """Norm(x + y)."""
+        if kernels.usable(x):
+            return kernels.add_norm(x, y, self.weight, self.bias, self.eps)
+        return self.forward(x + y)
+
+
+def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
     """Rearranges a model that will only predict: it is not to be trained or saved.
 
-    The head parts from the embedding it may be tied to, as embeddings are read by rows.
+    The head parts from the embedding it may be tied to, as embeddings are read by rows. With `int8`, projections and
+    head compute in bytes.
     """
+    if int8 and not kernels.usable(torch.empty(0, device=model.head.weight_VD.device)):
+        raise ConfigError("int8 needs a CPU and a C compiler (cc, gcc or clang) that can be found")
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
-                setattr(module, name, _Projection(child))
-            elif type(child) is nn.LayerNorm:
+                setattr(module, name, _Projection(child, int8))
+            elif isinstance(child, nn.LayerNorm | nn.RMSNorm):
                 setattr(module, name, _Norm(child))
-    head = model.head.weight_VD
-    model.head.weight_VD = nn.Parameter(head.detach().T.contiguous().T, requires_grad=head.requires_grad)
+    model.head = _QuickHead(model.head, int8)
     for module in model.modules():  # found at once, and still registered
         module.__dict__.update(module._modules | module._parameters)

@@ -1,0 +1,214 @@
+/* y = x W^T + b for a few rows of x: the projections of a decoding step.
+
+   With few rows a product is bound by how fast W comes from memory, and by how often its rows are read again. So W lies
+   packed in panels of 32 outputs, in the order in which it is read, and a tile of up to 12 rows takes its sums with it
+   through a panel: 24 vectors of 16, as many as there are registers for.
+
+   float32:  panel[k][32]                 y += x[k] panel[k]
+   int8:     panel[k / 4][32][4]          one instruction multiplies four neighbours (VNNI) and adds them up
+
+   int8 is dynamic: a row of x is scaled by its own largest number into 1 .. 255 (128 is zero, as the instruction wants
+   unsigned times signed), a row of W by its own into -127 .. 127:
+       y = s_x s_w (sum_k (q_x - 128) q_w) + b = s_x s_w (sum_k q_x q_w - 128 sum_k q_w) + b
+   Sums are exact integers. */
+
+#include "kernels.h"
+
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+#endif
+
+typedef float floats __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef float anywhere __attribute__((vector_size(64), aligned(4)));
+
+/* Sums stay in registers only if loops over them are written out. */
+#define UNROLL _Pragma("GCC unroll 12")
+
+/* BLOCK: so many rows go through all panels before the next ones do; the addresses of more are too many to remember. */
+enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 4 * TILE, AHEAD = 32 * PANEL };
+
+static inline floats load(const float *x) { return *(const anywhere *)x; }
+
+/* What becomes of the sums of one row in one panel: up to `room` of them are wanted. */
+static inline void finish(floats low, floats high, const float *bias, bool relu, float *y, i64 room) {
+    low += load(bias);
+    high += load(bias + WIDE);
+    if (relu) {
+        for (int j = 0; j < WIDE; j++) {
+            low[j] = low[j] > 0 ? low[j] : 0.0f;
+            high[j] = high[j] > 0 ? high[j] : 0.0f;
+        }
+    }
+    if (room >= PANEL) {
+        memcpy(y, &low, sizeof low);
+        memcpy(y + WIDE, &high, sizeof high);
+    } else {
+        float both[PANEL];
+        memcpy(both, &low, sizeof low);
+        memcpy(both + WIDE, &high, sizeof high);
+        memcpy(y, both, room * sizeof(float));
+    }
+}
+
+static inline __attribute__((always_inline)) void tile_float(
+    const int rows, const float *x, i64 x_row, const float *panel, const float *bias, bool relu, float *y, i64 y_row,
+    i64 inputs, i64 room) {
+    floats low[TILE], high[TILE];
+    UNROLL
+    for (int r = 0; r < rows; r++) low[r] = high[r] = (floats){0};
+    for (i64 k = 0; k < inputs; k++, panel += PANEL) {
+        floats first = load(panel), second = load(panel + WIDE);
+        /* What is read next comes while this is worked on: the next panel, or what lies a page ahead. */
+        i64 ahead = rows > 3 ? inputs * PANEL : AHEAD;
+        __builtin_prefetch(panel + ahead, 0, 2);
+        __builtin_prefetch(panel + ahead + WIDE, 0, 2);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            float one = x[r * x_row + k];
+            low[r] += one * first;
+            high[r] += one * second;
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) finish(low[r], high[r], bias, relu, y + r * y_row, room);
+}
+
+#define EACH_TILE(DO) \
+    switch (left < TILE ? left : TILE) { \
+        case 1: DO(1); break; case 2: DO(2); break; case 3: DO(3); break; case 4: DO(4); break; \
+        case 5: DO(5); break; case 6: DO(6); break; case 7: DO(7); break; case 8: DO(8); break; \
+        case 9: DO(9); break; case 10: DO(10); break; case 11: DO(11); break; default: DO(12); \
+    }
+
+/* Rows are cut into tiles of nearly equal height: 32 rows are 11 + 11 + 10, not 12 + 12 + 8. */
+static inline i64 tile_height(i64 rows) {
+    i64 tiles = (rows + TILE - 1) / TILE;
+    return (rows + tiles - 1) / tiles;
+}
+
+void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
+             i64 x_row, bool relu) {
+    for (i64 top = 0; top < rows; top += BLOCK) {
+        i64 bottom = rows < top + BLOCK ? rows : top + BLOCK, height = tile_height(bottom - top);
+        for (i64 begin = 0; begin < outputs; begin += PANEL) {
+            const float *panel = packed + begin * inputs;
+            for (i64 row = top; row < bottom; row += height) {
+                i64 left = bottom - row < height ? bottom - row : height;
+                const float *from = x + row * x_row;
+                float *to = y + row * outputs + begin;
+#define DO(R) tile_float(R, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
+                EACH_TILE(DO)
+#undef DO
+            }
+        }
+    }
+}
+
+/* W (outputs, inputs), with strides, into panels; what is beyond its edges is zero. */
+void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 by_output, i64 by_input) {
+    for (i64 begin = 0; begin < outputs; begin += PANEL) {
+        for (i64 k = 0; k < inputs; k++) {
+            for (i64 j = 0; j < PANEL; j++) {
+                *packed++ = begin + j < outputs ? w[(begin + j) * by_output + k * by_input] : 0.0f;
+            }
+        }
+    }
+}
+
+/* int8 */
+
+static inline i64 fours(i64 inputs) { return (inputs + 3) / 4; }
+
+void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sum, i64 outputs, i64 inputs, i64 by_output,
+               i64 by_input) {
+    for (i64 n = 0; n < outputs; n++) {
+        float most = 0;
+        for (i64 k = 0; k < inputs; k++) {
+            float size = fabsf(w[n * by_output + k * by_input]);
+            most = size > most ? size : most;
+        }
+        scale[n] = most / 127.0f;
+        sum[n] = 0;
+        int8_t *panel = packed + n / PANEL * PANEL * 4 * fours(inputs) + n % PANEL * 4;
+        for (i64 k = 0; k < inputs; k++) {
+            int8_t q = most > 0 ? (int8_t)lrintf(w[n * by_output + k * by_input] / scale[n]) : 0;
+            panel[k / 4 * 4 * PANEL + k % 4] = q;
+            sum[n] += q;
+        }
+    }
+}
+
+/* A row of x as bytes, and its scale. */
+static float quantise(const float *x, uint8_t *q, i64 inputs) {
+    float most = largest_size(x, inputs);
+    float factor = most > 0 ? 127.0f / most : 0.0f;
+    for (i64 k = 0; k < inputs; k++) q[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
+    for (i64 k = inputs; k < 4 * fours(inputs); k++) q[k] = 0;
+    return most / 127.0f;
+}
+
+static inline __attribute__((always_inline)) void add_products(ints *sum, const uint8_t *x, const int8_t *w) {
+#ifdef __AVX512VNNI__
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    *sum = (ints)_mm512_dpbusd_epi32((__m512i)*sum, _mm512_set1_epi32(four), _mm512_loadu_si512(w));
+#else
+    for (int j = 0; j < WIDE; j++) {
+        for (int i = 0; i < 4; i++) (*sum)[j] += (int32_t)x[i] * w[4 * j + i];
+    }
+#endif
+}
+
+struct panel {
+    const int8_t *w;
+    const float *scale;
+    const int32_t *sums; /* of each output's weights */
+    const float *bias;
+};
+
+static inline __attribute__((always_inline)) void tile_int8(
+    const int rows, const uint8_t *x, const float *x_scale, struct panel panel, bool relu, float *y, i64 y_row,
+    i64 groups, i64 room) {
+    ints low[TILE], high[TILE];
+    UNROLL
+    for (int r = 0; r < rows; r++) low[r] = high[r] = (ints){0};
+    const int8_t *w = panel.w;
+    for (i64 k = 0; k < groups; k++, w += 4 * PANEL) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            add_products(&low[r], x + 4 * (r * groups + k), w);
+            add_products(&high[r], x + 4 * (r * groups + k), w + 4 * WIDE);
+        }
+    }
+    ints low_sum, high_sum;
+    memcpy(&low_sum, panel.sums, sizeof low_sum);
+    memcpy(&high_sum, panel.sums + WIDE, sizeof high_sum);
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        floats first = __builtin_convertvector(low[r] - 128 * low_sum, floats) * (x_scale[r] * load(panel.scale));
+        floats second = __builtin_convertvector(high[r] - 128 * high_sum, floats) * (x_scale[r] * load(panel.scale + WIDE));
+        finish(first, second, panel.bias, relu, y + r * y_row, room);
+    }
+}
+
+/* `bytes` is room for rows x 4 ceil(inputs / 4) bytes, `x_scale` for a number of each row. */
+void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
+                  uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu) {
+    i64 groups = fours(inputs), byte_row = 4 * groups;
+    for (i64 row = 0; row < rows; row++) x_scale[row] = quantise(x + row * x_row, bytes + row * byte_row, inputs);
+    for (i64 top = 0; top < rows; top += BLOCK) {
+        i64 bottom = rows < top + BLOCK ? rows : top + BLOCK, height = tile_height(bottom - top);
+        for (i64 begin = 0; begin < outputs; begin += PANEL) {
+            struct panel panel = {packed + begin * byte_row, scale + begin, sums + begin, bias + begin};
+            for (i64 row = top; row < bottom; row += height) {
+                i64 left = bottom - row < height ? bottom - row : height;
+                const uint8_t *from = bytes + row * byte_row;
+                float *to = y + row * outputs + begin;
+#define DO(R) tile_int8(R, from, x_scale + row, panel, relu, to, outputs, groups, outputs - begin)
+                EACH_TILE(DO)
+#undef DO
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+/* The small operations of a decoding step, each in one pass over its numbers.
+
+   A step has one position for each row, so nothing here is large: what costs is how often memory is passed over and how
+   many operations are called. Rows never mix: what a row gets does not depend on its neighbours.
+
+   Compiled for the machine at hand by __init__.py, with a plain C compiler. */
+
+#include "kernels.h"
+
+/* exp(x) for x <= 0, to about one unit in the last place: 2^k * 2^f with |f| <= 1/2. No branches, so loops vectorise. */
+static inline float exp_below(float x) {
+    x = x < -87.0f ? -87.0f : x; /* NaN stays */
+    float scaled = x * 1.44269504088896341f;
+    float whole = rintf(scaled);
+    float f = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * f + 1.3981999507e-3f;
+    y = y * f + 8.3334519073e-3f;
+    y = y * f + 4.1665795894e-2f;
+    y = y * f + 1.6666665459e-1f;
+    y = y * f + 5.0000001201e-1f;
+    y = y * f * f + f + 1.0f;
+    int32_t bits = ((int32_t)whole + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return y * power;
+}
+
+SUM(sum_of(const float *x, i64 n), x[i])
+SUM(product(const float *x, const float *y, i64 n), x[i] * y[i])
+SUM(squares(const float *x, float mean, i64 n), (x[i] - mean) * (x[i] - mean))
+SUM(exponentials(const float *x, float most, i64 n), exp_below(x[i] - most))
+
+/* out = Norm(x + y); y may be absent. With beta: layer norm, without: RMS norm. */
+void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *restrict out, i64 rows,
+              i64 width, float epsilon) {
+    for (i64 row = 0; row < rows; row++, x += width, out += width) {
+        if (y) {
+            for (i64 i = 0; i < width; i++) out[i] = x[i] + y[row * width + i];
+        } else {
+            memcpy(out, x, width * sizeof(float));
+        }
+        float mean = beta ? sum_of(out, width) / width : 0.0f;
+        float scale = 1.0f / sqrtf(squares(out, mean, width) / width + epsilon);
+        if (beta) {
+            for (i64 i = 0; i < width; i++) out[i] = (out[i] - mean) * scale * gamma[i] + beta[i];
+        } else {
+            for (i64 i = 0; i < width; i++) out[i] = out[i] * scale * gamma[i];
+        }
+    }
+}
+
+/* out_bh = softmax(q_bh k_h^T * scale + bias) v_h: one query of each row and head reads `slots` keys and values.
+
+   `sharing` rows in a row read the same memory. Strides count floats: of q and out between rows (heads follow each
+   other), of k and v between memories, heads and slots. `visible` (memories, slots) says what may be seen; who sees
+   nothing reads zero. `bias` has a row for each head, and strides between rows of the batch and between heads. `score`
+   is room for `slots` numbers. */
+void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, float *out,
+            float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width,
+            i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
+            i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale) {
+    for (i64 row = 0; row < rows; row++) {
+        i64 memory = row / sharing;
+        const bool *seen = visible ? visible + memory * visible_memory : NULL;
+        for (i64 head = 0; head < heads; head++) {
+            const float *query = q + row * q_row + head * key_width;
+            const float *key = k + memory * k_memory + head * k_head;
+            const float *value = v + memory * v_memory + head * v_head;
+            const float *more = bias ? bias + row * bias_row + head * bias_head : NULL;
+            float *sum = out + row * out_row + head * value_width;
+            for (i64 slot = 0; slot < slots; slot++) {
+                float dot = product(query, key + slot * k_slot, key_width) * scale + (more ? more[slot] : 0.0f);
+                score[slot] = seen && !seen[slot] ? -INFINITY : dot;
+            }
+            float most = largest_of(score, slots), total = 0;
+            memset(sum, 0, value_width * sizeof(float));
+            if (most == -INFINITY) continue;
+            for (i64 slot = 0; slot < slots; slot++) {
+                score[slot] = score[slot] == -INFINITY ? 0.0f : exp_below(score[slot] - most);
+                total += score[slot];
+            }
+            for (i64 slot = 0; slot < slots; slot++) {
+                const float *one = value + slot * v_slot;
+                float weight = score[slot];
+                for (i64 i = 0; i < value_width; i++) sum[i] += weight * one[i];
+            }
+            for (i64 i = 0; i < value_width; i++) sum[i] /= total;
+        }
+    }
+}
+
+/* The `count` largest of each row from column `first` on, largest first (of equals the first ones), as
+   log-probabilities among all columns. */
+void top_words(const float *logits, float *logprob, int64_t *word, i64 rows, i64 columns, i64 first, i64 count) {
+    enum { BLOCK = 4 * WIDE };
+    for (i64 row = 0; row < rows; row++, logits += columns, logprob += count, word += count) {
+        i64 found = 0;
+        float least = -INFINITY; /* of those found, once there are `count` */
+        for (i64 begin = first; begin < columns; begin += BLOCK) {
+            i64 end = begin + BLOCK < columns ? begin + BLOCK : columns;
+            if (found == count && !(largest_of(logits + begin, end - begin) > least)) continue;
+            for (i64 i = begin; i < end; i++) {
+                float x = logits[i];
+                if (found == count && !(x > least)) continue;
+                i64 place = found < count ? found++ : count - 1;
+                for (; place > 0 && x > logprob[place - 1]; place--) {
+                    logprob[place] = logprob[place - 1];
+                    word[place] = word[place - 1];
+                }
+                logprob[place] = x;
+                word[place] = i;
+                least = logprob[count - 1];
+            }
+        }
+        float most = logprob[0];
+        for (i64 i = 0; i < first; i++) most = logits[i] > most ? logits[i] : most;
+        float shift = most + (most > -INFINITY ? logf(exponentials(logits, most, columns)) : 0.0f);
+        for (i64 i = 0; i < count; i++) logprob[i] -= shift;
+    }
+}

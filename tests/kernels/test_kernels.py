@@ -1,0 +1,217 @@
+"""Kernels in C say what torch says, for every shape; without a compiler torch says it."""
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from allyouneed import kernels
+from allyouneed.decode import SearchConfig, search
+from allyouneed.decode.base import FIRST_WORD
+from allyouneed.errors import ConfigError
+from allyouneed.mixers.lookup import soft_lookup
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models import Model
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.positions import AlibiConfig, RotaryConfig, ShawConfig, T5Config
+from allyouneed.sizes import Sizes
+
+pytestmark = pytest.mark.skipif(kernels._library() is None, reason="no C compiler")
+sizes = st.integers(1, 70)
+seeds = st.integers(0, 2**31)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)
+def test_product(rows: int, inputs: int, outputs: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight_ND, bias_N, wide_BE = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(rows, inputs + 3)
+    x_BD = wide_BE[:, 1 : inputs + 1]  # rows that do not follow each other
+    assert_close(kernels.Packed(weight_ND, bias_N).project(x_BD), F.linear(x_BD, weight_ND, bias_N))
+    columns_ND = weight_ND.T.contiguous().T
+    assert_close(kernels.Packed(columns_ND, None).project(x_BD), F.linear(x_BD, weight_ND))
+
+
+@given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)
+def test_product_of_bytes(rows: int, inputs: int, outputs: int, seed: int) -> None:
+    """By the equation: integers, exactly; scales and bias in float32."""
+    torch.manual_seed(seed)
+    weight_ND, bias_N, x_BD = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(rows, inputs)
+    x_BD[0] = 0
+    weight_ND[-1] = 0
+    w_scale_N1 = weight_ND.abs().amax(dim=1, keepdim=True) / 127
+    x_scale_B1 = x_BD.abs().amax(dim=1, keepdim=True) / 127
+    integer_ND = (weight_ND / w_scale_N1).nan_to_num().round().double()
+    integer_BD = (x_BD * (127 / x_BD.abs().amax(dim=1, keepdim=True)).nan_to_num(posinf=0)).round().double()
+    right_BN = (integer_BD @ integer_ND.T).float() * (x_scale_B1 * w_scale_N1.T) + bias_N
+    assert_close(kernels.PackedInt8(weight_ND, bias_N).project(x_BD), right_BN, rtol=1e-5, atol=1e-5)
+
+
+def test_bytes_are_near() -> None:
+    torch.manual_seed(1)
+    weight_ND, x_BTD = torch.randn(100, 64) / 8, torch.randn(3, 5, 64)
+    near_BTN, right_BTN = kernels.PackedInt8(weight_ND, None).project(x_BTD), F.linear(x_BTD, weight_ND)
+    assert near_BTN.shape == right_BTN.shape
+    assert (near_BTN - right_BTN).norm() / right_BTN.norm() < 0.02
+
+
+@given(rows=sizes, width=sizes, seed=seeds, with_y=st.booleans(), with_beta=st.booleans())
+def test_norm(rows: int, width: int, seed: int, with_y: bool, with_beta: bool) -> None:
+    torch.manual_seed(seed)
+    x_BD, y_BD, gamma_D = torch.randn(rows, width), torch.randn(rows, width), torch.randn(width)
+    beta_D = torch.randn(width) if with_beta else None
+    both_BD = x_BD + y_BD if with_y else x_BD
+    right = F.layer_norm(both_BD, (width,), gamma_D, beta_D, 1e-5) if with_beta else None
+    right = F.rms_norm(both_BD, (width,), gamma_D, 1e-5) if right is None else right
+    assert_close(kernels.add_norm(x_BD, y_BD if with_y else None, gamma_D, beta_D, 1e-5), right, atol=1e-4, rtol=1e-4)
+
+
+@given(
+    memories=st.integers(1, 3),
+    sharing=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    slots=st.integers(1, 40),
+    width=st.integers(1, 40),
+    seed=seeds,
+    masked=st.booleans(),
+    biased=st.booleans(),
+)
+def test_attention(
+    memories: int, sharing: int, heads: int, slots: int, width: int, seed: int, masked: bool, biased: bool
+) -> None:
+    torch.manual_seed(seed)
+    rows = memories * sharing
+    packed_MSN = torch.randn(memories, slots + 2, 2 * heads * width)[:, :slots]
+    k_MHSK, v_MHSK = packed_MSN.unflatten(2, (2 * heads, width)).transpose(1, 2).chunk(2, dim=1)
+    wide_BE = torch.randn(rows, heads * width + 5)
+    q_BL = wide_BE[:, : heads * width]
+    visible_MS = torch.rand(memories, slots) < 0.6 if masked else None
+    bias_BHS = torch.randn(rows, heads, slots) if biased else None
+    got_BL = kernels.attend(q_BL, k_MHSK, v_MHSK, width**-0.5, visible_MS, bias_BHS)
+    k_BHSK, v_BHSK = k_MHSK.repeat_interleave(sharing, dim=0), v_MHSK.repeat_interleave(sharing, dim=0)
+    visible = None if visible_MS is None else visible_MS.repeat_interleave(sharing, dim=0)[:, None, None]
+    bias = None if bias_BHS is None else bias_BHS[:, :, None]
+    right = soft_lookup(q_BL.reshape(rows, heads, 1, width), k_BHSK, v_BHSK, bias=bias, visible=visible)
+    assert_close(got_BL, right.flatten(1), atol=2e-5, rtol=2e-5)
+
+
+@given(rows=st.integers(1, 4), columns=st.integers(3, 300), count=st.integers(1, 12), seed=seeds, coarse=st.booleans())
+def test_best_words(rows: int, columns: int, count: int, seed: int, coarse: bool) -> None:
+    torch.manual_seed(seed)
+    count = min(count, columns - FIRST_WORD)
+    logits_BV = torch.randn(rows, columns) * 4
+    logits_BV[:, 1] = -math.inf
+    logits_BV = logits_BV.round() if coarse else logits_BV  # many are equal
+    logprob_BC, word_BC = kernels.top_words(logits_BV, FIRST_WORD, count)
+    right_BV = logits_BV.log_softmax(dim=1)
+    assert_close(logprob_BC, right_BV[:, FIRST_WORD:].topk(count, dim=1).values)
+    order = [sorted(range(FIRST_WORD, columns), key=lambda i, row=row: (-row[i], i)) for row in logits_BV.tolist()]
+    assert word_BC.tolist() == [row[:count] for row in order]  # of equals the first
+
+
+def test_scores_that_are_no_numbers_stay_so() -> None:
+    logits_BV = torch.randn(3, 50)
+    logits_BV[1, 7] = math.nan
+    logits_BV[2] = -math.inf
+    logprob_BC, word_BC = kernels.top_words(logits_BV, FIRST_WORD, 2)
+    assert logprob_BC[0].isfinite().all()
+    assert logprob_BC[1].isnan().all()
+    assert not logprob_BC[2].isfinite().any()
+    assert ((word_BC >= FIRST_WORD) & (word_BC < 50)).all()
+
+
+def models() -> list[Model]:
+    torch.manual_seed(3)
+    both = {"width": 24, "hidden": 40, "mixer": SoftmaxConfig(heads=3), "encoder_layers": 1, "decoder_layers": 2}
+    alone = {"width": 24, "hidden": 40, "mixer": SoftmaxConfig(heads=3), "layers": 2}
+    sizes = Sizes(30, 30, shared=True)
+    position = [AlibiConfig(), RotaryConfig(), ShawConfig(), T5Config()]
+    made: list[Model] = [EncoderDecoderConfig(**both, norm=norm).build(sizes) for norm in ("post", "pre")]
+    made.append(EncoderDecoderConfig(**both, normalisation="rms", feedforward="swiglu").build(sizes))
+    made += [DecoderConfig(**alone, positions=one).build(sizes) for one in position]
+    return [model.eval() for model in made]
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("beam", [1, 3])
+def test_models_say_the_same(number: int, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [[5, 6, 7, 8, 9, 2], [8, 2], [4, 4, 4, 2]]
+    config = SearchConfig(beam=beam, n_best=beam, max_length=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_library", lambda: None)
+        right = search(models()[number], sources, config)
+    model = models()[number]
+    lay_out_for_prediction(model)
+    for said in (search(models()[number], sources, config), search(model, sources, config)):
+        for one, two in zip(said, right, strict=True):
+            assert [found.ids for found in one] == [found.ids for found in two]
+            np.testing.assert_allclose([found.logprob for found in one], [found.logprob for found in two], atol=1e-4)
+
+
+def test_models_in_bytes_are_near() -> None:
+    for number in range(7):
+        model, right = models()[number], models()[number]
+        lay_out_for_prediction(model, int8=True)
+        ids_BT = torch.tensor([[1, 5, 6, 7, 8]])
+        states = [one.condition(torch.tensor([[9, 8, 2]])) for one in (model, right)]
+        near, far = (one.step(ids_BT, state)[0] for one, state in zip((model, right), states, strict=True))
+        assert 0 < (near - far).norm() / far.norm() < 0.1
+
+
+def test_bytes_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_library", lambda: None)
+    with pytest.raises(ConfigError, match="C compiler"):
+        lay_out_for_prediction(models()[0], int8=True)
+
+
+def test_gradients_and_other_numbers_are_left_to_torch() -> None:
+    assert kernels.usable(torch.zeros(1))
+    assert not kernels.usable(torch.zeros(1, dtype=torch.float64))
+    with torch.enable_grad():
+        assert not kernels.usable(torch.zeros(1))
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize("way", ["off", "no compiler", "broken compiler", "open folder"])
+def test_without_kernels(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if way == "off":
+        monkeypatch.setenv("ALLYOUNEED_KERNELS", "off")
+    elif way == "no compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    elif way == "broken compiler":
+        broken = tmp_path / "cc"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o700)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    else:
+        (tmp_path / "allyouneed").mkdir()
+        (tmp_path / "allyouneed").chmod(0o777)
+    assert kernels._library.__wrapped__() is None
+
+
+@pytest.mark.no_shapes
+def test_compiled_once_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels._library.__wrapped__() is not None
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "allyouneed").iterdir()}
+    assert sorted(path.name.split("-")[0] for path in made) == ["products", "steps"]
+    assert stat.S_IMODE((tmp_path / "allyouneed").stat().st_mode) == 0o700
+    assert kernels._library.__wrapped__() is not None
+    assert {path: path.stat().st_mtime_ns for path in made} == made
