@@ -281,3 +281,25 @@ def test_list(run):
 def test_terminals_get_no_orders():
     assert printable("a\x1b[31mb\x9bc\r\nd\u202ee\udc80") == "a\\x1b[31mb\\x9bc\\r\\nd\\u202ee\\udc80"
     assert printable("fünf\n\tzig", keep="\n\t") == "fünf\n\tzig"
+
+
+# --- distill ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_student_learns_from_a_teacher(run, numbers, tmp_path):
+    texts = ["one", "two", "twenty-one", "ninety-nine"]
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{text}\tx{text}\n" for text in texts), encoding="utf-8")
+    sets = [f'task.train="{tmp_path}/train.tsv"', f'task.valid="{tmp_path}/valid.tsv"', "task.tokenizer.size=300"]
+    sets += ["task.batch_tokens=512", "model.width=16", "model.hidden=16", "model.encoder_layers=1"]
+    flags = [flag for pair in sets for flag in ("--set", pair)]
+    asked = ["distill", numbers, "translation", *flags, "--steps", "3", "--out", str(tmp_path / "student")]
+    done = run(*asked)
+    assert done.status == 0, done.err
+    assert done.out.endswith(f"model: {tmp_path}/student/model\n")
+    said = run("translate", numbers, given="\n".join(texts) + "\n").out
+    assert (tmp_path / "student" / "distilled" / "train.target").read_text(encoding="utf-8") == said
+    assert "finished" in run(*asked).err
+    refused = run("distill", numbers, "copy", "--out", str(tmp_path / "other"))
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "task 'copy' has no texts to translate" in refused.err

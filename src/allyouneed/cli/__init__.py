@@ -17,6 +17,7 @@ from allyouneed.cli import (
     compare,
     cost,
     demo,
+    distill,
     evaluate,
     flow,
     generate,
@@ -43,12 +44,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "scaling": scaling.command,
     "list": listing.command,
     "demo": demo.command,
+    "distill": distill.command,
     "cost": cost.command,
     "flow": flow.command,
     "inspect": inspect.command,
     "serve": serve.command,
 }
-LONG_RUNS = ("train", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
+LONG_RUNS = ("train", "distill", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
 # What typer raises for a wrong option. Its own name has moved between modules from version to version.
 UsageError: Any = typer.BadParameter.__base__
 

@@ -41,7 +41,7 @@ def command(
     from allyouneed.train import train as run
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    base = _base(recipe or start, task, model, budget, seed)
+    base = base_tree(recipe or start, task, model, budget, seed)
     if start is not None:
         base = _of_folder(start, recipe, task, model, base)
     whole = load_recipe(recipe, base, sets)
@@ -94,7 +94,7 @@ def one_budget(asked: Mapping[str, float | None]) -> dict[str, float]:
     return given
 
 
-def _base(
+def base_tree(
     recipe: str | None, task: str | None, model: str | None, budget: Mapping[str, float | None], seed: int | None
 ) -> dict[str, Any]:
     """What the options lay over the recipe."""

@@ -1,0 +1,63 @@
+"""`allyouneed distill`: a smaller model learns from what a larger one says."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from allyouneed.cli.opening import Device, check_device, open_model
+from allyouneed.errors import ConfigError
+
+
+def command(
+    teacher: Annotated[str, typer.Argument(help="The model that teaches: a model folder, or a run folder.")],
+    student: Annotated[str, typer.Argument(help="The recipe of the student: a .toml file, or a built-in name.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder of the student.", show_default="runs/STUDENT")] = None,
+    choose: Annotated[
+        Literal["best", "nearest"],
+        typer.Option(help="Of what the teacher says: the most probable, or the nearest to the reference."),
+    ] = "best",
+    references: Annotated[bool, typer.Option("--references", help="Learn from the references, too.")] = False,
+    beam: Annotated[int | None, typer.Option(help="Of the teacher.", show_default="its recipe's")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget of the student: minutes of wall clock.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget: updates of the weights.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget: floating point operations.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of the student's recipe. May be repeated.")
+    ] = None,
+    device: Device = "cpu",
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
+) -> None:
+    """Train a student on what a teacher says to the student's training texts. The same command line goes on."""
+    from allyouneed.cli.progress import progress
+    from allyouneed.cli.train import base_tree, print_scores
+    from allyouneed.cli.watch import watching
+    from allyouneed.lab.held_out import require_source, search_config
+    from allyouneed.tasks.translation import TranslationConfig
+    from allyouneed.train import load_recipe, train
+    from allyouneed.train.distil import Lesson, teach
+
+    budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
+    recipe = load_recipe(student, base_tree(student, None, None, budget, seed), sets)
+    if not isinstance(recipe.task, TranslationConfig):
+        raise ConfigError(
+            f"{student}: task {recipe.task.type!r} has no texts to translate; a student needs task 'translation'"
+        )
+    check_device(device)
+    folder = out or Path("runs") / Path(student).stem
+    bundle = open_model(teacher, device)
+    require_source(bundle, "teach with")
+    lesson = Lesson(search=search_config(bundle, {"beam": beam}), choose=choose, references=references)
+    with progress() as tell:
+        done = [0]
+
+        def translated(count: int) -> None:
+            done[0] += count
+            tell(0.0, f"{done[0]:,} texts translated by the teacher")
+
+        task = teach(bundle, recipe.task, lesson, folder / "distilled", translated)
+    with watching(recipe.train.metric) as watcher:
+        finished = train(recipe.model_copy(update={"task": task}), folder, watcher, device)
+    print_scores(finished)
+    print(f"model: {finished}")

@@ -1,0 +1,129 @@
+"""Sequence-level distillation: a student learns from what a teacher says instead of from the references.
+
+    y' = argmax_y P_teacher(y | x)  by beam search;      loss = -log P_student(y' | x)
+    nearest:  y' = of the teacher's n best the one most like the reference (sentence BLEU)
+
+What a teacher says is easier to learn than what people wrote: it is more regular, so that a smaller or shallower
+student loses little. The teacher's texts are files like any parallel text, and the student is trained by the ordinary
+loop.
+
+Paper: Kim and Rush 2016, arXiv:1606.07947, sections 3.2 and 3.3.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from allyouneed.config import Config
+from allyouneed.decode import Answer, SearchConfig, translate
+from allyouneed.errors import ConfigError
+from allyouneed.folder import Bundle
+from allyouneed.storage import lock, write_atomic
+from allyouneed.tasks.text import Pair, Skips, chunks, filled
+from allyouneed.tasks.translation import TranslationConfig
+
+LESSON, PART = "lesson.json", "targets.part"
+
+
+class Lesson(Config):
+    """What is taught. Everything that the texts depend on, but for the teacher and the sources."""
+
+    search: SearchConfig
+    choose: Literal["best", "nearest"] = "best"
+    references: bool = False  # the student learns from what people wrote, too
+
+
+def teach(
+    teacher: Bundle,
+    task: TranslationConfig,
+    lesson: Lesson,
+    folder: Path,
+    progress: Callable[[int], None] | None = None,
+) -> TranslationConfig:
+    """The task with the teacher's texts to learn from; validation and test stay what they are.
+
+    They are written to `folder`, and found there again. Interrupted, the same call goes on after the last whole chunk.
+    """
+    if teacher.codec.classes is not None:
+        raise ConfigError(f"{teacher.path}: names classes; a teacher has to write texts")
+    files = _names(task, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        _begin(folder, {"teacher": teacher.sha256, "lesson": lesson.model_dump(mode="json"), "task": task.sources(0)})
+        if not all(file.exists() for file in files):
+            _write(teacher, task, lesson, folder, progress)
+    return task.model_copy(update={"train": tuple(str(file) for file in files)})
+
+
+def _names(task: TranslationConfig, folder: Path) -> tuple[Path, Path]:
+    """Their ends say the languages, as those of the originals do."""
+    ends = [Path(name).suffix for name in task.train] if len(task.train) == 2 else [".source", ".target"]
+    return folder / f"train{ends[0]}", folder / f"train{ends[1]}"
+
+
+def _begin(folder: Path, depends_on: dict[str, object]) -> None:
+    """Refuses a folder in which something else was taught."""
+    text, file = json.dumps(depends_on, indent=1, ensure_ascii=False) + "\n", folder / LESSON
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"{file}: another teacher, another search or other data were used here; choose another --out")
+    write_atomic(file, text.encode())
+
+
+def _write(
+    teacher: Bundle, task: TranslationConfig, lesson: Lesson, folder: Path, progress: Callable[[int], None] | None
+) -> None:
+    part, files = folder / PART, _names(task, folder)
+    done = _whole_lines(part)
+    with part.open("a", encoding="utf-8", newline="\n") as out:
+        for chunk in chunks(_rows(task, done)):
+            said = answers(teacher, lesson, chunk, progress)
+            out.write("".join(f"{text}\n" for text in said))
+            out.flush()
+            os.fsync(out.fileno())
+    taught = part.read_text(encoding="utf-8").split("\n")[:-1]
+    pairs = [(source, text) for (source, _), text in zip(_rows(task), taught, strict=True) if text.strip()]
+    if lesson.references:
+        pairs += _rows(task)
+    if not pairs:
+        raise ConfigError(f"{teacher.path}: has nothing to say to any of the sources of {task.describe('train')}")
+    for file, side in zip(files, (0, 1), strict=True):
+        write_atomic(file, "".join(f"{pair[side]}\n" for pair in pairs).encode())
+    part.unlink()
+
+
+def _rows(task: TranslationConfig, begin: int = 0) -> Iterator[Pair]:
+    rows = task.rows("train", 0)
+    assert rows is not None
+    for number, pair in enumerate(filled(rows, Skips("train"))):
+        if number >= begin:
+            yield pair
+
+
+def _whole_lines(part: Path) -> int:
+    """How many lines are there; half a line is taken away."""
+    if not part.exists():
+        return 0
+    raw = part.read_bytes()
+    os.truncate(part, raw.rfind(b"\n") + 1)
+    return raw.count(b"\n")
+
+
+def answers(
+    teacher: Bundle, lesson: Lesson, pairs: Sequence[Pair], progress: Callable[[int], None] | None = None
+) -> list[str]:
+    """What the teacher says to each source, on one line each."""
+    n_best = lesson.search.beam if lesson.choose == "nearest" else 1
+    search = lesson.search.model_copy(update={"n_best": n_best})
+    found = translate(teacher.model, teacher.codec, [source for source, _ in pairs], search, progress)
+    return [_chosen(best, reference) for best, (_, reference) in zip(found, pairs, strict=True)]
+
+
+def _chosen(best: Sequence[Answer], reference: str) -> str:
+    texts = [" ".join(answer.text.split("\n")) for answer in best]
+    if len(texts) == 1:
+        return texts[0]
+    from sacrebleu import sentence_bleu
+
+    return max(texts, key=lambda text: sentence_bleu(text, [reference]).score)  # of equals the more probable

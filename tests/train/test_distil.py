@@ -1,0 +1,128 @@
+"""A student learns from what its teacher says; what was taught is written once, and goes on where it was left."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.errors import ConfigError, StorageError
+from allyouneed.folder import Bundle
+from allyouneed.models.base import Head
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.sizes import Sizes
+from allyouneed.storage import lock
+from allyouneed.tasks import Codec
+from allyouneed.tasks import text as text_module
+from allyouneed.tasks.base import EOS, UNK
+from allyouneed.tasks.tokenizer import TokenizerConfig, train
+from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.train import distil
+from allyouneed.train.distil import LESSON, PART, Lesson, teach
+
+SOURCES = [f"{one} {two}" for one in "abcdef" for two in ("x", "y z", "w w w")]
+REFERENCES = [source[::-1] for source in SOURCES]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> TranslationConfig:
+    (tmp_path / "train.en").write_text("\n".join([*SOURCES[:5], "", *SOURCES[5:]]) + "\n")
+    (tmp_path / "train.de").write_text("\n".join([*REFERENCES[:5], "nobody's", *REFERENCES[5:]]) + "\n")
+    files = (str(tmp_path / "train.en"), str(tmp_path / "train.de"))
+    return TranslationConfig(train=files, valid=files)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Bundle:
+    torch.manual_seed(5)
+    tokenizer = train(SOURCES, TokenizerConfig(kind="characters"))
+    config = EncoderDecoderConfig(width=16, hidden=16, encoder_layers=1, decoder_layers=1)
+    model = config.build(Sizes(tokenizer.size, tokenizer.size, shared=True)).eval()
+    model.head = Head(model.head.weight_VD, bias=True)
+    with torch.no_grad():
+        model.head.bias_V[[EOS, UNK]] = -1e4  # it always has something to say
+    return Bundle(tmp_path / "teacher", model, Codec(tokenizer, tokenizer), {}, "", "0", sha256="the first")
+
+
+def lesson(**settings: object) -> Lesson:
+    return Lesson(search=SearchConfig(beam=3, max_length=6), **settings)
+
+
+def told(task: TranslationConfig) -> tuple[list[str], list[str]]:
+    source, target = (Path(name).read_text().split("\n")[:-1] for name in task.train)
+    return source, target
+
+
+def said(teacher: Bundle, beam: int = 1) -> list[list[str]]:
+    found = translate(teacher.model, teacher.codec, SOURCES, SearchConfig(beam=3, n_best=beam, max_length=6))
+    return [[answer.text for answer in best] for best in found]
+
+
+def test_the_student_reads_what_the_teacher_says(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    taught = teach(teacher, task, lesson(), tmp_path / "out")
+    assert [Path(name).name for name in taught.train] == ["train.en", "train.de"]  # the ends say the languages
+    assert told(taught) == (SOURCES, [best[0] for best in said(teacher)])
+    assert taught.valid == task.valid
+    assert not (tmp_path / "out" / PART).exists()
+
+
+def test_references_too(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    source, target = told(teach(teacher, task, lesson(references=True), tmp_path / "out"))
+    assert source == SOURCES * 2
+    assert target == [best[0] for best in said(teacher)] + REFERENCES
+
+
+def test_the_nearest_to_the_reference(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    best = said(teacher, beam=3)
+    wanted = [found[number % len(found)] for number, found in enumerate(best)]  # as if people had written them
+    Path(task.train[1]).write_text("\n".join([*wanted[:5], "nobody's", *wanted[5:]]) + "\n")
+    _, target = told(teach(teacher, task, lesson(choose="nearest"), tmp_path / "out"))
+    assert target == wanted
+    assert target != [found[0] for found in best]
+
+
+def test_interrupted_it_goes_on(
+    task: TranslationConfig, teacher: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = told(teach(teacher, task, lesson(), tmp_path / "undisturbed"))
+    monkeypatch.setattr(text_module, "CHUNK_ROWS", 4)
+    asked: list[int] = []
+    answers = distil.answers
+
+    def fails_once(teacher: Bundle, lesson: Lesson, pairs: Sequence[tuple[str, str]], progress: object) -> list[str]:
+        asked.append(len(pairs))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return answers(teacher, lesson, pairs)
+
+    monkeypatch.setattr(distil, "answers", fails_once)
+    with pytest.raises(KeyboardInterrupt):
+        teach(teacher, task, lesson(), tmp_path / "out")
+    part = tmp_path / "out" / PART
+    part.write_text(part.read_text() + "half a li")  # as a crash may leave it
+    assert told(teach(teacher, task, lesson(), tmp_path / "out")) == whole
+    assert sum(asked[3:]) == len(SOURCES) - 8
+    calls = len(asked)
+    teach(teacher, task, lesson(), tmp_path / "out")
+    assert len(asked) == calls  # all is there
+
+
+def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    teach(teacher, task, lesson(), tmp_path / "out")
+    with pytest.raises(ConfigError, match=f"{LESSON}: another teacher"):
+        teach(replace(teacher, sha256="the second"), task, lesson(), tmp_path / "out")
+    with pytest.raises(ConfigError, match="choose another --out"):
+        teach(teacher, task, lesson(references=True), tmp_path / "out")
+
+
+def test_two_at_once_are_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    with lock(tmp_path / "out"), pytest.raises(StorageError, match="is writing to this folder"):
+        teach(teacher, task, lesson(), tmp_path / "out")
+
+
+def test_classes_teach_nothing(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    codec = Codec(teacher.codec.source, None, classes=("good", "bad"))
+    with pytest.raises(ConfigError, match="names classes"):
+        teach(replace(teacher, codec=codec), task, lesson(), tmp_path / "out")
