@@ -99,6 +99,7 @@ class _Norm(nn.Module):
         return self.forward(x + y)
 
 
+@torch.no_grad()
 def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
     """Rearranges a model that will only predict: it is not to be trained or saved.
 
