@@ -125,6 +125,40 @@ def test_best_words(rows: int, columns: int, count: int, seed: int, coarse: bool
     assert word_BC.tolist() == [row[:count] for row in order]  # of equals the first
 
 
+@given(
+    rows=st.integers(1, 5), columns=st.integers(4, 300), seed=seeds, temperature=st.sampled_from([1e-3, 0.5, 1.0, 3.0])
+)
+def test_draws(rows: int, columns: int, seed: int, temperature: float) -> None:
+    """The first word at which the sum of probabilities is above the number, and its log-probability."""
+    torch.manual_seed(seed)
+    logits_BV, uniform_B = torch.randn(rows, columns) * 3, torch.rand(rows, dtype=torch.float64)
+    logits_BV[:, FIRST_WORD + 1 :: 3] = -math.inf
+    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, temperature, uniform_B)
+    assert_close(logprob_B, logits_BV.log_softmax(dim=1).gather(1, word_B[:, None])[:, 0])
+    reached_BN = (logits_BV[:, FIRST_WORD:].double() / temperature).softmax(dim=1).cumsum(dim=1)
+    for reached_N, word, uniform in zip(reached_BN, word_B.tolist(), uniform_B.tolist(), strict=True):
+        place = word - FIRST_WORD
+        assert (reached_N[place - 1] if place else 0.0) <= uniform + 1e-5
+        assert reached_N[place] >= uniform - 1e-5
+
+
+def test_draws_at_the_ends() -> None:
+    logits_BV = torch.randn(2, 200)
+    logits_BV[:, -70:] = -math.inf  # whole blocks weigh nothing
+    least_and_most_B = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, 1.0, least_and_most_B)
+    assert word_B.tolist() == [FIRST_WORD, 129]
+    assert logprob_B.isfinite().all()
+
+
+def test_draws_from_no_numbers_are_no_numbers() -> None:
+    logits_BV = torch.full((2, 90), math.nan)
+    logits_BV[1] = -math.inf
+    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, 1.0, torch.full((2,), 0.5))
+    assert word_B.tolist() == [FIRST_WORD] * 2
+    assert not logprob_B.isfinite().any()
+
+
 def test_scores_that_are_no_numbers_stay_so() -> None:
     logits_BV = torch.randn(3, 50)
     logits_BV[1, 7] = math.nan

@@ -3,6 +3,9 @@
 Every row has settings, a limit and a stream of uniform numbers of its own, so what it says is what `sample` says, and
 does not depend on its neighbours. Rows of different ages stand side by side as `join_rows` says: a state knows how.
 
+Who leaves is not heard of any more, but its place in the state stays empty until others join or many are empty: a state
+is copied as a whole, which takes about as long as a step.
+
 Idea: Yu et al. 2022, "Orca" (OSDI), iteration-level scheduling.
 """
 
@@ -21,6 +24,7 @@ from allyouneed.mixers.state import join_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS
 
+EMPTY = 8  # one place in so many may be empty
 End = Literal["stop", "length"]  # EOS was said, or the limit was reached
 
 
@@ -56,9 +60,13 @@ class Running:
     """The rows that are being decoded, and their state. The model is in evaluation mode, as folders give it."""
 
     def __init__(self, model: Model) -> None:
-        self.rows: list[Row] = []
         self._model, self._device = model, device_of(model)
-        self._token_B = torch.empty(0, dtype=torch.long, device=self._device)
+        self._empty()
+
+    def _empty(self) -> None:
+        self.rows: list[Row] = []
+        self._places: list[int] = []  # of the rows in the state
+        self._token_B = torch.empty(0, dtype=torch.long, device=self._device)  # said last at each place
         self._state: State = None
 
     def add(self, rows: Sequence[Row]) -> list[Said]:
@@ -75,6 +83,7 @@ class Running:
                 numbers = {key: number for number, key in enumerate(sorted(first, key=lambda key: first[key]))}
                 group_B = torch.tensor([numbers[key] for key in keys], device=self._device)
                 logits, state = logits.index_select(0, group_B), select_rows(state, group_B)
+            self._close_up()
             if self.rows:
                 count_P = torch.tensor([len(self.rows), len(rows)], device=self._device)
                 state = join_rows([self._state, state], count_P)
@@ -82,6 +91,7 @@ class Running:
             said, tokens = self._choose(rows, logits)
             self._state, self._token_B = state, torch.cat([self._token_B, tokens])
             self.rows = [*self.rows, *rows]
+            self._places = list(range(len(self.rows)))
             leaving = {id(one.row) for one in said if one.end is not None}
             self._keep([place for place, row in enumerate(self.rows) if id(row) not in leaving])
         return said
@@ -89,8 +99,10 @@ class Running:
     def step(self) -> list[Said]:
         """The next token of every row; rows whose last it is have left. If this fails, the batch is as it was."""
         with torch.inference_mode():
-            logits_BV, state = self._model.advance(self._token_B, self._state)
-            said, self._token_B = self._choose(self.rows, logits_BV)
+            logits_BV, state = self._advance()
+            here_N = None if self._full else torch.tensor(self._places, device=self._device)
+            said, token_N = self._choose(self.rows, logits_BV if here_N is None else logits_BV[here_N])
+            self._token_B = token_N if here_N is None else self._token_B.index_copy(0, here_N, token_N)
             self._state = state
             self._keep([place for place, one in enumerate(said) if one.end is None])
         return said
@@ -104,7 +116,7 @@ class Running:
     def failing(self) -> list[tuple[Row, Exception]]:
         """The rows whose next step fails, each alone: a position beyond what a model has learnt, for one."""
         found = []
-        for place, row in enumerate(self.rows):
+        for place, row in zip(self._places, self.rows, strict=True):
             here_1 = torch.tensor([place], device=self._device)
             try:
                 with torch.inference_mode():
@@ -113,13 +125,35 @@ class Running:
                 found.append((row, error))
         return found
 
-    def _keep(self, places: Sequence[int]) -> None:
-        if len(places) == len(self.rows):
+    @property
+    def _full(self) -> bool:
+        return len(self._places) == len(self._token_B)
+
+    def _advance(self) -> tuple[Tensor, State]:
+        try:
+            return self._model.advance(self._token_B, self._state)
+        except Exception:
+            if self._full:
+                raise
+            self._close_up()  # what nobody hears of may be beyond the positions that a model has learnt
+            return self._model.advance(self._token_B, self._state)
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        if len(numbers) == len(self.rows):
             return
-        stay_N = torch.tensor(places, dtype=torch.long, device=self._device)
-        self.rows = [self.rows[place] for place in places]
-        self._token_B = self._token_B[stay_N]
-        self._state = select_rows(self._state, stay_N) if self.rows else None
+        self.rows = [self.rows[number] for number in numbers]
+        self._places = [self._places[number] for number in numbers]
+        if not self.rows:
+            self._empty()
+        elif (len(self._token_B) - len(self.rows)) * EMPTY > len(self._token_B):
+            self._close_up()
+
+    def _close_up(self) -> None:
+        """No place is empty any more."""
+        if not self._full:
+            here_N = torch.tensor(self._places, device=self._device)
+            self._token_B, self._state = self._token_B[here_N], select_rows(self._state, here_N)
+            self._places = list(range(len(self.rows)))
 
     def _choose(self, rows: Sequence[Row], logits_BV: Tensor) -> tuple[list[Said], Tensor]:
         """A token for each row (B); rows with the same settings draw together."""

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from torch import Tensor
 
+from allyouneed import kernels
 from allyouneed.config import Config
 from allyouneed.decode.base import (
     FIRST_WORD,
@@ -131,6 +132,9 @@ def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tu
     """A token (B) for each row by a number in [0, 1), and its log-probability (B) in the model's own distribution."""
     if config.temperature == 0:
         return best_token(logits_BV)
+    uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0
+    if uncut and kernels.usable(logits_BV):
+        return kernels.draw_words(logits_BV, FIRST_WORD, config.temperature, uniform_B)
     weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
     reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
     # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.

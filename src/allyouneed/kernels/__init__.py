@@ -41,6 +41,7 @@ FUNCTIONS = {
         "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),
         "attend": (*[_POINTER] * 7, *[_NUMBER] * 17, _FLOAT),
         "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
+        "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
     },
     "products.c": {
         "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
@@ -111,6 +112,19 @@ def top_words(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tensor
     word_BC = torch.empty(B, count, dtype=torch.long)
     _made().top_words(logits_BV.data_ptr(), logprob_BC.data_ptr(), word_BC.data_ptr(), B, V, first, count)
     return logprob_BC, word_BC
+
+
+def draw_words(logits_BV: Tensor, first: int, temperature: float, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A column (B) of each row from `first` on, drawn by a number in [0, 1), and its log-probability (B) among all."""
+    logits_BV, uniform_B = logits_BV.contiguous(), uniform_B.to(torch.float64).contiguous()
+    B, V = logits_BV.shape
+    logprob_B = logits_BV.new_empty(B)
+    word_B = torch.empty(B, dtype=torch.long)
+    _made().draw_words(
+        *(logits_BV.data_ptr(), uniform_B.data_ptr(), logprob_B.data_ptr(), word_B.data_ptr()),
+        *(B, V, first, temperature),
+    )
+    return word_B, logprob_B
 
 
 class Packed:

@@ -30,6 +30,7 @@ SUM(sum_of(const float *x, i64 n), x[i])
 SUM(product(const float *x, const float *y, i64 n), x[i] * y[i])
 SUM(squares(const float *x, float mean, i64 n), (x[i] - mean) * (x[i] - mean))
 SUM(exponentials(const float *x, float most, i64 n), exp_below(x[i] - most))
+SUM(powers(const float *x, float most, float sharpness, i64 n), exp_below((x[i] - most) * sharpness))
 
 /* out = Norm(x + y); y may be absent. With beta: layer norm, without: RMS norm. */
 void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *restrict out, i64 rows,
@@ -90,15 +91,24 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
     }
 }
 
+enum { BLOCK = 4 * WIDE };
+
+static inline i64 least_of(i64 x, i64 y) { return x < y ? x : y; }
+
+/* log sum exp of a row whose largest number from column `first` on is known. */
+static float log_sum(const float *x, i64 columns, i64 first, float most) {
+    for (i64 i = 0; i < first; i++) most = x[i] > most ? x[i] : most;
+    return most + (most > -INFINITY ? logf(exponentials(x, most, columns)) : 0.0f);
+}
+
 /* The `count` largest of each row from column `first` on, largest first (of equals the first ones), as
    log-probabilities among all columns. */
 void top_words(const float *logits, float *logprob, int64_t *word, i64 rows, i64 columns, i64 first, i64 count) {
-    enum { BLOCK = 4 * WIDE };
     for (i64 row = 0; row < rows; row++, logits += columns, logprob += count, word += count) {
         i64 found = 0;
         float least = -INFINITY; /* of those found, once there are `count` */
         for (i64 begin = first; begin < columns; begin += BLOCK) {
-            i64 end = begin + BLOCK < columns ? begin + BLOCK : columns;
+            i64 end = least_of(begin + BLOCK, columns);
             if (found == count && !(largest_of(logits + begin, end - begin) > least)) continue;
             for (i64 i = begin; i < end; i++) {
                 float x = logits[i];
@@ -113,9 +123,40 @@ void top_words(const float *logits, float *logprob, int64_t *word, i64 rows, i64
                 least = logprob[count - 1];
             }
         }
-        float most = logprob[0];
-        for (i64 i = 0; i < first; i++) most = logits[i] > most ? logits[i] : most;
-        float shift = most + (most > -INFINITY ? logf(exponentials(logits, most, columns)) : 0.0f);
+        float shift = log_sum(logits, columns, first, logprob[0]);
         for (i64 i = 0; i < count; i++) logprob[i] -= shift;
+    }
+}
+
+/* A column of each row from `first` on, drawn with P ~ exp(logit / temperature) by a number in [0, 1): the first one at
+   which the sum of probabilities is above it. Its log-probability is that among all columns, at temperature 1.
+
+   Sums are those of blocks, in the order of the columns, so that the block that is looked for can be found again. */
+void draw_words(const float *logits, const double *uniform, float *logprob, int64_t *word, i64 rows, i64 columns,
+                i64 first, float temperature) {
+    float sharpness = 1.0f / temperature;
+    for (i64 row = 0; row < rows; row++, logits += columns) {
+        float most = largest_of(logits + first, columns - first);
+        double total = 0, before = 0;
+        for (i64 begin = first; begin < columns; begin += BLOCK) {
+            total += powers(logits + begin, most, sharpness, least_of(BLOCK, columns - begin));
+        }
+        /* The factor keeps a rounded product below the sum. */
+        double wanted = uniform[row] * total * (1 - 0x1p-40), sum = 0;
+        i64 begin = first, drawn = first;
+        for (; begin < columns; begin += BLOCK) {
+            sum = powers(logits + begin, most, sharpness, least_of(BLOCK, columns - begin));
+            if (before + sum > wanted) break;
+            before += sum;
+        }
+        if (begin >= columns) begin = first; /* no numbers */
+        for (i64 i = begin; i < columns && i < begin + BLOCK; i++) {
+            if (!(logits[i] > -INFINITY)) continue;
+            drawn = i; /* the last one, should its block's sum be rounded up */
+            before += exp_below((logits[i] - most) * sharpness);
+            if (before > wanted) break;
+        }
+        word[row] = drawn;
+        logprob[row] = logits[drawn] - log_sum(logits, columns, first, most);
     }
 }

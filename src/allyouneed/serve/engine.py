@@ -31,6 +31,9 @@ from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served
 
 PREFILL = 4096  # tokens of prompts and sources that are read at once
+# A state is copied as a whole for those who join, so a full batch takes several in at once: at least one for so many
+# rows, but nobody waits longer than so many steps.
+TOGETHER, PATIENCE = 8, 4
 LONGEST_RETRY = 60  # seconds that a refused client is told to wait, at most
 # Searches set how many threads torch uses, for the whole process and back again: they take turns.
 SEARCHES = threading.Lock()
@@ -92,6 +95,7 @@ class Engine:
         self._queue, self._lock = _Queue(), threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._closed = False
+        self._waited = 0  # steps, for others to join with
         self._seconds = 1.0  # that a request took lately
         self._heard: list[tuple[Ticket, Said | Refusal | None]] = []
         self._thread = threading.Thread(target=self._run, name=f"engine {served.name}", daemon=True)
@@ -212,7 +216,11 @@ class Engine:
         """Waiting rows join, as many as there is room for and as fit into one reading."""
         fresh: list[tuple[Ticket, Row]] = []
         with self._lock:
-            longest = 0
+            ready = min(self.config.batch - len(running.rows), len(self._queue.rows))
+            if ready * TOGETHER < len(running.rows) and self._waited < PATIENCE:
+                self._waited += 1
+                return
+            longest, self._waited = 0, 0
             while self._queue.rows and len(running.rows) + len(fresh) < self.config.batch:
                 longest = max(longest, self._queue.rows[0][1].length)
                 if fresh and longest * (len(fresh) + 1) > PREFILL:
