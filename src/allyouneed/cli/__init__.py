@@ -19,8 +19,10 @@ from allyouneed.cli import (
     demo,
     distill,
     evaluate,
+    export,
     flow,
     generate,
+    import_,
     inspect,
     listing,
     rasp,
@@ -49,6 +51,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "flow": flow.command,
     "inspect": inspect.command,
     "serve": serve.command,
+    "import": import_.command,
+    "export": export.command,
 }
 LONG_RUNS = ("train", "distill", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
 # What typer raises for a wrong option. Its own name has moved between modules from version to version.
