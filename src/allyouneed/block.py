@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,7 +22,14 @@ from allyouneed.dropout import Dropout
 from allyouneed.mixers import Memory, Mixer, State
 
 NormPlace = Literal["post", "pre", "none"]
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh"]
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),  # the approximation of GPT-2, BLOOM and others
+    "silu": F.silu,
+}
+GATED: dict[str, str] = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}  # the function of the gate
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Mix = Callable[..., tuple[Tensor, State]]  # a mixer, or its `advance`
 
@@ -34,41 +41,49 @@ class BlockConfig(Config):
     normalisation: Literal["layer", "rms"] = "layer"
     feedforward: Activation = "relu"
     hidden: PositiveInt = 2048
+    feedforward_bias: bool = True
+    epsilon: PositiveFloat | None = None  # of the norms; default: 1e-5 (layer), 1e-6 (rms)
     dropout: Fraction = 0.1
 
     def build_norm(self, width: int) -> nn.Module:
         """LayerNorm (gamma, beta) or RMSNorm (gamma); nothing where the block has no norms."""
         if self.norm == "none":
             return nn.Identity()
-        return nn.LayerNorm(width) if self.normalisation == "layer" else nn.RMSNorm(width, eps=1e-6)
+        return self.make_norm(width)
+
+    def make_norm(self, width: int) -> nn.Module:
+        """The same wherever the block has its norms."""
+        if self.normalisation == "layer":
+            return nn.LayerNorm(width, eps=self.epsilon or 1e-5)
+        return nn.RMSNorm(width, eps=self.epsilon or 1e-6)
 
     def feedforward_flops(self, width: int) -> int:
         """FLOPs of the feed-forward layer for one position."""
-        return 2 * (3 if self.feedforward == "swiglu" else 2) * width * self.hidden
+        return 2 * (3 if self.feedforward in GATED else 2) * width * self.hidden
 
 
 class FeedForward(nn.Module):
-    """W2 f(W1 x + b1) + b2 with f = ReLU (equation 2) or GELU; SwiGLU: W2 (SiLU(W1 x) * W3 x) (Shazeer 2020)."""
+    """W2 f(W1 x + b1) + b2 with f = ReLU (equation 2), GELU or SiLU; gated: W2 (f(W1 x) * W3 x) (Shazeer 2020)."""
 
-    def __init__(self, width: int, hidden: int, activation: Activation) -> None:
+    def __init__(self, width: int, hidden: int, activation: Activation, bias: bool = True) -> None:
         super().__init__()
-        self.activation = activation
-        gates = 2 if activation == "swiglu" else 1
-        self.inner = nn.Linear(width, gates * hidden)
-        self.outer = nn.Linear(hidden, width)
+        self.gated = activation in GATED
+        self.function = FUNCTIONS[GATED.get(activation, activation)]
+        self.inner = nn.Linear(width, (2 if self.gated else 1) * hidden, bias=bias)
+        self.outer = nn.Linear(hidden, width, bias=bias)
         for part in self.inner.weight.split(hidden):
             nn.init.xavier_uniform_(part)
         nn.init.xavier_uniform_(self.outer.weight)
-        nn.init.zeros_(self.inner.bias)
-        nn.init.zeros_(self.outer.bias)
+        if bias:
+            nn.init.zeros_(self.inner.bias)
+            nn.init.zeros_(self.outer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D): each position on its own."""
-        if self.activation == "swiglu":
+        if self.gated:
             gate, value = self.inner(x).chunk(2, dim=-1)
-            return self.outer(F.silu(gate) * value)
-        x = self.inner(x)
-        return self.outer(torch.relu_(x) if self.activation == "relu" else F.gelu(x))
+            return self.outer(self.function(gate) * value)
+        return self.outer(self.function(self.inner(x)))
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm_place = config.norm
         self.mixer, self.cross = mixer, cross
-        self.feedforward = FeedForward(width, config.hidden, config.feedforward)
+        self.feedforward = FeedForward(width, config.hidden, config.feedforward, config.feedforward_bias)
         self.dropout = Dropout(config.dropout)
         self.mixer_norm = config.build_norm(width)
         self.cross_norm = config.build_norm(width) if cross is not None else nn.Identity()

@@ -85,23 +85,27 @@ class NoPositionConfig(PositionConfig):
 
 
 class SinusoidalConfig(PositionConfig):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)),  PE(pos, 2i+1) = cos(pos / 10000^(2i/D))   (section 3.5)."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)),  PE(pos, 2i+1) = cos(pos / 10000^(2i/D))   (section 3.5).
+
+    In `halves` all sines stand before all cosines, as in the authors' code: a fixed permutation of features.
+    """
 
     summary = "sines and cosines of geometric wavelengths, added to embeddings"
     paper = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     type: Literal["sinusoidal"] = "sinusoidal"
+    halves: bool = False
 
     def build_added(self, width: int) -> "Sinusoidal":
-        return Sinusoidal(width)
+        return Sinusoidal(width, self.halves)
 
 
 class Sinusoidal(AddedPosition):
     table_ND: Tensor
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, halves: bool = False) -> None:
         super().__init__()
         self.register_buffer("table_ND", torch.empty(0, width), persistent=False)
-        self.width = width
+        self.width, self.halves = width, halves
 
     def table(self, length: int, device: torch.device) -> Tensor:
         table_ND = self.table_ND  # another thread may put a shorter one in its place
@@ -113,6 +117,9 @@ class Sinusoidal(AddedPosition):
         # In float64: at position 10,000 a float32 angle is already off by a thousandth.
         exponent_R = torch.arange(0, self.width, 2, dtype=torch.float64, device=position_N.device) / self.width
         angle_NR = position_N[:, None].to(torch.float64) * 10000.0**-exponent_R
+        if self.halves:
+            waves_ND = torch.cat([angle_NR.sin(), angle_NR[:, : self.width // 2].cos()], dim=1)
+            return waves_ND.to(self.table_ND.dtype)
         waves_NR2 = torch.stack([angle_NR.sin(), angle_NR.cos()], dim=-1)
         return waves_NR2.flatten(1)[:, : self.width].to(self.table_ND.dtype)
 
@@ -230,29 +237,38 @@ class T5Bias(ScorePosition):
 class AlibiConfig(PositionConfig):
     """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained; longer inputs than seen still work.
 
-    Differs: H that is no power of two uses the same geometric rule, not the paper's interleaving; bidirectional layers
-    use |t - s|.
+    Differs: H that is no power of two uses the same geometric rule; with `interleaved` that of the authors' code: the
+    slopes of the power of two below, then every other slope of the one above. Bidirectional layers use |t - s|.
     """
 
     summary = "a fixed penalty on distance, steeper for some heads"
     paper = "Press et al. 2022, arXiv:2108.12409"
     type: Literal["alibi"] = "alibi"
+    interleaved: bool = False
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "Alibi":
-        return Alibi(heads)
+        return Alibi(heads, self.interleaved)
 
 
 class Alibi(ScorePosition):
     slope_H: Tensor
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, interleaved: bool = False) -> None:
         super().__init__()
-        slope_H = 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+        slope_H = _slopes(heads)
+        if interleaved and heads & (heads - 1):
+            below = 1 << (heads.bit_length() - 1)
+            slope_H = torch.cat([_slopes(below), _slopes(2 * below)[::2]])[:heads]
         self.register_buffer("slope_H", slope_H, persistent=False)
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
         distance = _distance(query_position, key_position).abs().to(q_BHTK.dtype)
         return -self.slope_H.to(q_BHTK.dtype)[:, None, None] * distance
+
+
+def _slopes(heads: int) -> Tensor:
+    """2^(-8 h / H) for h = 1..H."""
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
 
 
 class RotaryConfig(PositionConfig):

@@ -72,8 +72,12 @@ def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     outputs = []
     for head in range(mixer.heads):
         q_TK, k_SK, v_SR = (
-            _project(y, layer, head, mixer.heads)
-            for y, layer in ((x_TD, queries), (memory_SD, keys), (memory_SD, values))
+            _project(y, layer, head * heads // mixer.heads, heads)
+            for y, layer, heads in (
+                (x_TD, queries, mixer.heads),
+                (memory_SD, keys, mixer.groups),
+                (memory_SD, values, mixer.groups),
+            )
         )
 
         def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
@@ -493,7 +497,7 @@ Projection = tuple[Tensor, Tensor | None]
 
 
 def _projections(mixer: Softmax) -> tuple[Projection, Projection, Projection]:
-    return _matrices(mixer, [mixer.keys, mixer.keys, mixer.values])
+    return _matrices(mixer, [mixer.queries, mixer.keys, mixer.values])
 
 
 def _matrices(owner: Softmax | Projections, rows: list[int]) -> tuple[Projection, Projection, Projection]:

@@ -66,6 +66,8 @@ SMALL: dict[str, list[MixerConfig]] = {
         SoftmaxConfig(heads=3),
         SoftmaxConfig(heads=1, bias=False),
         SoftmaxConfig(heads=5, key_width=2, value_width=3),
+        SoftmaxConfig(heads=6, key_heads=2),
+        SoftmaxConfig(heads=4, key_heads=1, key_width=4, value_width=2, bias=False),
     ],
     "window": [
         WindowConfig(heads=3, window=12),

@@ -10,6 +10,8 @@ grow (temperature to zero), soft becomes hard. `soft_lookup` is what the multi-h
 
 Cost: O(T S K) time; O(T + S) memory with the fused kernel, O(T S) when somebody looks at alpha.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+Keys and values may have fewer heads than queries: then each of theirs serves as many in a row (Ainslie et al. 2023,
+arXiv:2305.13245).
 Differs: a query that may see nothing reads zero (the paper does not say; torch's layers give NaN).
 """
 
@@ -20,9 +22,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def lookup(alpha_BHTS: Tensor, v_BHSR: Tensor) -> Tensor:
+def lookup(alpha_BHTS: Tensor, v_BGSR: Tensor) -> Tensor:
     """alpha^T V: with one-hot rows this retrieves slots exactly, with soft rows it blends them."""
-    return alpha_BHTS @ v_BHSR
+    return alpha_BHTS @ for_each_query(v_BGSR, alpha_BHTS.shape[1])
+
+
+def for_each_query(x_BGSK: Tensor, heads: int) -> Tensor:
+    """Keys or values of G heads, each repeated for the queries it serves: (B, H, S, K)."""
+    groups = x_BGSK.shape[1]
+    return x_BGSK if groups == heads else x_BGSK.repeat_interleave(heads // groups, dim=1)
 
 
 def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
@@ -31,9 +39,9 @@ def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
     return F.one_hot(best_BHT, k_BHSK.shape[-2]).to(q_BHTK.dtype)
 
 
-def soft_alpha(q_BHTK: Tensor, k_BHSK: Tensor, bias: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
+def soft_alpha(q_BHTK: Tensor, k_BGSK: Tensor, bias: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K) + bias) over the visible slots; rows that see nothing are all zero."""
-    score_BHTS = q_BHTK @ k_BHSK.mT / math.sqrt(q_BHTK.shape[-1])
+    score_BHTS = q_BHTK @ for_each_query(k_BGSK, q_BHTK.shape[1]).mT / math.sqrt(q_BHTK.shape[-1])
     if bias is not None:
         score_BHTS = score_BHTS + bias
     if visible is None:
@@ -45,8 +53,8 @@ def soft_alpha(q_BHTK: Tensor, k_BHSK: Tensor, bias: Tensor | None = None, visib
 
 def soft_lookup(
     q_BHTK: Tensor,
-    k_BHSK: Tensor,
-    v_BHSR: Tensor,
+    k_BGSK: Tensor,
+    v_BGSR: Tensor,
     *,
     bias: Tensor | None = None,
     visible: Tensor | None = None,
@@ -61,8 +69,9 @@ def soft_lookup(
     if bias is not None:
         mask = bias if visible is None else bias.masked_fill(~visible, float("-inf"))
         if causal:
-            T, S = q_BHTK.shape[-2], k_BHSK.shape[-2]
+            T, S = q_BHTK.shape[-2], k_BGSK.shape[-2]
             future_TS = torch.ones(T, S, dtype=torch.bool, device=mask.device).triu(S - T + 1)
             mask = mask.masked_fill(future_TS, float("-inf"))
         causal = False
-    return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSR, attn_mask=mask, is_causal=causal)
+    grouped = k_BGSK.shape[1] != q_BHTK.shape[1]
+    return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSR, attn_mask=mask, is_causal=causal, enable_gqa=grouped)

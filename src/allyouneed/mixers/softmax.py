@@ -3,8 +3,10 @@
     MultiHead(X, Y) = Concat(head_1 .. head_H) W^O
     head_h = softmax(X W^Q_h (Y W^K_h)^T / sqrt(K)) Y W^V_h        Y = X, or the memory of an encoder
 
+Several heads in a row may share keys and values (`key_heads`): grouped-query attention, with one of them multi-query.
+
 Cost: O(T S D) time, O(T D) state (the keys and values seen), 1 sequential step, path 1.
-Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2.
+Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
 Differs: projections carry biases (as in the authors' code); W^Q, W^K, W^V are one matrix; no dropout on the weights,
 which the paper's section 5.4 does not name.
 """
@@ -33,6 +35,7 @@ class SoftmaxConfig(MixerConfig):
 
     type: Literal["softmax"] = "softmax"
     heads: PositiveInt = 8
+    key_heads: PositiveInt | None = None  # heads of keys and values, each for as many queries in a row; default: heads
     key_width: PositiveInt | None = None  # of one head (the paper's d_k); default: width / heads
     value_width: PositiveInt | None = None  # of one head (the paper's d_v); default: width / heads
     bias: bool = True  # of the four projections
@@ -42,6 +45,13 @@ class SoftmaxConfig(MixerConfig):
         if width % self.heads and None in (self.key_width, self.value_width):
             raise ConfigError(f"model.width {width} is not divisible by mixer.heads {self.heads}")
         return self.key_width or width // self.heads, self.value_width or width // self.heads
+
+    @property
+    def groups(self) -> int:
+        """How many heads keys and values have."""
+        if self.heads % (self.key_heads or self.heads):
+            raise ConfigError(f"mixer.heads {self.heads} is not divisible by mixer.key_heads {self.key_heads}")
+        return self.key_heads or self.heads
 
     def position_width(self, width: int) -> int:
         return self.head_widths(width)[0]
@@ -53,10 +63,10 @@ class SoftmaxConfig(MixerConfig):
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         read = length if memory is None or role != "cross" else memory
         key_width, value_width = self.head_widths(width)
-        both = self.heads * (key_width + value_width)
-        projections = 2 * (length + read) * width * both
-        attention = 2 * length * read * both
-        state = 0 if role == "bidirectional" else read * both * 4
+        both = key_width + value_width
+        projections = 2 * (length * self.heads + read * self.groups) * width * both
+        attention = 2 * length * read * self.heads * both
+        state = 0 if role == "bidirectional" else read * self.groups * both * 4
         return Cost(flops=projections + attention, state_bytes=state, sequential=1, path=1)
 
 
@@ -66,13 +76,18 @@ class Softmax(Mixer):
         super().__init__()
         self.heads, self.role, self.position = config.heads, role, position
         key_width, value_width = config.head_widths(width)
-        self.keys, self.values, self.scale = config.heads * key_width, config.heads * value_width, key_width**-0.5
+        self.groups, self.scale = config.groups, key_width**-0.5
+        self.queries, self.keys, self.values = (
+            config.heads * key_width,
+            self.groups * key_width,
+            self.groups * value_width,
+        )
         if role == "cross":
-            self.query = nn.Linear(width, self.keys, bias=config.bias)
+            self.query = nn.Linear(width, self.queries, bias=config.bias)
             self.key_value = nn.Linear(width, self.keys + self.values, bias=config.bias)
         else:
-            self.query_key_value = nn.Linear(width, 2 * self.keys + self.values, bias=config.bias)
-        self.output = nn.Linear(self.values, width, bias=config.bias)
+            self.query_key_value = nn.Linear(width, self.queries + self.keys + self.values, bias=config.bias)
+        self.output = nn.Linear(config.heads * value_width, width, bias=config.bias)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -80,29 +95,29 @@ class Softmax(Mixer):
         if self.role == "cross":
             matrices = [self.query.weight, *self.key_value.weight.split([self.keys, self.values])]
         else:
-            matrices = list(self.query_key_value.weight.split([self.keys, self.keys, self.values]))
+            matrices = list(self.query_key_value.weight.split([self.queries, self.keys, self.values]))
         for matrix in (*matrices, self.output.weight):
             nn.init.xavier_uniform_(matrix)
         for layer in self.children():
             if isinstance(layer, nn.Linear) and layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def _split_heads(self, x_BTN: Tensor) -> Tensor:
+    @staticmethod
+    def _split_heads(x_BTN: Tensor, heads: int) -> Tensor:
         B, T, N = x_BTN.shape
-        return x_BTN.view(B, T, self.heads, N // self.heads).transpose(1, 2)
+        return x_BTN.view(B, T, heads, N // heads).transpose(1, 2)
 
     def _queries_keys_values(self, packed_BTN: Tensor) -> tuple[Tensor, ...]:
-        if self.keys == self.values:  # all heads are of one width: cut once
-            B, T, N = packed_BTN.shape
-            return packed_BTN.view(B, T, 3 * self.heads, N // (3 * self.heads)).transpose(1, 2).chunk(3, dim=1)
-        return tuple(map(self._split_heads, packed_BTN.split([self.keys, self.keys, self.values], dim=-1)))
+        if self.queries == self.keys == self.values:  # all heads are of one width: cut once
+            return self._split_heads(packed_BTN, 3 * self.heads).chunk(3, dim=1)
+        queries, rest = packed_BTN.split([self.queries, self.keys + self.values], dim=-1)
+        return self._split_heads(queries, self.heads), *self._keys_values(rest)
 
     def _keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
         if self.keys == self.values:
-            B, S, N = packed_BSN.shape
-            return packed_BSN.view(B, S, 2 * self.heads, N // (2 * self.heads)).transpose(1, 2).chunk(2, dim=1)
+            return self._split_heads(packed_BSN, 2 * self.groups).chunk(2, dim=1)
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
-        return self._split_heads(keys), self._split_heads(values)
+        return self._split_heads(keys, self.groups), self._split_heads(values, self.groups)
 
     def forward(
         self,
@@ -125,8 +140,8 @@ class Softmax(Mixer):
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
         packed_BTN = self.query_key_value(x_BTD)
-        q_BHTK, k_BHSK, v_BHSR = self._queries_keys_values(packed_BTN)
-        kept = packed_BTN[..., self.keys :]
+        q_BHTK, k_BGSK, v_BGSR = self._queries_keys_values(packed_BTN)
+        kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
         before = state.past.length if state is not None else 0
         valid_BS = extend_valid(state.valid_BS if state else None, valid_BT, B, before, T)
@@ -135,22 +150,23 @@ class Softmax(Mixer):
         if self.position is not None:
             key_position = count_positions(valid_BS, before + T, x_BTD.device)
             query_position = key_position[..., before:]
-            both = packed_BTN[..., : 2 * self.keys].view(B, T, 2 * self.heads, -1).transpose(1, 2)
+            asked = self.queries + self.keys
+            both = self._split_heads(packed_BTN[..., :asked], self.heads + self.groups)
             turned = self.position.rotate(both, query_position)  # at once: half as many operations
             if turned is not both:
-                q_BHTK, k_BHSK = turned.chunk(2, dim=1)
+                q_BHTK, k_BGSK = turned.split([self.heads, self.groups], dim=1)
                 if causal:  # the past keeps turned keys
-                    kept = torch.cat([k_BHSK.transpose(1, 2).flatten(2), packed_BTN[..., 2 * self.keys :]], dim=-1)
+                    kept = torch.cat([k_BGSK.transpose(1, 2).flatten(2), packed_BTN[..., asked:]], dim=-1)
             bias = self.position.bias(q_BHTK, query_position, key_position)
 
         past = state.past.append(kept) if state is not None else Growable(kept)
         if state is not None:
-            k_BHSK, v_BHSR = self._keys_values(past.tensor)
+            k_BGSK, v_BGSR = self._keys_values(past.tensor)
         # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
         triangle = causal and before == 0 and valid_BS is None
         visible = None if triangle else self._visible(valid_BS, T, before, x_BTD)
-        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, visible, triangle and T > 1)
-        y_BTD = self.output(y_BHTR.transpose(1, 2).reshape(B, T, self.values))
+        y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, visible, triangle and T > 1)
+        y_BTD = self.output(y_BHTR.transpose(1, 2).flatten(2))
         return y_BTD, SoftmaxState(past, valid_BS) if causal else None
 
     def advance(
@@ -163,31 +179,45 @@ class Softmax(Mixer):
             return super().advance(x_BD, state=state, memory=memory)
         packed_BN, place = self.query_key_value(x_BD), state.past.length
         if self.position is not None:  # the past keeps turned keys
-            both = packed_BN[:, : 2 * self.keys].view(B, 2 * self.heads, 1, -1)
+            asked = self.queries + self.keys
+            both = packed_BN[:, :asked].view(B, self.heads + self.groups, 1, -1)
             turned = self.position.rotate_one(both, place)
             if turned is not both:
-                packed_BN = torch.cat([turned.view(B, -1), packed_BN[:, 2 * self.keys :]], dim=1)
-        query, kept = packed_BN.split([self.keys, self.keys + self.values], dim=1)
+                packed_BN = torch.cat([turned.view(B, -1), packed_BN[:, asked:]], dim=1)
+        query, kept = packed_BN.split([self.queries, self.keys + self.values], dim=1)
         q_BHTK = query.view(B, self.heads, 1, -1)
         bias = None
         if self.position is not None:
             place_S = torch.arange(place + 1, device=x_BD.device)
             bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
         past = state.past.append(kept.unsqueeze(1))
-        k_BHSK, v_BHSR = self._keys_values(past.tensor)
+        k_BGSK, v_BGSR = self._keys_values(past.tensor)
         valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
         if map_sink() is None and kernels.usable(query):
             bias_BHS = None if bias is None else bias.flatten(-2)
-            y_BM = kernels.attend(query, k_BHSK, v_BHSR, self.scale, valid_BS, bias_BHS)
-            return self.output(y_BM), SoftmaxState(past, valid_BS)
-        y_BHTR = self._look_up(q_BHTK, k_BHSK, v_BHSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
-        return self.output(y_BHTR.reshape(B, self.values)), SoftmaxState(past, valid_BS)
+            return self.output(self._attend(query, k_BGSK, v_BGSR, valid_BS, bias_BHS)), SoftmaxState(past, valid_BS)
+        y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
+        return self.output(y_BHTR.reshape(B, -1)), SoftmaxState(past, valid_BS)
+
+    def _attend(
+        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, valid_MS: Tensor | None, bias_BHS: Tensor | None = None
+    ) -> Tensor:
+        """The kernel's attention of one query for each row: (B, H R)."""
+        if self.groups == self.heads:
+            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, valid_MS, bias_BHS)
+        # To the kernel, queries that share keys are rows that share a memory.
+        B, G, J = query_BN.shape[0], self.groups, self.heads // self.groups
+        if bias_BHS is not None:
+            bias_BHS = bias_BHS.expand(B, self.heads, -1).unflatten(1, (G, J)).transpose(1, 2).flatten(0, 1)
+        rows = query_BN.view(B, G, J, -1).transpose(1, 2).reshape(B * J, -1)
+        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, valid_MS, bias_BHS)
+        return y.view(B, J, G, -1).transpose(1, 2).reshape(B, -1)
 
     def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
         B, N = x_BD.shape[0], state.k_NHSK.shape[0]
         if map_sink() is None and kernels.usable(x_BD):
             state = state.by_rows()
-            y_BM = kernels.attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, self.scale, state.valid_NS)
+            y_BM = self._attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, state.valid_NS)
             return self.output(y_BM), state
         q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
         visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
@@ -199,7 +229,7 @@ class Softmax(Mixer):
             if (sink := map_sink()) is not None:
                 sink(self, alpha_NHTS)
             y_NHTR = lookup(alpha_NHTS, state.v_NHSR)
-        return self.output(y_NHTR.transpose(1, 2).reshape(B, self.values)), state
+        return self.output(y_NHTR.transpose(1, 2).reshape(B, -1)), state
 
     def _visible(self, valid_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
@@ -219,26 +249,26 @@ class Softmax(Mixer):
         state = state.by_rows()
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
-        q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.keys))
+        q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.queries), self.heads)
         visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
         y = self._look_up(q, state.k_NHSK, state.v_NHSR, None, visible, False)
-        return self.output(y.transpose(1, 2).reshape(B, T, self.values)), state
+        return self.output(y.transpose(1, 2).reshape(B, T, -1)), state
 
     def _look_up(
         self,
         q_BHTK: Tensor,
-        k_BHSK: Tensor,
-        v_BHSR: Tensor,
+        k_BGSK: Tensor,
+        v_BGSR: Tensor,
         bias: Tensor | None,
         visible: Tensor | None,
         causal: bool,
     ) -> Tensor:
         sink = map_sink()
         if sink is None:
-            return soft_lookup(q_BHTK, k_BHSK, v_BHSR, bias=bias, visible=visible, causal=causal)
+            return soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible, causal=causal)
         if causal:
             T = q_BHTK.shape[2]
             visible = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).tril()
-        alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias, visible)
+        alpha_BHTS = soft_alpha(q_BHTK, k_BGSK, bias, visible)
         sink(self, alpha_BHTS)
-        return lookup(alpha_BHTS, v_BHSR)
+        return lookup(alpha_BHTS, v_BGSR)

@@ -13,7 +13,7 @@ from allyouneed.mixers import Memory
 from allyouneed.mixers.past import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
-from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
+from allyouneed.models.stack import Stack, StackConfig, StackState, new_embedding
 from allyouneed.sizes import Sizes
 
 
@@ -25,6 +25,7 @@ class DecoderConfig(StackConfig, ModelConfig):
     type: Literal["decoder"] = "decoder"
     layers: Layers = 6
     tied: bool = True  # embedding = output projection
+    output_bias: bool = False
 
     def build(self, sizes: Sizes) -> "Decoder":
         return Decoder(self, sizes)
@@ -38,9 +39,10 @@ class Decoder(Model):
         super().__init__()
         self.config, self.sizes = config, sizes
         table_VD = new_embedding(sizes.target, config.width)
-        self.target = Embedding(table_VD, config.positions, config.dropout)
+        self.target = config.embed(table_VD)
         self.decoder = Stack(config, config.layers, "causal")
-        self.head = Head(table_VD if config.tied else new_embedding(sizes.target, config.width))
+        output_VD = table_VD if config.tied else new_embedding(sizes.target, config.width)
+        self.head = Head(output_VD, bias=config.output_bias)
 
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start()

@@ -3,19 +3,26 @@
     P(class | x) = softmax(W pool(Encoder(x)) + b),   pool = mean over the real positions, or the first one
     P(class_t | x) = softmax(W Encoder(x)_t + b)      without a pool
 
+A `transform` stands between the pool and W: tanh(U x + c), BERT's pooler, or Norm(f(U x + c)) with the function of the
+feed-forward layers, its head for masked words. Without classes (a target of size 0) the model is a reader of texts:
+`pooled` gives a vector for each.
+
 Paper: Devlin et al. 2019, arXiv:1810.04805 (BERT; its pooled head is the first position).
 """
 
 from typing import Literal, final
 
 import torch
-from torch import Tensor
+from pydantic import NonNegativeInt
+from torch import Tensor, nn
 
+from allyouneed.block import FUNCTIONS, GATED
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.past import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
-from allyouneed.models.stack import Embedding, Stack, StackConfig, new_embedding
+from allyouneed.models.stack import Stack, StackConfig, new_embedding
 from allyouneed.sizes import Sizes
 
 
@@ -27,6 +34,9 @@ class EncoderConfig(StackConfig, ModelConfig):
     type: Literal["encoder"] = "encoder"
     layers: Layers = 6
     pool: Literal["mean", "first", "none"] = "mean"  # none: one answer for each position
+    transform: Literal["none", "tanh", "function", "norm"] = "none"  # before the output projection
+    tied: bool = False  # embedding = output projection: answers are tokens
+    segments: NonNegativeInt = 0  # kinds of segments of a text that have a vector each
 
     def build(self, sizes: Sizes) -> "Encoder":
         return Encoder(self, sizes)
@@ -39,22 +49,31 @@ class Encoder(Model):
     def __init__(self, config: EncoderConfig, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.sizes = config, sizes
-        self.source = Embedding(new_embedding(sizes.source, config.width), config.positions, config.dropout)
+        table_ND = new_embedding(sizes.source, config.width)
+        self.source = config.embed(table_ND, config.segments)
         self.encoder = Stack(config, config.layers, "bidirectional")
-        self.head = Head(new_embedding(sizes.target, config.width), bias=True)
+        self.transform = _Transform(config) if config.transform != "none" else None
+        if config.tied and sizes.target != sizes.source:
+            raise ConfigError(
+                f"model.tied: {sizes.target:,} answers, but {sizes.source:,} tokens; they should be the same"
+            )
+        self.head = Head(table_ND if config.tied else new_embedding(sizes.target, config.width), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
-        x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS))
+    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Memory:
+        """Vectors of all positions. `segment_BS`: which segment each belongs to (None: the first)."""
+        x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS), segment_BS)
         x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), valid_BS)
         return Memory(x_BSD, valid_BS)
 
-    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
         """Logits (B, V), or (B, S, V) without a pool."""
-        memory = self.encode(source_BS, valid_BS)
-        if self.config.pool == "none":
-            return self.head(memory.x_BSD)
-        logits_BV: Tensor = self.head(self._pool(memory))
-        return logits_BV
+        return self.head(self.pooled(source_BS, valid_BS, segment_BS))
+
+    def pooled(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
+        """What the head sees: a vector (B, D) for each text, or (B, S, D) without a pool."""
+        memory = self.encode(source_BS, valid_BS, segment_BS)
+        x = memory.x_BSD if self.config.pool == "none" else self._pool(memory)
+        return x if self.transform is None else self.transform(x)
 
     def _pool(self, memory: Memory) -> Tensor:
         x_BSD, valid_BS = memory.x_BSD, memory.valid_BS
@@ -71,4 +90,24 @@ class Encoder(Model):
 
     def flops(self, source: int, target: int) -> int:
         answers = source if self.config.pool == "none" else 1
-        return self.encoder.flops(source) + 2 * answers * self.config.width * self.sizes.target
+        transform = self.config.width if self.transform is not None else 0
+        return self.encoder.flops(source) + 2 * answers * self.config.width * (self.sizes.target + transform)
+
+
+class _Transform(nn.Module):
+    """f(U x + c): tanh, the function of the feed-forward layers, or a norm after that."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.width)
+        nn.init.xavier_uniform_(self.inner.weight)
+        nn.init.zeros_(self.inner.bias)
+        self.function = (
+            torch.tanh if config.transform == "tanh" else FUNCTIONS[GATED.get(config.feedforward, config.feedforward)]
+        )
+        self.norm = config.make_norm(config.width) if config.transform == "norm" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        y = self.function(self.inner(x))
+        return y if self.norm is None else self.norm(y)

@@ -16,7 +16,7 @@ from allyouneed.mixers import AnyMixer, Memory, MixerConfig
 from allyouneed.mixers.past import next_positions
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
+from allyouneed.models.stack import Stack, StackConfig, StackState, new_embedding
 from allyouneed.sizes import Sizes
 
 Layers = Annotated[int, Field(ge=0)]
@@ -32,7 +32,10 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     decoder_layers: Layers = 6
     encoder_mixer: AnyMixer | list[AnyMixer] | None = None  # default: the mixer; some cannot be causal, but can encode
     cross: AnyMixer | None = None  # default: the mixer if it is softmax, else softmax with as many heads
-    tied: bool = True  # target embedding = output projection (= source embedding, if the vocabulary is shared)
+    # Target embedding = output projection (= source embedding, if the vocabulary is shared); "inputs": the embeddings
+    # of a shared vocabulary are one, the output projection is its own.
+    tied: bool | Literal["inputs"] = True
+    output_bias: bool = False
 
     def cross_mixer(self) -> MixerConfig:
         """The mixer that reads the memory."""
@@ -56,14 +59,14 @@ class EncoderDecoder(Model):
         super().__init__()
         self.config, self.sizes = config, sizes
         target_VD = new_embedding(sizes.target, config.width)
-        one_table = sizes.shared and config.tied
+        one_table = sizes.shared and bool(config.tied)
         source_ND = target_VD if one_table else new_embedding(sizes.source, config.width)
-        output_VD = target_VD if config.tied else new_embedding(sizes.target, config.width)
-        self.source = Embedding(source_ND, config.positions, config.dropout)
+        output_VD = target_VD if config.tied is True else new_embedding(sizes.target, config.width)
+        self.source = config.embed(source_ND)
         self.encoder = Stack(config.encoder_stack(), config.encoder_layers, "bidirectional")
-        self.target = Embedding(target_VD, config.positions, config.dropout)
+        self.target = config.embed(target_VD)
         self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())
-        self.head = Head(output_VD)
+        self.head = Head(output_VD, bias=config.output_bias)
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS))

@@ -177,7 +177,7 @@ class TransformerWriter(Writer):
         super().__init__()
         self.annotation, self.width = annotation, config.width
         self.output_VD = new_embedding(tokens, config.width)  # tied
-        self.target = Embedding(self.output_VD, config.positions, config.dropout)
+        self.target = config.embed(self.output_VD)
         self.read = nn.Linear(annotation, config.width)
         self.place_SD = nn.Parameter(torch.randn(cells, config.width) * config.width**-0.5)
         mixer = config.mixer_of(0)

@@ -20,6 +20,8 @@ class StackConfig(BlockConfig):
     width: PositiveInt = 512
     mixer: AnyMixer | list[AnyMixer] = SoftmaxConfig()
     positions: AnyPosition = SinusoidalConfig()
+    embedding_scale: bool = True  # section 3.4: embeddings enter times sqrt(width)
+    embedding_norm: bool = False  # a norm on what enters the first block, positions included
 
     @field_validator("mixer", "encoder_mixer", mode="after", check_fields=False)
     @classmethod
@@ -28,37 +30,67 @@ class StackConfig(BlockConfig):
             raise ValueError("an empty list; name at least one mixer")
         return value
 
+    def embed(self, weight_VD: nn.Parameter, segments: int = 0) -> "Embedding":
+        """The way in, with a table."""
+        norm = self.make_norm(self.width) if self.embedding_norm else None
+        scaled = self.embedding_scale
+        return Embedding(weight_VD, self.positions, self.dropout, scaled=scaled, norm=norm, segments=segments)
+
     def mixer_of(self, layer: int) -> MixerConfig:
         """The mixer of a layer: a list is repeated from the bottom up."""
         return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
 
 
 class Embedding(nn.Module):
-    """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4)."""
+    """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4); some have a norm before the dropout.
 
-    def __init__(self, weight_VD: nn.Parameter, positions: PositionConfig, dropout: float) -> None:
+    With `segments`, a vector for the segment of the text that a token belongs to is added; unless it is said which, all
+    belong to the first.
+    """
+
+    def __init__(
+        self,
+        weight_VD: nn.Parameter,
+        positions: PositionConfig,
+        dropout: float,
+        *,
+        scaled: bool = True,
+        norm: nn.Module | None = None,
+        segments: int = 0,
+    ) -> None:
         super().__init__()
+        width = weight_VD.shape[1]
         self.weight_VD = weight_VD
         # Section 3.4: the tied embedding is scaled by sqrt(D) on the way in, not on the way out.
-        self.scale = math.sqrt(weight_VD.shape[1])
-        self.position = positions.build_added(weight_VD.shape[1])
+        self.scale = math.sqrt(width) if scaled else 1.0
+        self.position = positions.build_added(width)
+        self.norm = norm
+        self.segment_ND = nn.Parameter(torch.randn(segments, width) * width**-0.5) if segments else None
         self.dropout = Dropout(dropout)
 
-    def forward(self, tokens_BT: Tensor, position: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, position: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         x_BTD = nn.functional.embedding(tokens_BT, self.weight_VD) * self.scale
+        if self.segment_ND is not None:
+            x_BTD = x_BTD + (self.segment_ND[0] if segment_BT is None else self.segment_ND[segment_BT])
         if self.position is not None:
             x_BTD = x_BTD + self.position(position)
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
         out_BTD: Tensor = self.dropout(x_BTD)
         return out_BTD
 
     def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
         """One token for each row, after `seen` others."""
         x_BD = torch.embedding(self.weight_VD, token_B) * self.scale
+        if self.segment_ND is not None:
+            x_BD = x_BD + self.segment_ND[0]
         if self.position is not None:
             if isinstance(seen, int):
                 x_BD = x_BD + self.position.table(seen + 1, token_B.device)[seen]
             else:
                 x_BD = x_BD + self.position(seen)
+        if self.norm is not None:
+            x_BD = self.norm(x_BD)
         out_BD: Tensor = self.dropout(x_BD) if self.training else x_BD
         return out_BD
 
