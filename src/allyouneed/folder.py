@@ -176,7 +176,7 @@ def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
     tensors = sealed.read_tensors(WEIGHTS)
     try:
         # Loading a model draws nothing from the caller's generator.
-        with torch.random.fork_rng(devices=[]), _Room(tensors):
+        with torch.random.fork_rng(devices=[]), Room(tensors):
             model = config.model.build(Sizes(**config.sizes.model_dump()))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
@@ -184,7 +184,7 @@ def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
     return model
 
 
-class _Room(TorchFunctionMode):
+class Room(TorchFunctionMode):
     """Stops the building of a model that is far larger than its weights: a small config can ask for terabytes."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:

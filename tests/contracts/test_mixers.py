@@ -79,6 +79,7 @@ SMALL: dict[str, list[MixerConfig]] = {
         LongformerConfig(heads=3, window=4, everywhere=2),
         LongformerConfig(heads=2, window=1, everywhere=1, bias=False),
         LongformerConfig(heads=2, window=2, everywhere=3),
+        LongformerConfig(heads=3, window=2, everywhere=0),
     ],
     "bigbird": [
         BigBirdConfig(heads=3, block=2, random=2, seed=1),

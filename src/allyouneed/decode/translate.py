@@ -8,7 +8,7 @@ from torch import Tensor
 
 from allyouneed.decode.base import device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
-from allyouneed.errors import DataError
+from allyouneed.errors import ConfigError, DataError
 from allyouneed.models import Model
 from allyouneed.tasks import UNK, Codec
 from allyouneed.tasks.base import FIRST_CLASS
@@ -51,6 +51,10 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
     """log P of the classes of texts, in batches of similar lengths: which texts they are, and a vector (V) for each, or
     (S, V), one for each token, if each has a class."""
     assert codec.classes is not None
+    if not codec.classes:
+        raise ConfigError(
+            "a model without classes answers nothing; in Python, `model.pooled` gives a vector for each text"
+        )
     sources = codec.encode_sources(texts)
     if codec.each:
         for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
@@ -61,8 +65,8 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
         source_BS, valid_BS = pad_right([sources[i] for i in chosen], device_of(model))
         with evaluating(model):
             logprobs = list(_logprobs(model, source_BS, valid_BS, len(codec.classes)))
-        if codec.each:  # BOS has no class
-            logprobs = [one_SV[1 : len(sources[i])] for i, one_SV in zip(chosen, logprobs, strict=True)]
+        if codec.each:  # the frame has no classes
+            logprobs = [one_SV[codec.inside(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
         yield chosen, logprobs
 
 

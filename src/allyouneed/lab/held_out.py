@@ -204,7 +204,8 @@ def pairs_as_batch(codec: Codec, items: Sequence[Pair]) -> Batch:
         rows = as_arrays(codec.encode_sources(sources))
         return class_batch(padded(rows), [codec.classes.index(name) for name in targets])
     assert codec.target is not None
-    return pair_batch(as_arrays(codec.source.encode_batch(sources)), as_arrays(codec.target.encode_batch(targets)))
+    source, target = codec.source.encode_batch(sources), codec.target.encode_batch(targets)
+    return pair_batch(as_arrays(source), as_arrays(target), codec.framing)
 
 
 class _TextFile(TaskData):
@@ -292,6 +293,7 @@ def _score_tags(bundle: Bundle, rows: Sequence[Pair], where: str) -> list[Scored
         for i, logprob_SV in zip(chosen, logprobs, strict=True):
             class_1S = tag_batch(bundle.codec, [rows[i][0]], [rows[i][1]]).class_BS
             assert class_1S is not None
-            each = logprob_SV.gather(1, class_1S[0, 1:, None].to(logprob_SV.device)).flatten().tolist()
+            class_S1 = class_1S[0, bundle.codec.inside(class_1S.shape[1]), None].to(logprob_SV.device)
+            each = logprob_SV.gather(1, class_S1).flatten().tolist()
             found[i] = Scored(sum(each), len(each), each)
     return found

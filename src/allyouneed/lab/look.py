@@ -382,7 +382,8 @@ class _Classified(_Looking):
             logits_BSV, _ = self.model.step(source_BS, self.model.start())
             return logits_BSV[0, 1:, FIRST_CLASS : FIRST_CLASS + len(self.codec.classes)]
         logits = self.model.classify(source_BS)
-        return logits[0, 1:] if self.codec.each else logits  # BOS has no class
+        # What frames a text has no class.
+        return logits[0, self.codec.inside(logits.shape[1])] if self.codec.each else logits
 
     def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
         with record_maps(self.model) as maps:

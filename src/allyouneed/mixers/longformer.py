@@ -16,7 +16,7 @@ import math
 from typing import Literal, final
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
@@ -35,7 +35,7 @@ class LongformerConfig(HeadsConfig):
 
     type: Literal["longformer"] = "longformer"
     window: PositiveInt = 256  # how many positions it sees to each side (the paper's w / 2)
-    everywhere: PositiveInt = 1  # how many first tokens are global
+    everywhere: NonNegativeInt = 1  # how many first tokens are global
 
     @property
     def pattern(self) -> Pattern:

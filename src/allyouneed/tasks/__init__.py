@@ -23,6 +23,7 @@ from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
+from allyouneed.tasks.tags import TagsConfig
 from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig
 from allyouneed.tasks.translation import TranslationConfig
 
@@ -48,6 +49,7 @@ TASKS: dict[str, type[TaskConfig]] = {
     "binary-multiplication": BinaryMultiplicationConfig,
     "rasp": RaspConfig,
     "rasp-causal": RaspCausalConfig,
+    "tags": TagsConfig,
 }
 
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]

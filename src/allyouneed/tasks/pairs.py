@@ -262,9 +262,11 @@ class StoredIds:
         return [self._ids[member] for member in members.tolist()]
 
 
-def pair_batch(sources: Sequence[Array], targets: Sequence[Array]) -> Batch:
-    """A batch of pairs of ids (without special ones)."""
-    source_BS = torch.from_numpy(padded(sources, after=(EOS,)))
+def pair_batch(
+    sources: Sequence[Array], targets: Sequence[Array], framing: tuple[Sequence[int], Sequence[int]] = ((), (EOS,))
+) -> Batch:
+    """A batch of pairs of ids (without special ones); sources are put between those of `framing`."""
+    source_BS = torch.from_numpy(padded(sources, *framing))
     valid_BS = source_BS != PAD
     return Batch(
         source_BS=source_BS,

@@ -161,9 +161,11 @@ def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> B
         unknown = [name for name in names if name not in numbers]
         if unknown:
             raise DataError(f"{source!r}: {unknown[0]!r} is no class of this model; known: {', '.join(numbers)}")
-        if len(names) != len(row) - 1:
-            raise DataError(f"{source!r}: {len(names)} classes for {len(row) - 1} tokens; there should be one for each")
-        tags.append([NO_CLASS, *(numbers[name] for name in names)])
+        inside = codec.inside(len(row))
+        tokens = inside.stop - inside.start
+        if len(names) != tokens:
+            raise DataError(f"{source!r}: {len(names)} classes for {tokens} tokens; there should be one for each")
+        tags.append([NO_CLASS] * inside.start + [numbers[name] for name in names])
     source_BS = torch.from_numpy(padded(as_arrays(rows)))
     valid_BS = source_BS != PAD
     class_BS = torch.full_like(source_BS, NO_CLASS)

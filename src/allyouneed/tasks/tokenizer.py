@@ -8,7 +8,8 @@
 
 Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names hold raw blanks: pieces write blanks as another character,
 words hold a blank only in front and characters are single, so no text ever equals such a name, and nothing is
-matched against them. Text is never a control symbol.
+matched against them. Text is never a control symbol. Tokenisers from elsewhere may have more such ids; their names are
+`control_name`s too.
 """
 
 import json
@@ -34,6 +35,7 @@ LARGEST_FILE = 64 << 20
 # The trainers' time grows faster than the length of a word; what lies beyond this is rubbish or repetition.
 LONGEST_TRAINED = 10_000
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
+AnyKind = Kind | Literal["wordpiece"]  # the last: only from elsewhere
 BYTES = 256
 
 # The library warns when a process that used its threads is forked. We say when threads are wanted.
@@ -66,10 +68,14 @@ class Tokenizer:
         self._library = library
         self.vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
         self.size = len(self.vocabulary)
-        self.kind = _kind_of(library)
+        self.kind: AnyKind = _kind_of(library)
+        self.controls = frozenset(number for name, number in self.vocabulary.items() if _is_control(name))
         self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
-        names = [name for name in self.vocabulary if name not in SPECIALS]
-        self._longest = 0 if self.kind == "words" else max((len(name) for name in names), default=1)
+        names = [name for name, number in self.vocabulary.items() if number not in self.controls]
+        # Words may be of any length, and a normaliser may shorten a text.
+        simple = library.normalizer is None or isinstance(library.normalizer, normalizers.Prepend)
+        known = simple and self.kind not in ("words", "wordpiece")
+        self._longest = max((len(name) for name in names), default=1) if known else 0
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; no special ids are added."""
@@ -84,7 +90,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special ids are left out."""
-        kept = [int(i) for i in ids if i > UNK]
+        kept = [int(i) for i in ids if int(i) not in self.controls]
         text: str = self._library.decode(kept, skip_special_tokens=False)
         return text
 
@@ -127,7 +133,8 @@ class Tokenizer:
             raise FolderError(f"{where}: not a tokeniser: {reason}") from None
         ids = sorted(tokenizer.vocabulary.values())
         specials = [tokenizer.vocabulary.get(name) for name in SPECIALS]
-        if specials != [0, 1, 2, 3] or ids != list(range(len(ids))) or library.get_added_tokens_decoder():
+        matched = any(token.special for token in library.get_added_tokens_decoder().values())
+        if specials != [0, 1, 2, 3] or ids != list(range(len(ids))) or matched:
             raise FolderError(f"{where}: not a tokeniser of allyouneed: its ids 0 to 3 should be {', '.join(SPECIALS)}")
         return tokenizer
 
@@ -245,15 +252,27 @@ def _most_common(counts: "Counter[str]", size: int) -> list[str]:
     return sorted(by_count[: size - len(SPECIALS)])
 
 
-def _kind_of(library: Library) -> Kind:
+def control_name(name: str) -> str:
+    """The name of a control symbol: with blanks inside, as no piece of text has them."""
+    return f"< {name} >"
+
+
+def _is_control(name: str) -> bool:
+    return len(name) > 3 and name.startswith("< ") and name.endswith(" >")
+
+
+def _kind_of(library: Library) -> AnyKind:
     model = library.model
+    if isinstance(model, models.WordPiece):
+        return "wordpiece"
     if isinstance(model, models.Unigram):
         return "unigram"
     if isinstance(model, models.WordLevel):
-        return "characters" if library.normalizer is None else "words"
+        alone = library.normalizer is None and isinstance(library.pre_tokenizer, pre_tokenizers.Split)
+        return "characters" if alone else "words"
     if isinstance(model, models.BPE):
         return "bytes" if library.get_vocab_size() == len(SPECIALS) + BYTES else "bpe"
-    raise ValueError(f"{type(model).__name__} is not one of BPE, Unigram, WordLevel")
+    raise ValueError(f"{type(model).__name__} is not one of BPE, Unigram, WordLevel, WordPiece")
 
 
 def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np.int64]]":

@@ -1,10 +1,238 @@
-"""A Hugging Face folder as a model of ours."""
+"""A Hugging Face folder as a model folder of ours: settings, vocabulary, weights, task, in this order.
 
+Whatever is not understood stops it, by name: a field of the config, a weight too many or too few, a tokeniser that
+cannot be renumbered. Nothing of the folder is run.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from allyouneed.errors import FolderError
+import torch
+from torch import Tensor
+
+from allyouneed import __version__
+from allyouneed.config import Tree, parse
+from allyouneed.errors import ConfigError, FolderError, unknown_name
+from allyouneed.folder import Room, fill_model, save_folder
+from allyouneed.interop.hf.architectures import ARCHITECTURES
+from allyouneed.interop.hf.architectures.base import Architecture
+from allyouneed.interop.hf.fields import Fields
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, Foreign
+from allyouneed.interop.hf.rules import Rule, join_all
+from allyouneed.interop.hf.vocabulary import Parts, TheirTokenizer, Vocabulary, renumber
+from allyouneed.models import Model, ModelConfig
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder import EncoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec
+from allyouneed.train.recipe import Recipe
+
+NO_DATA = "the data of an imported model are not known"  # the file that its task names
+Frame = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A foreign model as one of ours."""
+
+    model: Model
+    codec: Codec
+    vocabulary: Vocabulary
+    recipe: Recipe
+    type: str
+    notes: list[str]
 
 
 def import_folder(folder: Path, out: Path) -> list[str]:
     """Writes the model folder; gives what a person should know about it."""
-    raise FolderError(f"{folder}: no architecture is known yet")
+    read = read_folder(folder)
+    save_folder(out, read.model, read.codec, read.recipe, _card(read))
+    return read.notes
+
+
+def read_folder(folder: Path) -> Imported:
+    """The model of a foreign folder."""
+    foreign = Foreign(folder)
+    tree = foreign.read_json(CONFIG)
+    fields = Fields(tree, foreign.path / CONFIG)
+    architecture, name = _architecture(fields)
+    generation = _generation(foreign)
+    tokens = {key: _token(fields, generation, key) for key in ("pad", "bos", "eos", "decoder_start")}
+    config = _settings(architecture, fields, name)
+    notes = [*fields.finish(), *generation.finish()]
+    classes = _classes(tree, config, name)
+    tokenizer = TheirTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
+    frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
+    size = fields.number("vocab_size")
+    vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
+    if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
+        config = config.model_copy(update={"output_bias": True})
+    model = _model(architecture, config, vocabulary, foreign)
+    codec = _codec(config, vocabulary, frame, classes, name)
+    beam = generation.get("num_beams") or fields.get("num_beams")
+    return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, _notes(notes))
+
+
+def _architecture(fields: Fields) -> tuple[Architecture, str]:
+    kind, names = fields.get("model_type"), fields.get("architectures")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise FolderError(f"{fields.where}: model_type: {unknown_name(str(kind), ARCHITECTURES)}")
+    found = ARCHITECTURES[kind]
+    name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    if not isinstance(name, str) or name not in found.classes:
+        raise FolderError(f"{fields.where}: architectures: {names!r}; should name one of {', '.join(found.classes)}")
+    return found, name
+
+
+def _settings(architecture: Architecture, fields: Fields, name: str) -> ModelConfig:
+    try:
+        return architecture.read(fields, name)
+    except ValueError as error:  # a value that our own settings refuse
+        raise FolderError(f"{fields.where}: {str(error).splitlines()[-1].strip()}") from None
+
+
+def _generation(foreign: Foreign) -> Fields:
+    return Fields(foreign.read_json(GENERATION) if foreign.has(GENERATION) else {}, foreign.path / GENERATION)
+
+
+def _token(fields: Fields, generation: Fields, key: str) -> int | None:
+    """What `generate` would take: the generation config goes before the model's."""
+    first, second = generation.token(f"{key}_token_id"), fields.token(f"{key}_token_id")
+    return second if first is None else first
+
+
+def _parts(
+    tokenizer: TheirTokenizer, tokens: dict[str, int | None], config: ModelConfig, framed: bool
+) -> tuple[tuple[list[int], list[int]] | None, Parts]:
+    """Their frame of a source, where it is not the usual one, and which token plays which part."""
+    begin, end = tokens["bos"], tokens["eos"]
+    frame = tokenizer.frame() if framed else None
+    if isinstance(config, EncoderConfig):
+        before, behind = frame or ([], [])
+        begin, end = next(iter(before), begin), next(iter(behind), end)
+    elif isinstance(config, EncoderDecoderConfig):
+        begin = tokens["decoder_start"]
+        if begin is None:
+            raise FolderError(f"{tokenizer.where.parent / CONFIG}: decoder_start_token_id is missing")  # type: ignore[attr-defined]
+    elif begin is None:
+        begin = end
+    if end is None:
+        raise FolderError(f"{tokenizer.where}: no token ends a text; eos_token_id or a template should name one")
+    return frame, Parts(tokens["pad"], begin, end, tokenizer.unknown())
+
+
+def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: Foreign) -> Model:
+    rows = vocabulary.rows
+    rules = architecture.rules(config, rows)
+    theirs = _cleaned(architecture, config, rules, foreign.read_tensors(), foreign.path)
+    ours = join_all(rules, theirs, foreign.path)
+    tokens = len(rows.theirs)
+    answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
+    try:
+        with torch.random.fork_rng(devices=[]), Room(ours):
+            model = config.build(Sizes(tokens, answers, shared=answers == tokens))
+    except (ConfigError, ValueError) as error:
+        raise FolderError(f"{foreign.path / CONFIG}: {error}") from None
+    fill_model(model, ours, foreign.path)
+    return model.eval()
+
+
+def _cleaned(
+    architecture: Architecture, config: ModelConfig, rules: list[Rule], found: dict[str, Tensor], where: Path
+) -> dict[str, Tensor]:
+    """Weights under the names of the rules: a tied one once, without what this class does not read."""
+    wanted = {name for rule in rules for name in rule.theirs}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name  # of the first BERTs
+        name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
+        longer = architecture.prefix + name
+        tensors[longer if name not in wanted and longer in wanted else name] = tensor
+    for first, others in architecture.tied.items():
+        for other in (name for name in others if name in tensors and name not in wanted):
+            same = tensors.setdefault(first, tensors[other])
+            if same.shape != tensors[other].shape or not torch.equal(same, tensors[other]):
+                raise FolderError(f"{where}: {other} is not {first}, but the config says that they are tied")
+            del tensors[other]
+    for name, right in architecture.fixed(config).items():
+        if name in tensors:
+            given = tensors.pop(name)
+            common = min(len(given), len(right))
+            if given.shape[1:] != right.shape[1:] or not torch.allclose(given[:common], right[:common], atol=1e-5):
+                raise FolderError(f"{where}: {name} holds other numbers than this architecture computes")
+    return {
+        name: one for name, one in tensors.items() if name in wanted or not name.endswith(architecture.unused or "\0")
+    }
+
+
+def _classes(tree: Tree, config: ModelConfig, name: str) -> tuple[str, ...] | None:
+    """The names of classes; () for a model without any; None: it answers with tokens."""
+    if not isinstance(config, EncoderConfig) or config.tied:
+        return None
+    if name.endswith("Model"):
+        return ()
+    labels: Any = tree.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
+        raise FolderError(f"{CONFIG}: id2label: should name the classes")
+    try:
+        numbered = {int(number): label for number, label in labels.items()}
+        return tuple(numbered[number] for number in range(len(numbered)))
+    except (ValueError, KeyError):
+        raise FolderError(f"{CONFIG}: id2label: should number the classes from 0 on") from None
+
+
+def _codec(
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    frame: tuple[list[int], list[int]] | None,
+    classes: tuple[str, ...] | None,
+    name: str,
+) -> Codec:
+    tokenizer = vocabulary.tokenizer
+    if isinstance(config, DecoderConfig):
+        return Codec(target=tokenizer)
+    sides: Frame | None = None
+    if frame is not None:
+        before, behind = (tuple(vocabulary.ours[number] for number in side) for side in frame)
+        sides = before, behind
+    if isinstance(config, EncoderConfig):
+        words = sorted(tokenizer.vocabulary, key=lambda word: tokenizer.vocabulary[word])
+        rest = [f"< unused {number} >" for number in range(len(words), len(vocabulary.rows.theirs))]
+        named = (*words, *rest) if classes is None else classes
+        return Codec(source=tokenizer, classes=named, each=config.pool == "none", frame=sides)
+    return Codec(source=tokenizer, target=tokenizer, frame=sides)
+
+
+def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
+    """A recipe that names the task; what it was trained with is not known."""
+    task: Tree
+    if isinstance(config, DecoderConfig):
+        longest = getattr(config.positions, "max_length", 1024)
+        task = {"type": "language", "train": [NO_DATA], "valid": [NO_DATA], "context": min(1024, longest)}
+    elif isinstance(config, EncoderConfig) and config.pool == "none":
+        task = {"type": "tags"}
+    elif isinstance(config, EncoderConfig):
+        task = {"type": "classification", "train": NO_DATA, "valid": NO_DATA}
+    else:
+        task = {"type": "translation", "train": [NO_DATA], "valid": [NO_DATA]}
+    decode = {"beam": beam} if isinstance(beam, int) and not isinstance(beam, bool) and 0 < beam <= 64 else {}
+    tree = {"about": f"{name}, imported from Hugging Face", "task": task, "model": config.model_dump(mode="json")}
+    return parse(Recipe, {**tree, "decode": decode})
+
+
+def _notes(left: list[str]) -> list[str]:
+    return [f"settings of generate that are not taken over: {', '.join(left)}"] if left else []
+
+
+def _card(read: Imported) -> str:
+    lines = [
+        f"# {read.recipe.about}",
+        "",
+        f"{read.model.parameter_count():,} parameters, imported with allyouneed {__version__}; its data are not known.",
+        "",
+        *(f"- {note}" for note in read.notes),
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""Marian, Pegasus, BART and mBART: the Transformer of 2017 with small differences.
+
+              norm    positions                        norm of embeddings
+    Marian    post    sinusoidal, sines first          no
+    Pegasus   pre     sinusoidal, sines first          no
+    BART      post    learned, from row 2 on           yes
+    mBART     pre     learned, from row 2 on           yes
+
+All tie embeddings and output, and add `final_logits_bias` to the logits.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.config import Tree
+from allyouneed.errors import FolderError
+from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, softmax_of
+from allyouneed.interop.hf.fields import Fields
+from allyouneed.interop.hf.rules import After, Rows, Rule, layer, stacked
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.positions import LearnedConfig, Sinusoidal, SinusoidalConfig
+
+OFFSET = 2  # rows of a learned table that no position reads
+EPSILON = 1e-5
+WRITTEN_POSITIONS = 1024  # sines have no end, their table has
+
+
+@dataclass(frozen=True)
+class Style:
+    """What tells the four apart."""
+
+    pre: bool
+    learned: bool  # and with a norm of embeddings
+
+
+def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
+    """Settings."""
+    width, heads = fields.number("d_model"), fields.number("decoder_attention_heads")
+    hidden = fields.number("decoder_ffn_dim")
+    if fields.number("encoder_ffn_dim") != hidden:
+        raise FolderError(f"{fields.where}: encoder_ffn_dim and decoder_ffn_dim differ; blocks here have one width")
+    longest = fields.number("max_position_embeddings", 1024)
+    for flag, only in {
+        "normalize_before": style.pre,
+        "normalize_embedding": style.learned,
+        "add_final_layer_norm": style.pre,
+        "static_position_embeddings": not style.learned,
+        "add_bias_logits": False,
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+        "is_decoder": False,
+    }.items():
+        fields.only(flag, only)
+    fields.only("decoder_vocab_size", fields.number("vocab_size"))
+    fields.ignore(["num_hidden_layers", "extra_pos_embeddings", "force_bos_token_to_be_generated"])
+    encoder_heads = fields.number("encoder_attention_heads")
+    return EncoderDecoderConfig(
+        width=width,
+        hidden=hidden,
+        encoder_layers=fields.layers("encoder_layers"),
+        decoder_layers=fields.layers("decoder_layers"),
+        mixer=SoftmaxConfig(heads=heads),
+        encoder_mixer=SoftmaxConfig(heads=encoder_heads) if encoder_heads != heads else None,
+        norm="pre" if style.pre else "post",
+        epsilon=EPSILON,
+        feedforward=fields.one_of("activation_function", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
+        positions=LearnedConfig(max_length=longest) if style.learned else SinusoidalConfig(halves=True),
+        embedding_scale=fields.flag("scale_embedding", False),
+        embedding_norm=style.learned,
+        output_bias=True,
+        dropout=0.0,
+    )
+
+
+def write(config: EncoderDecoderConfig, style: Style) -> Tree:
+    """Settings."""
+    positions = config.positions
+    encoder = softmax_of(config.encoder_stack())
+    return {
+        "d_model": config.width,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": encoder.heads,
+        "decoder_attention_heads": softmax_of(config).heads,
+        "encoder_ffn_dim": config.hidden,
+        "decoder_ffn_dim": config.hidden,
+        "activation_function": activation_of(config),
+        "scale_embedding": config.embedding_scale,
+        "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else WRITTEN_POSITIONS,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        "dropout": config.dropout,
+        "forced_eos_token_id": None,
+    }
+
+
+def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
+    """Weights."""
+    found = [
+        Rule("source.weight_VD", ("model.shared.weight",), rows.table()),
+        Rule("head.bias_V", ("final_logits_bias",), rows.bias()),
+    ]
+    for ours, theirs, way_in in (("encoder", "model.encoder", "source"), ("decoder", "model.decoder", "target")):
+        if isinstance(config.positions, LearnedConfig):
+            found += [Rule(f"{way_in}.position.table_ND", (f"{theirs}.embed_positions.weight",), After(OFFSET))]
+        if config.embedding_norm:
+            found += layer(f"{way_in}.norm", f"{theirs}.layernorm_embedding")
+        if config.norm == "pre":
+            found += layer(f"{ours}.norm", f"{theirs}.layer_norm")
+        layers = config.encoder_layers if ours == "encoder" else config.decoder_layers
+        for number in range(layers):
+            found += _block(f"{ours}.blocks.{number}", f"{theirs}.layers.{number}", config.width, ours == "decoder")
+    return found
+
+
+def _block(ours: str, theirs: str, width: int, crossing: bool) -> list[Rule]:
+    attention, cross = f"{theirs}.self_attn", f"{theirs}.encoder_attn"
+    parts = [f"{attention}.{part}_proj" for part in "qkv"]
+    found = [
+        *stacked(f"{ours}.mixer.query_key_value", parts, [width] * 3),
+        *layer(f"{ours}.mixer.output", f"{attention}.out_proj"),
+        *layer(f"{ours}.mixer_norm", f"{attention}_layer_norm"),
+        *layer(f"{ours}.feedforward.inner", f"{theirs}.fc1"),
+        *layer(f"{ours}.feedforward.outer", f"{theirs}.fc2"),
+        *layer(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm"),
+    ]
+    if crossing:
+        found += layer(f"{ours}.cross.query", f"{cross}.q_proj")
+        found += stacked(f"{ours}.cross.key_value", [f"{cross}.{part}_proj" for part in "kv"], [width] * 2)
+        found += layer(f"{ours}.cross.output", f"{cross}.out_proj")
+        found += layer(f"{ours}.cross_norm", f"{cross}_layer_norm")
+    return found
+
+
+def sines(config: EncoderDecoderConfig, length: int = WRITTEN_POSITIONS) -> dict[str, Tensor]:
+    """The tables of positions, which some files hold as if they were weights."""
+    table_ND = Sinusoidal(config.width, halves=True).table(length, torch.device("cpu"))[:length]
+    return {f"model.{side}.embed_positions.weight": table_ND.clone() for side in ("encoder", "decoder")}
+
+
+def _architecture(kind: str, name: str, style: Style, **more: Any) -> Architecture:
+    tied = {
+        "model.shared.weight": (
+            "lm_head.weight",
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+        )
+    }
+    if not style.learned:
+        more |= {"fixed": sines}
+    return Architecture(
+        type=kind,
+        classes=(name,),
+        read=partial(read, style=style),
+        rules=rules,
+        write=partial(write, style=style),
+        tied=tied,
+        forms=("halves",) if not style.learned else ("table",),
+        **more,
+    )
+
+
+MARIAN = _architecture("marian", "MarianMTModel", Style(pre=False, learned=False))
+PEGASUS = _architecture("pegasus", "PegasusForConditionalGeneration", Style(pre=True, learned=False), needs_fixed=True)
+BART = _architecture("bart", "BartForConditionalGeneration", Style(pre=False, learned=True), framed=True)
+MBART = _architecture("mbart", "MBartForConditionalGeneration", Style(pre=True, learned=True), framed=True)

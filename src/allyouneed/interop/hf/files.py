@@ -1,0 +1,127 @@
+"""Reading a folder that anybody may have written. Nothing in it is run; only three kinds of file are opened.
+
+    config.json, generation_config.json, tokenizer_config.json, tokenizer.json     JSON of bounded size
+    model.safetensors                                                              tensors, without pickle
+    model.safetensors.index.json                                                   names the files of a model in pieces
+
+A file must lie in the folder itself: names with a path and links that lead out are refused.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.errors import FolderError
+from allyouneed.storage import LARGEST_TENSORS, parse_tensors
+from allyouneed.tasks.tokenizer import LARGEST_FILE
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_CONFIG = 4 << 20  # bytes
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PIECES = (
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+
+
+class Foreign:
+    """A folder of somebody else."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise FolderError(f"{path}: " + ("is a file, not a folder" if path.exists() else "no such folder"))
+        self.path = path
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return os.path.lexists(self.path / name)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """The bytes of a file."""
+        where = self.path / name
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise FolderError(f"{self.path}: {name!r} is a path, not the name of a file in this folder")
+        try:
+            inside = where.resolve(strict=True).is_relative_to(self.path.resolve())
+            if not inside:
+                raise FolderError(f"{where}: is a link that leaves the folder; `cp -rL` makes a folder without links")
+            if not where.is_file():
+                raise FolderError(f"{where}: is not a plain file")
+            with where.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                data = file.read(size) if size <= limit else b""
+        except (OSError, RuntimeError) as error:  # a circle of links is a RuntimeError
+            raise FolderError(f"{where}: not readable: {getattr(error, 'strerror', None) or error}") from None
+        if size > limit:
+            raise FolderError(f"{where}: more than {limit:,} bytes; no such file is that large")
+        return data
+
+    def read_json(self, name: str, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
+        """A JSON object."""
+        try:
+            tree = json.loads(self.read(name, limit).decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            reason = "too deep" if isinstance(error, RecursionError) else str(error)
+            raise FolderError(f"{self.path / name}: not JSON: {reason}") from None
+        if not isinstance(tree, dict):
+            raise FolderError(f"{self.path / name}: should be an object, is {type(tree).__name__}")
+        return tree
+
+    def read_tokenizer(self) -> dict[str, Any]:
+        """tokenizer.json; if it is missing, what would be needed."""
+        if not self.has(TOKENIZER):
+            found = [name for name in PIECES if self.has(name)]
+            only = f" (it has {', '.join(found)}, which only their own tokenisers read)" if found else ""
+            raise FolderError(
+                f"{self.path}: has no {TOKENIZER}{only}; "
+                "a fast tokeniser of transformers writes one (AutoTokenizer.from_pretrained(...).save_pretrained)"
+            )
+        return self.read_json(TOKENIZER, LARGEST_FILE)
+
+    def read_tensors(self) -> dict[str, Tensor]:
+        """All tensors of the model, in float32; whole numbers stay whole."""
+        if self.has(INDEX) and not self.has(WEIGHTS):
+            tensors = self._read_pieces()
+        elif self.has(WEIGHTS):
+            tensors = parse_tensors(self.read(WEIGHTS, LARGEST_TENSORS), self.path / WEIGHTS)
+        else:
+            pickled = [name for name in sorted(os.listdir(self.path)) if name.endswith(PICKLES)]
+            if pickled:
+                raise FolderError(
+                    f"{self.path}: {pickled[0]} is a pickle, which can run code and is never opened; "
+                    f"{WEIGHTS} is needed: save_pretrained of transformers writes it"
+                )
+            raise FolderError(f"{self.path}: has no {WEIGHTS}")
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and tensor.dtype not in FLOATS:
+                raise FolderError(
+                    f"{self.path}: tensor {name} is {tensor.dtype}; should be float32, float16 or bfloat16"
+                )
+        return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+    def _read_pieces(self) -> dict[str, Tensor]:
+        where, places = self.path / INDEX, self.read_json(INDEX, LARGEST_FILE).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise FolderError(f"{where}: has no weight_map from names to files")
+        tensors: dict[str, Tensor] = {}
+        for file in sorted(set(places.values())):
+            if not file.endswith(".safetensors"):
+                raise FolderError(f"{where}: {file!r} is not a safetensors file")
+            piece = parse_tensors(self.read(file, LARGEST_TENSORS), self.path / file)
+            stated = {name for name, place in places.items() if place == file}
+            for name in sorted(stated ^ piece.keys()):
+                what = "is not in" if name in stated else "is in, but not stated to be in,"
+                raise FolderError(f"{where}: {name} {what} {file}")
+            tensors |= piece
+        return tensors

@@ -1,0 +1,163 @@
+"""Their tokeniser as one of ours, and which token of theirs each of our ids is.
+
+Our ids 0 to 3 are PAD, BOS, EOS and UNK in every vocabulary; their special tokens have any numbers, and one token may
+play several parts (Marian begins with its padding, GPT-2 begins and ends with the same token). So ids are renumbered:
+first the four, then all others in their order. A part that has no token of its own gets a row of its own: a copy of the
+token it is, whose logit has no probability. All probabilities and all searches stay what they were.
+
+Special tokens are never read out of text here: a text that spells one stays a text. Their names get blanks inside,
+which no piece of text has.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+
+from allyouneed.errors import FolderError
+from allyouneed.interop.hf.rules import Rows
+from allyouneed.tasks.base import BOS, EOS, PAD, UNK
+from allyouneed.tasks.tokenizer import SPECIALS, Tokenizer, control_name
+
+PROBES = (
+    "Hello, world! It's 3.14 o'clock.",
+    " two  blanks\tand a tab\nand a line ",
+    "Größe naïve 你好 🙂 Ελληνικά",
+    "a",
+)
+KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which of their tokens plays which part; None: none of them."""
+
+    pad: int | None
+    begin: int | None  # what a decoder is given first, or what stands before a text that is classified
+    end: int | None
+    unknown: int | None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids, theirs and ours."""
+
+    tokenizer: Tokenizer
+    rows: Rows
+    ours: Mapping[int, int]  # of each of their tokens
+
+
+class TheirTokenizer:
+    """tokenizer.json as it came."""
+
+    def __init__(self, tree: dict[str, Any], where: object) -> None:
+        self.tree, self.where = tree, where
+        model, added = tree.get("model"), tree.get("added_tokens", [])
+        if not isinstance(model, dict) or not isinstance(added, list):
+            raise FolderError(f"{where}: not a tokeniser")
+        try:
+            self.library = Library.from_str(json.dumps(tree))
+            self.names = {number: name for name, number in self.library.get_vocab(with_added_tokens=True).items()}
+            self.added = {int(one["id"]): (str(one["content"]), bool(one.get("special"))) for one in added}
+        except (Exception, RecursionError) as error:  # the library raises bare Exception
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FolderError(f"{where}: not a tokeniser: {reason}") from None
+        self.kind = type(self.library.model).__name__
+        if self.kind not in KINDS:
+            raise FolderError(f"{where}: a model of kind {self.kind}; should be one of {', '.join(KINDS)}")
+        if any(number < 0 or number > 1 << 24 for number in self.names):
+            raise FolderError(f"{where}: ids should lie between 0 and {1 << 24:,}")
+        # Rows of a batch are padded and cut here, not there.
+        self.library.no_padding()
+        self.library.no_truncation()
+
+    def unknown(self) -> int | None:
+        """The id of what is unknown."""
+        model = self.tree["model"]
+        if self.kind == "Unigram":
+            return model.get("unk_id")
+        name = model.get("unk_token")
+        return None if name is None else self.library.token_to_id(name)
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The ids that its template puts before and behind a text."""
+        whole = self.library.encode(PROBES[0], add_special_tokens=True).ids
+        bare = self.library.encode(PROBES[0], add_special_tokens=False).ids
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start], whole[start + len(bare) :]
+        raise FolderError(f"{self.where}: post_processor: does more than to put tokens before and behind a text")
+
+
+def renumber(tokenizer: TheirTokenizer, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
+    """Their vocabulary of `size` tokens in our numbers. `classes`: how many answers there are that are no tokens."""
+    special = [parts.pad, parts.begin, parts.end, parts.unknown]
+    for number in [*(number for number in special if number is not None), *tokenizer.names]:
+        if not 0 <= number < size:
+            raise FolderError(f"{tokenizer.where}: id {number}, but the model has {size:,} tokens")
+    taken = set(special)
+    theirs = [*special, *(number for number in range(size) if number not in taken)]
+    # A token that plays several parts can be said in one of them only: as the end of a text, if it is one.
+    owner: dict[int | None, int] = {}
+    for ours in (EOS, UNK, PAD, BOS):
+        if theirs[ours] is not None:
+            owner.setdefault(theirs[ours], ours)
+    hidden = frozenset(ours for ours in (PAD, BOS, EOS, UNK) if owner.get(theirs[ours]) != ours)
+    ours_of = {number: ours for ours, number in enumerate(theirs) if number is not None and ours not in hidden}
+    names = _names(tokenizer, theirs)
+    made = Tokenizer.from_json(
+        json.dumps(_rewritten(tokenizer, names, ours_of), ensure_ascii=False), str(tokenizer.where)
+    )
+    _compare(tokenizer, made, ours_of)
+    return Vocabulary(made, Rows(tuple(theirs), hidden, size, classes), ours_of)
+
+
+def _names(tokenizer: TheirTokenizer, theirs: Sequence[int | None]) -> list[str]:
+    """The names of our ids, up to the last that has one."""
+    names = list(SPECIALS)
+    named = max((ours for ours, number in enumerate(theirs) if number in tokenizer.names), default=-1)
+    for number in theirs[len(SPECIALS) : named + 1]:
+        assert number is not None
+        name, special = tokenizer.added.get(number, (tokenizer.names.get(number), False))
+        names.append(control_name(f"unused {number}" if name is None else name) if special or name is None else name)
+    if len(set(names)) != len(names):
+        raise FolderError(f"{tokenizer.where}: two tokens have one name")
+    return names
+
+
+def _rewritten(tokenizer: TheirTokenizer, names: Sequence[str], ours_of: Mapping[int, int]) -> dict[str, Any]:
+    """tokenizer.json in our numbers: control tokens are no longer looked for in text, and nothing is added to it."""
+    tree = {**tokenizer.tree, "post_processor": None, "truncation": None, "padding": None}
+    tree["added_tokens"] = [
+        {**one, "id": ours_of[one["id"]]} for one in tokenizer.tree.get("added_tokens", []) if not one.get("special")
+    ]
+    model = {**tokenizer.tree["model"]}
+    if tokenizer.kind == "Unigram":
+        scores = dict(model["vocab"])
+        least = min(scores.values(), default=0.0)
+        old = {ours_of[number]: name for number, name in tokenizer.names.items() if number in ours_of}
+        model["vocab"] = [
+            [name, scores.get(old.get(ours, ""), least) if name == old.get(ours) else least]
+            for ours, name in enumerate(names)
+        ]
+        model["unk_id"] = UNK if model.get("unk_id") is not None else None
+    else:
+        model["vocab"] = {name: ours for ours, name in enumerate(names)}
+        if model.get("unk_token") is not None:
+            model["unk_token"] = SPECIALS[UNK]
+    tree["model"] = model
+    return tree
+
+
+def _compare(theirs: TheirTokenizer, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
+    """Texts must have the same tokens in both, and no text may be a control token."""
+    for text in PROBES:
+        right = [ours_of[number] for number in theirs.library.encode(text, add_special_tokens=False).ids]
+        if made.encode(text) != right:
+            raise FolderError(f"{theirs.where}: cannot be renumbered: {text!r} would have other tokens")
+    controls = sorted(made.controls - {UNK})
+    for number in [*controls[:8], *controls[-8:]]:
+        if number in made.encode(next(name for name, ours in made.vocabulary.items() if ours == number)):
+            raise FolderError(f"{theirs.where}: a text can spell its token {number}; its pieces should hold no blanks")

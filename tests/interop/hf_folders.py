@@ -1,0 +1,231 @@
+"""Small Hugging Face folders with random weights and a real tokeniser, written by transformers itself."""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("transformers", reason="transformers is not installed (extra: dev)")
+
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+TEXTS = [
+    "the cat sat on the mat and looked at the dog",
+    "a dog ran after the cat; the cat ran up a tree",
+    "the weather is fine today, isn't it?",
+    "number 42 comes after number 41, and before 43",
+]
+SENTENCES = ["the cat ran after the dog", "a tree", "it isn't fine today, and 42 is a number"]
+VOCABULARY = 300
+
+
+@cache
+def byte_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
+    """tokenizer.json of byte-level BPE with special tokens of these names, numbered from 0 on."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=list(specials), initial_alphabet=alphabet, show_progress=False
+    )
+    return _trained(library, trainer, specials, template)
+
+
+@cache
+def unigram_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
+    """Unigram pieces with metaspaces, as of SentencePiece; `<unk>` is among the specials."""
+    library = Tokenizer(models.Unigram())
+    library.normalizer = normalizers.NFKC()
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=80, special_tokens=list(specials), unk_token="<unk>", show_progress=False
+    )
+    return _trained(library, trainer, specials, template)
+
+
+@cache
+def wordpiece_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
+    """BERT's: lower-cased word pieces."""
+    library = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=list(specials), show_progress=False)
+    return _trained(library, trainer, specials, template)
+
+
+def _trained(library: Any, trainer: Any, specials: tuple[str, ...], template: str | None) -> str:
+    library.train_from_iterator(TEXTS, trainer)
+    if template is not None:
+        named = [(name, library.token_to_id(name)) for name in specials]
+        library.post_processor = processors.TemplateProcessing(single=template, special_tokens=named)
+    text: str = library.to_str()
+    return text
+
+
+def size_of(tokenizer: str) -> int:
+    """How many tokens it has."""
+    size: int = Tokenizer.from_str(tokenizer).get_vocab_size(with_added_tokens=True)
+    return size
+
+
+def write_folder(folder: Path, model: Any, tokenizer: str, **more: Any) -> Path:
+    """What `save_pretrained` writes, and tokenizer.json; `more` are fields of config.json."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Their first weights are so small that every answer would be nearly the same.
+            parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.normal_()
+    if type(model).__name__.startswith(("Marian", "Pegasus")):
+        _restore_sines(model)
+    model.eval().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    if more:
+        change_config(folder, **more)
+    return folder
+
+
+def _restore_sines(model: Any) -> None:
+    """Sinusoidal tables are parameters to them, but no weights."""
+    for side in (model.model.encoder, model.model.decoder):
+        table = side.embed_positions
+        table.weight.data.copy_(table.create_weight().to(table.weight.dtype))
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    """Writes fields into config.json."""
+    path = folder / "config.json"
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps(tree | fields))
+
+
+BART_SIZES = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "forced_eos_token_id": None,
+}
+ENCODER_SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 66,
+}
+
+
+def marian(folder: Path, **more: Any) -> tuple[Path, Any]:
+    """Begins with its padding, which is its last token; shows `</s>` and `<unk>` first."""
+    tokenizer = unigram_tokenizer(("</s>", "<unk>", "<pad>"))
+    size = size_of(tokenizer)
+    settings = {"scale_embedding": True, "activation_function": "swish", **BART_SIZES, **more}
+    ids = {"pad_token_id": 2, "decoder_start_token_id": 2, "eos_token_id": 0, "bos_token_id": None}
+    config = transformers.MarianConfig(vocab_size=size, **ids, **settings)
+    model = transformers.MarianMTModel(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def pegasus(folder: Path) -> tuple[Path, Any]:
+    tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>"))
+    config = transformers.PegasusConfig(vocab_size=size_of(tokenizer), scale_embedding=True, **BART_SIZES)
+    model = transformers.PegasusForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def bart(folder: Path) -> tuple[Path, Any]:
+    """Sources stand between `<s>` and `</s>`; targets begin with `</s>`. Some rows of the model have no token."""
+    tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
+    config = transformers.BartConfig(vocab_size=size_of(tokenizer) + 3, **BART_SIZES)
+    model = transformers.BartForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def mbart(folder: Path) -> tuple[Path, Any]:
+    tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "de_DE", "en_XX"), "$A </s> en_XX")
+    config = transformers.MBartConfig(vocab_size=size_of(tokenizer), decoder_start_token_id=4, **BART_SIZES)
+    model = transformers.MBartForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def t5(folder: Path, **more: Any) -> tuple[Path, Any]:
+    tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>", "<extra_id_0>"), "$A </s>")
+    settings: dict[str, Any] = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+    settings |= {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
+    settings |= {"relative_attention_max_distance": 20}
+    config = transformers.T5Config(vocab_size=size_of(tokenizer) + 5, **settings | more)
+    model = transformers.T5ForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def gpt2(folder: Path, **more: Any) -> tuple[Path, Any]:
+    """One token begins and ends a text, and there is no padding and no unknown token."""
+    tokenizer = byte_tokenizer(("<|endoftext|>",))
+    size = {"n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    config = transformers.GPT2Config(vocab_size=size_of(tokenizer), bos_token_id=0, eos_token_id=0, **size | more)
+    model = transformers.GPT2LMHeadModel(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+LLAMA_SIZES = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def llama(folder: Path, **more: Any) -> tuple[Path, Any]:
+    tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>"), "<s> $A")
+    config = transformers.LlamaConfig(vocab_size=size_of(tokenizer), **LLAMA_SIZES | more)
+    model = transformers.LlamaForCausalLM(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def mistral(folder: Path) -> tuple[Path, Any]:
+    tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>"), "<s> $A")
+    config = transformers.MistralConfig(vocab_size=size_of(tokenizer), sliding_window=None, **LLAMA_SIZES)
+    model = transformers.MistralForCausalLM(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def bloom(folder: Path, heads: int = 4) -> tuple[Path, Any]:
+    tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>", "<pad>"))
+    sizes = {"hidden_size": 24, "n_layer": 2, "n_head": heads, "pad_token_id": 3}
+    config = transformers.BloomConfig(vocab_size=size_of(tokenizer), **sizes)
+    model = transformers.BloomForCausalLM(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]:
+    """BERT, Longformer or BigBird with some head."""
+    if kind == "Longformer":
+        tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
+        ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1, "attention_window": 8}
+    else:
+        tokenizer = wordpiece_tokenizer(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "[CLS] $A [SEP]")
+        ids = {"pad_token_id": 0}
+    if kind == "BigBird":
+        ids |= {"block_size": 4, "num_random_blocks": 1, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    settings: dict[str, Any] = {**ENCODER_SIZES, **ids, **more}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=size_of(tokenizer), **settings)
+    if head in ("ForSequenceClassification", "ForTokenClassification"):
+        config.id2label, config.label2id = {0: "bad", 1: "so-so", 2: "good"}, {"bad": 0, "so-so": 1, "good": 2}
+    model = getattr(transformers, kind + head)(config)
+    return write_folder(folder, model, tokenizer), model

@@ -1,0 +1,206 @@
+"""Hugging Face folders as models of ours: the same logits, the same searches, in float32 and float64."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hf_folders as their
+import pytest
+import torch
+from torch import Tensor
+
+from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
+from allyouneed.interop.hf.load import Imported, read_folder
+from allyouneed.tasks.base import BOS, EOS
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+Maker = Callable[[Path], tuple[Path, Any]]
+TRANSLATORS: dict[str, Maker] = {
+    "marian": their.marian,
+    "marian, relu, not scaled": partial(their.marian, scale_embedding=False, activation_function="relu"),
+    "pegasus": their.pegasus,
+    "bart": their.bart,
+    "mbart": their.mbart,
+    "t5": their.t5,
+    "t5 v1.1": partial(their.t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+}
+WRITERS: dict[str, Maker] = {
+    "gpt2": their.gpt2,
+    "gpt2, untied": partial(their.gpt2, tie_word_embeddings=False, n_inner=50, activation_function="relu"),
+    "llama": their.llama,
+    "llama, tied and biased": partial(their.llama, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama, wide heads, one of keys": partial(their.llama, head_dim=10, num_key_value_heads=1),
+    "mistral": their.mistral,
+    "bloom": their.bloom,
+    "bloom, 3 heads": partial(their.bloom, heads=3),
+}
+
+
+def to_theirs(read: Imported, ids: list[int]) -> list[int]:
+    """Their numbers of our ids."""
+    found = [read.vocabulary.rows.theirs[number] for number in ids]
+    assert None not in found
+    return [number for number in found if number is not None]
+
+
+def same_logits(read: Imported, ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Ours over our ids are theirs over their tokens, and ids that are no token of theirs have no probability."""
+    rows = read.vocabulary.rows
+    place = [read.vocabulary.ours[number] for number in range(rows.size)]
+    torch.testing.assert_close(ours[..., place], theirs, rtol=0, atol=tolerance)
+    torch.testing.assert_close(ours.log_softmax(-1)[..., place], theirs.log_softmax(-1), rtol=0, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("make", TRANSLATORS.values(), ids=TRANSLATORS)
+def test_encoder_decoders(tmp_path: Path, make: Maker) -> None:
+    folder, theirs = make(tmp_path / "theirs")
+    read = read_folder(folder)
+    sources = read.codec.encode_sources(their.SENTENCES)
+    tokenizer = their.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for ids, text in zip(sources, their.SENTENCES, strict=True):
+        whole = tokenizer.encode(text).ids
+        if not read.codec.frame and whole[-1] != theirs.config.eos_token_id:
+            whole.append(theirs.config.eos_token_id)
+        assert to_theirs(read, ids) == whole
+    longest = max(map(len, sources))
+    source_BS = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sources])
+    valid_BS = torch.tensor([[n < len(ids) for n in range(longest)] for ids in sources])
+    target_BT = torch.tensor(
+        [[BOS, *read.codec.encode_target(text)[:6]] for text in ["the cat and", "a dog ran", "number 42"]]
+    )
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
+        ours_model, their_model = read.model.to(dtype), theirs.to(dtype)
+        with torch.no_grad():
+            state = ours_model.condition(source_BS, valid_BS)
+            ours = ours_model.step(target_BT, state)[0]
+            right = their_model(
+                input_ids=torch.tensor([to_theirs(read, row) for row in source_BS.tolist()]),
+                attention_mask=valid_BS.long(),
+                decoder_input_ids=torch.tensor([to_theirs(read, row) for row in target_BT.tolist()]),
+            ).logits
+        same_logits(read, ours, right, tolerance if dtype is torch.float32 else float64_tolerance(theirs))
+    same_searches(read, theirs, source_BS, valid_BS, sources)
+
+
+def float64_tolerance(theirs: Any) -> float:
+    """Their tables of sines are kept in float32, and T5 computes norms and weights in float32 whatever it is given."""
+    return 1e-5 if type(theirs).__name__.startswith(("Marian", "Pegasus", "T5")) else 1e-9
+
+
+def unsaid(theirs: Any) -> list[list[int]] | None:
+    """Ours never says padding or what begins a text; nor do trained models."""
+    config = theirs.config
+    begins = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
+    never = {config.pad_token_id, begins} - {config.eos_token_id, None}
+    return [[number] for number in sorted(never)] or None
+
+
+def same_searches(read: Imported, theirs: Any, source_BS: Tensor, valid_BS: Tensor, sources: list[list[int]]) -> None:
+    """Greedy and beam search find the same, in float64 (a tie in float32 is nobody's fault)."""
+    for beam in (1, 4):
+        found = search(read.model, sources, SearchConfig(beam=beam, length_penalty=0.0, max_length=12))
+        right = theirs.generate(
+            input_ids=torch.tensor([to_theirs(read, row) for row in source_BS.tolist()]),
+            attention_mask=valid_BS.long(),
+            num_beams=beam,
+            length_penalty=0.0,
+            max_new_tokens=12,
+            do_sample=False,
+            bad_words_ids=unsaid(theirs),
+        )
+        for (best,), row in zip(found, right.tolist(), strict=True):
+            said = [*best.ids, EOS] if best.finished else best.ids
+            assert to_theirs(read, said) == row[1 : 1 + len(said)]
+            assert set(row[1 + len(said) :]) <= {theirs.config.pad_token_id}
+
+
+@pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
+def test_decoders(tmp_path: Path, make: Maker) -> None:
+    folder, theirs = make(tmp_path / "theirs")
+    read = read_folder(folder)
+    prompts = [read.codec.encode_prompt(text)[1:9] for text in their.SENTENCES]
+    rows = [[BOS, *prompt] for prompt in prompts]
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-5 if "rope" in str(theirs.config) else 1e-6)):
+        ours_model, their_model = read.model.to(dtype), theirs.to(dtype)
+        for row in rows:
+            with torch.no_grad():
+                ours, _ = ours_model.step(torch.tensor([row]), ours_model.start())
+                right = their_model(torch.tensor([to_theirs(read, row)])).logits
+            same_logits(read, ours, right, tolerance)
+    said = sample(read.model, prompts, SampleConfig(temperature=0, max_length=10))
+    for row, (one,) in zip(rows, said, strict=True):
+        begin = torch.tensor([to_theirs(read, row)])
+        right = theirs.generate(
+            begin,
+            attention_mask=torch.ones_like(begin),
+            max_new_tokens=10,
+            do_sample=False,
+            bad_words_ids=unsaid(theirs),
+            pad_token_id=theirs.config.eos_token_id,
+        )
+        ids = [*one.ids, EOS] if one.finished else one.ids
+        assert to_theirs(read, ids) == right[0, len(row) :].tolist()
+
+
+def test_a_score_is_the_log_probability_of_theirs(tmp_path: Path) -> None:
+    folder, theirs = their.gpt2(tmp_path)
+    read = read_folder(folder)
+    ids = read.codec.encode_prompt("the cat sat")[1:]
+    (found,) = score(read.model, [(None, ids)], ended=False)
+    whole = torch.tensor([to_theirs(read, [BOS, *ids])])
+    with torch.no_grad():
+        logprob_TV = theirs(whole).logits[0].log_softmax(-1)
+    right = logprob_TV[:-1].gather(1, whole[0, 1:, None]).sum()
+    assert found.logprob == pytest.approx(float(right), abs=1e-4)
+
+
+ENCODERS = [
+    *(("Bert", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+    *(("Longformer", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+    *(("BigBird", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification")),
+]
+
+
+@pytest.mark.parametrize(("kind", "head"), ENCODERS)
+def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
+    folder, theirs = their.encoder(tmp_path, kind, head)
+    read = read_folder(folder)
+    model: Any = read.model
+    sources = read.codec.encode_sources([*their.SENTENCES, "the cat sat on the mat"])
+    tokenizer = their.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert to_theirs(read, sources[0]) == tokenizer.encode(their.SENTENCES[0]).ids
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-6)):
+        for row in sources:
+            if kind == "BigBird" and len(row) > 20:
+                continue  # theirs is complete up to (5 + 2 r) blocks, ours up to (5 + r); beyond, patterns differ
+            ids = torch.tensor([to_theirs(read, row)])
+            with torch.no_grad():
+                right = theirs.to(dtype)(ids)
+                model.to(dtype)
+                torch.testing.assert_close(
+                    model.encode(torch.tensor([row])).x_BSD,
+                    theirs.base_model(ids, **_globally(kind, head, ids)).last_hidden_state,
+                    rtol=0,
+                    atol=tolerance,
+                )
+                if head == "Model":
+                    torch.testing.assert_close(
+                        model.pooled(torch.tensor([row])), right.pooler_output, rtol=0, atol=tolerance
+                    )
+                    continue
+                ours = model.classify(torch.tensor([row]))
+            if head == "ForMaskedLM":
+                same_logits(read, ours, right.logits, tolerance)
+            else:
+                torch.testing.assert_close(ours, right.logits, rtol=0, atol=tolerance)
+
+
+def _globally(kind: str, head: str, ids: Tensor) -> dict[str, Tensor]:
+    """What theirs does by itself where it classifies texts."""
+    if (kind, head) != ("Longformer", "ForSequenceClassification"):
+        return {}
+    mask = torch.zeros_like(ids)
+    mask[:, 0] = 1
+    return {"global_attention_mask": mask}
