@@ -194,23 +194,23 @@ class Softmax(Mixer):
         k_BGSK, v_BGSR = self._keys_values(past.tensor)
         valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
         if map_sink() is None and kernels.usable(query):
-            bias_BHS = None if bias is None else bias.flatten(-2)
-            return self.output(self._attend(query, k_BGSK, v_BGSR, valid_BS, bias_BHS)), SoftmaxState(past, valid_BS)
+            added = None if bias is None else bias.flatten(-2)
+            return self.output(self._attend(query, k_BGSK, v_BGSR, valid_BS, added)), SoftmaxState(past, valid_BS)
         y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
         return self.output(y_BHTR.reshape(B, -1)), SoftmaxState(past, valid_BS)
 
     def _attend(
-        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, valid_MS: Tensor | None, bias_BHS: Tensor | None = None
+        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, valid_MS: Tensor | None, added: Tensor | None = None
     ) -> Tensor:
         """The kernel's attention of one query for each row: (B, H R)."""
         if self.groups == self.heads:
-            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, valid_MS, bias_BHS)
+            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, valid_MS, added)
         # To the kernel, queries that share keys are rows that share a memory.
         B, G, J = query_BN.shape[0], self.groups, self.heads // self.groups
-        if bias_BHS is not None:
-            bias_BHS = bias_BHS.expand(B, self.heads, -1).unflatten(1, (G, J)).transpose(1, 2).flatten(0, 1)
+        if added is not None:
+            added = added.expand(B, self.heads, -1).unflatten(1, (G, J)).transpose(1, 2).flatten(0, 1)
         rows = query_BN.view(B, G, J, -1).transpose(1, 2).reshape(B * J, -1)
-        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, valid_MS, bias_BHS)
+        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, valid_MS, added)
         return y.view(B, J, G, -1).transpose(1, 2).reshape(B, -1)
 
     def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:

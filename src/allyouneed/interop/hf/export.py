@@ -1,11 +1,209 @@
-"""A model of ours as a Hugging Face folder."""
+"""A model of ours as a Hugging Face folder that transformers loads: config, weights, tokeniser.
 
+The architecture follows from the kind of model and its positions. Its settings are written, and read back as an import
+would read them: a setting that does not come back as it was cannot be said there, and is refused by its name.
+"""
+
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from allyouneed.errors import ConfigError
-from allyouneed.folder import Bundle
+from torch import Tensor
+
+from allyouneed.config import Tree
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.folder import Bundle, model_tensors
+from allyouneed.interop.hf.architectures import ARCHITECTURES
+from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of
+from allyouneed.interop.hf.architectures.bert import class_of
+from allyouneed.interop.hf.fields import Fields
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
+from allyouneed.interop.hf.forms import FORMS
+from allyouneed.interop.hf.rules import NOWHERE, Rows, split_all
+from allyouneed.interop.hf.tokens import Tokens, tokenizer_files
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder import EncoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.stack import StackConfig
+from allyouneed.storage import new_folder, write_tensors
+from allyouneed.tasks.base import BOS, EOS, PAD, UNK
+
+# By kind of model and positions; encoder-decoders also by where their norms stand.
+HOMES: dict[tuple[str, ...], str] = {
+    ("encoder-decoder", "sinusoidal", "post"): "marian",
+    ("encoder-decoder", "sinusoidal", "pre"): "pegasus",
+    ("encoder-decoder", "learned", "post"): "bart",
+    ("encoder-decoder", "learned", "pre"): "mbart",
+    ("encoder-decoder", "t5", "pre"): "t5",
+    ("decoder", "learned", "pre"): "gpt2",
+    ("decoder", "sinusoidal", "pre"): "gpt2",
+    ("decoder", "rotary", "pre"): "llama",
+    ("decoder", "alibi", "pre"): "bloom",
+    ("encoder", "learned", "post"): "bert",
+    ("encoder", "sinusoidal", "post"): "bert",
+}
+Weights = dict[str, Tensor]
 
 
 def export_folder(bundle: Bundle, out: Path) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
-    raise ConfigError(f"{bundle.path}: nothing in Hugging Face's transformers computes what it computes")
+    built: Any = bundle.model
+    if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig):
+        raise ConfigError(f"{bundle.path}: model.type: {built.config.type} has no counterpart in transformers")
+    try:
+        architecture = _home(built.config)
+        config, weights = _in_form(built.config, model_tensors(built), architecture)
+        config, weights, rows, tokens = _vocabulary(bundle, config, weights, architecture)
+        settings = _settings(config, architecture)
+    except ConfigError as error:
+        raise ConfigError(f"{bundle.path}: {error}") from None
+    settings |= _answers(bundle, config, architecture) | tokens.numbers(config) | {"vocab_size": rows.size}
+    tensors = dict(split_all(architecture.rules(config, rows), weights))
+    if architecture.needs_fixed:
+        tensors |= architecture.fixed(config)
+    files = {CONFIG: settings, **tokenizer_files(bundle.codec, tokens, config)}
+    if not isinstance(config, EncoderConfig):
+        files[GENERATION] = {**tokens.numbers(config), **_search(bundle)}
+    with new_folder(out) as folder:
+        for name, tree in files.items():
+            text = json.dumps(tree, indent=1 if name != TOKENIZER else None, ensure_ascii=False)
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+        write_tensors(folder / WEIGHTS, tensors)
+        (folder / "README.md").write_text(bundle.card, encoding="utf-8")
+    return [f"{settings['architectures'][0]}; from_pretrained({str(out)!r}) of transformers opens it"]
+
+
+def _home(config: Any) -> Architecture:
+    mixers = config.mixer if isinstance(config.mixer, list) else [config.mixer]
+    other = [mixer.type for mixer in mixers if not isinstance(mixer, SoftmaxConfig)]
+    if other:
+        raise ConfigError(f"model.mixer: {other[0]}; only softmax is exported to transformers")
+    home = HOMES.get((config.kind, config.positions.type, config.norm))
+    if home is None:
+        what = f"a {config.kind} with model.positions={config.positions.type} and model.norm={config.norm}"
+        raise ConfigError(f"{what} has no counterpart in transformers")
+    if home == "marian" and config.embedding_norm:
+        home = "bart"
+    if home == "pegasus" and config.embedding_norm:
+        home = "mbart"
+    return ARCHITECTURES[home]
+
+
+def _in_form(config: Any, weights: Weights, architecture: Architecture) -> tuple[Any, Weights]:
+    """The model in a form that the architecture may have."""
+    heads = config.mixer_of(0).position_heads
+    for name in architecture.forms:
+        config, weights = FORMS[name](config, weights, heads)
+    return config, weights
+
+
+def _vocabulary(
+    bundle: Bundle, config: Any, weights: Weights, architecture: Architecture
+) -> tuple[Any, Weights, Rows, Tokens]:
+    """Our ids as their tokens: all but those that can never be said; and the bias of the output, if theirs has one."""
+    codec, bias_V = bundle.codec, weights.get("head.bias_V")
+    answers_are_tokens = not isinstance(config, EncoderConfig) or config.tied
+    sized = weights["source.weight_VD" if "source.weight_VD" in weights else "target.weight_VD"].shape[0]
+    if codec.source is not None and codec.target is not None and codec.source is not codec.target:
+        raise ConfigError("the source and the target have vocabularies of their own; theirs share one")
+    hidden = frozenset[int]()
+    if answers_are_tokens and bias_V is not None:
+        hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= NOWHERE)
+    kept = [number for number in range(sized) if number not in hidden]
+    theirs: list[int | None] = [None] * sized
+    for token, number in enumerate(kept):
+        theirs[number] = token
+    rows = Rows(tuple(theirs), hidden, len(kept), len(codec.classes or ()) if not answers_are_tokens else 0)
+    tokens = Tokens(rows, _players(weights, theirs, hidden))
+    if isinstance(config, EncoderConfig):
+        return config, weights, rows, tokens
+    writes_bias = any(rule.ours == "head.bias_V" and rule.theirs for rule in architecture.rules(config, rows))
+    if writes_bias and bias_V is None:
+        weights = {
+            **weights,
+            "head.bias_V": weights[
+                "target.weight_VD" if "target.weight_VD" in weights else "source.weight_VD"
+            ].new_zeros(sized),
+        }
+        config = config.model_copy(update={"output_bias": True})
+    if not writes_bias and bias_V is not None:
+        if bool((bias_V[kept] != 0).any()):
+            raise ConfigError(f"model.output_bias: {architecture.type} has none")
+        config = config.model_copy(update={"output_bias": False})
+    return config, weights, rows, tokens
+
+
+def _players(weights: Weights, theirs: Sequence[int | None], hidden: frozenset[int]) -> dict[int, int | None]:
+    """Which token plays the part of each of our four ids: its own, or the one whose copy it is."""
+    table_VD = next(weights[name] for name in ("source.weight_VD", "target.weight_VD") if name in weights)
+    players: dict[int, int | None] = {}
+    for number in (PAD, BOS, EOS, UNK):
+        same = [
+            other
+            for other in (EOS, PAD, UNK)
+            if other not in hidden and bool((table_VD[other] == table_VD[number]).all())
+        ]
+        players[number] = theirs[number] if number not in hidden else theirs[same[0]] if same else None
+    return players
+
+
+def _settings(config: StackConfig, architecture: Architecture) -> Tree:
+    """Their settings, if they can say ours: what comes back must be what went out."""
+    name = class_of(config) if isinstance(config, EncoderConfig) else architecture.classes[0]
+    written = architecture.write(config)
+    fields = Fields(
+        {**written, "vocab_size": 1, "model_type": architecture.type, "architectures": [name]}, "config.json"
+    )
+    try:
+        back = architecture.read(fields, name)
+    except (FolderError, ValueError) as error:
+        raise ConfigError(f"{architecture.type} cannot say it: {error}") from None
+    for field, right in _plain(config).items():
+        said = _plain(back).get(field)
+        if said != right:
+            raise ConfigError(f"model.{field}: {right}; {architecture.type} of transformers has {said}")
+    return {"architectures": [name], "model_type": architecture.type, **written, "torch_dtype": "float32"}
+
+
+def _plain(config: Any) -> Tree:
+    """Settings with every default written out, so that two ways to say the same are the same."""
+    tree = config.model_dump(
+        mode="json", exclude={"dropout", "output_bias", "epsilon", "mixer", "encoder_mixer", "cross"}
+    )
+    mixers = {"mixer": config.mixer}
+    if isinstance(config, EncoderDecoderConfig):
+        mixers |= {"encoder_mixer": config.encoder_mixer or config.mixer, "cross": config.cross_mixer()}
+    for name, found in mixers.items():
+        listed = found if isinstance(found, list) else [found]
+        spelled = [_spelled(mixer, config.width) for mixer in listed]
+        tree[name] = spelled[0] if all(one == spelled[0] for one in spelled) else spelled
+    return tree | {"epsilon": epsilon_of(config)}
+
+
+def _spelled(mixer: Any, width: int) -> Tree:
+    tree: Tree = mixer.model_dump(mode="json")
+    if isinstance(mixer, SoftmaxConfig):
+        keys, values = mixer.head_widths(width)
+        tree |= {"key_heads": mixer.groups, "key_width": keys, "value_width": values}
+    return tree
+
+
+def _answers(bundle: Bundle, config: Any, architecture: Architecture) -> Tree:
+    """The names of classes."""
+    if not isinstance(config, EncoderConfig) or config.tied:
+        return {}
+    names = list(bundle.codec.classes or ())
+    if not names:
+        raise ConfigError(f"{bundle.path}: has no classes; such a reader of texts is not exported")
+    return {
+        "id2label": {str(n): name for n, name in enumerate(names)},
+        "label2id": {name: n for n, name in enumerate(names)},
+    }
+
+
+def _search(bundle: Bundle) -> Tree:
+    decode = bundle.recipe.get("decode")
+    beam = decode.get("beam") if isinstance(decode, dict) else None
+    return {"num_beams": beam} if isinstance(beam, int) and bundle.codec.source is not None else {}

@@ -20,6 +20,7 @@ from allyouneed.storage import LARGEST_TENSORS, parse_tensors
 from allyouneed.tasks.tokenizer import LARGEST_FILE
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 4 << 20  # bytes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -4,7 +4,7 @@ Whatever is not understood stops it, by name: a field of the config, a weight to
 cannot be renumbered. Nothing of the folder is run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from allyouneed.folder import Room, fill_model, save_folder
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, Foreign
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, Foreign
 from allyouneed.interop.hf.rules import Rule, join_all
 from allyouneed.interop.hf.vocabulary import Parts, TheirTokenizer, Vocabulary, renumber
 from allyouneed.models import Model, ModelConfig
@@ -65,6 +65,7 @@ def read_folder(folder: Path) -> Imported:
     classes = _classes(tree, config, name)
     tokenizer = TheirTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
+    parts = replace(parts, unknown=tokenizer.unknown(_tokenizer_settings(foreign)))
     size = fields.number("vocab_size")
     vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
@@ -97,6 +98,15 @@ def _generation(foreign: Foreign) -> Fields:
     return Fields(foreign.read_json(GENERATION) if foreign.has(GENERATION) else {}, foreign.path / GENERATION)
 
 
+def _tokenizer_settings(foreign: Foreign) -> Tree:
+    """What their library knows of a tokeniser beside tokenizer.json."""
+    if not foreign.has(TOKENIZER_CONFIG):
+        return {}
+    tree = foreign.read_json(TOKENIZER_CONFIG)
+    Fields(tree, foreign.path / TOKENIZER_CONFIG)  # refuses names of code
+    return tree
+
+
 def _token(fields: Fields, generation: Fields, key: str) -> int | None:
     """What `generate` would take: the generation config goes before the model's."""
     first, second = generation.token(f"{key}_token_id"), fields.token(f"{key}_token_id")
@@ -120,7 +130,7 @@ def _parts(
         begin = end
     if end is None:
         raise FolderError(f"{tokenizer.where}: no token ends a text; eos_token_id or a template should name one")
-    return frame, Parts(tokens["pad"], begin, end, tokenizer.unknown())
+    return frame, Parts(tokens["pad"], begin, end, None)
 
 
 def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: Foreign) -> Model:

@@ -109,9 +109,9 @@ class Rows:
         """For embeddings: one row a token."""
         return _Table(self, scale)
 
-    def bias(self) -> "Way":
-        """For a number a token, if theirs has one; ours has one if some id is hidden."""
-        return _Bias(self)
+    def bias(self, as_row: bool = False) -> "Way":
+        """For a number a token (`as_row`: theirs is a matrix of one row); ours has one if some id is hidden."""
+        return _Bias(self, as_row)
 
     def _ours(self, tensor: Tensor) -> Tensor:
         if tensor.shape[0] != self.size:
@@ -140,6 +140,7 @@ class _Table(Way):
 @dataclass(frozen=True)
 class _Bias(Way):
     rows: Rows
+    as_row: bool
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         given = theirs[0].flatten() if theirs else torch.zeros(self.rows.size)
@@ -148,7 +149,8 @@ class _Bias(Way):
         return bias_V
 
     def split(self, ours: Tensor, count: int) -> list[Tensor]:
-        return [self.rows._theirs(ours)][:count]
+        bias_V = self.rows._theirs(ours)
+        return [bias_V[None] if self.as_row else bias_V][:count]
 
 
 @dataclass(frozen=True)

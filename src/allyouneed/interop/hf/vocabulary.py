@@ -73,13 +73,13 @@ class TheirTokenizer:
         self.library.no_padding()
         self.library.no_truncation()
 
-    def unknown(self) -> int | None:
-        """The id of what is unknown."""
-        model = self.tree["model"]
-        if self.kind == "Unigram":
-            return model.get("unk_id")
-        name = model.get("unk_token")
-        return None if name is None else self.library.token_to_id(name)
+    def unknown(self, settings: Mapping[str, Any]) -> int | None:
+        """The id of what is unknown; if the pieces know none, that of `unk_token` of tokenizer_config.json."""
+        model, named = self.tree["model"], settings.get("unk_token")
+        if self.kind == "Unigram" and model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        name = model.get("unk_token") or (named.get("content") if isinstance(named, dict) else named)
+        return self.library.token_to_id(name) if isinstance(name, str) else None
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The ids that its template puts before and behind a text."""

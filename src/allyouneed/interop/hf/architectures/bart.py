@@ -103,7 +103,7 @@ def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
     """Weights."""
     found = [
         Rule("source.weight_VD", ("model.shared.weight",), rows.table()),
-        Rule("head.bias_V", ("final_logits_bias",), rows.bias()),
+        Rule("head.bias_V", ("final_logits_bias",), rows.bias(as_row=True)),
     ]
     for ours, theirs, way_in in (("encoder", "model.encoder", "source"), ("decoder", "model.decoder", "target")):
         if isinstance(config.positions, LearnedConfig):

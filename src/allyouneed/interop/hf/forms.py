@@ -1,0 +1,103 @@
+"""The same function in another form: what brings a model of ours nearer to what an architecture of theirs can say.
+
+Each form takes settings and weights, and gives others that compute the same:
+
+    halves     sinusoidal positions with the sines first: the features of the whole model change places
+    table      sinusoidal positions as a learned table, which ends somewhere
+    unscaled   an embedding that enters times sqrt(D) becomes that much larger; a tied output projection parts from it
+    folded     the same where nothing is tied
+    slopes     ALiBi's slopes under their other rule, where both give the same
+    segment    a vector of zeros for the one segment that a text has
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from allyouneed.errors import ConfigError
+from allyouneed.models.stack import StackConfig
+from allyouneed.positions import AlibiConfig, LearnedConfig, Sinusoidal, SinusoidalConfig
+
+Weights = dict[str, Tensor]
+Form = Callable[[StackConfig, Weights, int], tuple[StackConfig, Weights]]
+LONGEST = 1024  # positions of a table that is made of sines
+# Where a weight holds a number for each feature of the residual stream: on its rows (0) or in its columns (1).
+FEATURES = {
+    **dict.fromkeys(("weight_VD", "query_key_value.weight", "query.weight", "key_value.weight", "inner.weight"), 1),
+    **dict.fromkeys(("output.weight", "output.bias", "outer.weight", "outer.bias"), 0),
+    **dict.fromkeys(("norm.weight", "norm.bias"), 0),
+}
+
+
+def halves(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """(sin, cos, sin, cos, ...) -> (sin, sin, ..., cos, cos, ...)."""
+    if not isinstance(config.positions, SinusoidalConfig) or config.positions.halves:
+        return config, weights
+    width = config.width
+    order_D = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    changed = {}
+    for name, tensor in weights.items():
+        axis = next((axis for end, axis in FEATURES.items() if name.endswith(end)), None)
+        changed[name] = tensor if axis is None else tensor.index_select(axis, order_D)
+    return config.model_copy(update={"positions": SinusoidalConfig(halves=True)}), changed
+
+
+def table(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """Sines that are written down."""
+    if not isinstance(config.positions, SinusoidalConfig):
+        return config, weights
+    sines = Sinusoidal(config.width, config.positions.halves).table(LONGEST, torch.device("cpu"))[:LONGEST]
+    tables = {
+        f"{side}.position.table_ND": sines.clone() for side in ("source", "target") if _embeds(config, side, weights)
+    }
+    return config.model_copy(update={"positions": LearnedConfig(max_length=LONGEST)}), {**weights, **tables}
+
+
+def _embeds(config: StackConfig, side: str, weights: Weights) -> bool:
+    """Whether there is such a way in; of a tied table only the first name is among the weights."""
+    return f"{side}.weight_VD" in weights or getattr(config, "type", "") == "encoder-decoder"
+
+
+def unscaled(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """For decoders."""
+    if not config.embedding_scale:
+        return config, weights
+    small_VD = weights["target.weight_VD"]
+    changed = {"head.weight_VD": small_VD, **weights, "target.weight_VD": small_VD * math.sqrt(config.width)}
+    return config.model_copy(update={"embedding_scale": False, "tied": False}), changed
+
+
+def folded(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """For encoders."""
+    if not config.embedding_scale:
+        return config, weights
+    if getattr(config, "tied", False):
+        raise ConfigError("model.embedding_scale: the scaled embedding is tied to the output; theirs is not scaled")
+    changed = {**weights, "source.weight_VD": weights["source.weight_VD"] * math.sqrt(config.width)}
+    return config.model_copy(update={"embedding_scale": False}), changed
+
+
+def slopes(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """Both rules are one where the number of heads is a power of two."""
+    if isinstance(config.positions, AlibiConfig) and heads & (heads - 1) == 0:
+        config = config.model_copy(update={"positions": AlibiConfig(interleaved=True)})
+    return config, weights
+
+
+def segment(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
+    """One segment, of which nothing is said."""
+    if getattr(config, "segments", 1):
+        return config, weights
+    return config.model_copy(update={"segments": 1}), {**weights, "source.segment_ND": torch.zeros(1, config.width)}
+
+
+FORMS: dict[str, Form] = {
+    "halves": halves,
+    "table": table,
+    "unscaled": unscaled,
+    "folded": folded,
+    "slopes": slopes,
+    "segment": segment,
+}

@@ -1,0 +1,245 @@
+"""Our models as Hugging Face folders: transformers opens them and computes the same; what does not fit is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hf_folders as their
+import pytest
+import torch
+import transformers
+
+from allyouneed.config import parse
+from allyouneed.decode import SearchConfig, search
+from allyouneed.errors import ConfigError
+from allyouneed.folder import Bundle
+from allyouneed.interop.hf.export import export_folder
+from allyouneed.interop.hf.load import import_folder, read_folder
+from allyouneed.models import MODELS, Model
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec, TokenizerConfig
+from allyouneed.tasks.base import BOS, EOS
+from allyouneed.tasks.tokenizer import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+SMALL = {"width": 24, "hidden": 40, "mixer": {"heads": 3}}
+PAIRS = {"type": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 2, **SMALL}
+TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "as in 2017": ("MarianMTModel", {}),
+    "sines first, gelu": (
+        "MarianMTModel",
+        {"positions": {"type": "sinusoidal", "halves": True}, "feedforward": "gelu"},
+    ),
+    "with a bias": ("MarianMTModel", {"output_bias": True, "feedforward": "silu"}),
+    "pre-norm": ("PegasusForConditionalGeneration", {"norm": "pre"}),
+    "more heads to read": ("PegasusForConditionalGeneration", {"norm": "pre", "encoder_mixer": {"heads": 6}}),
+    "learned": (
+        "BartForConditionalGeneration",
+        {"positions": {"type": "learned", "max_length": 64}, "embedding_norm": True},
+    ),
+    "learned, pre-norm": (
+        "MBartForConditionalGeneration",
+        {"positions": {"type": "learned", "max_length": 64}, "embedding_norm": True, "norm": "pre"},
+    ),
+    "buckets": (
+        "T5ForConditionalGeneration",
+        {
+            "positions": {"type": "t5", "buckets": 8, "max_distance": 20},
+            "norm": "pre",
+            "normalisation": "rms",
+            "feedforward_bias": False,
+            "mixer": {"heads": 3, "bias": False},
+        },
+    ),
+}
+PLAIN = {"type": "decoder", "layers": 2, "norm": "pre", **SMALL}
+ROTARY = {"positions": "rotary", "normalisation": "rms", "feedforward": "swiglu"}
+WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sines": ("GPT2LMHeadModel", {"positions": "sinusoidal", "feedforward": "gelu"}),
+    "learned, not scaled": (
+        "GPT2LMHeadModel",
+        {"positions": {"type": "learned", "max_length": 64}, "embedding_scale": False, "feedforward": "gelu-tanh"},
+    ),
+    "untied": ("GPT2LMHeadModel", {"positions": "sinusoidal", "tied": False}),
+    "rotary": ("LlamaForCausalLM", ROTARY),
+    "rotary, groups": (
+        "LlamaForCausalLM",
+        {**ROTARY, "mixer": {"heads": 6, "key_heads": 2, "bias": False}, "tied": False},
+    ),
+    "alibi": (
+        "BloomForCausalLM",
+        {"positions": "alibi", "embedding_norm": True, "feedforward": "gelu-tanh", "hidden": 96, "mixer": {"heads": 4}},
+    ),
+}
+
+
+def bundle_of(settings: dict[str, Any], codec: Codec, sizes: Sizes) -> Bundle:
+    """A model with random weights, far enough from its first ones that every weight matters."""
+    model: Model = parse(MODELS[settings["type"]], {"dropout": 0.0, **settings}).build(sizes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return Bundle(Path("ours"), model, codec, {"decode": {"beam": 3}}, "a card", "0")
+
+
+def codec_for_pairs(kind: str = "bpe") -> Codec:
+    tokenizer = train(their.TEXTS, TokenizerConfig(kind=kind, size=300))  # type: ignore[arg-type]
+    return Codec(source=tokenizer, target=tokenizer)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_encoder_decoders(tmp_path: Path, name: str) -> None:
+    right, settings = TRANSLATORS[name]
+    codec = codec_for_pairs("unigram" if name == "pre-norm" else "bpe")
+    size = codec.both()[0].size
+    ours = bundle_of({**PAIRS, **settings}, codec, Sizes(size, size, shared=True))
+    (told,) = export_folder(ours, tmp_path / "theirs")
+    assert told.startswith(right)
+    theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs").eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert type(theirs).__name__ == right
+    batch = tokenizer(their.SENTENCES, padding=True, return_tensors="pt")
+    sources = codec.encode_sources(their.SENTENCES)
+    assert [row[: len(ids)] for row, ids in zip(batch.input_ids.tolist(), sources, strict=True)] == sources
+    target_BT = torch.tensor(
+        [[BOS, *codec.encode_target(text)[:5]] for text in their.SENTENCES[::-1] if len(text) > 9] * 2
+    )[:3]
+    target_BT = target_BT[[0, 1, 0]]
+    with torch.no_grad():
+        state = ours.model.condition(batch.input_ids, batch.attention_mask.bool())
+        our_logits, _ = ours.model.step(target_BT, state)
+        arguments = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        their_logits = theirs(**arguments, decoder_input_ids=target_BT).logits
+    torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=1e-5)
+    for beam in (1, 4):
+        found = search(ours.model, sources, SearchConfig(beam=beam, length_penalty=0.0, max_length=10))
+        said = theirs.generate(
+            **arguments,
+            num_beams=beam,
+            length_penalty=0.0,
+            max_new_tokens=10,
+            do_sample=False,
+            bad_words_ids=[[0], [1]],
+        )
+        for (best,), row in zip(found, said.tolist(), strict=True):
+            whole = [*best.ids, EOS] if best.finished else best.ids
+            assert row[1 : 1 + len(whole)] == whole
+            assert tokenizer.decode(row, skip_special_tokens=True) == codec.decode_target(best.ids)
+    back = read_folder(tmp_path / "theirs")
+    with torch.no_grad():
+        state = back.model.condition(batch.input_ids, batch.attention_mask.bool())
+        torch.testing.assert_close(back.model.step(target_BT, state)[0], our_logits, rtol=0, atol=1e-5)
+    assert back.codec.encode_sources(their.SENTENCES) == sources
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_decoders(tmp_path: Path, name: str) -> None:
+    right, settings = WRITERS[name]
+    tokenizer = train(
+        their.TEXTS, TokenizerConfig(kind="characters" if name == "alibi" else "bpe", size=300), sentences=False
+    )
+    ours = bundle_of({**PLAIN, **settings}, Codec(target=tokenizer), Sizes(tokenizer.size, tokenizer.size, shared=True))
+    export_folder(ours, tmp_path / "theirs")
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").eval()
+    assert type(theirs).__name__ == right
+    read: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    row = [BOS, *tokenizer.encode(their.SENTENCES[0])]
+    assert read(their.SENTENCES[0]).input_ids == row
+    ids = torch.tensor([row])
+    back = read_folder(tmp_path / "theirs")
+    with torch.no_grad():
+        logits, _ = ours.model.step(ids, ours.model.start())
+        torch.testing.assert_close(logits, theirs(ids).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(back.model.step(ids, back.model.start())[0], logits, rtol=0, atol=1e-5)
+
+
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "classes": ("BertForSequenceClassification", {"pool": "first", "transform": "tanh"}),
+    "tags": ("BertForTokenClassification", {"pool": "none", "positions": {"type": "learned", "max_length": 64}}),
+    "segments": (
+        "BertForSequenceClassification",
+        {"pool": "first", "transform": "tanh", "segments": 2, "embedding_scale": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_encoders(tmp_path: Path, name: str) -> None:
+    right, settings = ANSWERS[name]
+    tokenizer = train(their.TEXTS, TokenizerConfig(kind="words"))
+    codec = Codec(source=tokenizer, classes=("a", "b", "c"), each=settings["pool"] == "none")
+    shape = {"type": "encoder", "layers": 2, "embedding_norm": True, "feedforward": "gelu", **SMALL}
+    ours = bundle_of({**shape, **settings}, codec, Sizes(tokenizer.size, 3))
+    export_folder(ours, tmp_path / "theirs")
+    kind = getattr(transformers, "AutoModel" + right.removeprefix("Bert"))
+    theirs: Any = kind.from_pretrained(tmp_path / "theirs").eval()
+    assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
+    (row,) = codec.encode_sources(their.SENTENCES[:1])
+    ids = torch.tensor([row])
+    read: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    assert read(their.SENTENCES[0]).input_ids == row
+    model: Any = ours.model
+    with torch.no_grad():
+        torch.testing.assert_close(model.classify(ids), theirs(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [their.marian, their.bart, their.t5, their.gpt2, their.llama, their.bloom])
+def test_there_and_back(tmp_path: Path, make: Any) -> None:
+    """What was imported is exported again: ids that were none of theirs are gone, and the logits are theirs."""
+    folder, theirs = make(tmp_path / "theirs")
+    import_folder(folder, tmp_path / "ours")
+    from allyouneed.folder import load_folder
+
+    export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
+    first, second = read_folder(folder), read_folder(tmp_path / "again")
+    again: Any = type(theirs).from_pretrained(tmp_path / "again").eval()
+    assert again.config.vocab_size == theirs.config.vocab_size
+    row = first.codec.encode_prompt("the cat sat")
+    assert second.codec.encode_prompt("the cat sat") == row
+    numbers = [[one.vocabulary.rows.theirs[n] for n in row] for one in (first, second)]
+    orders = [[one.vocabulary.ours[n] for n in range(theirs.config.vocab_size)] for one in (first, second)]
+    with torch.no_grad():
+        arguments: list[dict[str, Any]] = [{"input_ids": torch.tensor([ids])} for ids in numbers]
+        if theirs.config.is_encoder_decoder:
+            arguments = [{**one, "decoder_input_ids": one["input_ids"][:, :4]} for one in arguments]
+        logits = [model(**one).logits for model, one in zip((theirs.float(), again), arguments, strict=True)]
+    by_ours = [one[..., torch.tensor(order).argsort()] for one, order in zip(logits, orders, strict=True)]
+    torch.testing.assert_close(*by_ours, rtol=0, atol=1e-5)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mixer": ({**PLAIN, "mixer": {"type": "window", "heads": 3}}, r"model.mixer: window; only softmax"),
+    "positions": ({**PLAIN, "positions": "shaw"}, r"a decoder with model.positions=shaw and model.norm=pre"),
+    "norm": ({**PLAIN, "norm": "post"}, r"model.norm=post has no counterpart"),
+    "normalisation": ({**PLAIN, "normalisation": "rms"}, r"model.normalisation: rms; gpt2 of transformers has layer"),
+    "feedforward": ({**PLAIN, "feedforward": "swiglu"}, r"model.feedforward: swiglu; one of relu, gelu"),
+    "rotary": ({**PLAIN, "positions": "rotary"}, r"model.feedforward: relu; Llama's is swiglu"),
+    "embedding_norm": (
+        {**PLAIN, **ROTARY, "embedding_norm": True},
+        r"model.embedding_norm: True; llama of transformers has False",
+    ),
+    "bias": ({**PLAIN, **ROTARY, "output_bias": True}, r"model.output_bias: llama has none"),
+    "tied": ({**PAIRS, "tied": False}, r"model.tied: False; marian of transformers has True"),
+    "cross": ({**PAIRS, "cross": {"heads": 6}}, r"model.cross: .*'heads': 6"),
+    "widths": ({**PAIRS, "mixer": {"heads": 3, "key_width": 4}}, r"model.mixer: .*'key_width': 4"),
+    "model": ({"type": "seq2seq", "width": 24}, r"model.type: seq2seq has no counterpart"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    settings, message = REFUSED[name]
+    codec = codec_for_pairs()
+    size = codec.both()[0].size
+    with pytest.raises(ConfigError, match=message):
+        export_folder(bundle_of(settings, codec, Sizes(size, size, shared=True)), tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_folder_names_no_code(tmp_path: Path) -> None:
+    codec = codec_for_pairs()
+    size = codec.both()[0].size
+    export_folder(bundle_of(PAIRS, codec, Sizes(size, size, shared=True)), tmp_path / "theirs")
+    assert {path.suffix for path in (tmp_path / "theirs").iterdir()} <= {".json", ".safetensors", ".md"}
+    assert "auto_map" not in json.loads((tmp_path / "theirs" / "config.json").read_text())
