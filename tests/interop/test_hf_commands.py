@@ -1,0 +1,113 @@
+"""The commands on an imported folder are those on any model folder."""
+
+import json
+from pathlib import Path
+
+import hf_folders as their
+import pytest
+
+from allyouneed.cli import run
+from allyouneed.folder import load_folder
+
+pytestmark = [
+    pytest.mark.no_shapes,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+
+class Talk:
+    """Commands in this process: text in, status and text out."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        self.capsys, self.monkeypatch, self.file = capsys, monkeypatch, file
+
+    def __call__(self, *arguments: object, given: str = "") -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        self.file.write_text(given)
+        with self.file.open() as stdin:
+            self.monkeypatch.setattr("sys.stdin", stdin)
+            status = run([str(argument) for argument in arguments])
+        return status, *self.capsys.readouterr()
+
+
+@pytest.fixture
+def talk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
+    return Talk(capsys, monkeypatch, tmp_path / "stdin")
+
+
+def test_a_translator(tmp_path: Path, talk: Talk) -> None:
+    folder, _ = their.marian(tmp_path / "theirs")
+    their.change_config(folder, num_beams=2, max_length=512)
+    status, out, err = talk("import", folder, "--out", tmp_path / "ours")
+    assert (status, out) == (0, f"{tmp_path / 'ours'}\n"), err
+    assert "settings of generate that are not taken over: max_length=512" in err
+    assert load_folder(tmp_path / "ours").recipe["decode"]["beam"] == 2
+    status, out, _ = talk("translate", tmp_path / "ours", "--max-length", 5, given="the cat\n\na dog\n")
+    assert (status, len(out.splitlines())) == (0, 3)
+    status, out, _ = talk("score", tmp_path / "ours", given="the cat\ta dog\n")
+    assert status == 0
+    assert float(out.split("\t")[0]) < 0
+    (tmp_path / "pairs.tsv").write_text("the cat\ta dog\nthe dog\tthe cat\n")
+    status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "pairs.tsv")
+    assert status == 0
+    assert "bleu = " in out
+    status, out, _ = talk("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look", "--max-tokens", 4)
+    assert status == 0
+    status, out, err = talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    assert (status, out) == (0, f"{tmp_path / 'again'}\n")
+    assert "MarianMTModel" in err
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "marian"
+    status, _, err = talk("evaluate", tmp_path / "ours")
+    assert status == 2
+    assert "the data of an imported model are not known" in err
+
+
+def test_a_writer(tmp_path: Path, talk: Talk) -> None:
+    folder, _ = their.llama(tmp_path / "theirs")
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, out, _ = talk("generate", tmp_path / "ours", "--prompt", "the cat", "--max-length", 8, "--temperature", 0)
+    assert status == 0
+    assert out
+    status, out, _ = talk("score", tmp_path / "ours", given="the cat sat\n")
+    assert status == 0
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 5)
+    status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "text.txt")
+    assert status == 0
+    assert "perplexity = " in out
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"])
+def test_a_classifier(tmp_path: Path, talk: Talk, head: str) -> None:
+    folder, _ = their.encoder(tmp_path / "theirs", "Bert", head)
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, out, _ = talk("translate", tmp_path / "ours", given="the cat\na dog\n")
+    assert (status, len(out.splitlines())) == (0, 2)
+    if head == "ForSequenceClassification":
+        assert set(out.split()) <= {"bad", "so-so", "good"}
+    if head == "ForTokenClassification":
+        (tmp_path / "tags.tsv").write_text("the cat\tbad good\n")
+        status, out, _ = talk("score", tmp_path / "ours", given="the cat\tbad good\n")
+        assert out.endswith("\t2\n")
+        status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "tags.tsv")
+        assert status == 0
+        assert "accuracy" in out or "exact" in out
+    assert talk("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look")[0] == 0
+
+
+def test_a_reader_without_classes(tmp_path: Path, talk: Talk) -> None:
+    folder, _ = their.encoder(tmp_path / "theirs", "Bert", "Model")
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, _, err = talk("translate", tmp_path / "ours", given="the cat\n")
+    assert status == 2
+    assert "a model without classes answers nothing" in err
+    status, _, err = talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    assert status == 2
+    assert "has no classes" in err
+
+
+def test_wrong_names(tmp_path: Path, talk: Talk) -> None:
+    status, _, err = talk("import", tmp_path / "nowhere", "--out", tmp_path / "ours")
+    assert (status, err) == (2, f"error: {tmp_path / 'nowhere'}: no such folder\n")
+    status, _, err = talk("export", tmp_path / "nowhere", "--to", "onyx", "--out", tmp_path / "ours")
+    assert status == 2
+    assert "unknown name 'onyx'" in err

