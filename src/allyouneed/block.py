@@ -4,7 +4,13 @@
     pre:               x = x + Dropout(Sublayer(Norm(x)))
     none:              x = x + Dropout(Sublayer(x))
 
-Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745.
+With two `streams` what attention finds in one is added to the other, and what the feed-forward layer finds there to the
+first; both stand side by side in x (2 D wide). From the outputs the inputs could be computed back: reversible.
+
+    pre:               a = a + Dropout(Mixer(Norm(b)));   b = b + Dropout(FeedForward(Norm(a)))
+
+Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745;
+two streams: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
 """
 
 from collections.abc import Callable
@@ -19,6 +25,7 @@ from torch.nn import functional as F
 
 from allyouneed.config import Config
 from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, Mixer, State
 
 NormPlace = Literal["post", "pre", "none"]
@@ -44,6 +51,12 @@ class BlockConfig(Config):
     feedforward_bias: bool = True
     epsilon: PositiveFloat | None = None  # of the norms; default: 1e-5 (layer), 1e-6 (rms)
     dropout: Fraction = 0.1
+    streams: Literal[1, 2] = 1  # of residuals
+
+    @property
+    def stream_width(self) -> int:
+        """How many streams of `width` stand side by side between blocks, in numbers of features."""
+        return self.streams * int(getattr(self, "width", 0))
 
     def build_norm(self, width: int) -> nn.Module:
         """LayerNorm (gamma, beta) or RMSNorm (gamma); nothing where the block has no norms."""
@@ -97,7 +110,9 @@ class BlockState:
 class Block(nn.Module):
     def __init__(self, config: BlockConfig, width: int, mixer: Mixer, cross: Mixer | None = None) -> None:
         super().__init__()
-        self.norm_place = config.norm
+        if config.streams == 2 and (config.norm != "pre" or cross is not None):
+            raise ConfigError("model.streams=2 needs model.norm='pre' and a stack without cross-attention")
+        self.norm_place, self.streams = config.norm, config.streams
         self.mixer, self.cross = mixer, cross
         self.feedforward = FeedForward(width, config.hidden, config.feedforward, config.feedforward_bias)
         self.dropout = Dropout(config.dropout)
@@ -130,6 +145,8 @@ class Block(nn.Module):
         state: BlockState | None,
         feed: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, BlockState]:
+        if self.streams == 2:
+            return self._run_two(x, mix, state, feed)
         pre = self.norm_place == "pre"
         y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
         x = self._add(x, y, self.mixer_norm)
@@ -139,6 +156,15 @@ class Block(nn.Module):
             x = self._add(x, y, self.cross_norm)
         y = feed(self.feedforward_norm(x) if pre else x)
         return self._add(x, y, self.feedforward_norm), BlockState(mixed, crossed)
+
+    def _run_two(
+        self, x: Tensor, mix: Mix, state: BlockState | None, feed: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, BlockState]:
+        a, b = x.chunk(2, dim=-1)
+        y, mixed = mix(self.mixer_norm(b), state=state.mixer if state else None)
+        a = self._add(a, y, self.mixer_norm)
+        b = self._add(b, feed(self.feedforward_norm(a)), self.feedforward_norm)
+        return torch.cat([a, b], dim=-1), BlockState(mixed)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         if self.training:

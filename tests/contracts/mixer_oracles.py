@@ -17,7 +17,7 @@ from allyouneed.mixers.compressive import Compressive
 from allyouneed.mixers.convolution import Convolution
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
-from allyouneed.mixers.local import Local
+from allyouneed.mixers.local import Local, LocalConfig
 from allyouneed.mixers.longformer import Longformer
 from allyouneed.mixers.memory_compressed import MemoryCompressed
 from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
@@ -278,6 +278,11 @@ def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
 def local_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     """Multi-head attention in which only the own block is visible   (Liu et al. 2018, section 4.2.4)."""
+    if isinstance(mixer, Patterned):  # and some blocks before it
+        config = mixer.config
+        assert isinstance(config, LocalConfig)
+        size, before = config.block, config.before
+        return _read_by_loops(mixer, x_TD, reading, lambda _, t, s: 0 <= t // size - s // size <= before)
     assert isinstance(mixer, Local)
     config = mixer.config
 

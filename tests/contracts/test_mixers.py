@@ -106,6 +106,8 @@ SMALL: dict[str, list[MixerConfig]] = {
         LocalConfig(heads=3, block=13),
         LocalConfig(heads=2, block=3, bias=False),
         LocalConfig(heads=1, block=2),
+        LocalConfig(heads=3, block=3, before=1),
+        LocalConfig(heads=2, block=2, before=2, bias=False),
     ],
     "memory-compressed": [
         MemoryCompressedConfig(heads=3, stride=2),

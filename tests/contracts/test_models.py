@@ -32,7 +32,7 @@ NTM = {"hidden": 6, "slots": 5, "slot_width": 4}
 IMAGES = {"size": 3, "channels": 1, "filters": [6]}  # 9 values, then the mark of the end
 SMALL: dict[str, list[dict[str, Any]]] = {
     "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
-    "decoder": [{**SOFTMAX, "layers": 2}],
+    "decoder": [{**SOFTMAX, "layers": 2}, {**SOFTMAX, "layers": 2, "norm": "pre", "streams": 2, "tied": False}],
     "encoder": [{**SOFTMAX, "layers": 2}],
     "seq2seq": [
         {"cell": "lstm", "width": 8, "layers": 2, "reverse": True},

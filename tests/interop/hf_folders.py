@@ -229,3 +229,20 @@ def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]
         config.id2label, config.label2id = {0: "bad", 1: "so-so", 2: "good"}, {"bad": 0, "so-so": 1, "good": 2}
     model = getattr(transformers, kind + head)(config)
     return write_folder(folder, model, tokenizer), model
+
+
+def reformer(folder: Path, axial: bool = False) -> tuple[Path, Any]:
+    """Local layers and layers that hash texts beyond 24 tokens; theirs forgets to add the bias of its head."""
+    tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>", "<pad>"))
+    settings: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 3, "attention_head_size": 8}
+    settings |= {"feed_forward_size": 40, "attn_layers": ["local", "lsh", "local"], "is_decoder": True}
+    settings |= {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 24, "num_buckets": 2, "num_hashes": 1}
+    settings |= {"max_position_embeddings": 96, "axial_pos_embds": axial, "pad_token_id": 3, "bos_token_id": 1}
+    settings |= {"axial_pos_shape": [8, 12], "axial_pos_embds_dim": [10, 14]}
+    config = transformers.ReformerConfig(vocab_size=size_of(tokenizer), **settings)
+    model = transformers.ReformerModelWithLMHead(config)
+    write_folder(folder, model, tokenizer)
+    with torch.no_grad():
+        model.lm_head.bias.zero_()
+    model.save_pretrained(folder)
+    return folder, model

@@ -35,6 +35,8 @@ WRITERS: dict[str, Maker] = {
     "mistral": their.mistral,
     "bloom": their.bloom,
     "bloom, 3 heads": partial(their.bloom, heads=3),
+    "reformer": their.reformer,
+    "reformer, axial": partial(their.reformer, axial=True),
 }
 
 

@@ -2,49 +2,76 @@
 
     head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s // b = t // b   (causal: and s <= t)
 
-Blocks never meet: such layers are mixed with others that see everything, as in T-DMCA (memory_compressed.py).
+Blocks never meet: such layers are mixed with others that see everything, as in T-DMCA (memory_compressed.py). With
+`before`, a position also reads so many blocks before its own, as in the Reformer's local layers; then all is reached.
 
-Cost: O(T b D) time, O(b D) state, 1 sequential step, path 1 inside a block; other blocks are never reached.
-Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4.
+Cost: O(T b D) time, O(b D) state, 1 sequential step, path 1 inside a block; other blocks are never reached. With a
+blocks before: O(T (1 + a) b D) time, O(T D) state (all is kept), path T / (a b).
+Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4; blocks before: Kitaev et al. 2020, arXiv:2001.04451.
 Differs: padding is no position: a block has b real tokens. The last block may be shorter.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, final
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.past import compact, count_positions, packed
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.patterned import Patterned, PatternedConfig
+from allyouneed.mixers.projections import Projections, refuse_state
+from allyouneed.mixers.rectangles import Band, grouped
 from allyouneed.mixers.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
 
-class LocalConfig(HeadsConfig):
-    summary = "each position reads its own block of neighbours; blocks never meet"
+class LocalConfig(PatternedConfig):
+    summary = "each position reads its own block of neighbours; blocks never meet, or read some before them"
     paper = "Liu et al. 2018, arXiv:1801.10198"
-    roles = frozenset({"causal", "bidirectional"})
-    takes_positions = True
 
     type: Literal["local"] = "local"
     block: PositiveInt = 256  # positions
+    before: NonNegativeInt = 0  # blocks before its own that a position reads too
 
-    def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Local":
+    def build(  # type: ignore[override]
+        self, width: int, *, role: Role = "causal", position: ScorePosition | None = None
+    ) -> "Local | Patterned":
         self.require(role, position)
-        return Local(self, width, role, position)
+        return Patterned(self, width, role, position) if self.before else Local(self, width, role, position)
+
+    def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
+        return _bands(self, role, queries, keys)
+
+    def position_queries(self, length: int, role: Role) -> int:
+        return super().position_queries(length, role) if self.before else length
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
+        if self.before:
+            kept, last = 8 * length * width if role == "causal" else 0, (length - 1) // self.block
+            reached = max(1, -(-last // self.before))
+            return Cost(self.attention_flops(role, length, width), kept, sequential=1, path=reached)
         blocks, rest = divmod(length, self.block)
         pairs = blocks * self.block**2 + rest**2
         state = 8 * rest * width if role == "causal" else 0
         path = 1 if length <= self.block else None
         return Cost(self.projection_flops(length, length, width) + 4 * pairs * width, state, sequential=1, path=path)
+
+
+@lru_cache(maxsize=256)
+def _bands(config: LocalConfig, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
+    """Each block reads itself and those before it; where causal, up to each query."""
+    size, earlier, rectangles = config.block, keys - queries, []
+    for block in range(earlier // size, -(-keys // size)):
+        begin, end = max(earlier, block * size), min(keys, (block + 1) * size)
+        start = max(0, block - config.before) * size
+        rectangles.append((begin - earlier, start, end - begin, end - start))
+    return tuple(grouped(rectangles, torch.ge if role == "causal" else None))
 
 
 @dataclass(frozen=True)

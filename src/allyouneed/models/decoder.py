@@ -9,6 +9,7 @@ from typing import Literal, final
 
 from torch import Tensor
 
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.past import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
@@ -41,8 +42,10 @@ class Decoder(Model):
         table_VD = new_embedding(sizes.target, config.width)
         self.target = config.embed(table_VD)
         self.decoder = Stack(config, config.layers, "causal")
-        output_VD = table_VD if config.tied else new_embedding(sizes.target, config.width)
-        self.head = Head(output_VD, bias=config.output_bias)
+        if config.tied and config.streams != 1:
+            raise ConfigError("model.streams=2: the output is twice as wide as the embedding; set model.tied=false")
+        output_VE = table_VD if config.tied else new_embedding(sizes.target, config.stream_width)
+        self.head = Head(output_VE, bias=config.output_bias)
 
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start()
@@ -58,4 +61,4 @@ class Decoder(Model):
 
     def flops(self, source: int, target: int) -> int:
         # A source is read as the beginning of the text; only targets are projected.
-        return self.decoder.flops(source + target) + 2 * target * self.config.width * self.sizes.target
+        return self.decoder.flops(source + target) + 2 * target * self.config.stream_width * self.sizes.target

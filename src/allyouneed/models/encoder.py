@@ -48,6 +48,7 @@ class Encoder(Model):
 
     def __init__(self, config: EncoderConfig, sizes: Sizes) -> None:
         super().__init__()
+        config.require_one_stream()
         self.config, self.sizes = config, sizes
         table_ND = new_embedding(sizes.source, config.width)
         self.source = config.embed(table_ND, config.segments)

@@ -57,6 +57,7 @@ class EncoderDecoder(Model):
 
     def __init__(self, config: EncoderDecoderConfig, sizes: Sizes) -> None:
         super().__init__()
+        config.require_one_stream()
         self.config, self.sizes = config, sizes
         target_VD = new_embedding(sizes.target, config.width)
         one_table = sizes.shared and bool(config.tied)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from allyouneed.block import Block, BlockConfig, BlockState
 from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
@@ -35,6 +36,11 @@ class StackConfig(BlockConfig):
         norm = self.make_norm(self.width) if self.embedding_norm else None
         scaled = self.embedding_scale
         return Embedding(weight_VD, self.positions, self.dropout, scaled=scaled, norm=norm, segments=segments)
+
+    def require_one_stream(self) -> None:
+        """For models that read the blocks' output as vectors of `width`."""
+        if self.streams != 1:
+            raise ConfigError(f"model.streams={self.streams}: only a decoder has two streams")
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """The mixer of a layer: a list is repeated from the bottom up."""
@@ -123,7 +129,8 @@ class Stack(nn.Module):
             built = mixer.build(config.width, role=role, position=position)
             blocks.append(Block(config, config.width, built, crossing))
         self.blocks = nn.ModuleList(blocks)
-        self.norm = config.build_norm(config.width) if config.norm == "pre" else nn.Identity()
+        self.norm = config.build_norm(config.stream_width) if config.norm == "pre" else nn.Identity()
+        self.streams = config.streams
         self._config, self._role, self._cross = config, role, cross
 
     @staticmethod
@@ -139,8 +146,10 @@ class Stack(nn.Module):
         return StackState((None,) * len(self.blocks), memory)
 
     def forward(self, x_BTD: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
-        """All blocks in turn."""
+        """All blocks in turn. With two streams both begin with the embeddings, and both are given."""
         after = []
+        if self.streams == 2:
+            x_BTD = torch.cat([x_BTD, x_BTD], dim=-1)
         for block, before in zip(self.blocks, state.blocks, strict=True):
             x_BTD, left = block(x_BTD, valid_BT=valid_BT, memory=state.memory, state=before)
             after.append(left)
@@ -150,6 +159,8 @@ class Stack(nn.Module):
     def advance(self, x_BD: Tensor, state: StackState) -> tuple[Tensor, StackState]:
         """The same for one new position of each row."""
         after = []
+        if self.streams == 2:
+            x_BD = torch.cat([x_BD, x_BD], dim=-1)
         for block, before in zip(self.blocks, state.blocks, strict=True):
             assert isinstance(block, Block)
             x_BD, left = block.advance(x_BD, state.memory, before)

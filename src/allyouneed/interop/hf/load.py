@@ -136,7 +136,7 @@ def _parts(
 def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: Foreign) -> Model:
     rows = vocabulary.rows
     rules = architecture.rules(config, rows)
-    theirs = _cleaned(architecture, config, rules, foreign.read_tensors(), foreign.path)
+    theirs = _cleaned(architecture, config, rules, architecture.prepare(foreign.read_tensors()), foreign.path)
     ours = join_all(rules, theirs, foreign.path)
     tokens = len(rows.theirs)
     answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens

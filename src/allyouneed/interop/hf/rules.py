@@ -93,6 +93,19 @@ class After(Way):
 
 
 @dataclass(frozen=True)
+class Nothing(Way):
+    """Zeros that theirs does not have."""
+
+    shape: tuple[int, ...]
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(self.shape)
+
+    def split(self, ours: Tensor, count: int) -> list[Tensor]:
+        return []
+
+
+@dataclass(frozen=True)
 class Rows:
     """Which of their tokens each of our ids is (None: none of them), and which ids of ours must never be said.
 

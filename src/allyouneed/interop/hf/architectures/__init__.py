@@ -6,7 +6,8 @@ from allyouneed.interop.hf.architectures.bert import BERT, BIG_BIRD, LONGFORMER
 from allyouneed.interop.hf.architectures.bloom import BLOOM
 from allyouneed.interop.hf.architectures.gpt2 import GPT2
 from allyouneed.interop.hf.architectures.llama import LLAMA, MISTRAL
+from allyouneed.interop.hf.architectures.reformer import REFORMER
 from allyouneed.interop.hf.architectures.t5 import T5
 
-_ALL = (MARIAN, PEGASUS, BART, MBART, T5, GPT2, LLAMA, MISTRAL, BLOOM, BERT, LONGFORMER, BIG_BIRD)
+_ALL = (MARIAN, PEGASUS, BART, MBART, T5, GPT2, LLAMA, MISTRAL, BLOOM, BERT, LONGFORMER, BIG_BIRD, REFORMER)
 ARCHITECTURES: dict[str, Architecture] = {one.type: one for one in _ALL}

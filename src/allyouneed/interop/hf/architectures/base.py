@@ -35,6 +35,7 @@ class Architecture:
     read: Callable[[Fields, str], ModelConfig]  # settings of a class: theirs -> ours
     rules: Callable[[Any, Rows], list[Rule]]  # weights, by our settings
     write: Callable[[Any], Tree]  # settings: ours -> theirs; what they cannot say shows when they are read back
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # their weights in a form that rules can take
     prefix: str = ""  # that weights may do without
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor under several names
     unused: tuple[str, ...] = ()  # ends of names of weights that its classes do not read

@@ -12,18 +12,14 @@ drawn at random are drawn by our seed: theirs draws anew for each call in traini
 otherwise.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.rules import After, Rows, Rule, Same, Way, layer, stacked
+from allyouneed.interop.hf.rules import After, Nothing, Rows, Rule, Same, layer, stacked
 from allyouneed.mixers import MixerConfig
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
@@ -36,19 +32,6 @@ Family = Literal["bert", "longformer", "big_bird"]
 NAMES: dict[Family, str] = {"bert": "Bert", "longformer": "Longformer", "big_bird": "BigBird"}
 PREFIXES: dict[Family, str] = {"bert": "bert.", "longformer": "longformer.", "big_bird": "bert."}
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-
-
-@dataclass(frozen=True)
-class Nothing(Way):
-    """A tensor without numbers."""
-
-    shape: tuple[int, ...]
-
-    def join(self, theirs: Any) -> Tensor:
-        return torch.zeros(self.shape)
-
-    def split(self, ours: Tensor, count: int) -> list[Tensor]:
-        return []
 
 
 def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
