@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 pytest.importorskip("transformers", reason="transformers is not installed (extra: dev)")
 
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = [
@@ -170,6 +171,17 @@ def t5(folder: Path, **more: Any) -> tuple[Path, Any]:
     config = transformers.T5Config(vocab_size=size_of(tokenizer) + 5, **settings | more)
     model = transformers.T5ForConditionalGeneration(config)
     return write_folder(folder, model, tokenizer), model
+
+
+def t5_untied(folder: Path, said: bool) -> tuple[Path, Any]:
+    """v1.1 with an output projection of its own, as its files are; their library writes that it is tied (`said`)."""
+    folder, _ = t5(folder, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = 0.2 * torch.randn_like(tensors["shared.weight"])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if said:
+        change_config(folder, tie_word_embeddings=False)
+    return folder, transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
 
 
 def gpt2(folder: Path, **more: Any) -> tuple[Path, Any]:

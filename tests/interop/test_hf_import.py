@@ -1,5 +1,6 @@
 """Hugging Face folders as models of ours: the same logits, the same searches, in float32 and float64."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
 from allyouneed.interop.hf.load import Imported, read_folder
+from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.tasks.base import BOS, EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -25,6 +27,8 @@ TRANSLATORS: dict[str, Maker] = {
     "mbart": their.mbart,
     "t5": their.t5,
     "t5 v1.1": partial(their.t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5 v1.1, untied": partial(their.t5_untied, said=True),
+    "t5 v1.1, untied, said to be tied": partial(their.t5_untied, said=False),
 }
 WRITERS: dict[str, Maker] = {
     "gpt2": their.gpt2,
@@ -131,6 +135,7 @@ def test_decoders(tmp_path: Path, make: Maker) -> None:
                 ours, _ = ours_model.step(torch.tensor([row]), ours_model.start())
                 right = their_model(torch.tensor([to_theirs(read, row)])).logits
             same_logits(read, ours, right, tolerance)
+    laid_out(read, rows)
     said = sample(read.model, prompts, SampleConfig(temperature=0, max_length=10))
     for row, (one,) in zip(rows, said, strict=True):
         begin = torch.tensor([to_theirs(read, row)])
@@ -144,6 +149,19 @@ def test_decoders(tmp_path: Path, make: Maker) -> None:
         )
         ids = [*one.ids, EOS] if one.finished else one.ids
         assert to_theirs(read, ids) == right[0, len(row) :].tolist()
+
+
+def laid_out(read: Imported, rows: list[list[int]]) -> None:
+    """Step by step on packed weights, with kernels where there are some: what commands do."""
+    model = copy.deepcopy(read.model).float()
+    ids_BT = torch.tensor([row[: min(map(len, rows))] for row in rows])
+    with torch.inference_mode():
+        right, _ = model.step(ids_BT, model.start())
+        lay_out_for_prediction(model)
+        state, logits = model.start(), right
+        for token_B in ids_BT.T:
+            logits, state = model.advance(token_B, state)
+    torch.testing.assert_close(logits, right[:, -1], rtol=0, atol=1e-4)
 
 
 def test_a_score_is_the_log_probability_of_theirs(tmp_path: Path) -> None:

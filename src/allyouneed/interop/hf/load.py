@@ -134,9 +134,10 @@ def _parts(
 
 
 def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: Foreign) -> Model:
-    rows = vocabulary.rows
+    rows, tensors = vocabulary.rows, architecture.prepare(foreign.read_tensors())
+    config = _parted(architecture, config, tensors, foreign.path)
     rules = architecture.rules(config, rows)
-    theirs = _cleaned(architecture, config, rules, architecture.prepare(foreign.read_tensors()), foreign.path)
+    theirs = _cleaned(architecture, config, rules, tensors, foreign.path)
     ours = join_all(rules, theirs, foreign.path)
     tokens = len(rows.theirs)
     answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
@@ -147,6 +148,21 @@ def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabula
         raise FolderError(f"{foreign.path / CONFIG}: {error}") from None
     fill_model(model, ours, foreign.path)
     return model.eval()
+
+
+def _parted(architecture: Architecture, config: ModelConfig, tensors: dict[str, Tensor], where: Path) -> ModelConfig:
+    """The settings, with an output projection of its own if the file has one."""
+    own = tensors.get(architecture.parting or "")
+    first = next((name for name, others in architecture.tied.items() if architecture.parting in others), "")
+    if own is None or first not in tensors or getattr(config, "tied", None) is not True:
+        return config
+    if own.shape == tensors[first].shape and torch.equal(own, tensors[first]):
+        return config
+    if getattr(config, "embedding_scale", False):
+        raise FolderError(
+            f"{where}: {architecture.parting} is not {first}, but the decoder's output is scaled as if it were"
+        )
+    return config.model_copy(update={"tied": "inputs"})
 
 
 def _cleaned(

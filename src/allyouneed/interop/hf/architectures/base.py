@@ -38,6 +38,8 @@ class Architecture:
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # their weights in a form that rules can take
     prefix: str = ""  # that weights may do without
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor under several names
+    # A tied projection that is its own all the same where it is there and differs, whatever the config says.
+    parting: str | None = None
     unused: tuple[str, ...] = ()  # ends of names of weights that its classes do not read
     fixed: Callable[[Any], dict[str, Tensor]] = (
         lambda config: {}

@@ -128,5 +128,6 @@ T5 = Architecture(
     rules=rules,
     write=write,
     tied={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
+    parting="lm_head.weight",  # their library writes v1.1 as tied
     unused=(".1.EncDecAttention.relative_attention_bias.weight",),  # of the first checkpoints; never read
 )
