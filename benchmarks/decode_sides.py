@@ -164,7 +164,7 @@ def through_generate(model: EncoderDecoder) -> Decode:
 def through_ctranslate2(model: EncoderDecoder, precision: str, threads: int) -> Decode:
     import ctranslate2
 
-    from allyouneed.interop.ctranslate2_spec import build_spec
+    from allyouneed.interop.ctranslate2.spec import build_spec
 
     spec: Any = build_spec(model)
     specials = {BOS: "<s>", EOS: "</s>", 3: "<unk>"}

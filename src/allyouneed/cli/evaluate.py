@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.opening import Device, Int8, open_model
 
 
 def command(
@@ -24,6 +24,7 @@ def command(
         list[str] | None,
         typer.Option("--set", help="Any setting that is no part of the weights: --set model.mixer.memory=512."),
     ] = None,
+    int8: Int8 = False,
     device: Device = "cpu",
 ) -> None:
     """Measure a model on held-out data or on files.
@@ -38,10 +39,10 @@ def command(
         raise ConfigError("--source and --reference belong together; give both, or --data")
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
-    bundle = open_model(model, device, sets or ())
+    bundle = open_model(model, device, sets or (), int8)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
     scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search, note)
     for score in scores:
-        signature = "|".join([score.signature, *(sets or ())])
+        signature = "|".join([score.signature, *(sets or ()), *(["int8"] if int8 else [])])
         print(f"{score.name} = {score.value:.4f}  {printable(signature)}")

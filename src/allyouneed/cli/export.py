@@ -5,15 +5,22 @@ from typing import Annotated
 
 import typer
 
-TARGETS = ("hf",)  # the lines of interop.EXPORTS, which needs torch
+TARGETS = ("hf", "ctranslate2", "onnx")  # the lines of interop.EXPORTS, which needs torch
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
     to: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")],
     out: Annotated[Path, typer.Option(help="The folder that is written.")],
+    quantization: Annotated[
+        str | None, typer.Option(help="Of a ctranslate2 folder: float32, int16, int8.", show_default="float32")
+    ] = None,
 ) -> None:
-    """Write a model for another program: hf is a folder that Hugging Face's transformers loads."""
+    """Write a model for another program.
+
+    hf: a folder that Hugging Face's transformers loads. ctranslate2, onnx: folders that these engines run; both engines
+    are compared with ours first, and a folder that disagrees is not written.
+    """
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError, unknown_name
     from allyouneed.folder import load_folder
@@ -21,6 +28,6 @@ def command(
 
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
-    for line in EXPORTS[to](load_folder(model), out):
+    for line in EXPORTS[to](load_folder(model), out, quantization):
         note(line)
     print(out)

@@ -1,7 +1,7 @@
 """Opening a model that a command will only predict with."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
 
 
-def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = ()) -> "Bundle":
+Int8 = Annotated[bool, typer.Option("--int8", help="Weights and products in bytes: faster, a little less exact.")]
+Engine = Annotated[
+    Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same translations.")
+]
+
+
+def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False) -> "Bundle":
     """The model of a folder, its memory laid out for prediction."""
     from allyouneed.folder import load_folder
     from allyouneed.malloc import keep_freed_memory
@@ -23,8 +29,18 @@ def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = ()) -> "B
     check_device(device)
     keep_freed_memory()
     bundle = load_folder(folder, device, sets)
-    lay_out_for_prediction(bundle.model)
+    lay_out_for_prediction(bundle.model, int8)
     return bundle
+
+
+def check_engine(engine: str, device: str) -> None:
+    """Refuses an engine that is not there, or not for this device."""
+    if engine == "ctranslate2":
+        from allyouneed.interop.ctranslate2.files import require_package
+
+        require_package()
+        if device != "cpu":
+            raise ConfigError(f"--engine ctranslate2 runs on the cpu, not on --device {device}; torch runs on both")
 
 
 def check_device(name: str) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.opening import Device, check_device
+from allyouneed.cli.opening import Device, Engine, Int8, check_device, check_engine
 from allyouneed.errors import ConfigError
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart", "prometheus_client": ""}
@@ -24,6 +24,8 @@ def command(
     queue: Annotated[int | None, typer.Option(help="Rows that may wait.", show_default="256")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds for a request.", show_default="60")] = None,
     limit: Annotated[list[str] | None, typer.Option(help="Any other limit: max_characters=5000; may repeat.")] = None,
+    engine: Engine = "torch",
+    int8: Int8 = False,
     device: Device = "cpu",
 ) -> None:
     """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, and a page."""
@@ -38,9 +40,11 @@ def command(
     asked |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
     tree = override({name: value for name, value in asked.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)
+    check_engine(engine, device)
     check_device(device)
     keep_freed_memory()
-    serve(config, open_models(models, read_languages(languages or [], models), device))
+    of_languages = read_languages(languages or [], models)
+    serve(config, open_models(models, of_languages, device, int8=int8, ctranslate2=engine == "ctranslate2"))
 
 
 def require_packages() -> None:

@@ -1,11 +1,18 @@
 """`allyouneed translate`: lines in, as many lines out."""
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.opening import Device, Engine, Int8, check_engine, open_model
+
+if TYPE_CHECKING:
+    from allyouneed.decode import Answer, SearchConfig
+    from allyouneed.folder import Bundle
+
+Say = Callable[[list[str]], "list[list[Answer]]"]
 
 
 def command(
@@ -19,18 +26,22 @@ def command(
     n_best: Annotated[int | None, typer.Option(help="Answers for each line, each after its line's number.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of an answer.", show_default="source + 50")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
+    engine: Engine = "torch",
+    int8: Int8 = False,
     device: Device = "cpu",
 ) -> None:
     """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
-    from allyouneed.decode import translate
+    from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import has_unknown, require_known, require_short, require_source, search_config
 
-    bundle = open_model(model, device)
+    check_engine(engine, device)
+    bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_source(bundle, "translate")
     asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, asked)
+    say = _in_ctranslate2(bundle, search, int8, scores) if engine == "ctranslate2" else _in_torch(bundle, search)
     number, strange = 0, []
 
     def check(text: str, before: int) -> None:
@@ -41,7 +52,7 @@ def command(
 
     for texts in line_batches(check=check):
         filled = [text for text in texts if text.strip()]
-        answers = iter(translate(bundle.model, bundle.codec, filled, search))
+        answers = iter(say(filled))
         for text in texts:
             number += 1
             for answer in next(answers) if text.strip() else [None]:
@@ -52,3 +63,17 @@ def command(
     if strange:
         what = f"line {strange[0]}" if len(strange) == 1 else f"{len(strange):,} lines, the first of them {strange[0]},"
         note(f"{what} held something that the model never saw in training; its answer may mean nothing")
+
+
+def _in_torch(bundle: "Bundle", search: "SearchConfig") -> Say:
+    from allyouneed.decode import translate
+
+    return lambda texts: translate(bundle.model, bundle.codec, texts, search)
+
+
+def _in_ctranslate2(bundle: "Bundle", search: "SearchConfig", int8: bool, scores: bool) -> Say:
+    from allyouneed.decode.translate import as_answers
+    from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
+
+    engine, codec = CTranslate2Engine(bundle, int8), bundle.codec
+    return lambda texts: as_answers(codec, engine.search(codec.encode_sources(texts), search, exact=scores))

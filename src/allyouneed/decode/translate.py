@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import device_of, evaluating, pad_right
+from allyouneed.decode.base import Hypothesis, device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.models import Model
@@ -41,9 +41,13 @@ def translate(
             if progress is not None:
                 progress(len(chosen))
         return answers
+    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress))
+
+
+def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:
+    """What was found for each text, as text."""
     return [
-        [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses]
-        for hypotheses in search(model, codec.encode_sources(texts), config, progress)
+        [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses] for hypotheses in found
     ]
 
 

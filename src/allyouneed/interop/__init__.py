@@ -6,16 +6,40 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 
 
-def _hugging_face(bundle: Bundle, out: Path) -> list[str]:
+def _hugging_face(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
     from allyouneed.interop.hf.export import export_folder
 
+    _refuse(quantization, "hf")
     return export_folder(bundle, out)
 
 
-Export = Callable[[Bundle, Path], list[str]]
+def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
+    from allyouneed.interop.ctranslate2.export import export_folder
+
+    return export_folder(bundle, out, quantization)
+
+
+def _onnx(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
+    from allyouneed.interop.onnx.export import export_folder
+
+    _refuse(quantization, "onnx")
+    return export_folder(bundle, out)
+
+
+def _refuse(quantization: str | None, to: str) -> None:
+    if quantization is not None:
+        raise ConfigError(
+            f"--quantization {quantization}: --to {to} writes the weights as they are; ctranslate2 rounds"
+        )
+
+
+Export = Callable[[Bundle, Path, str | None], list[str]]
 EXPORTS: dict[str, Export] = {
     "hf": _hugging_face,
+    "ctranslate2": _ctranslate2,
+    "onnx": _onnx,
 }

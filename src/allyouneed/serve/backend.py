@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from allyouneed.decode import SearchConfig, translate
+from allyouneed.decode import Answer, SearchConfig, translate
+from allyouneed.decode.translate import as_answers
 from allyouneed.errors import unknown_name
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.engine import Engine, Work
@@ -97,10 +98,14 @@ class Backend:
 
     def search(self, served: Served, config: SearchConfig) -> Work:
         """The best answers to texts, as work for the engine."""
-        bundle = served.bundle
-        return Work(
-            ("search", config), lambda texts: translate(bundle.model, bundle.codec, texts, config), rows=config.beam
-        )
+        bundle, engine = served.bundle, served.ctranslate2
+
+        def run(texts: Sequence[str]) -> list[list[Answer]]:
+            if engine is None:
+                return translate(bundle.model, bundle.codec, texts, config)
+            return as_answers(bundle.codec, engine.search(bundle.codec.encode_sources(texts), config, exact=False))
+
+        return Work(("search", config), run, rows=config.beam)
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:

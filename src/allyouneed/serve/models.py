@@ -9,6 +9,7 @@ from typing import Any
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.folder import Bundle, load_folder
+from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.lab.held_out import recipe_of
 from allyouneed.models.layout import lay_out_for_prediction
 
@@ -24,6 +25,7 @@ class Served:
     bundle: Bundle
     languages: tuple[str, str] | None  # from, to; None: it does not translate between languages
     search: SearchConfig  # how its recipe decodes
+    ctranslate2: CTranslate2Engine | None = None  # what searches instead of torch
 
     @property
     def about(self) -> str:
@@ -42,9 +44,17 @@ class Served:
 
 
 def open_models(
-    folders: Sequence[str], languages: Mapping[str, tuple[str, str]] | None = None, device: str = "cpu"
+    folders: Sequence[str],
+    languages: Mapping[str, tuple[str, str]] | None = None,
+    device: str = "cpu",
+    *,
+    int8: bool = False,
+    ctranslate2: bool = False,
 ) -> dict[str, Served]:
-    """The models of `folder` or `name=folder`, in the given order; one without a name is called like its folder."""
+    """The models of `folder` or `name=folder`, in the given order; one without a name is called like its folder.
+
+    With `ctranslate2` that engine searches for translations; all else is computed by torch as ever.
+    """
     given = dict(languages or {})
     models: dict[str, Served] = {}
     for entry in folders:
@@ -52,8 +62,10 @@ def open_models(
         if name in models:
             raise ConfigError(f"{entry}: there is already a model {name!r}; give it another name: other={folder}")
         bundle = load_folder(folder, device)
-        lay_out_for_prediction(bundle.model)
-        models[name] = Served(name, bundle, given.pop(name, None) or languages_of(bundle.recipe), _search(bundle))
+        engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
+        lay_out_for_prediction(bundle.model, int8)
+        pair = given.pop(name, None) or languages_of(bundle.recipe)
+        models[name] = Served(name, bundle, pair, _search(bundle), engine)
     if given:
         raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
     return models

@@ -10,9 +10,10 @@ embedding is scaled by sqrt(D) there too, W^Q, W^K, W^V are one matrix, a gate (
     rotary               rotary_dim = all of a head, halves turned (rotary_interleave = False)
     shaw                 relative_position_keys; its values' term gets zeros, as ours has none
     t5                   relative_attention_bias of the first layer, read by all
-    alibi                decoder only, heads a power of two (others have other slopes there)
+    alibi                decoder only, with the slopes of its authors' code
+    key_heads            num_heads_kv
 
-Everything else (mechanisms other than softmax, norm "none", heads of differing widths, ...) is refused by name.
+Everything else (mechanisms other than softmax, norm "none", layers of different heads) is refused by name.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allyouneed.block import Block
+from allyouneed.block import GATED, Block
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
@@ -30,24 +31,39 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.models.stack import Embedding, Stack, StackConfig
 from allyouneed.positions import AlibiConfig, LearnedConfig, RotaryConfig, Shaw, ShawConfig, T5Bias, T5Config
 
-TABLE = 1024  # positions of a sinusoidal table: CTranslate2 refuses longer sequences
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+TABLE = 2048  # positions of a sinusoidal table: CTranslate2 refuses longer sequences
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH"}
 
 
 def build_spec(model: Model) -> Any:
     """The model as a specification of CTranslate2, without vocabularies and names of special tokens."""
     from ctranslate2 import specs
+    from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
+    if not isinstance(model, EncoderDecoder | Decoder):
+        kind = getattr(getattr(model, "config", None), "type", model.kind)
+        raise ConfigError(f"ctranslate2: model.type {kind} cannot be expressed there; encoder-decoder and decoder can")
+    config, cross = model.config, isinstance(model, EncoderDecoder)
+    refuse(model)
+    decoder = TransformerDecoderSpec(
+        **_settings(config, model.decoder),
+        alibi=isinstance(config.positions, AlibiConfig),
+        with_encoder_attention=cross,
+    )
+    _set_embedding(decoder, decoder.embeddings, model.target, config)
+    _set_stack(decoder, model.decoder)
+    decoder.projection.weight = _array(model.head.weight_VD)
+    if model.head.bias_V is not None:
+        decoder.projection.bias = _array(model.head.bias_V)
+    spec: Any
     if isinstance(model, EncoderDecoder):
-        refuse(model)
-        encoder, decoder = _encoder_spec(model), _decoder_spec(model, model.config.decoder_layers, cross=True)
-        spec: Any = specs.TransformerSpec(encoder, decoder)
-    elif isinstance(model, Decoder):
-        refuse(model)
-        spec = specs.TransformerDecoderModelSpec(_decoder_spec(model, model.config.layers, cross=False))
+        encoder = TransformerEncoderSpec(**_settings(config, model.encoder))
+        _set_embedding(encoder, encoder.embeddings[0], model.source, config)
+        _set_stack(encoder, model.encoder)
+        spec = specs.TransformerSpec(encoder, decoder)
     else:
-        raise ConfigError(f"ctranslate2: {_type(model)} has no home there; encoder-decoder and decoder have")
-    spec.config.layer_norm_epsilon = _epsilon(model.config)
+        spec = specs.TransformerDecoderModelSpec(decoder)
+    spec.config.layer_norm_epsilon = getattr(config.build_norm(config.width), "eps", None)
     return spec
 
 
@@ -56,69 +72,64 @@ def refuse(model: EncoderDecoder | Decoder) -> None:
     config = model.config
     if config.norm == "none":
         raise ConfigError('ctranslate2: model.norm "none" cannot be expressed there; post and pre can')
-    if isinstance(config, StackConfig) and isinstance(config.positions, AlibiConfig):
-        _refuse_alibi(model)
+    if isinstance(config.positions, AlibiConfig):
+        _refuse_alibi(config.positions, model)
     stacks = [("mixer", model.decoder)]
     if isinstance(model, EncoderDecoder):
         stacks.append(("encoder_mixer" if model.config.encoder_mixer is not None else "mixer", model.encoder))
     for name, stack in stacks:
         if not len(stack.blocks):
             raise ConfigError("ctranslate2: a stack of no layers cannot be expressed there; it needs one at least")
-        heads = config.mixer_of(0).position_heads if stack is model.decoder else _encoder_heads(model)
+        shape = None
         for block in stack.blocks:
             assert isinstance(block, Block)
-            _refuse_mixer(f"model.{name}", block.mixer, heads, config.width)
+            shape = _refuse_mixer(f"model.{name}", block.mixer, shape)
             if block.cross is not None:
-                _refuse_mixer("model.cross", block.cross, heads, config.width)
+                _refuse_mixer("model.cross", block.cross, shape)
 
 
-def _encoder_heads(model: EncoderDecoder | Decoder) -> int:
-    assert isinstance(model, EncoderDecoder)
-    return model.config.encoder_stack().mixer_of(0).position_heads
-
-
-def _refuse_alibi(model: EncoderDecoder | Decoder) -> None:
+def _refuse_alibi(positions: AlibiConfig, model: EncoderDecoder | Decoder) -> None:
     if isinstance(model, EncoderDecoder):
-        raise ConfigError(
-            "ctranslate2: model.positions alibi can be expressed there for a decoder only, not an encoder"
-        )
+        raise ConfigError("ctranslate2: model.positions alibi can be expressed there for a decoder, not for an encoder")
     heads = model.config.mixer_of(0).position_heads
-    if heads & (heads - 1):
-        raise ConfigError(f"ctranslate2: alibi with {heads} heads has other slopes there; a power of two has the same")
+    if heads & (heads - 1) and not positions.interleaved:
+        what = f"model.positions alibi with {heads} heads has other slopes there"
+        raise ConfigError(f"ctranslate2: {what}; with interleaved = true, or a power of two, they are the same")
 
 
-def _refuse_mixer(name: str, mixer: nn.Module, heads: int, width: int) -> None:
+def _refuse_mixer(name: str, mixer: nn.Module, shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """The heads of queries and of keys and their width, which all layers of a stack have in common."""
     if not isinstance(mixer, Softmax):
-        kind = type(mixer).__name__.lower()
-        raise ConfigError(f"ctranslate2: {name} {kind} cannot be expressed there; softmax can")
-    if mixer.heads != heads:
-        what = f"{mixer.heads} heads beside layers of {heads}"
-        raise ConfigError(f"ctranslate2: {name}: {what} cannot be expressed there; all layers of a stack have as many")
-    if not mixer.keys == mixer.values == width:
-        what = f"heads of widths {mixer.keys // mixer.heads} and {mixer.values // mixer.heads}"
-        raise ConfigError(f"ctranslate2: {name}: {what}; there they are model.width / heads = {width / mixer.heads:g}")
+        raise ConfigError(f"ctranslate2: {name} {type(mixer).__name__.lower()} cannot be expressed there; softmax can")
+    if mixer.keys != mixer.values:
+        what = f"keys of width {mixer.keys // mixer.groups} and values of width {mixer.values // mixer.groups}"
+        raise ConfigError(f"ctranslate2: {name}: {what} cannot be expressed there; they should be equal")
+    found = mixer.heads, mixer.groups, mixer.queries // mixer.heads
+    if shape is not None and found != shape:
+        both = " and ".join(
+            f"{heads} heads ({groups} of keys) of width {width}" for heads, groups, width in (shape, found)
+        )
+        raise ConfigError(f"ctranslate2: {name}: {both} in one stack cannot be expressed there; they should be equal")
+    return found
 
 
-def _type(model: Model) -> str:
-    return f"model.type {getattr(getattr(model, 'config', None), 'type', model.kind)}"
-
-
-def _epsilon(config: StackConfig) -> float:
-    norm = config.build_norm(config.width)
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    assert norm.eps is not None
-    return norm.eps
-
-
-def _shared_settings(config: StackConfig) -> dict[str, Any]:
+def _settings(config: StackConfig, stack: Stack) -> dict[str, Any]:
     """What encoders and decoders are told alike."""
     from ctranslate2.specs import Activation
 
+    mixer = stack.blocks[0].mixer
+    assert isinstance(mixer, Softmax)
+    head_width = mixer.queries // mixer.heads
     settings: dict[str, Any] = {
+        "num_layers": len(stack.blocks),
+        "num_heads": mixer.heads,
+        "num_heads_kv": mixer.groups if mixer.groups != mixer.heads else None,
+        "head_dim": head_width if head_width * mixer.heads != config.width else None,
         "pre_norm": config.norm == "pre",
-        "activation": Activation[ACTIVATIONS[config.feedforward]],
-        "ffn_glu": config.feedforward == "swiglu",
+        "activation": Activation[ACTIVATIONS[GATED.get(config.feedforward, config.feedforward)]],
+        "ffn_glu": config.feedforward in GATED,
         "rms_norm": config.normalisation == "rms",
+        "layernorm_embedding": config.embedding_norm,
         "relative_position": isinstance(config.positions, ShawConfig),
         "relative_attention_bias": isinstance(config.positions, T5Config),
     }
@@ -127,35 +138,11 @@ def _shared_settings(config: StackConfig) -> dict[str, Any]:
     return settings
 
 
-def _encoder_spec(model: EncoderDecoder) -> Any:
-    from ctranslate2.specs.transformer_spec import TransformerEncoderSpec
-
-    config = model.config.encoder_stack()
-    heads = config.mixer_of(0).position_heads
-    spec = TransformerEncoderSpec(model.config.encoder_layers, heads, **_shared_settings(config))
-    _set_embedding(spec, spec.embeddings[0], model.source, config)
-    _set_stack(spec, model.encoder)
-    return spec
-
-
-def _decoder_spec(model: EncoderDecoder | Decoder, layers: int, cross: bool) -> Any:
-    from ctranslate2.specs.transformer_spec import TransformerDecoderSpec
-
-    config = model.config
-    settings = _shared_settings(config) | {"alibi": isinstance(config.positions, AlibiConfig)}
-    heads = config.mixer_of(0).position_heads
-    spec = TransformerDecoderSpec(layers, heads, with_encoder_attention=cross, **settings)
-    _set_embedding(spec, spec.embeddings, model.target, config)
-    _set_stack(spec, model.decoder)
-    spec.projection.weight = _array(model.head.weight_VD)
-    if model.head.bias_V is not None:
-        spec.projection.bias = _array(model.head.bias_V)
-    return spec
-
-
 def _set_embedding(spec: Any, table: Any, embedding: Embedding, config: StackConfig) -> None:
     table.weight = _array(embedding.weight_VD)
     spec.scale_embeddings = embedding.scale
+    if embedding.norm is not None:
+        _set_norm(spec.layernorm_embedding, embedding.norm)
     if hasattr(spec, "position_encodings"):
         rows = config.positions.max_length if isinstance(config.positions, LearnedConfig) else TABLE
         if embedding.position is None:
@@ -187,13 +174,15 @@ def _set_feedforward(spec: Any, block: Block) -> None:
     layer = block.feedforward
     _set_norm(spec.layer_norm, block.feedforward_norm)
     _set_linear(spec.linear_1, layer.outer)
-    if layer.activation != "swiglu":
+    if not layer.gated:
         _set_linear(spec.linear_0, layer.inner)
         return
-    for part, weight, bias in zip(
-        (spec.linear_0, spec.linear_0_noact), layer.inner.weight.chunk(2), layer.inner.bias.chunk(2), strict=True
-    ):
-        part.weight, part.bias = _array(weight), _array(bias)
+    parts = (spec.linear_0, spec.linear_0_noact)
+    for part, weight in zip(parts, layer.inner.weight.chunk(2), strict=True):
+        part.weight = _array(weight)
+    if layer.inner.bias is not None:
+        for part, bias in zip(parts, layer.inner.bias.chunk(2), strict=True):
+            part.bias = _array(bias)
 
 
 def _set_position(spec: Any, mixer: Softmax) -> None:
@@ -219,5 +208,5 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _array(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    array: np.ndarray[Any, np.dtype[np.float32]] = tensor.detach().float().cpu().contiguous().numpy()
-    return array
+    """A copy: quantisation there rounds in place."""
+    return np.array(tensor.detach().float().cpu().numpy(), order="C", copy=True)

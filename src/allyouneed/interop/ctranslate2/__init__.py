@@ -1,0 +1,1 @@
+"""CTranslate2: our softmax Transformers in the fastest decoder for CPUs."""

@@ -1,0 +1,178 @@
+"""Does a written file compute what our model computes? Both engines run, on random ids and on texts of the task.
+
+- Log-probabilities of given targets must agree to `CLOSE`.
+- Greedy search must say the same; where it parts, the two words must be a tie to `CLOSE`.
+
+A quantised file is read back in float32 and compared with our model whose weights are rounded likewise (`rounded`):
+they must agree to `ROUNDED`. How far the rounding itself moves the model is measured apart, and told.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.decode import SearchConfig, score, search
+from allyouneed.errors import FolderError
+from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, rounded
+from allyouneed.models import Model
+from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.tasks import Codec
+from allyouneed.tasks.base import BOS, EOS
+
+CLOSE = 1e-3  # nats; float32 of a few layers differs by 1e-6 to 1e-5
+ROUNDED = 1e-2  # a weight that stands between two steps may be rounded to either
+LONGEST = 40  # tokens that are said for each
+Rows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is given (a source, or the beginning of a text), and a target to look at."""
+
+    given: list[int]
+    target: list[int]
+
+
+class Written:
+    """A folder, opened with CTranslate2, in the ids of our model."""
+
+    def __init__(self, model: Model, codec: Codec, folder: Path, compute: str) -> None:
+        import ctranslate2
+
+        assert isinstance(model, EncoderDecoder | Decoder)
+        assert codec.target is not None
+        self.target = names_of(codec.target, model.sizes.target)
+        self.source = names_of(codec.source, model.sizes.source) if codec.source is not None else self.target
+        self.paired = isinstance(model, EncoderDecoder)
+        opener = ctranslate2.Translator if self.paired else ctranslate2.Generator
+        self._engine: Any = opener(str(folder), compute_type=compute, inter_threads=1, intra_threads=1)
+        self._number = {name: number for number, name in enumerate(self.target)}
+
+    def logprobs(self, prompts: Sequence[Prompt]) -> list[list[float]]:
+        """log P of each token of the targets and of EOS."""
+        if self.paired:
+            sources, targets = self._words([one.given for one in prompts], self.source), self._said(prompts)
+            return [one.log_probs for one in self._engine.score_batch(sources, targets, max_input_length=0)]
+        texts = self._words([[*one.given, *one.target, EOS] for one in prompts], self.target)
+        found = self._engine.score_batch(texts, max_input_length=0)
+        return [row.log_probs[len(one.given) - 1 :] for one, row in zip(prompts, found, strict=True)]
+
+    def greedy(self, given: Rows) -> list[list[int]]:
+        """What greedy search says, without EOS."""
+        usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": NEVER_SAID}
+        if self.paired:
+            words = self._words(given, self.source)
+            limits = {"max_decoding_length": LONGEST, "min_decoding_length": 0, "max_input_length": 0}
+            found = [one.hypotheses[0] for one in self._engine.translate_batch(words, **limits, **usual)]
+        else:
+            limits = {"max_length": LONGEST, "min_length": 0, "include_prompt_in_result": False}
+            words = self._words(given, self.target)
+            found = [one.sequences[0] for one in self._engine.generate_batch(words, **limits, **usual)]
+        return [[self._number[word] for word in one] for one in found]
+
+    def _said(self, prompts: Sequence[Prompt]) -> list[list[str]]:
+        return self._words([one.target for one in prompts], self.target)
+
+    @staticmethod
+    def _words(rows: Rows, names: Sequence[str]) -> list[list[str]]:
+        return [[names[number] for number in row] for row in rows]
+
+
+def check_folder(
+    folder: Path, model: Model, codec: Codec, quantization: Quantization, prompts: Sequence[Prompt]
+) -> list[str]:
+    """Refuses a folder that disagrees; else says how far it agrees."""
+    expected = rounded(model, quantization)
+    written = Written(model, codec, folder, "float32")
+    given = [one.given for one in prompts]
+    ours = logprobs(expected, prompts)
+    furthest = _furthest(ours, written.logprobs(prompts))
+    close = CLOSE if quantization == "float32" else ROUNDED
+    if furthest > close:
+        raise FolderError(f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}; nothing was written")
+    said, theirs = greedy(expected, given), written.greedy(given)
+    for one, two, source in zip(said, theirs, given, strict=True):
+        if one != two and not _tie(expected, source, one, two, close):
+            raise FolderError("ctranslate2: greedy search says something else than ours; nothing was written")
+    notes = [f"checked on {len(prompts)} sequences: log-probabilities within {furthest:.1e}, greedy search the same"]
+    return (
+        notes if quantization == "float32" else [*notes, _moved(model, written, folder, codec, prompts, quantization)]
+    )
+
+
+def _moved(
+    model: Model, written: Written, folder: Path, codec: Codec, prompts: Sequence[Prompt], quantization: Quantization
+) -> str:
+    """What rounding changes, as the folder is used."""
+    used = Written(model, codec, folder, quantization if computes(quantization) else "auto")
+    ours, theirs = logprobs(model, prompts), used.logprobs(prompts)
+    apart = [abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True)]
+    given = [one.given for one in prompts]
+    same = sum(one == two for one, two in zip(greedy(model, given), used.greedy(given), strict=True))
+    average = sum(apart) / len(apart)
+    return (
+        f"{quantization} itself: log-probabilities of tokens move by {average:.2g} on average, {max(apart):.2g} "
+        f"at most; greedy search says the same for {same} of {len(prompts)}"
+    )
+
+
+def computes(quantization: Quantization) -> bool:
+    """Whether CTranslate2 has arithmetic of this type for this CPU; else it turns the weights into another."""
+    import ctranslate2
+
+    return quantization in ctranslate2.get_supported_compute_types("cpu")
+
+
+def logprobs(model: Model, prompts: Sequence[Prompt]) -> list[list[float]]:
+    """log P of each token of the targets and of EOS, by our engine."""
+    if isinstance(model, EncoderDecoder):
+        return [one.token_logprobs for one in score(model, [(one.given, one.target) for one in prompts])]
+    return [_continuation(model, one) for one in prompts]
+
+
+def _continuation(model: Model, prompt: Prompt) -> list[float]:
+    text_1T = torch.tensor([[*prompt.given, *prompt.target, EOS]])
+    with torch.inference_mode():
+        logits_1TV, _ = model.step(text_1T[:, :-1], model.start())
+        logprob_TV = logits_1TV[0].log_softmax(dim=-1)
+        found: list[float] = logprob_TV.gather(1, text_1T[0, 1:, None])[len(prompt.given) - 1 :, 0].tolist()
+    return found
+
+
+def greedy(model: Model, given: Rows) -> list[list[int]]:
+    """What our greedy search says."""
+    config = SearchConfig(beam=1, max_length=LONGEST)
+    if isinstance(model, EncoderDecoder):
+        return [found[0].ids for found in search(model, given, config)]
+    return [_continued(model, row) for row in given]
+
+
+def _continued(model: Model, prompt: Sequence[int]) -> list[int]:
+    """Greedy continuation of a text that ends in its last given token."""
+    said: list[int] = []
+    with torch.inference_mode():
+        logits_BTV, state = model.step(torch.tensor([list(prompt)]), model.start())
+        while len(said) < LONGEST:
+            token = int(logits_BTV[0, -1, BOS + 1 :].argmax()) + BOS + 1
+            if token == EOS:
+                break
+            said.append(token)
+            logits_BTV, state = model.step(torch.tensor([[token]]), state)
+    return said
+
+
+def _tie(model: Model, given: list[int], one: list[int], two: list[int], close: float) -> bool:
+    """Whether two answers part at words that are equally good."""
+    place = next(i for i, (a, b) in enumerate(zip([*one, EOS], [*two, EOS], strict=False)) if a != b)
+    both = [Prompt(given, [*answer, EOS][: place + 1]) for answer in (one, two)]
+    first, second = (row[place] for row in logprobs(model, both))
+    return abs(first - second) <= close
+
+
+def _furthest(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    gaps = [abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True)]
+    return max((gap if gap == gap else float("inf") for gap in gaps), default=0.0)

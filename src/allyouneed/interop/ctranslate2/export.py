@@ -1,0 +1,164 @@
+"""`allyouneed export --to ctranslate2`: a folder that CTranslate2 and `tokenizers` run without us.
+
+The folder holds what CTranslate2 reads, the tokenisers, and a README with a program. Both engines have run and agreed
+(check.py) before the folder gets its name; one that disagrees is never there.
+"""
+
+from pathlib import Path
+
+from allyouneed import __version__
+from allyouneed.errors import ConfigError
+from allyouneed.folder import Bundle
+from allyouneed.interop.ctranslate2.check import Prompt, check_folder, computes, greedy
+from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, require_package, write_model
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.models import Model
+from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.positions import LearnedConfig
+from allyouneed.storage import new_folder
+from allyouneed.tasks import Codec
+from allyouneed.tasks.base import BOS
+from allyouneed.tasks.tokenizer import SPECIALS
+
+CARD = "README.md"
+
+
+def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
+    """Writes the folder; gives what a person should know about it."""
+    require_package()
+    chosen = next((one for one in QUANTIZATIONS if one == (quantization or "float32")), None)
+    if chosen is None:
+        raise ConfigError(f"--quantization {quantization}: not one of {', '.join(QUANTIZATIONS)}")
+    model, codec = bundle.model, bundle.codec
+    with new_folder(out) as folder:
+        write_model(model, codec, folder, chosen)
+        texts = own_texts(bundle)
+        notes = check_folder(folder, model, codec, chosen, prompts_of(model, codec, texts))
+        codec.save(folder)
+        (folder / CARD).write_text(card(bundle, chosen), encoding="utf-8")
+    return [*notes, *_told(chosen, texts)]
+
+
+def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
+    """Random sequences, and texts of the task with what our model says to them."""
+    assert isinstance(model, EncoderDecoder | Decoder)
+    assert codec.target is not None
+    positions = model.config.positions
+    most = (positions.max_length if isinstance(positions, LearnedConfig) else LONGEST) // 2
+    targets = random_rows(codec.target.size, most, seed=1)
+    if codec.source is None:
+        given = [[BOS, *row] for row in random_rows(codec.target.size, most)]
+        real = [codec.encode_prompt(text)[:most] for text in texts]
+    else:
+        begin = [] if isinstance(model, EncoderDecoder) else [BOS]
+        given = [[*framed(codec, row), *begin] for row in random_rows(codec.source.size, most)]
+        real = [[*framed(codec, row[:most]), *begin] for row in codec.source.encode_batch(texts)]
+    pairs = list(zip([*given, *real], [*targets, *greedy(model, real)], strict=True))
+    return [Prompt(one, target) for one, target in pairs]
+
+
+def _told(quantization: Quantization, texts: list[str]) -> list[str]:
+    notes = [] if texts else ["the texts of its task are not here: only random sequences were compared"]
+    if not computes(quantization):
+        notes.append(f"CTranslate2 has no {quantization} arithmetic for this CPU and computes in another type here")
+    return notes
+
+
+def card(bundle: Bundle, quantization: Quantization) -> str:
+    """README.md: what it is, and a program that runs it."""
+    codec, search = bundle.codec, bundle.recipe.get("decode", {})
+    beam = search.get("beam", 1) if isinstance(search, dict) else 1
+    about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
+    if codec.source is None:
+        program = _generate()
+    elif isinstance(bundle.model, EncoderDecoder):
+        program = _translate(codec, int(beam))
+    else:
+        program = _answer(codec)
+    return f"""# A model for CTranslate2
+
+{about}
+
+Written by allyouneed {__version__}, weights in {quantization}; `pip install ctranslate2 tokenizers` is all it needs.
+Run this in the folder:
+
+```python
+{program}```
+
+`suppress_sequences` keeps padding and begin-of-text from being said, `max_input_length=0` keeps CTranslate2 from
+cutting long texts silently. It ranks by log P / length^length_penalty, allyouneed by log P / ((5 + length) / 6)^alpha.
+"""
+
+
+def _framed(tokens: str, codec: Codec) -> str:
+    """An expression for a text between the tokens that its model wants around it."""
+    assert codec.source is not None
+    names = {number: name for name, number in codec.source.vocabulary.items()}
+    before, behind = ([names[number] for number in side] for side in codec.framing)
+    return " + ".join([*([repr(before)] if before else []), tokens, *([repr(behind)] if behind else [])])
+
+
+def _translate(codec: Codec, beam: int) -> str:
+    target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
+    return f"""import sys
+
+import ctranslate2
+from tokenizers import Tokenizer
+
+source = Tokenizer.from_file("tokenizer.json")
+target = {target}
+translator = ctranslate2.Translator(".", device="cpu")
+lines = [line.rstrip("\\n") for line in sys.stdin]
+found = translator.translate_batch(
+    [{_framed("source.encode(line, add_special_tokens=False).tokens", codec)} for line in lines],
+    beam_size={beam}, length_penalty=1, max_input_length=0, min_decoding_length=0, max_batch_size=32,
+    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
+)
+for one in found:
+    ids = [target.token_to_id(token) for token in one.hypotheses[0] if not token.startswith("< ")]
+    print(target.decode(ids, skip_special_tokens=False))
+"""
+
+
+def _generate() -> str:
+    return f"""import sys
+
+import ctranslate2
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+generator = ctranslate2.Generator(".", device="cpu")
+prompt = ["{SPECIALS[BOS]}"] + tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens
+found = generator.generate_batch(
+    [prompt], beam_size=1, max_length=100, include_prompt_in_result=False,
+    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
+)
+ids = [tokenizer.token_to_id(token) for token in prompt[1:] + found[0].sequences[0] if not token.startswith("< ")]
+print(tokenizer.decode(ids, skip_special_tokens=False))
+"""
+
+
+def _answer(codec: Codec) -> str:
+    target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
+    return f"""import json
+import sys
+
+import ctranslate2
+from tokenizers import Tokenizer
+
+source = Tokenizer.from_file("tokenizer.json")
+target = {target}
+names = json.load(open("vocabulary.json", encoding="utf-8"))
+generator = ctranslate2.Generator(".", device="cpu")
+lines = [line.rstrip("\\n") for line in sys.stdin]
+encoded = [source.encode(line, add_special_tokens=False).ids for line in lines]
+found = generator.generate_batch(
+    [{_framed("[names[i] for i in ids]", codec)} + ["{SPECIALS[BOS]}"] for ids in encoded],
+    beam_size=1, max_length=100, include_prompt_in_result=False,
+    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
+)
+for one in found:
+    ids = [target.token_to_id(token) for token in one.sequences[0] if not token.startswith("< ")]
+    print(target.decode(ids, skip_special_tokens=False))
+"""

@@ -1,0 +1,92 @@
+"""The files of CTranslate2: model.bin, config.json and the vocabularies."""
+
+import copy
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.block import FeedForward
+from allyouneed.errors import ConfigError
+from allyouneed.interop.ctranslate2.spec import build_spec
+from allyouneed.mixers.softmax import Softmax
+from allyouneed.models import Model
+from allyouneed.models.base import Head
+from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.models.stack import Embedding
+from allyouneed.tasks import Codec
+from allyouneed.tasks.base import BOS, EOS, PAD, UNK
+from allyouneed.tasks.tokenizer import SPECIALS, Tokenizer
+
+Quantization = Literal["float32", "int16", "int8"]
+QUANTIZATIONS: tuple[Quantization, ...] = ("float32", "int16", "int8")
+NEVER_SAID = [[SPECIALS[PAD]], [SPECIALS[BOS]]]  # what our search never says, in CTranslate2's `suppress_sequences`
+
+
+def require_package() -> None:
+    """CTranslate2 comes with an extra."""
+    if find_spec("ctranslate2") is None:
+        raise ConfigError("this needs ctranslate2: pip install 'allyouneed[ct2]'")
+
+
+def write_model(model: Model, codec: Codec, folder: Path, quantization: Quantization) -> None:
+    """Writes what `ctranslate2.Translator` (or `Generator`, for a decoder) opens into a folder."""
+    require_package()
+    if codec.classes is not None or codec.target is None:
+        raise ConfigError("ctranslate2: a model that answers with classes cannot be expressed there; one with text can")
+    spec = build_spec(model)
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (SPECIALS[i] for i in (UNK, BOS, EOS))
+    if isinstance(model, EncoderDecoder):
+        assert codec.source is not None
+        spec.config.decoder_start_token = SPECIALS[BOS]
+        spec.register_source_vocabulary(names_of(codec.source, model.sizes.source))
+        spec.register_target_vocabulary(names_of(codec.target, model.sizes.target))
+    else:
+        assert isinstance(model, Decoder)
+        spec.register_vocabulary(names_of(codec.target, model.sizes.target))
+    spec.validate()
+    spec.optimize(quantization)
+    spec.save(str(folder))
+
+
+def names_of(tokenizer: Tokenizer, size: int) -> list[str]:
+    """The name of each id. A model may have room for more ids than there are; a blank keeps text from naming them."""
+    names = [f"< {number} >" for number in range(size)]
+    for name, number in tokenizer.vocabulary.items():
+        names[number] = name
+    return names
+
+
+def rounded(model: Model, quantization: Quantization) -> Model:
+    """The model with the weights that a quantised file holds, in float32: what such a file must compute, to the digit.
+
+    int8: each row of a matrix times 127 / its largest; int16: each matrix times 1024 / its largest; then rounded.
+    """
+    copied = copy.deepcopy(model)
+    if quantization != "float32":
+        for weight in {id(weight): weight for weight in _matrices(copied)}.values():  # a tied one once
+            _round(weight, quantization)
+    return copied
+
+
+def _matrices(model: Model) -> Iterator[Tensor]:
+    """The matrices that files hold quantised, each as it stands there."""
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            yield from module.inner.weight.data.chunk(2 if module.gated else 1)
+            yield module.outer.weight.data
+        elif isinstance(module, Softmax):
+            yield from (layer.weight.data for layer in module.children() if isinstance(layer, nn.Linear))
+        elif isinstance(module, Embedding | Head):
+            yield module.weight_VD
+
+
+def _round(weight: Tensor, quantization: Quantization) -> None:
+    largest = weight.abs().amax(dim=1, keepdim=True) if quantization == "int8" else weight.abs().max()
+    scale = (127.0 if quantization == "int8" else 1024.0) / torch.where(largest == 0, 1.0, largest)
+    with torch.no_grad():
+        weight.copy_((weight * scale).round() / scale)

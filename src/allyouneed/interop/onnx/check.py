@@ -1,0 +1,91 @@
+"""Does a written graph compute what our model computes? Both run, on random ids and on texts of the task.
+
+- The whole sequence at once, all rows of a batch together: logits must agree to `CLOSE`.
+- Token by token through the state, as decoding does: the same logits again.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allyouneed.decode.base import pad_right
+from allyouneed.errors import FolderError
+from allyouneed.models import Model
+from allyouneed.models.encoder_decoder import EncoderDecoder
+
+CLOSE = 1e-3  # of logits; float32 of a few layers differs by 1e-6 to 1e-5
+Prompt = tuple[list[int] | None, list[int]]  # a source, if the model has one; and what the decoder is given
+
+
+class Written:
+    """A folder, opened with onnxruntime."""
+
+    def __init__(self, folder: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+
+        def opened(name: str) -> Any:
+            path = folder / name
+            return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"]) if path.exists() else None
+
+        self._encoder, self._decoder = opened("encoder.onnx"), opened("decoder.onnx")
+
+    def start(self, sources: Sequence[list[int]] | None, rows: int) -> dict[str, Any]:
+        """What the first step needs beside its tokens."""
+        state: dict[str, Any] = {}
+        if sources is not None:
+            source_BS, valid_BS = pad_right(sources, torch.device("cpu"))
+            valid = np.ones(source_BS.shape, bool) if valid_BS is None else valid_BS.numpy()
+            names = [one.name for one in self._encoder.get_outputs()]
+            state = dict(
+                zip(names, self._encoder.run(None, {"source": source_BS.numpy(), "valid": valid}), strict=True)
+            )
+            state["valid"] = valid
+        for one in self._decoder.get_inputs():
+            if one.name.startswith("past_"):
+                state[one.name] = np.zeros((rows, one.shape[1], 0, one.shape[3]), np.float32)
+        return state
+
+    def step(self, tokens: Sequence[Sequence[int]], state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Logits (B, T, V), and what the next step needs."""
+        names = [one.name for one in self._decoder.get_outputs()]
+        found = dict(zip(names, self._decoder.run(None, {"tokens": np.asarray(tokens), **state}), strict=True))
+        logits = found.pop("logits")
+        return logits, {**state, **{name.replace("present", "past"): value for name, value in found.items()}}
+
+
+def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt]) -> list[str]:
+    """Refuses a folder that disagrees; else says how far it agrees."""
+    written, furthest = Written(folder), 0.0
+    for length in {len(tokens) for _, tokens in prompts}:
+        some = [one for one in prompts if len(one[1]) == length]  # rows of one batch are equally long
+        tokens = [tokens for _, tokens in some]
+        sources = [source for source, _ in some if source is not None]
+        expected = _logits(model, sources, tokens)
+        state = written.start(sources or None, len(some))
+        whole, _ = written.step(tokens, state)
+        single = []
+        for place in range(length):
+            logits, state = written.step([[row[place]] for row in tokens], state)
+            single.append(logits)
+        for found in (whole, np.concatenate(single, axis=1)):
+            gap = float(np.abs(found - expected).max())
+            furthest = max(furthest, gap if gap == gap else float("inf"))
+    if furthest > CLOSE:
+        raise FolderError(f"onnx: logits differ from ours by {furthest:.2g}; nothing was written")
+    return [f"checked on {len(prompts)} sequences, at once and step by step: logits within {furthest:.1e}"]
+
+
+def _logits(model: Model, sources: list[list[int]], tokens: list[list[int]]) -> Any:
+    with torch.inference_mode():
+        if isinstance(model, EncoderDecoder):
+            state: Any = model.condition(*pad_right(sources, torch.device("cpu")))
+        else:
+            state = model.start()
+        logits_BTV, _ = model.step(torch.tensor(tokens), state)
+    return logits_BTV.numpy()

@@ -1,0 +1,129 @@
+"""`allyouneed export --to onnx`: graphs that any ONNX runtime and `tokenizers` run without us.
+
+Both engines have run and agreed (check.py) before the folder gets its name; one that disagrees is never there.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from allyouneed import __version__
+from allyouneed.decode import SearchConfig, search
+from allyouneed.errors import ConfigError
+from allyouneed.folder import Bundle
+from allyouneed.interop.onnx.check import Prompt, check_folder
+from allyouneed.interop.onnx.transformer import graphs_of
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.positions import LearnedConfig
+from allyouneed.storage import new_folder
+from allyouneed.tasks.base import BOS, EOS
+
+CARD = "README.md"
+
+
+def export_folder(bundle: Bundle, out: Path) -> list[str]:
+    """Writes the folder; gives what a person should know about it."""
+    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
+        raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install 'allyouneed[onnx]'")
+    if bundle.codec.classes is not None or bundle.codec.target is None:
+        raise ConfigError("onnx: a model that answers with classes cannot be exported; one that answers with text can")
+    graphs = graphs_of(bundle.model)
+    with new_folder(out) as folder:
+        for name, graph in graphs.items():
+            (folder / name).write_bytes(graph.model().SerializeToString())
+        texts = own_texts(bundle)
+        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts))
+        bundle.codec.save(folder)
+        (folder / CARD).write_text(card(bundle), encoding="utf-8")
+    return notes if texts else [*notes, "the texts of its task are not here: only random sequences were compared"]
+
+
+def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
+    """Random sequences, and texts of the task with what our model says to them."""
+    model, codec = bundle.model, bundle.codec
+    assert isinstance(model, EncoderDecoder | Decoder)
+    assert codec.target is not None
+    positions = model.config.positions
+    most = (positions.max_length if isinstance(positions, LearnedConfig) else LONGEST) // 2
+    targets = random_rows(codec.target.size, most - 1, seed=1)
+    if isinstance(model, Decoder):
+        size = min(codec.target.size, codec.source.size) if codec.source is not None else codec.target.size
+        real = (
+            codec.encode_sources(texts) if codec.source is not None else [codec.encode_prompt(text) for text in texts]
+        )
+        rows = [[BOS, *row] for row in random_rows(size, most - 1)]
+        return [(None, row[:most]) for row in [*rows, *real]]
+    assert codec.source is not None
+    sources = [framed(codec, row) for row in random_rows(codec.source.size, most - 1)]
+    real = [framed(codec, row[: most - 1]) for row in codec.source.encode_batch(texts)]
+    said = [found[0].ids for found in search(model, real, SearchConfig(beam=1, max_length=most - 1))]
+    return [(source, [BOS, *row]) for source, row in zip([*sources, *real], [*targets, *said], strict=True)]
+
+
+def card(bundle: Bundle) -> str:
+    """README.md: what it is, and a program that runs it."""
+    about = str(bundle.recipe.get("about", ""))
+    return f"""# A model for ONNX runtimes
+
+{about}
+
+Written by allyouneed {__version__}; `pip install onnxruntime tokenizers numpy` is all it needs. Its state is in the
+open: what `decoder.onnx` gives as `present_*` it wants as `past_*` in the next step. Run this (greedy search) in the
+folder:
+
+```python
+{_program(bundle)}```
+"""
+
+
+def _program(bundle: Bundle) -> str:
+    codec, paired = bundle.codec, isinstance(bundle.model, EncoderDecoder)
+    one_file = codec.source is codec.target or codec.source is None
+    target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
+    before, behind = (list(side) for side in codec.framing)
+    ids = "source.encode(text, add_special_tokens=False).ids"
+    text = " + ".join([*([str(before)] if before else []), ids, *([str(behind)] if behind else [])])
+    if paired:
+        start = f"""    given = np.array([{text}])
+    valid = np.ones(given.shape, bool)
+    made = encoder.run(None, {{"source": given, "valid": valid}})
+    state = {{"valid": valid, **dict(zip([one.name for one in encoder.get_outputs()], made))}}
+    tokens = [{BOS}]
+"""
+    else:
+        prompt = f"[{BOS}] + {ids}" if codec.source is None else f"{text} + [{BOS}]"
+        start = f"    state, tokens = {{}}, {prompt}\n"
+    encoder = 'encoder = onnxruntime.InferenceSession("encoder.onnx")\n' if paired else ""
+    return f"""import sys
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+source = Tokenizer.from_file("tokenizer.json")
+target = {target}
+{encoder}decoder = onnxruntime.InferenceSession("decoder.onnx")
+
+
+def answer(text, longest=100):
+{start}    for one in decoder.get_inputs():
+        if one.name.startswith("past_"):
+            state[one.name] = np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32)
+    said = []
+    while len(said) < longest:
+        logits, *present = decoder.run(None, {{"tokens": np.array([tokens]), **state}})
+        names = [one.name.replace("present", "past") for one in decoder.get_outputs()[1:]]
+        state |= dict(zip(names, present))
+        token = int(logits[0, -1, {EOS}:].argmax()) + {EOS}  # padding and begin-of-text are never said
+        if token == {EOS}:
+            break
+        said.append(token)
+        tokens = [token]
+    words = [token for token in said if not target.id_to_token(token).startswith("< ")]
+    return target.decode(words, skip_special_tokens=False)
+
+
+for line in sys.stdin:
+    print(answer(line.rstrip("\\n")))
+"""

@@ -1,0 +1,102 @@
+"""Tiny random Transformers as bundles, and a Python in which only named packages exist."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.folder import Bundle
+from allyouneed.models import Model
+from allyouneed.models.decoder import DecoderConfig
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec
+from allyouneed.tasks.base import BOS, EOS, PAD
+from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
+POSITIONS: list[Any] = [
+    "none",
+    "sinusoidal",
+    {"type": "sinusoidal", "halves": True},
+    {"type": "learned", "max_length": 80},
+    {"type": "shaw", "clip": 4},
+    {"type": "t5", "buckets": 8, "max_distance": 12},
+    {"type": "rotary", "base": 500.0},
+]
+SETTINGS: list[dict[str, Any]] = [
+    {"norm": "pre"},
+    {"norm": "pre", "normalisation": "rms", "epsilon": 1e-3, "feedforward": "swiglu"},
+    {"feedforward": "geglu", "feedforward_bias": False},
+    {"feedforward": "gelu-tanh", "embedding_norm": True},
+    {"feedforward": "silu", "embedding_scale": False, "output_bias": True},
+    {"tied": False, "mixer": {"bias": False}},
+    {"mixer": {"key_heads": 2}, "positions": "rotary"},
+    {"mixer": {"key_width": 6, "value_width": 6}},
+]
+
+
+def bundle_of(kind: str, settings: dict[str, Any], sharp: float = 1.0, paired: bool = True) -> Bundle:
+    """A random model of kind "encoder-decoder" or "decoder" that reads and says letters."""
+    mixer = {"type": "softmax", "heads": 4, **settings.get("mixer", {})}
+    tree = {"width": 16, "hidden": 24, **settings, "mixer": mixer}
+    letters = of_symbols(LETTERS, "characters")
+    sizes = Sizes(letters.size, letters.size + 3, shared=False)  # room for more than there is
+    model: Model
+    if kind == "decoder":
+        model = parse(DecoderConfig, {"layers": 2, **tree}).build(sizes)
+    else:
+        model = parse(EncoderDecoderConfig, {"encoder_layers": 1, "decoder_layers": 2, **tree}).build(sizes)
+    stir(model, sharp)
+    codec = Codec(letters, letters) if kind == "encoder-decoder" or paired else Codec(target=letters)
+    return Bundle(Path("model"), model.eval(), codec, {"about": "random letters"}, "", "")
+
+
+def stir(model: Model, sharp: float) -> None:
+    """Nothing stays at zero or one, where mistakes hide; what is said may be sure of itself."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.head.weight_VD.mul_(sharp)
+        model.head.weight_VD[EOS] *= 1.5
+        if model.head.bias_V is not None:
+            model.head.bias_V[[PAD, BOS]] = -12.0  # as in trained models: they never are a target
+
+
+def pieces() -> Tokenizer:
+    """A tokeniser of bytes, as most models have."""
+    return train(["a man in a blue shirt is standing on a ladder"] * 3, TokenizerConfig(kind="bpe", size=270))
+
+
+def program(folder: Path) -> str:
+    """What the README of an exported folder tells people to run."""
+    found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def run_alone(folder: Path, given: str, packages: Sequence[str], room: Path) -> str:
+    """The program of a README in a Python without site-packages: of what is installed it sees the named alone."""
+    for name in packages:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        place = Path(next(iter(spec.submodule_search_locations)))
+        for path in (place, *place.parent.glob(f"{place.name}.libs")):  # what wheels bring of shared libraries
+            (room / path.name).symlink_to(path)
+    strangers = "[name for name in ('allyouneed', 'torch', 'transformers') if find_spec(name)]"
+    before = (
+        f"import sys\nsys.path.append({str(room)!r})\nfrom importlib.util import find_spec\nassert not {strangers}\n"
+    )
+    script = room / "program.py"
+    script.write_text(before + program(folder), encoding="utf-8")
+    command = [sys.executable, "-I", "-S", str(script)]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,113 @@
+"""`export`, and `translate`, `evaluate` and `serve` with another engine or in int8, as people call them."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from engine_models import LETTERS, stir
+
+from allyouneed import kernels
+from allyouneed.cli import run
+from allyouneed.config import parse
+from allyouneed.folder import save_folder
+from allyouneed.serve import ServeConfig, open_models
+from allyouneed.serve.backend import Backend
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec
+from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.train import Recipe
+
+pytestmark = [
+    pytest.mark.no_shapes,
+    pytest.mark.skipif(find_spec("ctranslate2") is None, reason="ctranslate2 is not installed: allyouneed[ct2]"),
+]
+SMALL = {"width": 16, "hidden": 24, "mixer": {"type": "softmax", "heads": 2}, "output_bias": True}
+TEXTS = "seven\n\nforty-one\nnine hundred\n"
+
+
+def saved(folder: Path, model: dict[str, object]) -> str:
+    recipe = parse(Recipe, {"task": {"type": "numbers"}, "model": model, "decode": {"beam": 3, "length_penalty": 1.2}})
+    letters = of_symbols(LETTERS, "characters")
+    built = recipe.model.build(Sizes(letters.size, letters.size))
+    stir(built, 4.0)
+    return str(save_folder(folder, built, Codec(letters, letters), recipe, ""))
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    model = {"type": "encoder-decoder", **SMALL, "encoder_layers": 1, "decoder_layers": 1}
+    return saved(tmp_path_factory.mktemp("models") / "translator", model)
+
+
+def said(*arguments: str) -> str:
+    """What `allyouneed translate` prints."""
+    code = f"import sys; from allyouneed.cli import run; sys.exit(run({['translate', *arguments]!r}))"
+    done = subprocess.run([sys.executable, "-c", code], input=TEXTS, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [["--beam", "1"], ["--n-best", "3", "--scores"]], ids=str)
+def test_both_engines_print_the_same(translator: str, options: list[str]) -> None:
+    assert said(translator, *options, "--engine", "ctranslate2") == said(translator, *options)
+
+
+def test_export_says_what_it_has_checked(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(["export", translator, "--to", "ctranslate2", "--quantization", "int8", "--out", str(tmp_path / "o")]) == 0
+    )
+    captured = capsys.readouterr()
+    assert captured.out == f"{tmp_path / 'o'}\n"
+    assert "log-probabilities within" in captured.err
+    assert {path.name for path in (tmp_path / "o").iterdir()} >= {"model.bin", "tokenizer.json", "README.md"}
+
+
+REFUSED = [
+    (["export", "{}", "--to", "onnx", "--quantization", "int8", "--out", "o"], "--quantization int8"),
+    (["export", "{}", "--to", "tflite", "--out", "o"], "--to tflite"),
+    (["translate", "{}", "--engine", "ctranslate2", "--device", "cuda"], "--engine ctranslate2 runs on the cpu"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), REFUSED, ids=str)
+def test_refusals(
+    translator: str, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    filled = [translator if one == "{}" else str(tmp_path / one) if one == "o" else one for one in arguments]
+    assert run(filled) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = saved(tmp_path / "lstm", {"type": "seq2seq", "cell": "lstm", "width": 8})
+    assert run(["translate", folder, "--engine", "ctranslate2"]) == 2
+    assert "--engine ctranslate2 runs encoder-decoder models" in capsys.readouterr().err
+
+
+def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with torch.no_grad():
+        if not kernels.usable(torch.empty(0)):
+            pytest.skip("no C compiler: int8 is refused")
+    (tmp_path / "pairs.tsv").write_text("seven\tsieben\ntwo\tzwei\n", encoding="utf-8")
+    assert run(["evaluate", translator, "--data", str(tmp_path / "pairs.tsv"), "--int8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.endswith("|int8") for line in lines)
+
+
+def test_a_server_searches_with_ctranslate2(translator: str) -> None:
+    texts = TEXTS.split()
+    found = []
+    for ctranslate2 in (False, True):
+        models = open_models([f"m={translator}"], {"m": ("en", "de")}, ctranslate2=ctranslate2)
+        backend, served = Backend(ServeConfig(), models), models["m"]
+        work = backend.search(served, served.search.model_copy(update={"n_best": 3}))
+        found.append([[answer.text for answer in answers] for answers in work.run(texts)])
+    assert found[0] == found[1]

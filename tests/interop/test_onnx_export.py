@@ -1,0 +1,87 @@
+"""Exported to ONNX and run by onnxruntime: the same numbers, or a refusal; nothing half-right is left behind."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_models import POSITIONS, SETTINGS, bundle_of, run_alone
+
+pytest.importorskip("onnx", reason="onnx is not installed: pip install 'allyouneed[onnx]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'allyouneed[onnx]'")
+
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.folder import Bundle
+from allyouneed.interop.onnx import transformer
+from allyouneed.interop.onnx.check import Written
+from allyouneed.interop.onnx.export import export_folder
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.sizes import Sizes
+from allyouneed.tasks import Codec
+from allyouneed.tasks.base import BOS
+
+pytestmark = pytest.mark.no_shapes
+MORE: list[dict[str, Any]] = [
+    {"positions": "alibi"},
+    {"norm": "none"},
+    {"mixer": {"heads": 3, "key_width": 5, "value_width": 2}},
+    {"mixer": {"key_heads": 1}, "positions": {"type": "shaw", "clip": 2}},
+]
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, *MORE], ids=str)
+def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
+    assert "at once and step by step" in notes[0]
+    assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
+
+
+def test_far_distances_do_not_wrap_around(tmp_path: Path) -> None:
+    bundle = bundle_of("decoder", {"positions": {"type": "t5", "buckets": 8, "max_distance": 12}, "layers": 1})
+    export_folder(bundle, tmp_path / "out")
+    tokens = [[BOS, *np.random.default_rng(0).integers(4, 30, 3000)]]
+    written = Written(tmp_path / "out")
+    found, _ = written.step(tokens, written.start(None, 1))
+    with torch.inference_mode():
+        expected, _ = bundle.model.step(torch.tensor(tokens), bundle.model.start())
+    assert np.abs(found - expected.numpy()).max() < 1e-3
+
+
+def test_a_folder_that_disagrees_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, linear = bundle_of("encoder-decoder", {}), transformer._Run.linear
+
+    def wrong(self: Any, layer: Any, x: str) -> str:
+        return self.g("Mul", linear(self, layer, x), self.g.constant(1.01))
+
+    monkeypatch.setattr(transformer._Run, "linear", wrong)
+    with pytest.raises(FolderError, match=r"logits differ from ours by .*; nothing was written"):
+        export_folder(bundle, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
+    bundle = bundle_of("encoder-decoder", {})
+    tree = {"width": 16, "hidden": 8, "mixer": {"type": "linear", "heads": 4}, "positions": "sinusoidal"}
+    linear = EncoderDecoderConfig.model_validate(tree).build(Sizes(40, 40))
+    for model, codec, named in [
+        (linear, bundle.codec, "model.mixer linear"),
+        (bundle.model, Codec(source=bundle.codec.source, classes=("a", "b")), "classes"),
+    ]:
+        with pytest.raises(ConfigError, match=named):
+            export_folder(Bundle(Path("m"), model, codec, {}, "", ""), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, tmp_path: Path) -> None:
+    bundle, out, room = bundle_of(kind, {"norm": "pre"}, sharp=3.0), tmp_path / "out", tmp_path / "room"
+    room.mkdir()
+    lines = ["a man", "zwölf", "blue - green"]
+    export_folder(bundle, out)
+    packages = ("onnxruntime", "tokenizers", "numpy", "google", "flatbuffers", "packaging")
+    said = run_alone(out, "\n".join(lines) + "\n", packages, room)
+    expected = translate(bundle.model, bundle.codec, lines, SearchConfig(beam=1, max_length=100))
+    assert said.split("\n")[:-1] == [answers[0].text for answers in expected]
