@@ -1,6 +1,6 @@
 """Kills a training run with SIGKILL at random instants, starts the same command again each time, and compares the end.
 
-    python tests/faults/kill.py --kills 20
+    python tests/faults/kill.py --kind language|translation|xl --kills 50
 
 A third of the instants lie near the start, a third while a checkpoint is being written, a third anywhere. At the end
 the model, every tensor of the last checkpoint and the logged losses must be those of an undisturbed run, bit for bit.
@@ -20,16 +20,33 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("start", "save", "any")
 
-RECIPE = """
-seed = 7
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
+LANGUAGE = """
 [task]
-type = "reverse"
-symbols = 7
-lengths = [1, 6]
-batch = 8
-valid = 20
-test = 20
+type = "language"
+train = "FOLDER/text"
+split = [0.8, 0.2]
+tokenizer = { kind = "characters" }
+context = 32
+batch = 4
+
+[model]
+type = "decoder"
+width = 16
+hidden = 24
+layers = 2
+dropout = 0.1
+mixer = { type = "softmax", heads = 2 }
+"""
+TRANSLATION = """
+[task]
+type = "translation"
+train = ["FOLDER/source", "FOLDER/target"]
+valid = ["FOLDER/source.valid", "FOLDER/target.valid"]
+tokenizer = { kind = "bpe", size = 300, dropout = 0.1 }
+max_length = 64
+batch_tokens = 128
 
 [model]
 type = "encoder-decoder"
@@ -39,17 +56,36 @@ encoder_layers = 1
 decoder_layers = 1
 mixer = { type = "softmax", heads = 2 }
 dropout = 0.1
-
+"""
+XL = LANGUAGE.replace("context = 32", "context = 48\nsegment = 16").replace(
+    '"softmax", heads = 2', '"xl", heads = 2, memory = 16, stretch = true'
+)
+KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "xl": XL}
+TRAINING = """
 [train]
-budget = { steps = 300 }
+budget = { steps = 200 }
 accumulate = 2
-evaluate_every = 0.05
+evaluate_every = 0.1
+save_minutes = 0.005
 log_every = 7
 average = { type = "ema", decay = 0.9 }
 
 [decode]
 beam = 2
 """
+
+
+def write_recipe(folder: Path, kind: str) -> Path:
+    """The recipe of a small run and the texts that it reads."""
+    dice = random.Random(1)
+    rows = [[dice.choice(WORDS) for _ in range(dice.randint(1, 7))] for _ in range(240)]
+    for name, part in (("", rows[:220]), (".valid", rows[220:])):
+        (folder / f"source{name}").write_text("".join(" ".join(row) + "\n" for row in part))
+        (folder / f"target{name}").write_text("".join(" ".join(reversed(row)) + "\n" for row in part))
+    (folder / "text").write_text("".join(" ".join(row) + "\n" for row in rows[:100]))
+    recipe = folder / "recipe.toml"
+    recipe.write_text("seed = 7\n" + KINDS[kind].replace("FOLDER", str(folder)) + TRAINING)
+    return recipe
 
 
 @dataclass
@@ -68,7 +104,10 @@ def start(recipe: Path, run: Path) -> "subprocess.Popen[bytes]":
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "allyouneed", "train", str(recipe), "--out", str(run)]
     return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -132,11 +171,10 @@ def compare(run: Path, expected: dict[str, object]) -> list[str]:
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
 
 
-def torment(folder: Path, kills: int, seed: int, span: float = 3.0) -> tuple[list[Kill], list[str]]:
+def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -> tuple[list[Kill], list[str]]:
     """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
     dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
-    recipe = folder / "recipe.toml"
-    recipe.write_text(RECIPE)
+    recipe = write_recipe(folder, kind)
     wait(start(recipe, folder / "calm"))
     expected = outcome(folder / "calm")
     while len(done) < kills:
@@ -158,17 +196,21 @@ def torment(folder: Path, kills: int, seed: int, span: float = 3.0) -> tuple[lis
 def main() -> None:
     """Prints one line for each kill, then the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=sorted(KINDS), default="translation")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        done, differences = torment(Path(folder), options.kills, options.seed)
+        done, differences = torment(Path(folder), options.kind, options.kills, options.seed)
     print(f"{'kill':>4}  {'aimed at':8}  {'seconds':>7}  {'newest checkpoint':17}  unfinished")
     for number, kill in enumerate(done, start=1):
         print(f"{number:4}  {kill.way:8}  {kill.seconds:7.2f}  {kill.checkpoint:17}  {kill.temporaries}")
-    print(f"{len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in the middle of a write")
+    print(
+        f"{options.kind}: {len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in the middle of a write"
+    )
     for difference in differences:
         print(f"DIFFERS: {difference}")
+    print("all went on unaided" + ("" if differences else "; all ended in the bits of the undisturbed run"))
     sys.exit(f"{len(differences)} differences" if differences else None)
 
 
