@@ -42,6 +42,7 @@ LARGEST_HEADER = 1 << 24  # the names and shapes of some hundred thousand tensor
 DEEPEST = 8  # folders inside a folder
 PIECE = 1 << 20
 EXCHANGE = 2  # linux/fs.h: RENAME_EXCHANGE
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _WHY = {
     errno.ENOSPC: "disk full",
@@ -401,12 +402,15 @@ def _parse_manifest(data: bytes, where: Path) -> dict[str, Entry]:
         raise FolderError(f"{where}: more than {LARGEST_MANIFEST:,} bytes")
     try:
         tree = json.loads(data.decode("ascii"))
-        files = {str(name): Entry(str(item["sha256"]), int(item["size"])) for name, item in tree["files"].items()}
+        files = {name: Entry(item["sha256"], item["size"]) for name, item in tree["files"].items()}
         found = tree["format"]
+        sound = all(_SHA256.fullmatch(entry.sha256) and _is_size(entry.size) for entry in files.values())
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         raise FolderError(f"{where}: is not a manifest, or was changed since it was written") from None
     if found != FORMAT:
         raise FolderError(f"{where}: format {found!r}; this version of allyouneed reads format {FORMAT}")
+    if not sound:
+        raise FolderError(f"{where}: every file should have its sha256 and its size in bytes")
     for name in files:
         if name.startswith("/") or "\\" in name or not set(name.split("/")).isdisjoint({"", ".", ".."}):
             raise FolderError(f"{where}: {name!r} is a path outside the folder")
@@ -414,6 +418,10 @@ def _parse_manifest(data: bytes, where: Path) -> dict[str, Entry]:
     if _manifest_bytes(files) != data:
         raise FolderError(f"{where}: changed since it was written")
     return files
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------

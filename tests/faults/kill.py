@@ -205,9 +205,7 @@ def main() -> None:
     print(f"{'kill':>4}  {'aimed at':8}  {'seconds':>7}  {'newest checkpoint':17}  unfinished")
     for number, kill in enumerate(done, start=1):
         print(f"{number:4}  {kill.way:8}  {kill.seconds:7.2f}  {kill.checkpoint:17}  {kill.temporaries}")
-    print(
-        f"{options.kind}: {len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in the middle of a write"
-    )
+    print(f"{options.kind}: {len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in mid-write")
     for difference in differences:
         print(f"DIFFERS: {difference}")
     print("all went on unaided" + ("" if differences else "; all ended in the bits of the undisturbed run"))

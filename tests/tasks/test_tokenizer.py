@@ -179,3 +179,26 @@ def test_threads_are_used_only_inside_a_call(monkeypatch: pytest.MonkeyPatch) ->
         thread.join()
     assert seen == ["true"] * 3
     assert os.environ["TOKENIZERS_PARALLELISM"] == "before"
+
+
+HOSTILE = {
+    "an expression that takes exponential time": (["pre_tokenizer"], {"type": "Split", "pattern": {"Regex": "(a+)+$"}}),
+    "a text before each text": (["normalizer", "prepend"], "x" * 1000),
+    "a prefix longer than its pieces": (["model", "continuing_subword_prefix"], "xxxx"),
+    "dropout": (["model", "dropout"], 0.5),
+    "a merge of nothing": (["model", "merges"], [["", "a"]]),
+    "too many pieces": (["model", "vocab"], {str(number): number for number in range((1 << 20) + 1)}),
+    "a post-processor": (["post_processor"], {"type": "ByteLevel"}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_chooses_from_known_forms(name: str) -> None:
+    tree = json.loads(tokenizer("bpe").to_json())
+    (*path, last), value = HOSTILE[name]
+    parent = tree
+    for key in path:
+        parent = parent[key]
+    parent[last] = value
+    with pytest.raises(FolderError, match="not a tokeniser of allyouneed"):
+        Tokenizer.from_json(json.dumps(tree), "x")

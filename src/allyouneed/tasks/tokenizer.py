@@ -29,9 +29,11 @@ from tokenizers import Tokenizer as Library
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.tasks.base import UNK
+from allyouneed.tasks.tokenizer_file import check_tokenizer_file
 
 SPECIALS = ("< pad >", "< bos >", "< eos >", "< unk >")
 LARGEST_FILE = 64 << 20
+MOST_REASON = 200  # characters of what the library says is wrong
 # The trainers' time grows faster than the length of a word; what lies beyond this is rubbish or repetition.
 LONGEST_TRAINED = 10_000
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
@@ -126,11 +128,15 @@ class Tokenizer:
         if len(text) > LARGEST_FILE:
             raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; no tokeniser is that large")
         try:
-            library = Library.from_str(text)
+            tree = json.loads(text)
+            check_tokenizer_file(tree)
+            library = Library.from_str(json.dumps(tree))  # what was checked, whatever else the text may mean
             tokenizer = Tokenizer(library)
-        except (Exception, RecursionError) as error:  # the library raises bare Exception
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics are not even that
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FolderError(f"{where}: not a tokeniser: {reason}") from None
+            raise FolderError(f"{where}: not a tokeniser of allyouneed: {reason[:MOST_REASON]}") from None
         ids = sorted(tokenizer.vocabulary.values())
         specials = [tokenizer.vocabulary.get(name) for name in SPECIALS]
         matched = any(token.special for token in library.get_added_tokens_decoder().values())
