@@ -144,6 +144,8 @@ def _model_folder(path: Path) -> Path:
     """The folder itself, or `model` inside a run folder."""
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
+    if (path / "model").is_symlink():
+        raise FolderError(f"{path / 'model'}: is a link; a run folder must hold its model itself")
     if (path / "model").is_dir():
         return path / "model"
     if (path / "checkpoints").is_dir():

@@ -20,7 +20,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +134,15 @@ def discard(folder: Path) -> None:
     with writing(folder):
         os.rename(folder, temporary)
         shutil.rmtree(temporary)
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """What is written into a folder must not end up elsewhere: none of these names in it may be a link."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise StorageError(
+                f"{folder / name}: is a link; a run keeps its files itself: remove it, or copy what is there"
+            )
 
 
 @contextmanager

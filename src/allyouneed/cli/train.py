@@ -33,6 +33,10 @@ def command(
         Literal["auto", "never", "must"], typer.Option(help="Whether to go on with a run that is in the folder.")
     ] = "auto",
     device: Device = "cpu",
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="The same bits on the same machine and number of threads, or a refusal."),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
 ) -> None:
     """Train a model. Killed or stopped, the same command line goes on where it was."""
@@ -44,7 +48,7 @@ def command(
     base = base_tree(recipe or start, task, model, budget, seed)
     if start is not None:
         base = _of_folder(start, recipe, task, model, base)
-    whole = load_recipe(recipe, base, sets)
+    whole = load_recipe(recipe, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
     folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
     _check_resume(folder, resume)
     check_device(device)

@@ -71,7 +71,7 @@ def _check_model(model: dict[str, Any]) -> None:
     if {name: value for name, value in model.items() if name not in parts | {"type"}} != settings:
         raise ValueError(f"the settings of model {kind} should be {settings}")
     vocabulary: Any = model.get("vocab")
-    if not isinstance(vocabulary, list if kind == "Unigram" else dict):
+    if type(vocabulary) is not (list if kind == "Unigram" else dict):
         raise ValueError("model.vocab is missing or has the wrong form")
     if len(vocabulary) > MOST_PIECES:
         raise ValueError(f"{len(vocabulary):,} pieces; at most {MOST_PIECES:,} are read")

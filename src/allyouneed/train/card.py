@@ -13,7 +13,9 @@ def _from(start: StartConfig | None) -> str:
     return "from scratch" if start is None else f"from {described(start)}"
 
 
-def model_card(recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str]) -> str:
+def model_card(
+    recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str], how: list[str]
+) -> str:
     """README.md of a model folder."""
     lines = [
         f"# {recipe.task.type}: {recipe.model.type}",
@@ -34,5 +36,6 @@ def model_card(recipe: Recipe, model: Model, spent: Spent, step: int, scores: li
     ]
     if notes:
         lines += ["## Data", "", *(f"- {note}" for note in notes), ""]
+    lines += ["## Determinism", "", *how, ""]
     lines += ["## Recipe", "", "```toml", to_toml(recipe).rstrip(), "```", ""]
     return "\n".join(lines)

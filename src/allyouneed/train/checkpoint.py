@@ -104,7 +104,7 @@ class Checkpoints:
         """All checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
-        numbered = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        numbered = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir() if not path.is_symlink()]
         return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
 
     def _remove_old(self, step: int) -> None:

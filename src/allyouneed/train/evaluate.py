@@ -26,7 +26,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **tensors)
 
 
-def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:
+def held_out_loss(
+    model: Model, data: TaskData, split: Split, progress: Callable[[int], None] | None = None
+) -> list[Score]:
     """Nats per prediction, and what follows from them."""
     total, count = 0.0, 0
     with evaluating(model):
@@ -34,6 +36,8 @@ def held_out_loss(model: Model, data: TaskData, split: Split) -> list[Score]:
             loss = batch_loss(model, to_device(batch, device_of(model)))
             total += float(loss.total)
             count += loss.count
+            if progress is not None:
+                progress(0)  # whoever watches counts texts, and these are no new ones
     units = data.units(split)
     how = f"{units.how}|" if units is not None and units.how else ""
     signature = f"split:{split}|n:{count}|{how}allyouneed:{__version__}"
@@ -65,7 +69,7 @@ def evaluate(
             Score(score.name, score.value, f"{score.signature}|split:{split}{how}", score.higher_is_better)
             for score in decoded
         ]
-    return scores + held_out_loss(model, data, split)
+    return scores + held_out_loss(model, data, split, progress)
 
 
 def names_of_scores(data: TaskData, kind: str) -> dict[str, bool]:

@@ -24,8 +24,8 @@ class Log:
         self.path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._open()  # first: it refuses a link, which dropping a line would follow
             self._drop_torn_line()
-            self._file = self._open()
 
     def append(self, record: Record) -> None:
         """Adds one line."""
@@ -58,7 +58,7 @@ class Log:
         self.close()
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     def _drop_torn_line(self) -> None:
         if not self.path.exists():

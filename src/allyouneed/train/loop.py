@@ -25,7 +25,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from allyouneed import __version__
 from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
@@ -34,20 +33,22 @@ from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
-from allyouneed.storage import lock, verify, write_atomic
+from allyouneed.storage import lock, refuse_links, verify, write_atomic
 from allyouneed.tasks.loss import losses
 from allyouneed.train.average import Average
 from allyouneed.train.board import Board
 from allyouneed.train.budget import Spent
 from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.determinism import conditions, determinism_lines, deterministic, require_same_conditions
 from allyouneed.train.evaluate import evaluate, find_score, to_device
-from allyouneed.train.log import Log
+from allyouneed.train.log import Log, read_log
 from allyouneed.train.recipe import Recipe, require_same_recipe
 from allyouneed.train.start import described
 from allyouneed.train.workers import Workers, shares, usable_cores
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
+OWN = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")  # in a run folder
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
 
 
@@ -55,6 +56,10 @@ class Interrupted(UserError):
     """The run was asked to stop, and saved itself."""
 
     status = 130
+
+
+class _Abandoned(Exception):
+    """An evaluation was given up because the run was asked to stop: it is made again when the run goes on."""
 
 
 class Watcher(Protocol):
@@ -81,7 +86,8 @@ def train(
     watcher = watcher or Silent()
     folder.mkdir(parents=True, exist_ok=True)
     _require_buildable(recipe)
-    with lock(folder):
+    refuse_links(folder, OWN)
+    with lock(folder), deterministic(recipe.train.deterministic):
         require_same_recipe(folder, recipe)
         if _is_finished(folder, watcher):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
@@ -92,6 +98,7 @@ def train(
         try:
             with _stop_signals(run.stop):
                 run.look_at_start()
+                run.look_up_if_due()  # an evaluation that was given up to stop in time is made now
                 while run.has_budget():
                     run.step()
                     run.look_up_if_due()
@@ -153,29 +160,32 @@ class Run:
         if self.device.type == "cpu":
             keep_freed_memory()
             count, threads = shares(self.cores, self.config.workers, self.config.accumulate)
-        workers = Workers(self.model, count, threads)
+        now = conditions(self.device, count, threads, torch.get_num_threads())
+        if self.config.deterministic:
+            require_same_conditions(read_log(self.log.path), now)
         self.log.append(
             {
                 "kind": "start",
                 "step": self.spent.steps,
-                "allyouneed": __version__,
-                "torch": torch.__version__,
                 "parameters": self.model.parameter_count(),
                 "began": None if self.recipe.start is None else self.recipe.start.model_dump(),
-                "workers": count,
-                "threads": threads,
+                "deterministic": self.config.deterministic,
+                **now,
             }
         )
-        return workers
+        return Workers(self.model, count, threads)
 
     def has_budget(self) -> bool:
         """Whether there is something left to spend, and nobody asked to stop."""
         if self._asked_to_stop:
-            self.save()
-            raise Interrupted(f"stopped and saved at step {self.spent.steps:,}; the same command goes on from there")
+            self._stop_here()
         if self.config.patience and self.since_best >= self.config.patience:
             return False
         return self.spent.fraction(self.config.budget) < 1
+
+    def _stop_here(self) -> None:
+        self.save()
+        raise Interrupted(f"stopped and saved at step {self.spent.steps:,}; the same command goes on from there")
 
     def step(self) -> None:
         """One update of the weights."""
@@ -263,7 +273,9 @@ class Run:
             self.usual_norm += (norm - self.usual_norm) * max(0.02, 1 / (1 + self.spent.steps))
             return True
         self.skips += 1
-        self.log.append({"kind": "skip", "step": self.spent.steps, "norm": repr(norm)})
+        # With the number that the step will have: if it is lost, so is this line, and its replay writes it again.
+        self.log.append({"kind": "skip", "step": self.spent.steps + 1, "norm": repr(norm)})
+        self.watcher.note(f"step {self.spent.steps + 1:,}: a gradient of norm {norm:.3g} was not applied")
         if self.skips >= MOST_SKIPS:
             raise TrainingError(
                 f"step {self.spent.steps:,}: the gradient was useless {MOST_SKIPS} times in a row (norm {norm}); "
@@ -298,23 +310,38 @@ class Run:
     def look_at_start(self) -> None:
         """Scores the weights of another run before they change: they are kept if nothing better comes of them."""
         if self.recipe.start is not None and self.evaluated_at < 0:
-            self.evaluate()
+            self._evaluate_or_stop()
 
     def look_up_if_due(self) -> None:
         """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
-        due = int(self.spent.fraction(self.config.budget) / self.config.evaluate_every + 1e-9)
-        if due > self.evaluations:
-            self.evaluations = due
-            self.evaluate()
+        if self._due() > self.evaluations:
+            self._evaluate_or_stop()
         elif time.monotonic() - self._saved_at > 60 * self.config.save_minutes:
             self.save()
 
-    def evaluate(self) -> None:
+    def _due(self) -> int:
+        """How many evaluations there should have been."""
+        return int(self.spent.fraction(self.config.budget) / self.config.evaluate_every + 1e-9)
+
+    def _evaluate_or_stop(self) -> None:
+        """Evaluates. A long evaluation does not keep the run from stopping in time: it gives up between two batches."""
+
+        def between(_: int) -> None:
+            if self._asked_to_stop:
+                raise _Abandoned
+
+        try:
+            self.evaluate(between)
+        except _Abandoned:
+            self._stop_here()
+
+    def evaluate(self, between: Callable[[int], None] | None = None) -> None:
         """Scores the (averaged) weights on the validation split; saves a checkpoint, marked if it is the best yet."""
-        self.evaluated_at = self.spent.steps
         greedy = SearchConfig(beam=1, batch_tokens=self.recipe.decode.batch_tokens)
         with self.average.swapped_in(), self.workers.at_rest():
-            scores = evaluate(self.model, self.data, "valid", None if self.config.metric == "loss" else greedy)
+            search = None if self.config.metric == "loss" else greedy
+            scores = evaluate(self.model, self.data, "valid", search, between)
+        self.evaluated_at, self.evaluations = self.spent.steps, self._due()
         chosen = find_score(scores, self.config.metric)
         if chosen is None:
             known = ", ".join(score.name for score in scores)
@@ -357,6 +384,14 @@ class Run:
 
     def _resume(self, path: Path) -> None:
         """Goes on from a checkpoint."""
+        try:
+            self._restore(path)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # whole, but not of this run
+            raise FolderError(f"{path}: is no checkpoint of this recipe ({type(error).__name__}: {error})") from error
+        self.log.rewind(self.spent.steps)
+        self.watcher.note(f"going on from step {self.spent.steps:,}")
+
+    def _restore(self, path: Path) -> None:
         checkpoint = self.checkpoints.load(path)
         fill_model(self.model, checkpoint.tensors["model"], path)
         self.optimizers.load_tensors(checkpoint.tensors["optimizer"])
@@ -367,8 +402,6 @@ class Run:
         self.held_out_loss = state.get("held_out_loss", 0.0)  # older checkpoints lack it
         self.since_best, self.best, self.best_step = state["since_best"], state["best"], state["best_step"]
         self.usual_norm, self.skips, self._losses = state["usual_norm"], state["skips"], state["losses"]
-        self.log.rewind(self.spent.steps)
-        self.watcher.note(f"going on from step {self.spent.steps:,}")
 
     def finish(self) -> Path:
         """The best weights, scored with the recipe's own search, as a model folder."""
@@ -383,7 +416,8 @@ class Run:
         self.workers.close()  # decoding may use all cores again
         with self.average.swapped_in():
             scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
-            card = model_card(self.recipe, self.model, self.spent, checkpoint.step, scores, self.data.notes)
+            how = determinism_lines(self.recipe, read_log(self.log.path))
+            card = model_card(self.recipe, self.model, self.spent, checkpoint.step, scores, self.data.notes, how)
             end = {"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()}
             # Before the model, which makes this run a finished one: a finished run always says what it found.
             self.log.append(end | {score.name: score.value for score in scores})

@@ -39,6 +39,8 @@ class TrainConfig(Config):
     # In the first half of the budget: a held-out loss still above this at an evaluation means a beginning from which
     # nothing will come, and the run begins anew with other weights. 0: never.
     restart_above: NonNegativeFloat = 0.0
+    # Only algorithms of torch whose sums have one order: the same bits on the same machine and number of threads.
+    deterministic: bool = False
     save_minutes: PositiveFloat = 5.0  # between checkpoints; each evaluation saves one too
     log_every: PositiveInt = 10  # steps
 
@@ -68,6 +70,7 @@ class Recipe(Config):
             self._check_stretch,
             self._check_linear_start,
             self._check_restart,
+            self._check_deterministic,
         ):
             check()
         return self
@@ -109,6 +112,13 @@ class Recipe(Config):
         if self.train.restart_above and self.start is not None:
             raise ValueError(
                 "train.restart_above begins anew with random weights; this run begins with those of another"
+            )
+
+    def _check_deterministic(self) -> None:
+        if self.train.deterministic and self.train.budget.minutes is not None:
+            raise ValueError(
+                "train.deterministic: how many steps a budget in minutes gives depends on what else the machine does; "
+                "give the budget in steps, tokens or flops"
             )
 
     def _check_stretch(self) -> None:
