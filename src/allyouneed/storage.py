@@ -321,9 +321,9 @@ class Sealed:
         """Named tensors, on the CPU."""
         return parse_tensors(self.read(name, LARGEST_TENSORS), self.path / name)
 
-    def check(self) -> None:
-        """Compares every file with the manifest."""
-        for name in self.files:
+    def check(self, names: Iterable[str] | None = None) -> None:
+        """Compares these files, or all, with the manifest."""
+        for name in self.files if names is None else names:
             with _reading(self.path / name):
                 digest, size = _digest(self.path / name)
             self._compare(name, digest, size)

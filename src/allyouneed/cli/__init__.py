@@ -31,6 +31,7 @@ from allyouneed.cli import (
     serve,
     train,
     translate,
+    verify,
 )
 from allyouneed.cli.terminal import printable
 from allyouneed.errors import UserError
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare.command,
     "claims": claims.command,
     "scaling": scaling.command,
+    "verify": verify.command,
     "list": listing.command,
     "demo": demo.command,
     "distill": distill.command,

@@ -71,14 +71,12 @@ def _check_model(model: dict[str, Any]) -> None:
     if {name: value for name, value in model.items() if name not in parts | {"type"}} != settings:
         raise ValueError(f"the settings of model {kind} should be {settings}")
     vocabulary: Any = model.get("vocab")
-    if type(vocabulary) is not (list if kind == "Unigram" else dict):
-        raise ValueError("model.vocab is missing or has the wrong form")
-    if len(vocabulary) > MOST_PIECES:
+    if isinstance(vocabulary, list | dict) and len(vocabulary) > MOST_PIECES:
         raise ValueError(f"{len(vocabulary):,} pieces; at most {MOST_PIECES:,} are read")
     if kind == "Unigram":
-        if not all(_is_scored(item) for item in vocabulary):
+        if not isinstance(vocabulary, list) or not all(_is_scored(item) for item in vocabulary):
             raise ValueError("model.vocab should be a list of [piece, score]")
-    elif not all(name and type(number) is int for name, number in vocabulary.items()):
+    elif not isinstance(vocabulary, dict) or not all(name and type(vocabulary[name]) is int for name in vocabulary):
         raise ValueError("model.vocab should be a table of piece = id")
     if kind == "BPE":
         _check_merges(model.get("merges"), vocabulary)

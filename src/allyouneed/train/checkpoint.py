@@ -84,10 +84,7 @@ class Checkpoints:
 
     def load(self, path: Path) -> Checkpoint:
         """Reads a checkpoint, comparing every byte with its manifest."""
-        sealed = open_folder(path)
-        head = _head(sealed)
-        tensors = {part: sealed.read_tensors(f"{part}.safetensors") for part in head["parts"]}
-        return Checkpoint(head["step"], head["best"], tensors, head["state"])
+        return load_checkpoint(path)
 
     def _is_good(self, path: Path) -> bool:
         try:
@@ -101,11 +98,7 @@ class Checkpoints:
         return True
 
     def _paths(self) -> list[Path]:
-        """All checkpoints, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        numbered = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir() if not path.is_symlink()]
-        return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
+        return checkpoint_paths(self.folder)
 
     def _remove_old(self, step: int) -> None:
         """Keeps the last ones and the best. Steps after the one just saved are damaged: the run went back."""
@@ -116,6 +109,22 @@ class Checkpoints:
         for path in paths:
             if path not in kept:
                 discard(path)
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """All checkpoints in a folder, oldest first. A link is none."""
+    if not folder.is_dir():
+        return []
+    numbered = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if not path.is_symlink()]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint, every byte compared with its manifest."""
+    sealed = open_folder(path)
+    head = _head(sealed)
+    tensors = {part: sealed.read_tensors(f"{part}.safetensors") for part in head["parts"]}
+    return Checkpoint(head["step"], head["best"], tensors, head["state"])
 
 
 def _head(sealed: Sealed) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""The same bits again: what a run's bits depend on, and how to keep everything else out of them.
+
+Batches, masks and initial weights follow from (seed, step); gradients are added in the order of the workers. What is
+left is how torch sums: with how many threads, on which processor, by which algorithm. `deterministic = true` asks torch
+for algorithms that always sum in the same order and refuses what cannot be repeated: a budget in minutes, another
+number of threads after an interruption. What was and was not so is written into the log and the model card.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from allyouneed import __version__
+from allyouneed.errors import ConfigError, TrainingError
+from allyouneed.train.log import Record
+from allyouneed.train.recipe import Recipe
+
+# Read by the libraries when they are first called. A program that has called them before should set these itself.
+ENVIRONMENT = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+# What has to be the same for the same bits, as the log's `start` records name it.
+SAME = ("allyouneed", "torch", "processor", "device", "workers", "threads", "evaluation_threads")
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """While this is open, torch uses only algorithms whose sums have one order."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise TrainingError(f"train.deterministic: {str(error).splitlines()[0]}") from error
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def conditions(device: torch.device, workers: int, threads: int, evaluation_threads: int) -> Record:
+    """What the bits of a run depend on beside its recipe."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return {
+        "allyouneed": __version__,
+        "torch": torch.__version__,
+        "processor": name,
+        "device": device.type,
+        "workers": workers,
+        "threads": threads,
+        "evaluation_threads": evaluation_threads,
+    }
+
+
+def require_same_conditions(records: list[Record], now: Mapping[str, Any]) -> None:
+    """Refuses to go on with a deterministic run where its bits would be others."""
+    starts = [record for record in records if record.get("kind") == "start"]
+    for name in SAME if starts else ():
+        was, is_now = starts[0].get(name), now[name]
+        if was is not None and was != is_now:
+            raise ConfigError(
+                f"train.deterministic: this run began with {name}={was}, now it is {is_now}; give it the same "
+                "(taskset and OMP_NUM_THREADS set cores and threads), or begin a new run"
+            )
+
+
+def not_repeatable(recipe: Recipe, records: list[Record]) -> list[str]:
+    """Why another run of the same recipe may end in other bits, each reason in a few words."""
+    reasons = []
+    if recipe.train.budget.minutes is not None:
+        reasons.append("the budget is in minutes: how many steps it gives depends on what else the machine does")
+    starts = [record for record in records if record.get("kind") == "start"]
+    for name in SAME:
+        seen = list(dict.fromkeys(str(record[name]) for record in starts if name in record))
+        if len(seen) > 1:
+            reasons.append(f"it was interrupted and went on with another {name}: {', then '.join(seen)}")
+    if not recipe.train.deterministic:
+        reasons.append("torch was free to choose its algorithms (train.deterministic was not set)")
+    return reasons
+
+
+def determinism_lines(recipe: Recipe, records: list[Record]) -> list[str]:
+    """For the model card."""
+    starts = [record for record in records if record.get("kind") == "start"]
+    facts = ", ".join(f"{name.replace('_', ' ')} {starts[-1][name]}" for name in SAME if starts and name in starts[-1])
+    reasons = not_repeatable(recipe, records)
+    if not reasons:
+        return [f"Deterministic: the same recipe gives the same bits under the same conditions: {facts}."]
+    why = [f"- {reason}" for reason in reasons]
+    return [f"Trained under these conditions: {facts}.", "", "Not guaranteed to repeat to the bit:", "", *why]

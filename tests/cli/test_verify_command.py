@@ -1,0 +1,103 @@
+"""`allyouneed verify`: good folders pass, and each kind of damage is named."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cli_commands import Commands
+from safetensors.torch import load_file, save_file
+
+from allyouneed.storage import _write_manifest
+
+
+@pytest.fixture
+def copied(numbers: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(numbers, tmp_path / "run"))
+
+
+def test_a_good_run_passes_and_gives_its_scores_to_the_last_bit(run: Commands, numbers: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in Path(numbers).rglob("*")}
+    done = run("verify", numbers)
+    assert done.status == 0, done.out + done.err
+    assert "failed   " not in done.out
+    assert done.out.count("the same to the last bit") == 5
+    assert "check       ok  failed  skipped" in done.out
+    assert before == {path: path.stat().st_mtime_ns for path in Path(numbers).rglob("*")}  # it only looks
+
+
+def test_a_model_folder_alone_is_compared_with_its_card(run: Commands, numbers: str, tmp_path: Path) -> None:
+    alone = shutil.copytree(Path(numbers) / "model", tmp_path / "alone")
+    done = run("verify", str(alone))
+    assert done.status == 0, done.out + done.err
+    assert done.out.count("the same to the four decimals of the card") + done.out.count("to the last bit") == 5
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def no_numbers(path: Path) -> None:
+    tensors = load_file(path)
+    next(iter(tensors.values())).view(-1)[0] = torch.nan
+    save_file(tensors, path)
+    _write_manifest(path.parent)
+
+
+def other_weights(path: Path) -> None:
+    save_file({name: tensor + 0.1 for name, tensor in load_file(path).items()}, path)
+    _write_manifest(path.parent)
+
+
+def another_score(path: Path) -> None:
+    text = path.read_text()
+    path.write_text(text.replace("- loss = ", "- loss = 1"))
+    _write_manifest(path.parent)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a flipped bit": ("model/model.safetensors", flip, "failed   sha256"),
+    "a changed manifest": ("model/manifest.json", flip, "failed   manifest"),
+    "what is no number": ("model/model.safetensors", no_numbers, "failed   numbers"),
+    "other weights": ("model/model.safetensors", other_weights, "failed   score"),
+    "another score": ("model/README.md", another_score, "failed   score"),
+    "a link in the model": ("model/model.safetensors", link, "failed   manifest"),
+    "a link for the model": ("model", link, "failed   links"),
+    "a link for a checkpoint": ("checkpoints/step-00000030", link, "failed   checkpoint"),
+    "a harmed checkpoint": ("checkpoints/step-00000030/optimizer.safetensors", flip, "failed   checkpoint"),
+    "harmed data": ("data/prepared/key.json", flip, "failed   data"),
+    "no recipe": ("recipe.toml", Path.unlink, "failed   recipe"),
+    "a log of something else": ("log.jsonl", lambda path: path.write_text("[]\n") and None, "failed   log"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_named(name: str, run: Commands, copied: Path) -> None:
+    file, damage, line = DAMAGE[name]
+    damage(copied / file)
+    done = run("verify", str(copied), *([] if "score" in line else ["--no-scores"]))
+    assert done.status == 2
+    assert line in done.out
+    assert "checks failed" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_missing_data_is_no_damage(run: Commands, language: str, tmp_path: Path) -> None:
+    alone = shutil.copytree(Path(language) / "model", tmp_path / "alone")
+    done = run("verify", str(alone), folder=tmp_path)
+    assert done.status == 0, done.out
+    assert "skipped  score" in done.out
+    assert "text.txt: no such file" in done.out
+
+
+def test_what_is_no_folder(run: Commands, tmp_path: Path) -> None:
+    assert run("verify", "nowhere", folder=tmp_path).status == 2
+    assert run("verify", str(tmp_path)).status == 2

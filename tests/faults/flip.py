@@ -1,0 +1,174 @@
+"""Truncates files and flips bits at random, and looks whether the program notices.
+
+    python tests/faults/flip.py --changes 3000
+
+For each kind of file: half of the changes are one flipped bit, a quarter a truncation, a quarter some bytes overwritten
+with noise. A change must be detected (an error for people), or harmless by construction (prepared data is made anew
+from its sources to the same bytes; a log loses lines, and training does not read them). Nothing else may come out.
+"""
+
+import argparse
+import collections
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.errors import FolderError, UserError
+from allyouneed.folder import load_folder
+from allyouneed.train import Recipe, train
+from allyouneed.train.checkpoint import Checkpoints, checkpoint_paths
+from allyouneed.train.log import Log, read_log
+
+RECIPE = {
+    "task": {"type": "numbers", "up_to": 60, "pairs": 40, "valid": 5, "test": 5, "batch_tokens": 512},
+    "model": {
+        **{"type": "encoder-decoder", "width": 8, "hidden": 8, "encoder_layers": 1, "decoder_layers": 1},
+        "mixer": {"type": "softmax", "heads": 2},
+    },
+    "train": {"budget": {"steps": 4}, "evaluate_every": 0.5, "average": {"type": "ema"}},
+}
+MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "codec.json", "README.md", "manifest.json")
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json", "manifest.json")
+Look = Callable[[], str]  # detected, harmless; anything else is a finding
+
+
+def damaged(data: bytes, dice: random.Random) -> bytes:
+    """Other bytes than these."""
+    raw, at = bytearray(data), dice.randrange(len(data))
+    match dice.randrange(4):
+        case 0 | 1:
+            raw[at] ^= 1 << dice.randrange(8)
+        case 2:
+            del raw[at:]
+        case _:
+            raw[at : at + dice.randint(1, 8)] = dice.randbytes(dice.randint(1, 8))
+    return bytes(raw) if raw != data else data[:-1]
+
+
+def look_at_model(run: Path) -> str:
+    """A model folder that loads in spite of a change would be a finding."""
+    try:
+        load_folder(run / "model")
+    except FolderError:
+        return "detected"
+    return "LOADED"
+
+
+def look_at_checkpoint(run: Path) -> str:
+    """The harmed one is reported and the one before it is used."""
+    harmed = checkpoint_paths(run / "checkpoints")[-1]
+    checkpoints = Checkpoints(run)
+    found = checkpoints.latest()
+    if found == harmed or found is None or not checkpoints.warnings:
+        return "USED"
+    checkpoints.load(found)
+    return "detected"
+
+
+def look_at_data(run: Path, recipe: Recipe, good: dict[str, bytes]) -> str:
+    """Prepared data is compared with its manifest, and made again."""
+    recipe.task.prepare(run / "data", recipe.seed)
+    return "remade, the same" if contents(run / "data") == good else "DIFFERS"
+
+
+def look_at_log(run: Path) -> str:
+    """A log that cannot be read is named with its line; training drops a torn line and goes on."""
+    try:
+        read_log(run / "log.jsonl")
+        seen = "harmless"  # a digit or a letter is another one: nothing is computed from it
+    except FolderError:
+        seen = "detected"
+    with Log(run / "log.jsonl") as log:
+        log.rewind(2)
+    return seen
+
+
+def look_at_recipe(run: Path, recipe: Recipe) -> str:
+    """A run goes on only with the recipe it began with; what is no part of one (a blank) is harmless."""
+    from allyouneed.train.recipe import load_recipe, require_same_recipe
+
+    try:
+        require_same_recipe(run, recipe)
+    except UserError:
+        return "detected"
+    return "harmless" if load_recipe(str(run / "recipe.toml")) == recipe else "USED"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def kinds(run: Path, recipe: Recipe) -> dict[str, tuple[Path, Look]]:
+    """Every kind of file that a run keeps: one of it, and how it is read."""
+    last = checkpoint_paths(run / "checkpoints")[-1]
+    good = contents(run / "data")
+    table: dict[str, tuple[Path, Look]] = {}
+    for name in MODEL_FILES:
+        table[f"model/{name}"] = (run / "model" / name, lambda: look_at_model(run))
+    for name in CHECKPOINT_FILES:
+        table[f"checkpoint/{name}"] = (last / name, lambda: look_at_checkpoint(run))
+    for file in sorted((run / "data" / "prepared").glob("*")):
+        if file.is_file() and file.stat().st_size:
+            table[f"prepared/{file.name}"] = (file, lambda: look_at_data(run, recipe, good))
+    table["log.jsonl"] = (run / "log.jsonl", lambda: look_at_log(run))
+    table["recipe.toml"] = (run / "recipe.toml", lambda: look_at_recipe(run, recipe))
+    return table
+
+
+# Preparing again takes a while, so the files of prepared data share the changes of one kind.
+def harm(folder: Path, changes: int, seed: int) -> dict[str, "collections.Counter[str]"]:
+    """Counts of what became of the changes, for each kind of file."""
+    torch.set_num_threads(1)
+    recipe, dice = parse(Recipe, RECIPE), random.Random(seed)
+    run = folder / "run"
+    train(recipe, run)
+    results: dict[str, collections.Counter[str]] = {}
+    table = kinds(run, recipe)
+    prepared = [name for name in table if name.startswith("prepared/")]
+    for kind, (file, look) in table.items():
+        if kind in prepared:
+            many = -(-changes // len(prepared))
+            counts = results.setdefault("prepared data", collections.Counter())
+        else:
+            many, counts = changes, results.setdefault(kind, collections.Counter())
+        content = file.read_bytes()
+        for _ in range(many):
+            file.write_bytes(damaged(content, dice))
+            try:
+                counts[look()] += 1
+            except Exception as error:  # whatever it is, it is the finding
+                counts[f"{type(error).__name__}: {error}"] += 1
+            if kind in prepared and not file.exists():
+                shutil.rmtree(run / "data" / "prepared")
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+    return results
+
+
+FINE = {"detected", "harmless", "remade, the same"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=3000, help="for each kind of file")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = harm(Path(folder), options.changes, options.seed)
+    findings = 0
+    print(f"{'file':36}  {'changes':>7}  what became of them")
+    for kind, counts in results.items():
+        told = ", ".join(f"{count:,} {what}" for what, count in counts.most_common(6))
+        print(f"{kind:36}  {counts.total():7,}  {told}")
+        findings += sum(count for what, count in counts.items() if what not in FINE)
+    sys.exit(f"{findings} changes were not noticed" if findings else None)
+
+
+if __name__ == "__main__":
+    main()
