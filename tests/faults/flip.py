@@ -28,7 +28,9 @@ from allyouneed.train.log import Log, read_log
 RECIPE = {
     "task": {"type": "numbers", "up_to": 60, "pairs": 40, "valid": 5, "test": 5, "batch_tokens": 512},
     "model": {
-        **{"type": "encoder-decoder", "width": 8, "hidden": 8, "encoder_layers": 1, "decoder_layers": 1},
+        **dict.fromkeys(("width", "hidden"), 8),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+        "type": "encoder-decoder",
         "mixer": {"type": "softmax", "heads": 2},
     },
     "train": {"budget": {"steps": 4}, "evaluate_every": 0.5, "average": {"type": "ema"}},

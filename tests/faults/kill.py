@@ -10,12 +10,18 @@ import argparse
 import json
 import os
 import random
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import allyouneed.cli
+import allyouneed.train
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("start", "save", "any")
@@ -98,20 +104,54 @@ class Kill:
     temporaries: int
 
 
-def start(recipe: Path, run: Path) -> "subprocess.Popen[bytes]":
-    """The command line, always the same one."""
-    source = str(ROOT / "src")
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "allyouneed", "train", str(recipe), "--out", str(run)]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+class Life:
+    """`allyouneed train` in a process of its own, forked from this one: torch is imported once, not once a kill."""
+
+    def __init__(self, recipe: Path, run: Path) -> None:
+        self.returncode: int | None = None
+        self._errors = run.with_suffix(".errors")
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._live(["train", str(recipe), "--out", str(run)])
+
+    def _live(self, arguments: list[str]) -> None:
+        status = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            sys.argv = ["allyouneed", *arguments]
+            status = allyouneed.cli.run(arguments)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        while self.poll() is None:
+            time.sleep(0.01)
+        return b"", self._errors.read_bytes()
 
 
-def wait(process: "subprocess.Popen[bytes]") -> None:
+class Process(Protocol):
+    """A forked life, or a process of `subprocess`."""
+
+    @property
+    def returncode(self) -> Any: ...
+    def communicate(self) -> tuple[bytes, bytes]: ...
+
+
+def wait(process: Process) -> None:
     """Waits for a good end."""
     _, errors = process.communicate()
     if process.returncode:
@@ -123,7 +163,7 @@ def temporaries(run: Path) -> set[Path]:
     return {*run.glob(".tmp-*"), *run.glob("checkpoints/.tmp-*")}
 
 
-def kill_once(process: "subprocess.Popen[bytes]", run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
+def kill_once(process: Life, run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
     """Waits for an instant of the wanted kind, kills; None if the run ended before that."""
     began, limit = time.monotonic(), dice.uniform(0, span)
     modified, before = newest(run), temporaries(run)
@@ -175,18 +215,18 @@ def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -
     """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
     dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
     recipe = write_recipe(folder, kind)
-    wait(start(recipe, folder / "calm"))
+    wait(Life(recipe, folder / "calm"))
     expected = outcome(folder / "calm")
     while len(done) < kills:
         number += 1
         run = folder / f"killed-{number}"
         while len(done) < kills:
-            process = start(recipe, run)
+            process = Life(recipe, run)
             kill = kill_once(process, run, WAYS[len(done) % len(WAYS)], dice, span)
             if kill is None:
                 break
             done.append(kill)
-        wait(start(recipe, run))
+        wait(Life(recipe, run))
         differences += [f"{run.name}: {name}" for name in compare(run, expected)]
         if temporaries(run):
             differences.append(f"{run.name}: unfinished files were left behind")
@@ -200,6 +240,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    torch.set_num_threads(1)  # nothing but one thread when it forks
     with tempfile.TemporaryDirectory() as folder:
         done, differences = torment(Path(folder), options.kind, options.kills, options.seed)
     print(f"{'kill':>4}  {'aimed at':8}  {'seconds':>7}  {'newest checkpoint':17}  unfinished")
