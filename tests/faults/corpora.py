@@ -73,7 +73,8 @@ def kinds() -> dict[str, Kind]:
         "both empty": Kind(b"", b"", refused=("source", "target", "empty")),
         "a single pair": Kind(b"one\n", b"eins\n", 1),
         "only blanks": Kind(b" \n\t\n" * 20, b"\n \n" * 20, refused=("source", "none of 40 pairs", "empty")),
-        "20,000 combining marks": Kind(with_line(b"e" + "\u0301".encode() * 20_000), target, 39),
+        # A tokeniser of 300 pieces that was trained on it needs fewer than the 256 ids that a text may have.
+        "20,000 combining marks": Kind(with_line(b"e" + "\u0301".encode() * 20_000), target, 40),
         "a 2 MB word": Kind(with_line(b"w" * 2_000_000), target, 39),
         "looks like special tokens": Kind(with_line(b"<pad> </s> < eos > [CLS] <|endoftext|> < pad >"), target, 40),
         "HTML and script": Kind(with_line(b"<script>alert(1)</script> &amp; <!--"), target, 40),

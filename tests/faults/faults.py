@@ -159,17 +159,17 @@ def read_only(folder: Path) -> tuple[Bench, str]:
 
 
 def no_permission(folder: Path) -> tuple[Bench, str]:
-    """A folder of somebody else."""
-    if os.getuid():
-        raise Skipped("only root can be somebody else")
-    made = bench(folder)
-    (folder / "theirs").mkdir()
-    for path in (folder, *folder.parents):
-        if path.stat().st_mode & 0o5 != 0o5:
-            path.chmod(path.stat().st_mode | 0o5)
-            break
-    line = made.fails(made.start(folder / "theirs" / "run", user=65534, group=65534, cwd="/"), "ermission denied")
-    made.ends_well(folder / "theirs" / "run")
+    """A folder in which nobody may write, not even root: `chattr +i`."""
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    if subprocess.run(["chattr", "+i", str(theirs)], capture_output=True, check=False).returncode:
+        raise Skipped("chattr +i is not possible here")
+    try:
+        made = bench(folder)
+        line = made.fails(made.start(theirs / "run"), "ot permitted")
+    finally:
+        subprocess.run(["chattr", "-i", str(theirs)], check=True)
+    made.ends_well(theirs / "run")
     return made, line
 
 
@@ -355,7 +355,7 @@ def _spoil(model: Path, character: str) -> None:
 SCENARIOS: dict[str, Callable[[Path], tuple[Bench, str]]] = {
     "disk full (tmpfs of 12 MB)": disk_full,
     "read-only file system": read_only,
-    "folder of somebody else": no_permission,
+    "folder that may not be written": no_permission,
     "file size limit": file_size_limit,
     "I/O error in write": lambda folder: io_error(folder, "FAULT_WRITE"),
     "I/O error in fsync": lambda folder: io_error(folder, "FAULT_SYNC"),

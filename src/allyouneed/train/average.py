@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.config import Config
+from allyouneed.errors import FolderError
 
 
 class AverageConfig(Config):
@@ -53,7 +54,12 @@ class Average:
         copies: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, _, name = key.partition("/")
-            copies.setdefault(int(number), {})[name] = value.to(self.parameters[name].device).clone()
+            parameter = self.parameters[name]
+            if value.shape != parameter.shape or value.dtype != parameter.dtype:
+                raise FolderError(f"averaged weights: {name} has another shape or type than the model's")
+            copies.setdefault(int(number), {})[name] = value.to(parameter.device).clone()
+        if any(copy.keys() != self.parameters.keys() for copy in copies.values()):
+            raise FolderError("averaged weights: some of the model's are missing")
         self.copies = [copies[number] for number in sorted(copies)]
 
     @contextmanager

@@ -386,8 +386,9 @@ class Run:
         """Goes on from a checkpoint."""
         try:
             self._restore(path)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # whole, but not of this run
-            raise FolderError(f"{path}: is no checkpoint of this recipe ({type(error).__name__}: {error})") from error
+        except (FolderError, LookupError, TypeError, ValueError, AttributeError) as error:  # whole, but not of this run
+            reason = str(error) if isinstance(error, FolderError) else f"{type(error).__name__}: {error}"
+            raise FolderError(f"{path}: is no checkpoint of this recipe: {reason.removeprefix(f'{path}: ')}") from None
         self.log.rewind(self.spent.steps)
         self.watcher.note(f"going on from step {self.spent.steps:,}")
 
@@ -397,7 +398,7 @@ class Run:
         self.optimizers.load_tensors(checkpoint.tensors["optimizer"])
         self.average.load_tensors(checkpoint.tensors.get("average", {}))
         state = checkpoint.state
-        self.spent = Spent(**state["spent"])
+        self.spent = Spent(**{name: state["spent"][name] + 0 for name in ("steps", "tokens", "seconds", "flops")})
         self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
         self.held_out_loss = state.get("held_out_loss", 0.0)  # older checkpoints lack it
         self.since_best, self.best, self.best_step = state["since_best"], state["best"], state["best_step"]

@@ -78,12 +78,39 @@ class Optimizers:
         owners = {p: o for o in self.all for group in o.param_groups for p in group["params"]}
         for optimizer in self.all:
             optimizer.state.clear()
+        states: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             name, _, field = key.rpartition("/")
             if name not in parameters:
                 raise FolderError(f"optimiser state for {name!r}, which this model does not have")
+            states.setdefault(name, {})[field] = value
+        for name, state in states.items():
             parameter = parameters[name]
-            owners[parameter].state[parameter][field] = value.to(parameter.device)
+            _require_state(name, state, parameter, owners[parameter])
+            owners[parameter].state[parameter].update((key, one.to(parameter.device)) for key, one in state.items())
+
+
+# The fused rules read what they are given without looking at its size: a state must be whole, and like its parameter.
+_FIELDS: dict[type[torch.optim.Optimizer], tuple[set[str], ...]] = {
+    torch.optim.AdamW: ({"step", "exp_avg", "exp_avg_sq"},),
+    torch.optim.SGD: ({"momentum_buffer"},),
+    torch.optim.RMSprop: ({"step", "square_avg"}, {"step", "square_avg", "momentum_buffer"}),
+    Muon: ({"momentum"},),
+}
+
+
+def _require_state(name: str, state: dict[str, Tensor], parameter: Tensor, owner: torch.optim.Optimizer) -> None:
+    if state.keys() not in _FIELDS[type(owner)]:
+        raise FolderError(
+            f"optimiser state of {name!r}: {', '.join(sorted(state))} is not what {type(owner).__name__} keeps"
+        )
+    for field, value in state.items():
+        shape, dtype = (torch.Size(), torch.float32) if field == "step" else (parameter.shape, parameter.dtype)
+        if value.shape != shape or value.dtype != dtype:
+            raise FolderError(
+                f"optimiser state of {name!r}: {field} has shape {tuple(value.shape)} and type {value.dtype}, "
+                f"should be {tuple(shape)} and {dtype}"
+            )
 
 
 def _rule(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
