@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, import layers (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
-	@echo "make faults  kill -9 a training run at 20 random instants, fuzz the RASP compiler (minutes)"
+	@echo "make faults  kills, broken disks, flipped bits, hostile corpora, fuzzers (about two hours)"
 
 setup: $(STAMP)
 
@@ -53,8 +53,17 @@ bench: setup
 	$(PY) benchmarks/long_sequences.py
 	$(PY) benchmarks/decode_positions.py
 
+FUZZ := -max_total_time=600 -timeout=60 -rss_limit_mb=3000
+
 faults: setup
-	$(PY) tests/faults/kill.py --kills 20
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	for kind in language translation xl; do $(PY) tests/faults/kill.py --kind $$kind --kills 50 || exit 1; done
+	$(PY) tests/faults/faults.py
+	$(PY) tests/faults/flip.py --changes 3000
+	$(PY) tests/faults/corpora.py
+	for reader in recipe tokenizer codec manifest safetensors; do \
+	  $(PY) tests/faults/fuzz_readers.py $$reader $(FUZZ) -len_control=0 -max_len=400 || exit 1; done
+	$(PY) tests/faults/fuzz_rasp.py $(FUZZ)
 	$(PY) tests/faults/fuzz_rasp_compiler.py --seconds 180
 
 clean:

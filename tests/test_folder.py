@@ -209,7 +209,7 @@ def test_files_missing_links_and_additions(tmp_path: Path) -> None:
         (edit_config(format=2), "format 2; allyouneed .* reads format 1: is the folder newer"),
         (edit_config(format=None), "format None"),
         (edit_config(model__width=7), "not divisible"),
-        (edit_config(model__width=3 * 10**12), r"config\.json: describes a model far larger than the weights"),
+        (edit_config(model__width=3 * 10**12), r"config\.json: the model is far larger than the weights"),
         (edit_config(model__width=3 * 10**30), "far larger than the weights"),
         (edit_config(model__decoder_layers=10**12), "far larger than the weights"),
         (edit_config(sizes__target=1 << 28), "far larger than the weights"),

@@ -178,7 +178,7 @@ def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
     tensors = sealed.read_tensors(WEIGHTS)
     try:
         # Loading a model draws nothing from the caller's generator.
-        with torch.random.fork_rng(devices=[]), Room(tensors):
+        with torch.random.fork_rng(devices=[]), room_for(tensors):
             model = config.model.build(Sizes(**config.sizes.model_dump()))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
@@ -187,13 +187,11 @@ def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
 
 
 class Room(TorchFunctionMode):
-    """Stops the building of a model that is far larger than its weights: a small config can ask for terabytes."""
+    """Stops the building of a model that is too large: a small config can ask for terabytes, or a billion layers."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: int, numbers: int, than: str) -> None:
         super().__init__()
-        # A model may hold masks and tables beside its weights, and a draw may need a second tensor.
-        self.tensors = 4 * len(weights) + 256
-        self.numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
+        self.tensors, self.numbers, self.than = tensors, numbers, than
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _FACTORIES and args:
@@ -202,8 +200,15 @@ class Room(TorchFunctionMode):
                 args[0] if isinstance(args[0], Sequence) else (n for n in args if isinstance(n, int))
             )
             if self.tensors < 0 or self.numbers < 0:
-                raise ConfigError(f"describes a model far larger than the weights in {WEIGHTS}")
+                raise ConfigError(f"the model is far larger than {self.than}")
         return func(*args, **(kwargs or {}))
+
+
+def room_for(weights: Mapping[str, Tensor]) -> Room:
+    """Room for a model with such weights."""
+    # A model may hold masks and tables beside its weights, and a draw may need a second tensor.
+    numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
+    return Room(4 * len(weights) + 256, numbers, f"the weights in {WEIGHTS}")
 
 
 def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kill import ROOT, compare, outcome, temporaries, wait, write_recipe
+import torch
+from kill import ROOT, Life, Process, compare, outcome, temporaries, wait, write_recipe
 from safetensors.torch import load_file, save_file
 from shim import build
 
@@ -34,6 +35,7 @@ from allyouneed.train.checkpoint import checkpoint_paths
 STEPS = 60
 WIDE = ("width = 16\nhidden = 24", "width = 96\nhidden = 256")  # checkpoints of about 4 MB
 MOST_SECONDS = 10.0
+FORKS = False  # set where it is safe: a process with one thread
 
 
 class Skipped(Exception):
@@ -49,19 +51,23 @@ class Bench:
     arguments: list[str] = field(default_factory=list)  # instead of the recipe
     expected: dict[str, object] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    lives: int = 0
 
-    def start(self, run: Path, *options: str, **how: Any) -> "subprocess.Popen[bytes]":
+    def start(self, run: Path, *options: str, **how: Any) -> Process:
+        """The command line in a process of its own; `how` is for `subprocess`."""
+        arguments = [*(self.arguments or [str(self.recipe)]), "--out", str(run), *options]
+        if FORKS and not how:
+            self.lives += 1
+            return Life(*arguments, errors=self.folder / f"errors.{self.lives}")
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **how.pop("env", {})}
-        what = self.arguments or [str(self.recipe)]
-        command = [sys.executable, "-m", "allyouneed", "train", *what, "--out", str(run), *options]
         how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment, **how}
-        return subprocess.Popen(command, **how)
+        return subprocess.Popen([sys.executable, "-m", "allyouneed", "train", *arguments], **how)
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
             self.problems.append(what)
 
-    def fails(self, process: "subprocess.Popen[bytes]", *parts: str, status: int = 1) -> str:
+    def fails(self, process: Process, *parts: str, status: int = 1) -> str:
         """Waits for an end with one line of error that says all of this; gives the line."""
         said = process.communicate()[1].decode(errors="replace")
         lines = [line for line in said.splitlines() if line.startswith("error: ")]
@@ -100,7 +106,7 @@ def bench(folder: Path, *changes: tuple[str, str], kind: str = "translation") ->
     return made
 
 
-def until(process: "subprocess.Popen[bytes]", condition: Callable[[], bool]) -> None:
+def until(process: Process, condition: Callable[[], bool]) -> None:
     """Waits for something to happen in a run that goes on."""
     while not condition():
         if process.poll() is not None:
@@ -384,6 +390,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SCENARIOS)
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    global FORKS
+    FORKS = True
     wrong = 0
     for name in SCENARIOS if options.only is None else [options.only]:
         problems, told = tried(name)

@@ -107,13 +107,13 @@ class Kill:
 class Life:
     """`allyouneed train` in a process of its own, forked from this one: torch is imported once, not once a kill."""
 
-    def __init__(self, recipe: Path, run: Path) -> None:
+    def __init__(self, *arguments: str, errors: Path) -> None:
         self.returncode: int | None = None
-        self._errors = run.with_suffix(".errors")
+        self._errors = errors
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._live(["train", str(recipe), "--out", str(run)])
+            self._live(["train", *arguments])
 
     def _live(self, arguments: list[str]) -> None:
         status = 1
@@ -135,7 +135,11 @@ class Life:
         return self.returncode
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def communicate(self) -> tuple[bytes, bytes]:
         while self.poll() is None:
@@ -143,11 +147,21 @@ class Life:
         return b"", self._errors.read_bytes()
 
 
+def life(recipe: Path, run: Path) -> Life:
+    """The command line, always the same one."""
+    return Life(str(recipe), "--out", str(run), errors=run.with_suffix(".errors"))
+
+
 class Process(Protocol):
     """A forked life, or a process of `subprocess`."""
 
+    pid: int
+
     @property
     def returncode(self) -> Any: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int) -> None: ...
     def communicate(self) -> tuple[bytes, bytes]: ...
 
 
@@ -215,18 +229,18 @@ def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -
     """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
     dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
     recipe = write_recipe(folder, kind)
-    wait(Life(recipe, folder / "calm"))
+    wait(life(recipe, folder / "calm"))
     expected = outcome(folder / "calm")
     while len(done) < kills:
         number += 1
         run = folder / f"killed-{number}"
         while len(done) < kills:
-            process = Life(recipe, run)
+            process = life(recipe, run)
             kill = kill_once(process, run, WAYS[len(done) % len(WAYS)], dice, span)
             if kill is None:
                 break
             done.append(kill)
-        wait(Life(recipe, run))
+        wait(life(recipe, run))
         differences += [f"{run.name}: {name}" for name in compare(run, expected)]
         if temporaries(run):
             differences.append(f"{run.name}: unfinished files were left behind")

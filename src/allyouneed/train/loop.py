@@ -28,7 +28,7 @@ from torch import nn
 from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
-from allyouneed.folder import fill_model, model_tensors, save_folder
+from allyouneed.folder import Room, fill_model, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
@@ -49,6 +49,7 @@ from allyouneed.train.workers import Workers, shares, usable_cores
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
 OWN = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")  # in a run folder
+MOST_TENSORS, MOST_NUMBERS = 1 << 15, 1 << 44  # of a model: beyond that a recipe is a mistake, or hostile
 MOST_SKIPS = 25  # steps in a row whose gradient was no number before a run gives up
 
 
@@ -446,7 +447,7 @@ def _mix(seed: int, step: int, number: int) -> int:
 
 def _require_buildable(recipe: Recipe) -> None:
     """Impossible sizes are found here, before a corpus is read."""
-    with torch.device("meta"):
+    with torch.device("meta"), Room(MOST_TENSORS, MOST_NUMBERS, "any that could be trained"):
         recipe.model.build(Sizes(8, 8, shared=True))
 
 

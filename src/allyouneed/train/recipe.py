@@ -49,7 +49,7 @@ class Recipe(Config):
     """The whole run."""
 
     about: str = ""  # a sentence for people
-    seed: NonNegativeInt = 1
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1
     task: AnyTask
     model: AnyModel
     train: TrainConfig = TrainConfig()

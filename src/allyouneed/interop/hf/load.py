@@ -14,7 +14,7 @@ from torch import Tensor
 from allyouneed import __version__
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
-from allyouneed.folder import Room, fill_model, save_folder
+from allyouneed.folder import room_for, fill_model, save_folder
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
@@ -142,7 +142,7 @@ def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabula
     tokens = len(rows.theirs)
     answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
     try:
-        with torch.random.fork_rng(devices=[]), Room(ours):
+        with torch.random.fork_rng(devices=[]), room_for(ours):
             model = config.build(Sizes(tokens, answers, shared=answers == tokens))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{foreign.path / CONFIG}: {error}") from None
