@@ -14,7 +14,7 @@ from torch import Tensor
 from allyouneed import __version__
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
-from allyouneed.folder import room_for, fill_model, save_folder
+from allyouneed.folder import fill_model, room_for, save_folder
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
