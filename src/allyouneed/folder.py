@@ -135,7 +135,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
     """Copies tensors into a model; names, shapes and types must be exactly the model's own."""
     own = model_tensors(model)
-    _require_same(own, tensors, where)
+    require_same_tensors(own, tensors, where)
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
 
@@ -226,7 +226,8 @@ def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
             raise FolderError(f"{where}: {what}: {ids} ids, but the model has room for {rows}")
 
 
-def _require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
+def require_same_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
+    """Refuses tensors whose names, shapes and types are not exactly those expected."""
     for name in [*expected, *sorted(found.keys() - expected.keys())]:
         if name not in found:
             raise FolderError(f"{where}: tensor {name} is missing")

@@ -258,6 +258,13 @@ def _write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(_manifest_bytes(files))
 
 
+def sync_files(folder: Path, pattern: str) -> None:
+    """Waits until the files of a folder that fit a pattern are on the disk."""
+    for path in folder.glob(pattern):
+        with writing(path):
+            _sync(path)
+
+
 def _sync_all(folder: Path) -> None:
     for root, _, files in os.walk(folder, topdown=False):
         for name in files:

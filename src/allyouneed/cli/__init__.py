@@ -116,7 +116,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _complain(message: str, status: int) -> int:
-    print(f"error: {printable(message)}", file=sys.stderr)
+    if message:  # else another process of the run says it
+        print(f"error: {printable(message)}", file=sys.stderr)
     return status
 
 

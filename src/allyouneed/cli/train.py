@@ -43,15 +43,20 @@ def command(
     from allyouneed.cli.watch import watching
     from allyouneed.train import load_recipe
     from allyouneed.train import train as run
+    from allyouneed.train.team import is_first, said_once
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    base = base_tree(recipe or start, task, model, budget, seed)
-    if start is not None:
-        base = _of_folder(start, recipe, task, model, base)
-    whole = load_recipe(recipe, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
-    folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
-    _check_resume(folder, resume)
+    with said_once():
+        base = base_tree(recipe or start, task, model, budget, seed)
+        if start is not None:
+            base = _of_folder(start, recipe, task, model, base)
+        whole = load_recipe(recipe, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
+        folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
+        _check_resume(folder, resume)
     check_device(device)
+    if not is_first():  # of several processes, one talks
+        run(whole, folder, device=device)
+        return
     with watching(whole.train.metric) as watcher:
         finished = run(whole, folder, watcher, device)
     print_scores(finished)

@@ -50,6 +50,13 @@ class Batch:
         return rows.shape[0]
 
     @property
+    def segments(self) -> int:
+        """How many losses `tasks.loss.losses` gives, one after the other."""
+        if self.segment is None or self.input_BT is None:
+            return 1
+        return -(-self.input_BT.shape[1] // self.segment)
+
+    @property
     def tokens(self) -> int:
         """How many predictions count: the unit of token budgets and of the loss."""
         if self.output_BT is not None:

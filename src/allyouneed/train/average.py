@@ -12,10 +12,11 @@ from typing import Literal
 
 import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
+from allyouneed.train.optimizer import Parameters
 
 
 class AverageConfig(Config):
@@ -28,7 +29,7 @@ class AverageConfig(Config):
 class Average:
     """Follows a model's parameters."""
 
-    def __init__(self, config: AverageConfig, model: nn.Module) -> None:
+    def __init__(self, config: AverageConfig, model: Parameters) -> None:
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.copies: list[dict[str, Tensor]] = []

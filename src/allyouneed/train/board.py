@@ -9,9 +9,9 @@ from typing import Any
 class Board:
     """Numbers of log records as curves over steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wanted: bool = True) -> None:
         self._writer: Any = None
-        if importlib.util.find_spec("tensorboard") is not None:
+        if wanted and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder))

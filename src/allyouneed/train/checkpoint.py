@@ -2,24 +2,31 @@
 
     run/checkpoints/step-00000123/   model.safetensors, optimizer.safetensors, ..., state.json, manifest.json
 
+Where the weights are shared out to several processes, each writes its rows (`model-00001-of-00002.safetensors`): a
+tensor is all its pieces on top of each other, and what is not shared out is in the first file. Any number of processes
+can read that.
+
 A checkpoint appears under its name only when it is whole (see `storage`). The last ones and the best one are kept; an
 older one is removed only after a newer one is in place. A damaged one is reported, and the one before it is used.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from allyouneed.errors import FolderError
-from allyouneed.storage import Sealed, discard, new_folder, open_folder, sweep, verify, write_tensors
+from allyouneed.storage import Sealed, discard, new_folder, open_folder, sweep, verify, write_tensors, writing
 
 STATE = "state.json"
 FORMAT = 1
+MOST_SHARDS = 4096
 _NAME = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"[a-z][a-z0-9_-]*")
 
@@ -39,31 +46,42 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run. Whoever saves holds the lock of the run folder (`storage.lock`)."""
 
-    def __init__(self, folder: Path, keep: int = 2, report: Callable[[str], None] | None = None) -> None:
-        """`folder` is the run's; `report` is told of every damaged checkpoint (`warnings` keeps the same lines)."""
+    def __init__(
+        self, folder: Path, keep: int = 2, report: Callable[[str], None] | None = None, tidy: bool = True
+    ) -> None:
+        """`folder` is the run's; `report` is told of every damaged checkpoint (`warnings` keeps the same lines).
+
+        `tidy`: removes what killed writers left; for the one process that holds the lock.
+        """
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
         self.folder = folder / "checkpoints"
         self.keep = keep
         self.warnings: list[str] = []
         self._report = report
-        sweep(folder)
-        sweep(self.folder)
+        if tidy:
+            sweep(folder)
+            sweep(self.folder)
 
     def save(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: bool
     ) -> Path:
         """Writes one checkpoint (a safetensors file for each part, and the state as JSON), then removes old ones."""
-        path = self.folder / f"step-{step:08d}"
-        head = {"format": FORMAT, "step": step, "best": best, "parts": sorted(tensors), "state": dict(state)}
-        with new_folder(path) as temporary:
-            for part, named in tensors.items():
-                if not _PART.fullmatch(part):
-                    raise ValueError(f"{part!r} cannot name a part of a checkpoint")
-                write_tensors(temporary / f"{part}.safetensors", named)
+        with self.writing(step, sorted(tensors), state, best) as temporary:
+            write_parts(temporary, tensors)
+        return self.folder / f"step-{step:08d}"
+
+    @contextmanager
+    def writing(
+        self, step: int, parts: list[str], state: Mapping[str, Any], best: bool, shards: int = 1
+    ) -> Iterator[Path]:
+        """A temporary folder for `write_parts`; at the end of the block it becomes a checkpoint."""
+        head = {"format": FORMAT, "step": step, "best": best, "parts": parts, "state": dict(state)}
+        head |= {"shards": shards} if shards > 1 else {}
+        with new_folder(self.folder / f"step-{step:08d}") as temporary:
+            yield temporary
             (temporary / STATE).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
         self._remove_old(step)
-        return path
 
     def latest(self) -> Path | None:
         """The newest checkpoint of which every byte is as it was written; None if there is none at all."""
@@ -123,8 +141,37 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint, every byte compared with its manifest."""
     sealed = open_folder(path)
     head = _head(sealed)
-    tensors = {part: sealed.read_tensors(f"{part}.safetensors") for part in head["parts"]}
+    tensors = {part: _read_part(sealed, part, head.get("shards", 1)) for part in head["parts"]}
     return Checkpoint(head["step"], head["best"], tensors, head["state"])
+
+
+def write_parts(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], shard: int = 0, shards: int = 1) -> None:
+    """A safetensors file for each part; with several shards, one shard's rows."""
+    for part, named in tensors.items():
+        if not _PART.fullmatch(part):
+            raise ValueError(f"{part!r} cannot name a part of a checkpoint")
+        path = folder / _files(part, shards)[shard]
+        with writing(path):
+            write_tensors(path, named)
+
+
+def _files(part: str, shards: int) -> list[str]:
+    if shards == 1:
+        return [f"{part}.safetensors"]
+    return [f"{part}-{number:05d}-of-{shards:05d}.safetensors" for number in range(1, shards + 1)]
+
+
+def _read_part(sealed: Sealed, part: str, shards: int) -> dict[str, Tensor]:
+    """Whole tensors, however many pieces they are in."""
+    pieces: dict[str, list[Tensor]] = {}
+    for file in _files(part, shards):
+        for name, tensor in sealed.read_tensors(file).items():
+            pieces.setdefault(name, []).append(tensor)
+    for name, found in pieces.items():
+        alike = all(piece.ndim and piece.shape[1:] == found[0].shape[1:] for piece in found)
+        if len(found) > 1 and not (alike and len(found) == shards and len({piece.dtype for piece in found}) == 1):
+            raise FolderError(f"{sealed.path}: the {shards} pieces of {name} in {part} do not fit together")
+    return {name: torch.cat(found) if len(found) > 1 else found[0] for name, found in pieces.items()}
 
 
 def _head(sealed: Sealed) -> dict[str, Any]:
@@ -134,9 +181,12 @@ def _head(sealed: Sealed) -> dict[str, Any]:
         raise FolderError(f"{sealed.path}: is not a checkpoint")
     if head["format"] != FORMAT:
         raise FolderError(f"{sealed.path}: format {head['format']}; this version of allyouneed reads format {FORMAT}")
-    missing = [part for part in head["parts"] if f"{part}.safetensors" not in sealed.files]
-    if missing:
-        raise FolderError(f"{sealed.path}: {missing[0]}.safetensors is missing")
+    shards = head.get("shards", 1)
+    if not isinstance(shards, int) or not 1 <= shards <= MOST_SHARDS:
+        raise FolderError(f"{sealed.path / STATE}: shards={shards!r} should be between 1 and {MOST_SHARDS}")
+    for name in (name for part in head["parts"] for name in _files(part, shards)):
+        if name not in sealed.files:
+            raise FolderError(f"{sealed.path}: {name} is missing")
     return head
 
 

@@ -21,7 +21,17 @@ from allyouneed.train.recipe import Recipe
 # Read by the libraries when they are first called. A program that has called them before should set these itself.
 ENVIRONMENT = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # What has to be the same for the same bits, as the log's `start` records name it.
-SAME = ("allyouneed", "torch", "processor", "device", "workers", "threads", "evaluation_threads")
+SAME = (
+    "allyouneed",
+    "torch",
+    "processor",
+    "device",
+    "workers",
+    "threads",
+    "evaluation_threads",
+    "processes",
+    "parallel",
+)
 
 
 @contextmanager
@@ -44,7 +54,9 @@ def deterministic(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def conditions(device: torch.device, workers: int, threads: int, evaluation_threads: int) -> Record:
+def conditions(
+    device: torch.device, workers: int, threads: int, evaluation_threads: int, processes: int, parallel: str
+) -> Record:
     """What the bits of a run depend on beside its recipe."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {
@@ -55,6 +67,8 @@ def conditions(device: torch.device, workers: int, threads: int, evaluation_thre
         "workers": workers,
         "threads": threads,
         "evaluation_threads": evaluation_threads,
+        "processes": processes,
+        "parallel": parallel if processes > 1 else "none",
     }
 
 

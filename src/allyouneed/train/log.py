@@ -69,6 +69,15 @@ class Log:
             os.truncate(self.path, whole)
 
 
+class NoLog(Log):
+    """For processes that leave the logging to another."""
+
+    def __init__(self) -> None: ...
+    def append(self, record: Record) -> None: ...
+    def rewind(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
 def read_log(path: Path) -> list[Record]:
     """All records. A torn last line is left out; any other damage is an error that names the line."""
     try:

@@ -10,14 +10,16 @@ Everything random is addressed by (seed, step): the batches, the dropped element
 tensors and a few numbers has to be kept, and a run killed at any instant and started again with the same command ends
 in the same bits (budgets in minutes aside).
 
-A later issue distributes micro-batches over processes: `_micro_batches` is where a rank takes its share, and
-`Workers.run` is where gradients meet.
+Several processes (torchrun) run this same loop. `team.py` says who does what and what they agree upon, `parallel.py`
+where the weights are: a process takes its share of the micro-batches of a step, and gradients meet in `add_gradients`.
 """
 
 import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -34,6 +36,7 @@ from allyouneed.mixers import Mixer
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
 from allyouneed.storage import lock, refuse_links, verify, write_atomic
+from allyouneed.tasks import Score
 from allyouneed.tasks.loss import losses
 from allyouneed.train.average import Average
 from allyouneed.train.board import Board
@@ -42,10 +45,13 @@ from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.determinism import conditions, determinism_lines, deterministic, require_same_conditions
 from allyouneed.train.evaluate import evaluate, find_score, to_device
-from allyouneed.train.log import Log, read_log
+from allyouneed.train.log import Log, NoLog, read_log
+from allyouneed.train.parallel import place, require_dealt
 from allyouneed.train.recipe import Recipe, require_same_recipe
+from allyouneed.train.shard_files import save_shards
 from allyouneed.train.start import described
-from allyouneed.train.workers import Workers, shares, usable_cores
+from allyouneed.train.team import Team, said_once
+from allyouneed.train.workers import Workers, shares
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
 OWN = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")  # in a run folder
@@ -82,43 +88,67 @@ def train(
 ) -> Path:
     """Trains, or goes on training, in a run folder; returns the finished model folder.
 
-    `cores`: how many to use; otherwise all that this process may run on.
+    `cores`: how many to use; otherwise all that this process may run on. Under torchrun every process calls this, and
+    the first one writes to the folder and to the watcher.
     """
-    watcher = watcher or Silent()
-    folder.mkdir(parents=True, exist_ok=True)
-    _require_buildable(recipe)
-    refuse_links(folder, OWN)
-    with lock(folder), deterministic(recipe.train.deterministic):
-        require_same_recipe(folder, recipe)
-        if _is_finished(folder, watcher):
+    with said_once():
+        team = Team(recipe.train.parallel)
+        require_dealt(recipe.train, team)
+        _require_buildable(recipe)
+    watcher = watcher if watcher is not None and team.is_first else Silent()
+    team.join(where := team.device(device))
+    with team.listening(), deterministic(recipe.train.deterministic), ExitStack() as held:
+        if team.first(lambda: _enter(held, recipe, folder, watcher)):
             watcher.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
-            return folder / "model"
-        run = Run(recipe, folder, watcher, torch.device(device), cores)
-        # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
-        write_atomic(folder / "recipe.toml", to_toml(recipe).encode())
-        try:
-            with _stop_signals(run.stop):
-                run.look_at_start()
-                run.look_up_if_due()  # an evaluation that was given up to stop in time is made now
-                while run.has_budget():
-                    run.step()
-                    run.look_up_if_due()
-            return run.finish()  # all is saved by now: whoever stops this loses nothing
-        finally:
-            run.close()
+        else:
+            _go(recipe, folder, watcher, where, cores, team)
+    team.leave()
+    return folder / "model"
+
+
+def _enter(held: ExitStack, recipe: Recipe, folder: Path, watcher: Watcher) -> bool:
+    """Locks the run folder, refuses another recipe's; whether the run is finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, OWN)
+    held.enter_context(lock(folder))
+    require_same_recipe(folder, recipe)
+    return _is_finished(folder, watcher)
+
+
+def _go(recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, cores: int | None, team: Team) -> None:
+    run = Run(recipe, folder, watcher, device, cores, team)
+    # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
+    team.first(lambda: write_atomic(folder / "recipe.toml", to_toml(recipe).encode()))
+    try:
+        with _stop_signals(run.stop, patient=team.size > 1):
+            run.look_at_start()
+            run.look_up_if_due()  # an evaluation that was given up to stop in time is made now
+            while run.has_budget():
+                run.step()
+                run.look_up_if_due()
+        run.finish()  # all is saved by now: whoever stops this loses nothing
+    finally:
+        run.close()
 
 
 class Run:
     """A run in progress."""
 
     def __init__(
-        self, recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, cores: int | None = None
+        self,
+        recipe: Recipe,
+        folder: Path,
+        watcher: Watcher,
+        device: torch.device,
+        cores: int | None = None,
+        team: Team | None = None,
     ) -> None:
         self.spent = Spent()
-        self.cores = cores or usable_cores()
+        self.team = team = team or Team()
+        self.cores = cores or team.cores
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
-        self.data = recipe.task.prepare(folder / "data", recipe.seed)
+        self.data = team.in_turn(lambda: recipe.task.prepare(folder / "data", recipe.seed))
         two_texts = self.data.codec.source is not None and self.data.codec.target is not None
         if recipe.model.kind == "decoder" and two_texts and not self.data.sizes.shared:
             raise ConfigError(
@@ -128,15 +158,16 @@ class Run:
             watcher.note(note)
         torch.manual_seed(recipe.seed)
         self.model: Model = recipe.model.build(self.data.sizes).to(device)
-        self.checkpoints = Checkpoints(folder, report=watcher.note)
-        latest = self.checkpoints.latest()
-        if recipe.start is not None and latest is None:
-            recipe.start.fill(self.model, self.data.codec)
+        self.checkpoints = Checkpoints(folder, report=watcher.note, tidy=team.is_first)
+        latest = team.first(lambda: _name(self.checkpoints.latest()))
+        if (start := recipe.start) is not None and latest is None:
+            team.each(lambda: start.fill(self.model, self.data.codec))
             watcher.note(f"beginning with {described(recipe.start)}")
-        self.optimizers = self.config.optimizer.build(self.model)
-        self.average = Average(self.config.average, self.model)
-        self.log = Log(folder / "log.jsonl")
-        self.board = Board(folder / "tensorboard")
+        self.placement = place(self.model, self.config, team, device, twice=self._reads_twice())
+        self.optimizers = self.config.optimizer.build(self.placement, self.placement.gather_matrix)
+        self.average = Average(self.config.average, self.placement)
+        self.log = Log(folder / "log.jsonl") if team.is_first else NoLog()
+        self.board = Board(folder / "tensorboard", wanted=team.is_first)
         self.evaluations = 0
         self.evaluated_at = -1
         self.held_out_loss = 0.0  # then
@@ -148,22 +179,28 @@ class Run:
         self._asked_to_stop = False
         self._losses: list[float] = []
         if latest is not None:
-            self._resume(latest)
+            team.each(lambda: self._resume(self.checkpoints.folder / latest))
         else:
             self.log.rewind(-1)
         self.workers = self._hire()
         self._saved_at = time.monotonic()
         self._logged_at, self._logged_tokens = time.monotonic(), self.spent.tokens
 
+    def _reads_twice(self) -> bool:
+        """Whether a block runs more than once for one loss: a decoder that is given a source as its own text."""
+        return self.model.kind == "decoder" and self.data.batch(self.recipe.seed, 0).source_BS is not None
+
     def _hire(self) -> Workers:
         """Threads for micro-batches: on a CPU as many as there are cores, each with its share of them."""
         count, threads = 1, max(1, self.cores)
         if self.device.type == "cpu":
             keep_freed_memory()
-            count, threads = shares(self.cores, self.config.workers, self.config.accumulate)
-        now = conditions(self.device, count, threads, torch.get_num_threads())
+            workers, own = self.config.workers, len(self.team.share(self.config.accumulate))
+            count, threads = shares(self.cores, 1 if self.placement.shared_out else workers, own)
+        now = conditions(self.device, count, threads, torch.get_num_threads(), self.team.size, self.config.parallel)
         if self.config.deterministic:
-            require_same_conditions(read_log(self.log.path), now)
+            self.team.first(lambda: require_same_conditions(read_log(self.log.path), now))
+        self.team.copy_from_first([] if self.placement.shared_out else list(model_tensors(self.model).values()))
         self.log.append(
             {
                 "kind": "start",
@@ -178,6 +215,7 @@ class Run:
 
     def has_budget(self) -> bool:
         """Whether there is something left to spend, and nobody asked to stop."""
+        self._agree()
         if self._asked_to_stop:
             self._stop_here()
         if self.config.patience and self.since_best >= self.config.patience:
@@ -186,7 +224,8 @@ class Run:
 
     def _stop_here(self) -> None:
         self.save()
-        raise Interrupted(f"stopped and saved at step {self.spent.steps:,}; the same command goes on from there")
+        steps = f"{self.spent.steps:,}"
+        self.team.end(Interrupted(f"stopped and saved at step {steps}; the same command goes on from there"))
 
     def step(self) -> None:
         """One update of the weights."""
@@ -194,41 +233,55 @@ class Run:
         if self._is_hopeless():
             self._begin_anew()
         batches = self._micro_batches(step)
-        tokens = sum(batch.tokens for batch in batches)
-        share = tokens if self.config.loss_per == "token" else sum(batch.examples for batch in batches)
+        tokens, examples, flops = self.team.sum(
+            [
+                sum(batch.tokens for batch in batches.values()),
+                sum(batch.examples for batch in batches.values()),
+                sum(self._flops(batch) for batch in batches.values()),
+            ]
+        )
+        share = tokens if self.config.loss_per == "token" else examples
         self.workers.train(True)
 
-        def job(number: int) -> Callable[[nn.Module], float]:
+        def job(batch: Any) -> Callable[[nn.Module], float]:
             def forward_backward(replica: nn.Module) -> float:
-                total, segments = 0.0, losses(replica, batches[number], self.config.label_smoothing)  # type: ignore[arg-type]
-                while True:
+                total, segments = 0.0, losses(replica, batch, self.config.label_smoothing)  # type: ignore[arg-type]
+                for _ in range(batch.segments):
                     with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-                        loss = next(segments, None)
-                    if loss is None:
-                        return total
-                    (loss.objective / share).backward()
-                    total += float(loss.total.detach())
+                        objective, summed = self.placement.loss(segments)
+                    (objective / share).backward()
+                    total += float(summed.detach())
+                return total
 
             return forward_backward
 
-        jobs = [(_mix(self.recipe.seed, step, number), job(number)) for number in range(len(batches))]
-        loss = sum(self.workers.run(jobs)) / tokens
+        jobs = [(_mix(self.recipe.seed, step, number), job(batch)) for number, batch in batches.items()]
+        totals = self.team.in_order(self.workers.run(jobs), self.config.accumulate)
+        loss = sum(totals) / tokens
+        self.placement.add_gradients()
         # A budget in minutes cannot foresee what this step will take, so it goes by what was spent before it.
         ahead = Spent(
-            steps=step + 1, tokens=self.spent.tokens + tokens, seconds=self.spent.seconds, flops=self.spent.flops
+            steps=step + 1, tokens=self.spent.tokens + int(tokens), seconds=self.spent.seconds, flops=self.spent.flops
         )
         factor = self.config.schedule.factor(ahead.fraction(self.config.budget))
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf))
+        norm = self._clip()
         if self._is_sound(norm):
             self.optimizers.step(factor, self.workers)
             self.average.update(step + 1)
         for module in self.model.modules():
             if isinstance(module, Mixer | Model):
                 module.after_step(step + 1)
-        for parameter in self.model.parameters():
+        for _, parameter in self.placement.named_parameters():
             parameter.grad = None
-        self.spent.add_step(tokens, sum(self._flops(batch) for batch in batches))
+        self.spent.add_step(int(tokens), flops)
         self._record(loss, norm, factor)
+
+    def _clip(self) -> float:
+        """Shortens the gradient where it is too long; its norm before that."""
+        norm = self.placement.norm()
+        parameters = [parameter for _, parameter in self.placement.named_parameters()]
+        nn.utils.clip_grads_with_norm_(parameters, self.config.clip or math.inf, norm)
+        return self.team.of_the_first([float(norm)])[0]  # so that all take the same decision
 
     def _is_hopeless(self) -> bool:
         """Whether an evaluation of these weights has just shown that nothing will come of them."""
@@ -243,9 +296,9 @@ class Run:
         """
         torch.manual_seed(_mix(self.recipe.seed, self.spent.steps, 0))
         fresh: Model = self.recipe.model.build(self.data.sizes)
-        fill_model(self.model, model_tensors(fresh), self.folder)
-        self.optimizers = self.config.optimizer.build(self.model)
-        self.average = Average(self.config.average, self.model)
+        self.placement.fill(model_tensors(fresh), self.folder)
+        self.optimizers = self.config.optimizer.build(self.placement, self.placement.gather_matrix)
+        self.average = Average(self.config.average, self.placement)
         self._losses = []
         # With the number of the step to come: if that is lost, so is this line.
         self.log.append({"kind": "restart", "step": self.spent.steps + 1, "loss": self.held_out_loss})
@@ -254,10 +307,10 @@ class Run:
             f"{self.config.restart_above:g}: beginning anew with other weights"
         )
 
-    def _micro_batches(self, step: int) -> list[Any]:
-        first = step * self.config.accumulate
-        batches = [self.data.batch(self.recipe.seed, first + number) for number in range(self.config.accumulate)]
-        return [to_device(batch, self.device) for batch in batches]
+    def _micro_batches(self, step: int) -> dict[int, Any]:
+        """Those of this process, by their number within the step."""
+        first, own = step * self.config.accumulate, self.team.share(self.config.accumulate)
+        return {n: to_device(self.data.batch(self.recipe.seed, first + n), self.device) for n in own}
 
     def _flops(self, batch: Any) -> float:
         """Forward and backward: a backward pass costs two forward passes."""
@@ -278,9 +331,11 @@ class Run:
         self.log.append({"kind": "skip", "step": self.spent.steps + 1, "norm": repr(norm)})
         self.watcher.note(f"step {self.spent.steps + 1:,}: a gradient of norm {norm:.3g} was not applied")
         if self.skips >= MOST_SKIPS:
-            raise TrainingError(
-                f"step {self.spent.steps:,}: the gradient was useless {MOST_SKIPS} times in a row (norm {norm}); "
-                "lower train.optimizer.lr or lengthen train.schedule.warmup, and start a new run"
+            self.team.end(
+                TrainingError(
+                    f"step {self.spent.steps:,}: the gradient was useless {MOST_SKIPS} times in a row (norm {norm}); "
+                    "lower train.optimizer.lr or lengthen train.schedule.warmup, and start a new run"
+                )
             )
         return False
 
@@ -315,10 +370,21 @@ class Run:
 
     def look_up_if_due(self) -> None:
         """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
+        save_now = self._agree()
         if self._due() > self.evaluations:
             self._evaluate_or_stop()
-        elif time.monotonic() - self._saved_at > 60 * self.config.save_minutes:
+        elif save_now:
             self.save()
+
+    def _agree(self) -> bool:
+        """One clock for all processes, and one decision to stop; whether it is time to save."""
+        save_now = time.monotonic() - self._saved_at > 60 * self.config.save_minutes
+        if self.team.size > 1:
+            clock = [self.spent.seconds, save_now] if self.team.is_first else [0.0, 0.0]
+            stop = self._asked_to_stop or self.team.orphaned()
+            self.spent.seconds, save, stops = self.team.sum([*clock, stop])
+            save_now, self._asked_to_stop = save > 0, stops > 0
+        return save_now
 
     def _due(self) -> int:
         """How many evaluations there should have been."""
@@ -340,13 +406,12 @@ class Run:
         """Scores the (averaged) weights on the validation split; saves a checkpoint, marked if it is the best yet."""
         greedy = SearchConfig(beam=1, batch_tokens=self.recipe.decode.batch_tokens)
         with self.average.swapped_in(), self.workers.at_rest():
-            search = None if self.config.metric == "loss" else greedy
-            scores = evaluate(self.model, self.data, "valid", search, between)
+            scores = self._score(None if self.config.metric == "loss" else greedy, between)
         self.evaluated_at, self.evaluations = self.spent.steps, self._due()
         chosen = find_score(scores, self.config.metric)
         if chosen is None:
             known = ", ".join(score.name for score in scores)
-            raise ConfigError(f"train.metric: the task has no score {self.config.metric!r}; it has {known}")
+            self.team.end(ConfigError(f"train.metric: the task has no score {self.config.metric!r}; it has {known}"))
         loss = find_score(scores, "loss")
         assert loss is not None, "every task has one"
         self.held_out_loss = loss.value
@@ -361,6 +426,22 @@ class Run:
         record |= {score.name: score.value for score in scores}
         self._announce(record)
         self.save()
+
+    def _score(self, search: SearchConfig | None, between: Callable[[int], None] | None) -> list[Score]:
+        """Scores of the weights as they are, measured by the first process and told to all."""
+        model = self.placement.gather()
+
+        def measure() -> list[dict[str, Any]] | None:
+            assert model is not None, "the first process has it"
+            try:
+                return [asdict(score) for score in evaluate(model, self.data, "valid", search, between)]
+            except _Abandoned:
+                return None
+
+        told = self.team.first(measure)
+        if told is None:
+            raise _Abandoned
+        return [Score(**score) for score in told]
 
     def save(self) -> None:
         """A checkpoint of now, marked if no evaluation was better than the one just made."""
@@ -377,10 +458,14 @@ class Run:
             "skips": self.skips,
             "losses": self._losses,
         }
-        tensors = {"model": model_tensors(self.model), "optimizer": self.optimizers.tensors()}
+        tensors = {"model": self.placement.tensors(), "optimizer": self.optimizers.tensors()}
         if self.average.copies:
             tensors["average"] = self.average.tensors()
-        self.checkpoints.save(self.spent.steps, tensors, state, best=self.best_step == self.spent.steps)
+        best = self.best_step == self.spent.steps
+        if self.placement.shared_out:
+            save_shards(self.checkpoints, self.team, self.spent.steps, tensors, state, best)
+        else:
+            self.team.first(lambda: _name(self.checkpoints.save(self.spent.steps, tensors, state, best)))
         self._saved_at = time.monotonic()
 
     def _resume(self, path: Path) -> None:
@@ -395,9 +480,9 @@ class Run:
 
     def _restore(self, path: Path) -> None:
         checkpoint = self.checkpoints.load(path)
-        fill_model(self.model, checkpoint.tensors["model"], path)
-        self.optimizers.load_tensors(checkpoint.tensors["optimizer"])
-        self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        self.placement.fill(checkpoint.tensors["model"], path)
+        self.optimizers.load_tensors(self.placement.cut(checkpoint.tensors["optimizer"]))
+        self.average.load_tensors(self.placement.cut(checkpoint.tensors.get("average", {})))
         state = checkpoint.state
         self.spent = Spent(**{name: state["spent"][name] + 0 for name in ("steps", "tokens", "seconds", "flops")})
         self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
@@ -409,22 +494,28 @@ class Run:
         """The best weights, scored with the recipe's own search, as a model folder."""
         if self.evaluated_at != self.spent.steps:
             self.evaluate()
+        self.workers.close()  # decoding may use all cores again
+        model = self.placement.gather()
+        self.team.first(lambda: self._write_model(model))
+        return self.folder / "model"
+
+    def _write_model(self, model: Model | None) -> None:
         path = self.checkpoints.best() or self.checkpoints.latest()
         assert path is not None, "an evaluation has just saved one"
+        assert model is not None, "the first process has it"
         checkpoint = self.checkpoints.load(path)
-        fill_model(self.model, checkpoint.tensors["model"], path)
-        self.average.load_tensors(checkpoint.tensors.get("average", {}))
+        fill_model(model, checkpoint.tensors["model"], path)
+        average = Average(self.config.average, model)
+        average.load_tensors(checkpoint.tensors.get("average", {}))
         self.watcher.note("measuring the best weights on the validation split")
-        self.workers.close()  # decoding may use all cores again
-        with self.average.swapped_in():
-            scores = evaluate(self.model, self.data, "valid", self.recipe.decode)
+        with average.swapped_in():
+            scores = evaluate(model, self.data, "valid", self.recipe.decode)
             how = determinism_lines(self.recipe, read_log(self.log.path))
-            card = model_card(self.recipe, self.model, self.spent, checkpoint.step, scores, self.data.notes, how)
+            card = model_card(self.recipe, model, self.spent, checkpoint.step, scores, self.data.notes, how)
             end = {"kind": "end", "step": self.spent.steps, "chosen": checkpoint.step, **self.spent.as_dict()}
             # Before the model, which makes this run a finished one: a finished run always says what it found.
             self.log.append(end | {score.name: score.value for score in scores})
-            save_folder(self.folder / "model", self.model, self.data.codec, self.recipe, card)
-        return self.folder / "model"
+            save_folder(self.folder / "model", model, self.data.codec, self.recipe, card)
 
     def close(self) -> None:
         """Ends the threads and closes the log."""
@@ -443,6 +534,10 @@ def _mix(seed: int, step: int, number: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (mixed ^ (mixed >> 31)) >> 1
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else path.name
 
 
 def _require_buildable(recipe: Recipe) -> None:
@@ -464,10 +559,14 @@ def _is_finished(folder: Path, watcher: Watcher) -> bool:
 
 
 class _stop_signals:
-    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once."""
+    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once.
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
+    `patient`: not even a second one: torchrun passes on what its processes may have heard already, and kills what does
+    not end in time.
+    """
+
+    def __init__(self, stop: Callable[[], None], patient: bool = False) -> None:
+        self._stop, self._patient = stop, patient
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> None:
@@ -479,7 +578,8 @@ class _stop_signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._stop()
-        signal.signal(number, self._old[number])
+        if not self._patient:
+            signal.signal(number, self._old[number])
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._old.items():

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Of rows of a matrix and their update: the update of all rows, and which of them those are.
+Gather = Callable[[Tensor, Tensor], tuple[Tensor, slice]]
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that pushes singular values towards 1 in five steps
 
 
@@ -36,8 +39,17 @@ def orthogonalise(matrix_NRD: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        gather: Gather | None = None,
+    ) -> None:
+        """`gather`: for parameters that are only some rows of their matrices."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._gather = gather
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
@@ -48,18 +60,32 @@ class Muon(torch.optim.Optimizer):
     def tasks(self, shares: int) -> list[Callable[[], None]]:
         """The same update as so many independent pieces of about equal work, for threads to share."""
         pieces: list[list[Callable[[], None]]] = [[] for _ in range(shares)]
+        last: list[Callable[[], None]] = []
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
                 update = self._momentum(weight, group["momentum"])
+                if self._gather is not None:
+                    weight, update = self._all_rows(weight, update, group["lr"] * group["weight_decay"], last)
                 for part, piece in zip(_parts(weight), _parts(update), strict=True):
                     by_shape.setdefault(part.shape, []).append((part, piece))
             for pairs in by_shape.values():
                 for share, tasks in enumerate(pieces):
                     tasks.append(partial(_apply, pairs[share::shares], group["lr"], group["weight_decay"]))
+        pieces[0] += last
         return [partial(_in_turn, tasks) for tasks in pieces]
+
+    def _all_rows(
+        self, rows: Tensor, update: Tensor, decay: float, last: list[Callable[[], None]]
+    ) -> tuple[Tensor, Tensor]:
+        """A stand-in for the whole matrix, to be moved instead; `last` moves our rows as it was moved."""
+        assert self._gather is not None
+        whole, ours = self._gather(rows, update)
+        moved = torch.zeros_like(whole)
+        last.append(partial(_follow, rows, moved[ours], decay))
+        return moved, whole
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
         assert weight.grad is not None
@@ -68,6 +94,11 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(weight)
         state["momentum"].lerp_(weight.grad, 1 - momentum)
         return weight.grad.lerp(state["momentum"], momentum)
+
+
+@torch.no_grad()
+def _follow(rows: Tensor, moved: Tensor, decay: float) -> None:
+    rows.mul_(1 - decay).add_(moved)
 
 
 def _in_turn(tasks: Sequence[Callable[[], None]]) -> None:

@@ -1,7 +1,8 @@
 """Adam as in the paper, AdamW, Muon for the matrices with AdamW for the rest, and what came before them: RMSProp and
 stochastic gradient descent with momentum; and their state as named tensors."""
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -9,8 +10,14 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
-from allyouneed.train.muon import Muon
+from allyouneed.train.muon import Gather, Muon
 from allyouneed.train.workers import Workers
+
+
+class Parameters(Protocol):
+    """A model, or the part of its numbers that this process keeps."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class OptimizerConfig(Config):
@@ -25,14 +32,14 @@ class OptimizerConfig(Config):
     epsilon: PositiveFloat = 1e-9
     weight_decay: NonNegativeFloat = 0.0  # all but adam, on matrices
 
-    def build(self, model: nn.Module) -> "Optimizers":
-        return Optimizers(self, model)
+    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
+        return Optimizers(self, model, gather)
 
 
 class Optimizers:
     """All parameters of a model, each with the rule that suits it; one learning-rate factor for all."""
 
-    def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
+    def __init__(self, config: OptimizerConfig, model: Parameters, gather: Gather | None = None) -> None:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         blocks = {
             parameter
@@ -48,9 +55,7 @@ class Optimizers:
         self.all: list[torch.optim.Optimizer] = [_rule(config, [group for group in groups if group["params"]])]
         if blocks:
             matrices = [parameter for parameter in self.names if parameter in blocks]
-            self.all.append(
-                Muon(matrices, lr=config.matrix_lr, momentum=config.momentum, weight_decay=config.weight_decay)
-            )
+            self.all.append(Muon(matrices, config.matrix_lr, config.momentum, config.weight_decay, gather))
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
 
     def step(self, factor: float, workers: Workers | None = None) -> None:

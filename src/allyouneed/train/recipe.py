@@ -15,6 +15,7 @@ from allyouneed.train.budget import BudgetConfig
 from allyouneed.train.optimizer import OptimizerConfig
 from allyouneed.train.schedule import ScheduleConfig
 from allyouneed.train.start import StartConfig, described
+from allyouneed.train.team import Parallel
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,6 +31,7 @@ class TrainConfig(Config):
     loss_per: Literal["token", "example"] = "token"  # what the gradient is a mean over; example: long ones weigh more
     accumulate: PositiveInt = 1  # batches of the task for one step; on a CPU they run side by side
     workers: NonNegativeInt = 0  # batches at a time; 0: as many as there are cores, at most `accumulate`
+    parallel: Parallel = "none"  # how several processes (torchrun) share a step: whole models, or their rows
     clip: NonNegativeFloat = 1.0  # the largest norm of the gradient; 0: any
     spike: NonNegativeFloat = 20.0  # a gradient so many times above its running mean is skipped; 0: none is
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for accelerators
@@ -176,11 +178,17 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
         raise ConfigError(
             f"{file}: this run began with {described(began.start)}, not with {described(recipe.start)}; {advice}"
         )
-    differing = differences(*(one.model_copy(update={"start": None}) for one in (began, recipe)))
+    differing = differences(_what_counts(began), _what_counts(recipe))
     if differing:
         what = "; ".join(differing[:MOST_DIFFERENCES])
         more = f"; and {len(differing) - MOST_DIFFERENCES} more" if len(differing) > MOST_DIFFERENCES else ""
         raise ConfigError(f"{file}: this run was started with another recipe: {what}{more}; {advice}")
+
+
+def _what_counts(recipe: Recipe) -> Recipe:
+    """Without where the first weights lie, and where the weights are in training: another team may go on."""
+    anywhere = recipe.train.model_copy(update={"parallel": "none"})
+    return recipe.model_copy(update={"start": None, "train": anywhere})
 
 
 MOST_DIFFERENCES = 3  # in one line
