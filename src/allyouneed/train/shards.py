@@ -54,11 +54,7 @@ class Shards:
 
     def __init__(self, model: Model, team: Team, device: torch.device, *, one_unit: bool) -> None:
         """`one_unit`: no block on its own, for graphs in which a block runs twice."""
-        scalars = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
-        if scalars:
-            raise ConfigError(
-                f"train.parallel='fsdp': {scalars[0]} is a single number and has no rows to share; use ddp"
-            )
+        _require_rows(model)
         # The blocks hand their states out as views; nothing is ever written into them while training.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.team, self.model = team, model
@@ -140,6 +136,18 @@ class Shards:
         shared = DTensor.from_local(update, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1))
         with self.team.listening():
             return shared.full_tensor(), rows_of(shape[0], self.team.rank, self.team.size)
+
+
+def _require_rows(model: nn.Module) -> None:
+    """Refuses what FSDP2 cannot share out."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise ConfigError(f"train.parallel='fsdp': {name} is a single number, which has no rows; use 'ddp'")
+        if not parameter.is_contiguous():
+            raise ConfigError(
+                f"train.parallel='fsdp': {name} does not lie in memory row by row (a convolution that is laid out for "
+                "speed); use 'ddp'"
+            )
 
 
 def _units(model: nn.Module) -> list[Block]:

@@ -1,0 +1,297 @@
+"""Several processes make the run of one: the same losses, from any checkpoint, with any of them stopped or killed."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import distributed_run
+import pytest
+import torch
+
+from allyouneed.config import merge, parse, to_toml
+from allyouneed.errors import ConfigError
+from allyouneed.train import Recipe, train
+from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.log import read_log
+
+HERE = Path(__file__).resolve().parent
+pytestmark = pytest.mark.no_shapes
+
+TINY: dict[str, Any] = {
+    "task": {"type": "copy", "batch": 4, "valid": 8, "test": 8},
+    "model": {
+        "type": "encoder-decoder",
+        "width": 10,  # 4 processes get 3, 3, 3 and 1 of its rows
+        "hidden": 12,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "mixer": {"type": "softmax", "heads": 2},
+        "dropout": 0.2,
+    },
+    "train": {
+        "budget": {"steps": 4},
+        "accumulate": 4,
+        "workers": 1,
+        "evaluate_every": 0.5,
+        "log_every": 1,
+        "clip": 0.5,
+        "optimizer": {"type": "muon", "weight_decay": 0.01, "lr": 0.01},
+        "average": {"type": "ema", "decay": 0.9},
+    },
+    "decode": {"beam": 1},
+}
+LAST: dict[str, Any] = {"average": {"type": "last", "count": 2, "every": 2}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "muon": {},
+    "adamw": {"optimizer": {"type": "adamw", "weight_decay": 0.1, "lr": 0.01}, **LAST},
+    "rmsprop": {"optimizer": {"type": "rmsprop", "lr": 0.001}, "average": {"type": "none"}},
+    "sgd": {"optimizer": {"type": "sgd", "lr": 0.1}, "loss_per": "example"},
+}
+PARALLEL = ("ddp", "fsdp")
+TWO = [("ddp", "muon"), ("ddp", "sgd"), *(("fsdp", name) for name in CHANGES)]
+GOES_ON = [("ddp", "none"), ("fsdp", "none"), ("ddp", "fsdp"), ("fsdp", "ddp")]
+CHANGES["minutes"] = {"budget": {"minutes": 0.01}, "evaluate_every": 1.0}
+CHANGES["hopeless"] = {"optimizer": {"type": "sgd", "lr": 1e300, "momentum": 0.0}, "budget": {"steps": 60}, "clip": 0.0}
+
+
+def tree(parallel: str, train: dict[str, Any]) -> dict[str, Any]:
+    return merge(TINY, {"train": {"parallel": parallel}}) | {"train": {**TINY["train"], "parallel": parallel, **train}}
+
+
+# The folder of all runs; what became of those of two processes, in each of them; of all later ones.
+Done = tuple[Path, list[list[str]], list[list[str]]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(**more: object) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    folders = [HERE.parents[1] / "src", HERE.parent, HERE.parent / "contracts"]
+    source = os.pathsep.join([*map(str, folders), kept.get("PYTHONPATH", "")])
+    return kept | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in more.items()}
+
+
+def together(processes: int, folder: Path, runs: list[dict[str, Any]]) -> list[list[str]]:
+    """Makes runs with so many processes; what became of each run, in each process."""
+    file = folder / f"runs-of-{processes}.json"
+    file.write_text(json.dumps(runs))
+    command = [sys.executable, str(HERE / "distributed_run.py"), str(file)]
+    common: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    several = [{"RANK": rank, "LOCAL_RANK": rank, **common} for rank in range(processes)]
+    started = [subprocess.Popen(command, env=environment(**env), stderr=subprocess.PIPE) for env in several]
+    for process in started:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors.decode()
+    return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(processes)]
+
+
+def losses(run: Path) -> dict[tuple[str, int], float]:
+    """Of every step and every evaluation."""
+    return {(r["kind"], r["step"]): r["loss"] for r in read_log(run / "log.jsonl") if "loss" in r}
+
+
+def alone(runs: list[dict[str, Any]]) -> list[str]:
+    """Makes runs in this process, as each of several would."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return [distributed_run.one(run) for run in runs]
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> "Done":
+    """All runs: by one process, by two, by four, by one, each going on with what another has stopped."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(parallel: str, name: str, out: str, **more: Any) -> dict[str, Any]:
+        return {"recipe": tree(parallel, CHANGES[name]), "out": str(folder / out), **more}
+
+    alone([run("none", name, f"one-{name}") for name in list(CHANGES)[:4]] + [run("none", "muon", "1-stopped", stop=2)])
+    for parallel in PARALLEL:
+        shutil.copytree(folder / "1-stopped", folder / f"1-to-2-{parallel}")
+    two = together(
+        2,
+        folder,
+        [run(parallel, name, f"two-{parallel}-{name}") for parallel, name in TWO]
+        + [run(parallel, "muon", f"1-to-2-{parallel}") for parallel in PARALLEL]
+        + [run("fsdp", "minutes", "minutes")]
+        + [run(parallel, "muon", f"2-{parallel}-stopped", stop=2) for parallel in PARALLEL]
+        + [run("fsdp", "hopeless", "hopeless")],
+    )
+    for before, after in GOES_ON:
+        shutil.copytree(folder / f"2-{before}-stopped", folder / f"2-{before}-to-{after}")
+    by_four = [(before, after) for before, after in GOES_ON if after != "none"]
+    four = together(4, folder, [run(after, "muon", f"2-{before}-to-{after}") for before, after in by_four])
+    by_one = alone([run("none", "muon", f"2-{before}-to-none") for before, after in GOES_ON if after == "none"])
+    return folder, two, [*four, by_one]
+
+
+def assert_same(run: Path, expected: Path) -> None:
+    ours, theirs = losses(run), losses(expected)
+    assert ours.keys() == theirs.keys()
+    assert max(abs(ours[key] - theirs[key]) for key in ours) < 1e-10
+    tensors = []
+    for folder in (run, expected):
+        checkpoints = Checkpoints(folder)
+        latest = checkpoints.latest()
+        assert latest is not None
+        tensors.append(checkpoints.load(latest).tensors)
+    for part, named in tensors[1].items():
+        assert named.keys() == tensors[0][part].keys()
+        for name, tensor in named.items():
+            assert (tensors[0][part][name] - tensor).abs().max() < 1e-8, name
+
+
+@pytest.mark.parametrize(("parallel", "name"), TWO)
+def test_two_processes_make_the_run_of_one(parallel: str, name: str, done: Done) -> None:
+    assert_same(done[0] / f"two-{parallel}-{name}", done[0] / f"one-{name}")
+
+
+@pytest.mark.parametrize(("before", "after"), GOES_ON)
+def test_one_or_four_processes_go_on_with_what_two_have_stopped(before: str, after: str, done: Done) -> None:
+    assert_same(done[0] / f"2-{before}-to-{after}", done[0] / "one-muon")
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_processes_go_on_with_what_one_has_stopped(parallel: str, done: Done) -> None:
+    assert_same(done[0] / f"1-to-2-{parallel}", done[0] / "one-muon")
+
+
+def test_every_process_ends_alike_and_the_first_one_says_why(done: Done) -> None:
+    _, (first, second), others = done
+    assert first[-3:-1] == ["Interrupted: stopped and saved at step 2; the same command goes on from there"] * 2
+    assert "useless 25 times" in first[-1]
+    assert second[-3:] == ["Elsewhere: "] * 3
+    assert {*first[:-3], *second[:-3], *(what for results in others for what in results)} == {"done"}
+
+
+def test_minutes_end_all_processes_at_one_step(done: Done) -> None:
+    end = read_log(done[0] / "minutes" / "log.jsonl")[-1]
+    assert end["kind"] == "end"
+    assert end["seconds"] >= 0.6
+
+
+def test_each_process_writes_its_rows(done: Done) -> None:
+    path = Checkpoints(done[0] / "two-fsdp-muon").latest()
+    assert path is not None
+    names = sorted(file.name for file in path.iterdir())
+    assert [name for name in names if name.startswith("model")] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    sizes = [(path / name).stat().st_size for name in names if name.startswith("optimizer")]
+    assert abs(sizes[0] - sizes[1]) < 0.2 * sizes[0]
+    log = read_log(done[0] / "two-fsdp-muon" / "log.jsonl")
+    assert [(r["processes"], r["parallel"]) for r in log if r["kind"] == "start"] == [(2, "fsdp")]
+
+
+def test_every_architecture_and_mixer_has_the_gradients_of_one_process(tmp_path: Path) -> None:
+    common: dict[str, object] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": 2}
+    command = [sys.executable, str(HERE / "distributed_gradients.py")]
+    started = [
+        subprocess.Popen(
+            command, env=environment(RANK=rank, **common), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    found = json.loads(outputs[0][0])
+    assert len(found) > 30
+    for name, worst in found.items():
+        if name.startswith("neural-gpu"):
+            assert "does not lie in memory row by row" in worst
+        else:
+            assert isinstance(worst, float), worst
+            assert worst < 1e-10, name
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes", "message"),
+    [
+        ("none", {}, "but 3 processes were started"),
+        ("ddp", {"accumulate": 2}, r"train\.accumulate=2: 3 processes share"),
+        ("fsdp", {"accumulate": 4}, "must be a multiple of 3"),
+        ("fsdp", {"accumulate": 6, "workers": 2}, r"train\.workers=2: .* one replica"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(
+    parallel: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match=message):
+        train(parse(Recipe, tree(parallel, changes)), tmp_path)
+
+
+# --- under torchrun ---
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    """A run of two processes that would take long; returns when it has evaluated once more."""
+    changes = {"budget": {"steps": 100_000}, "evaluate_every": 0.0002, "log_every": 20}
+    (folder / "recipe.toml").write_text(to_toml(parse(Recipe, tree("ddp", changes))))
+    command = [*TORCHRUN, "-m", "allyouneed", "train", str(folder / "recipe.toml"), "--out", str(folder / "run")]
+    before = evaluations(folder / "run")
+    process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while evaluations(folder / "run") <= before:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return process
+
+
+def evaluations(run: Path) -> int:
+    log = run / "log.jsonl"
+    return log.read_text().count('"evaluation"') if log.exists() else 0
+
+
+def workers(process: "subprocess.Popen[str]") -> list[int]:
+    """The processes that torchrun has started, by their rank."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    by_rank = {}
+    for child in map(int, children):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        by_rank |= {int(value[5:]): child for value in variables if value.startswith(b"RANK=")}
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    killed = time.monotonic()
+    os.kill(workers(process)[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert time.monotonic() - killed < 40  # torchrun waits 30 s for those that do not end
+    assert process.returncode > 0
+    assert errors.count("error: ") == errors.count("another process of this run has ended") == 1
+    latest = Checkpoints(tmp_path / "run").latest()
+    assert latest is not None
+
+    process = start(tmp_path)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=100)
+    assert time.monotonic() - asked < 10
+    assert process.returncode != 0
+    assert f"going on from step {int(latest.name[5:]):,}" in errors
+    assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
