@@ -3,6 +3,9 @@
 ours, ours int8                    the torch engine with its kernels, as `allyouneed translate [--int8]` runs it
 ctranslate2, ctranslate2 int8      our weights through `allyouneed export --to ctranslate2`
 generate, generate+malloc          Hugging Face Marian: as its users run it, and with our allocator setting
+
+JoeyNMT is no side: it wants another protobuf than the pinned one, and its command line does not start with what it
+installs.
 """
 
 import json

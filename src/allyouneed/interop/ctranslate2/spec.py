@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from allyouneed.block import GATED, Block
 from allyouneed.errors import ConfigError
+from allyouneed.interop.known import require_known
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
@@ -40,9 +41,7 @@ def build_spec(model: Model) -> Any:
     from ctranslate2 import specs
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
-    if not isinstance(model, EncoderDecoder | Decoder):
-        kind = getattr(getattr(model, "config", None), "type", model.kind)
-        raise ConfigError(f"ctranslate2: model.type {kind} cannot be expressed there; encoder-decoder and decoder can")
+    model = require_known(model, "ctranslate2")
     config, cross = model.config, isinstance(model, EncoderDecoder)
     refuse(model)
     decoder = TransformerDecoderSpec(
@@ -99,8 +98,7 @@ def _refuse_alibi(positions: AlibiConfig, model: EncoderDecoder | Decoder) -> No
 
 def _refuse_mixer(name: str, mixer: nn.Module, shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
     """The heads of queries and of keys and their width, which all layers of a stack have in common."""
-    if not isinstance(mixer, Softmax):
-        raise ConfigError(f"ctranslate2: {name} {type(mixer).__name__.lower()} cannot be expressed there; softmax can")
+    assert isinstance(mixer, Softmax)
     if mixer.keys != mixer.values:
         what = f"keys of width {mixer.keys // mixer.groups} and values of width {mixer.values // mixer.groups}"
         raise ConfigError(f"ctranslate2: {name}: {what} cannot be expressed there; they should be equal")

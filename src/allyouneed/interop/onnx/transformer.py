@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.block import FUNCTIONS, Block, FeedForward
-from allyouneed.errors import ConfigError
+from allyouneed.interop.known import require_known
 from allyouneed.interop.onnx.graph import Graph
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
@@ -38,15 +38,7 @@ Kept = dict[str, str]  # what a step needs or gives, by its name outside
 
 def graphs_of(model: Model) -> dict[str, Graph]:
     """The files of a model and what they hold."""
-    if not isinstance(model, EncoderDecoder | Decoder):
-        kind = getattr(getattr(model, "config", None), "type", model.kind)
-        raise ConfigError(f"onnx: model.type {kind} cannot be exported; encoder-decoder and decoder can")
-    for module in model.modules():
-        if isinstance(module, Block):
-            for name, mixer in (("mixer", module.mixer), ("cross", module.cross)):
-                if mixer is not None and not isinstance(mixer, Softmax):
-                    found = type(mixer).__name__.lower()
-                    raise ConfigError(f"onnx: model.{name} {found} cannot be exported; softmax can")
+    model = require_known(model, "onnx")
     graphs = {"decoder.onnx": _decoder(model)}
     return {"encoder.onnx": _encoder(model), **graphs} if isinstance(model, EncoderDecoder) else graphs
 

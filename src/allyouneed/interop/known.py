@@ -1,0 +1,59 @@
+"""The settings of softmax Transformers that engines of others are told about; one that is not listed is refused.
+
+A setting that is added to our models some day changes what they compute. Unless its exporter knows it, it must be at
+its default, which is what the model computed before there was the setting.
+"""
+
+from typing import Any
+
+from allyouneed.config import Config
+from allyouneed.errors import ConfigError
+from allyouneed.models import Model
+from allyouneed.models.decoder import Decoder
+from allyouneed.models.encoder_decoder import EncoderDecoder
+
+BLOCKS = {"type", "width", "hidden", "norm", "normalisation", "feedforward", "feedforward_bias", "epsilon", "dropout"}
+MODEL = BLOCKS | {"mixer", "positions", "embedding_scale", "embedding_norm", "output_bias", "tied", "layers"}
+MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross"}
+MIXERS = {"softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias"}}
+POSITIONS = {
+    "none": {"type"},
+    "sinusoidal": {"type", "halves"},
+    "learned": {"type", "max_length"},
+    "shaw": {"type", "clip"},
+    "t5": {"type", "buckets", "max_distance"},
+    "alibi": {"type", "interleaved"},
+    "rotary": {"type", "base"},
+}
+
+
+def require_known(model: Model, engine: str) -> EncoderDecoder | Decoder:
+    """The model, if all that it is made of has a name here."""
+    if not isinstance(model, EncoderDecoder | Decoder):
+        kind = getattr(getattr(model, "config", None), "type", model.kind)
+        raise ConfigError(f"{engine}: model.type {kind} cannot be expressed there; encoder-decoder and decoder can")
+    config = model.config
+    _require_fields(config, MODEL, f"{engine}: model")
+    mixers: dict[str, Any] = {"mixer": config.mixer}
+    if isinstance(model, EncoderDecoder):
+        mixers |= {"encoder_mixer": model.config.encoder_mixer, "cross": model.config.cross}
+    for name, given in mixers.items():
+        for mixer in given if isinstance(given, list) else [given]:
+            if mixer is not None:
+                _require_kind(mixer, MIXERS, f"{engine}: model.{name}")
+    _require_kind(config.positions, POSITIONS, f"{engine}: model.positions")
+    return model
+
+
+def _require_kind(config: Config, known: dict[str, set[str]], where: str) -> None:
+    kind = str(getattr(config, "type", ""))
+    if kind not in known:
+        raise ConfigError(f"{where} {kind} cannot be expressed there; {', '.join(known)} can")
+    _require_fields(config, known[kind], where)
+
+
+def _require_fields(config: Config, known: set[str], where: str) -> None:
+    for name, field in type(config).model_fields.items():
+        if name not in known and getattr(config, name) != field.default:
+            value = getattr(config, name)
+            raise ConfigError(f"{where}.{name} {value} cannot be expressed there; its default {field.default} can")
