@@ -21,6 +21,7 @@ import argparse
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 from decode_sides import EXACT, NEVER, SIDES, VOCABULARY, Ids, Request, Side, Weights
 
@@ -88,6 +89,16 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
                 print(line, flush=True)
 
 
+def is_marian(folder: str) -> bool:
+    """Whether peers.py can give the model's weights to Hugging Face's Marian."""
+    from allyouneed.folder import load_folder
+
+    model: Any = load_folder(folder).model
+    config = model.config
+    place = config.norm, config.positions.type, config.feedforward, config.tied, model.sizes.shared
+    return place == ("post", "sinusoidal", "relu", True, True)
+
+
 def _lines(path: str) -> list[str]:
     return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
 
@@ -132,6 +143,9 @@ def main() -> None:
     names = [name.strip() for name in options.sides.split(",")]
     if unknown := [name for name in names if name not in SIDES]:
         raise SystemExit(f"--sides: no {unknown[0]!r}; there are {', '.join(SIDES)}")
+    if options.model and any(name.startswith("generate") for name in names) and not is_marian(options.model):
+        print("generate: left out; Marian is post-norm, ReLU, tied, with sinusoidal positions, and this model is not")
+        names = [name for name in names if not name.startswith("generate")]
     sides = [Side(name, options.threads) for name in names]
     beams, batches = ([int(number) for number in text.split(",")] for text in (options.beams, options.batches))
     if options.model:
