@@ -33,7 +33,15 @@ INERT = {
     ),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "summary_first_dropout", "init_std", "initializer_range"),
     *("initializer_factor", "gradient_checkpointing", "task_specific_params", "finetuning_task", "_num_labels"),
-    *("_attn_implementation_autoset", "tokenizer_class", "torchscript", "sep_token_id", "language", "license"),
+    *(
+        "_from_model_config",
+        "_attn_implementation_autoset",
+        "tokenizer_class",
+        "torchscript",
+        "sep_token_id",
+        "language",
+        "license",
+    ),
     *("id2label", "label2id", "chunk_size_feed_forward", "is_encoder_decoder", "unk_token_id", "mask_token_id"),
 }
 # Fields that steer `generate` of transformers and are no part of the model; some have a counterpart in our search.
@@ -58,7 +66,7 @@ GENERATION = {
     ),
     *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens", "prefix", "renormalize_logits", "max_time", "epsilon_cutoff"),
-    *("eta_cutoff", "_from_model_config", "cache_implementation"),
+    *("eta_cutoff", "cache_implementation"),
 }
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
 
@@ -129,6 +137,10 @@ class Fields:
         self._left.discard(name)
         value = self._tree.get(name)
         return default if value is None else value
+
+    def leave(self, name: str) -> None:
+        """A field that was looked at, but not understood."""
+        self._left |= {name} & self._tree.keys()
 
     def ignore(self, names: Iterable[str]) -> None:
         """Fields that mean nothing to a finished model of this architecture."""

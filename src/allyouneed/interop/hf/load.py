@@ -61,7 +61,8 @@ def read_folder(folder: Path) -> Imported:
     generation = _generation(foreign)
     tokens = {key: _token(fields, generation, key) for key in ("pad", "bos", "eos", "decoder_start")}
     config = _settings(architecture, fields, name)
-    notes = [*fields.finish(), *generation.finish()]
+    beam = _known_search(fields, tokens) or _known_search(generation, tokens)
+    notes = _notes([*fields.finish(), *generation.finish()])
     classes = _classes(tree, config, name)
     tokenizer = TheirTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
@@ -72,8 +73,7 @@ def read_folder(folder: Path) -> Imported:
         config = config.model_copy(update={"output_bias": True})
     model = _model(architecture, config, vocabulary, foreign)
     codec = _codec(config, vocabulary, frame, classes, name)
-    beam = generation.get("num_beams") or fields.get("num_beams")
-    return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, _notes(notes))
+    return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
 
 
 def _architecture(fields: Fields) -> tuple[Architecture, str]:
@@ -111,6 +111,16 @@ def _token(fields: Fields, generation: Fields, key: str) -> int | None:
     """What `generate` would take: the generation config goes before the model's."""
     first, second = generation.token(f"{key}_token_id"), fields.token(f"{key}_token_id")
     return second if first is None else first
+
+
+def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
+    """The beam. What any search here does counts as understood: it never says PAD and BOS."""
+    never = {tokens["pad"], tokens["decoder_start"]} - {None}
+    if fields.get("bad_words_ids") in [[[number]] for number in never]:
+        fields.ignore(["bad_words_ids"])
+    else:
+        fields.leave("bad_words_ids")
+    return fields.get("num_beams")
 
 
 def _parts(
@@ -249,7 +259,8 @@ def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
 
 
 def _notes(left: list[str]) -> list[str]:
-    return [f"settings of generate that are not taken over: {', '.join(left)}"] if left else []
+    told = ", ".join(dict.fromkeys(left))
+    return [f"settings of generate that are not taken over: {told}"] if told else []
 
 
 def _card(read: Imported) -> str:
