@@ -6,7 +6,7 @@
 Two positions that are far apart meet through a global one in two layers. A few global queries need no key and no value
 of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_everything`).
 
-Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position).
+Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position, n / w without).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 Differs: the global positions are the first g real tokens (the paper chooses them by task: [CLS], or the question, both
 of which stand first). Like the paper's, it is not causal: a global position sees the future.
@@ -52,7 +52,8 @@ class LongformerConfig(HeadsConfig):
         projections = self.projection_flops(length, length, width) + 2 * everywhere * width * width
         read = min(self._by_vectors(everywhere, length, width), self._by_keys(everywhere, length, width))
         # The first position is global, so it reaches the last at once; two others far apart need two layers.
-        return Cost(projections + 4 * pairs * width + read, 0, sequential=1, path=1)
+        path = 1 if self.everywhere else max(1, -(-(length - 1) // self.window))
+        return Cost(projections + 4 * pairs * width + read, 0, sequential=1, path=path)
 
     def turning_flops(self, length: int, width: int, role: Role) -> int:
         everywhere = min(self.everywhere, length)

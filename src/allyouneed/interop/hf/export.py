@@ -82,8 +82,8 @@ def _home(config: Any) -> Architecture:
         raise ConfigError(f"model.mixer: {other[0]}; only softmax is exported to transformers")
     home = HOMES.get((config.kind, config.positions.type, config.norm))
     if home is None:
-        what = f"a {config.kind} with model.positions={config.positions.type} and model.norm={config.norm}"
-        raise ConfigError(f"{what} has no counterpart in transformers")
+        what = f"model.positions={config.positions.type} with model.norm={config.norm}"
+        raise ConfigError(f"{what} has no counterpart in transformers for a model of type {config.type}")
     if home == "marian" and config.embedding_norm:
         home = "bart"
     if home == "pegasus" and config.embedding_norm:
