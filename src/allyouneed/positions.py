@@ -307,11 +307,15 @@ class Rotary(ScorePosition):
         return self._turn(x_BHTK, *self._waves(position, x_BHTK.dtype))
 
     def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
+        return self._turn(x_BHTK, *self.waves_at(place, x_BHTK))
+
+    def waves_at(self, place: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, cos) and (-sin, sin) of one position: (K) each."""
         known = self._known  # another thread may put others in their place
-        if known is None or place >= known[0].shape[0] or known[0].dtype != x_BHTK.dtype:
-            first_N = torch.arange(max(64, 2 * place + 2), device=x_BHTK.device)
-            self._known = known = self._waves(first_N, x_BHTK.dtype)
-        return self._turn(x_BHTK, known[0][place], known[1][place])
+        if known is None or place >= known[0].shape[0] or known[0].dtype != like.dtype:
+            first_N = torch.arange(max(64, 2 * place + 2), device=like.device)
+            self._known = known = self._waves(first_N, like.dtype)
+        return known[0][place], known[1][place]
 
     def _waves(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, cos) and (-sin, sin) of the angles: (..., K) each."""

@@ -1,9 +1,10 @@
 """What a decoding step is made of, in C, where a C compiler is at hand; else torch does it.
 
 A step has one position for each row: projections of a few rows (products.c), and many small operations between them
-(steps.c). Measured on a CPU of 2.8 GHz with AVX-512, one thread: 32 rows through a matrix of 768 x 256 take 90
-microseconds (torch: 118), of 8,000 x 256 1.1 ms (1.65), with int8 0.3 ms; one query a row over 24 slots 54 (torch's
-fused attention: 150), the best word of 8,000 for 32 rows 0.17 ms (0.47).
+(steps.c); a whole block of an ordinary decoder is one call (layer.c, block.py). Measured on a CPU of 2.8 GHz with
+AVX-512, one thread: 32 rows through a matrix of 768 x 256 take 90 microseconds (torch: 118), of 8,000 x 256 1.1 ms
+(1.65), with int8 0.3 ms; one query a row over 24 slots 54 (torch's fused attention: 150), the best word of 8,000 for 32
+rows 0.17 ms (0.47).
 
 The files are compiled once for this machine (a few seconds), into the user's cache folder, and loaded with ctypes,
 which lets go of the interpreter's lock. `ALLYOUNEED_KERNELS=off` turns them off. Kernels take float32 on a CPU and give
@@ -28,27 +29,26 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 _POINTER, _NUMBER, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
-_SHARED = ("-march=native", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
+_SHARED = ("-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 # Sums of steps may be reordered, which vectorises them; infinities and NaN keep their meaning. The tiles of products
 # say themselves what is a vector; -O3 makes them no faster, and takes three times as long.
 FILES = {
     "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
     "products.c": ("-O2", "-ftree-vectorize"),
+    "layer.c": ("-O2", "-ftree-vectorize"),
 }
 FUNCTIONS = {
-    "steps.c": {
-        "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),
-        "attend": (*[_POINTER] * 7, *[_NUMBER] * 17, _FLOAT),
-        "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
-        "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
-    },
-    "products.c": {
-        "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
-        "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG),
-        "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
-        "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
-    },
+    "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),
+    "attend": (*[_POINTER] * 7, *[_NUMBER] * 17, _FLOAT),
+    "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
+    "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
+    "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
+    "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG),
+    "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
+    "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
+    "advance_block": (*[_POINTER] * 3, _NUMBER, *[_POINTER] * 5),
+    "room_for_block": (_POINTER, *[_NUMBER] * 2),
 }
 PANEL = 32  # outputs that products.c packs together
 COMPILE_SECONDS = 120
@@ -67,7 +67,7 @@ def add_norm(x: Tensor, y: Tensor | None, gamma_D: Tensor, beta_D: Tensor | None
     y = None if y is None else y.contiguous()
     out = torch.empty_like(x)
     D = x.shape[-1]
-    _made().add_norm(
+    made().add_norm(
         *(x.data_ptr(), None if y is None else y.data_ptr(), gamma_D.data_ptr()),
         *(None if beta_D is None else beta_D.data_ptr(), out.data_ptr(), x.numel() // D, D, epsilon),
     )
@@ -96,7 +96,7 @@ def attend(
         bias = bias if bias.stride(2) == 1 else bias.contiguous()
         bias_at, bias_row, bias_head = bias.data_ptr(), bias.stride(0), bias.stride(1)
     visible_at, visible_row = (None, 0) if visible_MS is None else (visible_MS.data_ptr(), visible_MS.stride(0))
-    _made().attend(
+    made().attend(
         *(q_BN.data_ptr(), k_MHSK.data_ptr(), v_MHSR.data_ptr(), visible_at, bias_at),
         *(out_BL.data_ptr(), score_S.data_ptr(), B, B // M, H, S, K, R),
         *(q_BN.stride(0), *k_MHSK.stride()[:3], *v_MHSR.stride()[:3], visible_row, bias_row, bias_head, H * R, scale),
@@ -110,7 +110,7 @@ def top_words(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tensor
     B, V = logits_BV.shape
     logprob_BC = logits_BV.new_empty(B, count)
     word_BC = torch.empty(B, count, dtype=torch.long)
-    _made().top_words(logits_BV.data_ptr(), logprob_BC.data_ptr(), word_BC.data_ptr(), B, V, first, count)
+    made().top_words(logits_BV.data_ptr(), logprob_BC.data_ptr(), word_BC.data_ptr(), B, V, first, count)
     return logprob_BC, word_BC
 
 
@@ -120,7 +120,7 @@ def draw_words(logits_BV: Tensor, first: int, temperature: float, uniform_B: Ten
     B, V = logits_BV.shape
     logprob_B = logits_BV.new_empty(B)
     word_B = torch.empty(B, dtype=torch.long)
-    _made().draw_words(
+    made().draw_words(
         *(logits_BV.data_ptr(), uniform_B.data_ptr(), logprob_B.data_ptr(), word_B.data_ptr()),
         *(B, V, first, temperature),
     )
@@ -133,16 +133,16 @@ class Packed:
     def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
         N, D = weight_ND.shape
         self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
-        self._packed = _room(panels * PANEL * D, torch.float32)
-        self._bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
-        _made().pack(weight_ND.data_ptr(), self._packed.data_ptr(), N, D, *weight_ND.stride())
+        self.packed = _room(panels * PANEL * D, torch.float32)
+        self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        made().pack(weight_ND.data_ptr(), self.packed.data_ptr(), N, D, *weight_ND.stride())
 
     def project(self, x: Tensor) -> Tensor:
         """x W^T + b of (..., D)."""
         x_BD = _rows(x)
         out_BN = x.new_empty(x_BD.shape[0], self.outputs)
-        _made().project(
-            *(x_BD.data_ptr(), self._packed.data_ptr(), self._bias.data_ptr(), out_BN.data_ptr()),
+        made().project(
+            *(x_BD.data_ptr(), self.packed.data_ptr(), self.bias.data_ptr(), out_BN.data_ptr()),
             *(x_BD.shape[0], self.inputs, self.outputs, x_BD.stride(0), False),
         )
         return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
@@ -155,12 +155,12 @@ class PackedInt8:
         N, D = weight_ND.shape
         self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
         self._row = 4 * -(-D // 4)  # bytes
-        self._packed = _room(panels * PANEL * self._row, torch.int8)
-        self._scale = torch.zeros(panels * PANEL)
-        self._sums = torch.zeros(panels * PANEL, dtype=torch.int32)
-        self._bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
-        _made().pack_int8(
-            *(weight_ND.data_ptr(), self._packed.data_ptr(), self._scale.data_ptr(), self._sums.data_ptr()),
+        self.packed = _room(panels * PANEL * self._row, torch.int8)
+        self.scale = torch.zeros(panels * PANEL)
+        self.sums = torch.zeros(panels * PANEL, dtype=torch.int32)
+        self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        made().pack_int8(
+            *(weight_ND.data_ptr(), self.packed.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()),
             *(N, D, *weight_ND.stride()),
         )
 
@@ -171,9 +171,9 @@ class PackedInt8:
         out_BN = x.new_empty(B, self.outputs)
         bytes_BE = torch.empty(B, self._row, dtype=torch.uint8)
         scale_B = x.new_empty(B)
-        _made().project_int8(
-            *(x_BD.data_ptr(), self._packed.data_ptr(), self._scale.data_ptr(), self._sums.data_ptr()),
-            *(self._bias.data_ptr(), bytes_BE.data_ptr(), scale_B.data_ptr(), out_BN.data_ptr()),
+        made().project_int8(
+            *(x_BD.data_ptr(), self.packed.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()),
+            *(self.bias.data_ptr(), bytes_BE.data_ptr(), scale_B.data_ptr(), out_BN.data_ptr()),
             *(B, self.inputs, self.outputs, x_BD.stride(0), False),
         )
         return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
@@ -218,7 +218,8 @@ def _padded(x_N: Tensor) -> Tensor:
     return torch.nn.functional.pad(x_N.detach(), (0, -len(x_N) % PANEL)).contiguous()
 
 
-def _made() -> SimpleNamespace:
+def made() -> SimpleNamespace:
+    """The compiled functions, for those who asked `usable` first."""
     library = _library()
     assert library is not None, "callers ask `usable` first"
     return library
@@ -229,36 +230,39 @@ def _library() -> SimpleNamespace | None:
     """The compiled functions; None if they are turned off, or cannot be made here."""
     if os.environ.get("ALLYOUNEED_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if compiler is None or os.name != "posix":
         return None
-    functions_found = SimpleNamespace()
+    found = SimpleNamespace()
     try:
-        for name, functions in FUNCTIONS.items():
-            library = ctypes.CDLL(str(_compiled(compiler, name)))
-            for function, types in functions.items():
-                made = getattr(library, function)
-                made.argtypes, made.restype = types, None
-                setattr(functions_found, function, made)
+        library = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
-    return functions_found
+    for function, types in FUNCTIONS.items():
+        made = getattr(library, function)
+        made.argtypes, made.restype = types, _NUMBER if function == "room_for_block" else None
+        setattr(found, function, made)
+    return found
 
 
-def _compiled(compiler: str, name: str) -> Path:
-    """The path of a library, whose name says what it was made from and for which processor; others make their own."""
-    flags = (*FILES[name], *_SHARED, *_WIDE)
-    sources = [(HERE / file).read_bytes() for file in ("kernels.h", name)]
-    made_from = [*sources, " ".join((compiler, *flags)).encode(), _processor().encode()]
+def _compiled(compiler: str) -> Path:
+    """The path of the library, whose name says what it was made from and for which processor; others make their own."""
+    sources = [(HERE / file).read_bytes() for file in ("kernels.h", *FILES)]
+    made_from = [*sources, repr((compiler, FILES, _SHARED, _WIDE, _processor())).encode()]
     folder = _cache_folder()
-    path = folder / f"{Path(name).stem}-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
+    path = folder / f"kernels-{hashlib.sha256(b'|'.join(made_from)).hexdigest()[:16]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:  # several processes may compile at once
-            made = Path(work) / path.name
-            command = [compiler, *flags, str(HERE / name), "-o", str(made), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+            made, objects = Path(work) / path.name, [str(Path(work) / f"{file}.o") for file in FILES]
+            for (file, flags), compiled in zip(FILES.items(), objects, strict=True):
+                _run(compiler, *flags, *_SHARED, *_WIDE, "-c", str(HERE / file), "-o", compiled)
+            _run(compiler, "-shared", *objects, "-o", str(made), "-lm")
             made.rename(path)
     return path
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
 
 
 def _cache_folder() -> Path:

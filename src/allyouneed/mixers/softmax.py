@@ -111,9 +111,10 @@ class Softmax(Mixer):
         if self.queries == self.keys == self.values:  # all heads are of one width: cut once
             return self._split_heads(packed_BTN, 3 * self.heads).chunk(3, dim=1)
         queries, rest = packed_BTN.split([self.queries, self.keys + self.values], dim=-1)
-        return self._split_heads(queries, self.heads), *self._keys_values(rest)
+        return self._split_heads(queries, self.heads), *self.keys_values(rest)
 
-    def _keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
+    def keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values by heads, from what the past keeps."""
         if self.keys == self.values:
             return self._split_heads(packed_BSN, 2 * self.groups).chunk(2, dim=1)
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
@@ -161,7 +162,7 @@ class Softmax(Mixer):
 
         past = state.past.append(kept) if state is not None else Growable(kept)
         if state is not None:
-            k_BGSK, v_BGSR = self._keys_values(past.tensor)
+            k_BGSK, v_BGSR = self.keys_values(past.tensor)
         # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
         triangle = causal and before == 0 and valid_BS is None
         visible = None if triangle else self._visible(valid_BS, T, before, x_BTD)
@@ -191,7 +192,7 @@ class Softmax(Mixer):
             place_S = torch.arange(place + 1, device=x_BD.device)
             bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
         past = state.past.append(kept.unsqueeze(1))
-        k_BGSK, v_BGSR = self._keys_values(past.tensor)
+        k_BGSK, v_BGSR = self.keys_values(past.tensor)
         valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
         if map_sink() is None and kernels.usable(query):
             added = None if bias is None else bias.flatten(-2)
@@ -244,7 +245,7 @@ class Softmax(Mixer):
         if state is None:
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-            k_NHSK, v_NHSR = self._keys_values(self.key_value(memory.x_BSD))
+            k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.x_BSD))
             state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
         state = state.by_rows()
         N = state.k_NHSK.shape[0]

@@ -154,13 +154,18 @@ class Growable:
         """This tensor with new positions at its end."""
         if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
             return Growable(torch.cat([self.tensor, new_BTN], dim=1))
-        base, T = self, new_BTN.shape[1]
-        grown, end = self.length + T, self._begin + self.length
-        if self._end[0] != end or end + T > self._buffer.shape[1]:
+        T = new_BTN.shape[1]
+        grown = self.with_room(T)
+        grown._buffer.narrow(1, grown._begin + self.length, T).copy_(new_BTN)
+        return grown
+
+    def with_room(self, count: int) -> "Growable":
+        """This tensor with new positions at its end that are still to be written. No gradients."""
+        base, grown, end = self, self.length + count, self._begin + self.length
+        if self._end[0] != end or end + count > self._buffer.shape[1]:
             base = self._copy(grown + max(SLACK, grown // 2))
             end = self.length
-        base._buffer.narrow(1, end, T).copy_(new_BTN)
-        base._end[0] = end + T
+        base._end[0] = end + count
         return base._view(base._begin, grown)
 
     def keep_last(self, count: int) -> "Growable":

@@ -7,7 +7,8 @@ A step of decoding is bound by two things, and neither is arithmetic:
   a few rows of x torch's kernels stream it faster when the *inputs* are the slow dimension (32 rows, 256 to 768: 109 ->
   84 microseconds);
 - what Python does between the operations: `nn.Module.__call__` looks for hooks, and attributes that are modules or
-  parameters are found only after the usual search has failed. That was a sixth of a step.
+  parameters are found only after the usual search has failed. That was a sixth of a step. A block of the ordinary kind
+  is one call (models/fused.py).
 
 Shapes and names stay the same, and so does every line of code that uses them; so do numbers, but for int8.
 """
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed import kernels
+from allyouneed.block import Block
 from allyouneed.errors import ConfigError
 from allyouneed.models.base import Head, Model
+from allyouneed.models.fused import FusedAdvance, fits
 
 FEW = 48  # rows up to which packed weights are faster than torch's own product
 
@@ -115,5 +118,8 @@ def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
             elif isinstance(child, nn.LayerNorm | nn.RMSNorm):
                 setattr(module, name, _Norm(child))
     model.head = _QuickHead(model.head, int8)
+    for module in list(model.modules()):
+        if isinstance(module, Block) and fits(module):
+            module.__dict__["advance"] = FusedAdvance(module, int8, None if int8 else FEW)
     for module in model.modules():  # found at once, and still registered
         module.__dict__.update(module._modules | module._parameters)
