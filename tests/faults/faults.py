@@ -401,6 +401,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SCENARIOS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it, and so would all lives
     global FORKS
     FORKS = True
     wrong = 0

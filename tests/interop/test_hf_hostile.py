@@ -168,7 +168,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         config_with(n_layer=1),
         r"tensor transformer.h.1.attn.c_attn.bias is no part of this architecture",
     ),
-    "too wide": (config_with(n_embd=3 << 20), r"describes a model far larger than the weights|has shape"),
+    "too wide": (config_with(n_embd=3 << 20), r"far larger than the weights|has shape"),
     "no number": (config_with(n_head="3"), r"n_head: '3'; should be a whole number"),
     "heads": (config_with(n_head=7), r"model.width 24 is not divisible by mixer.heads 7"),
     "ids beyond": (config_with(eos_token_id=10**6), r"id 1000000, but the model has"),

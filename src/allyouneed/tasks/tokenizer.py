@@ -17,6 +17,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,7 +88,7 @@ class Tokenizer:
         """The ids of many texts."""
         if self._characters is not None:
             return [self._encode_characters(text) for text in texts]
-        with THREADS:
+        with THREADS, _no_panic():
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -154,6 +155,17 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise FolderError(f"{path}: not readable as a tokeniser: {error}") from None
         return Tokenizer.from_json(text, str(path))
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """The library panics over tables that do not fit together, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise FolderError(f"the tokeniser is broken: {str(error)[:MOST_REASON]}") from None
 
 
 def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:

@@ -1,75 +1,196 @@
-"""What a tokenizer.json may hold: the few forms that `tokenizer.train` writes, and nothing else.
+"""What a tokenizer.json may hold: parts from a closed table, each with settings of known sizes.
 
-The library behind it reads any pipeline: expressions that take exponential time, texts put before each text, tables for
-prefixes that it then cuts without looking (it panics). A file from anywhere chooses from this closed table instead, so
-that whatever is accepted takes time and memory in proportion to the text.
+The library behind it reads any pipeline: expressions that take exponential time, letters replaced by long texts, tables
+of prefixes that it then cuts without looking (it panics). A file from anywhere chooses from these tables instead, so
+that whatever is accepted takes time and memory in proportion to the text. Own tokenisers need a few of the parts; the
+others are those of imported ones.
 """
 
+import base64
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_PIECES = 1 << 20
+LONGEST_SETTING = 16  # characters that a part puts into a text, or takes out of it
+LARGEST_TABLE = 1 << 20  # characters of a table of normal forms
+LONGEST_FORM = 64  # bytes of one normal form in it
+DEEPEST, MOST_PARTS = 2, 8  # sequences inside each other, and parts of one
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_FROM_BYTES = {**_BYTES, "add_prefix_space": True}
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-_BLANK_BEFORE = {"type": "Prepend", "prepend": " "}
-_ONE_BLANK = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
-_NO_BLANKS = {"type": "Strip", "strip_left": True, "strip_right": True}
-_SPLIT_CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-_SPLIT_WORDS = {"type": "Split", "pattern": {"Regex": " ?[^ -]+| ?-"}, "behavior": "Removed", "invert": True}
-
-# (normaliser, splitter, decoder)
-PIPELINES: tuple[tuple[Any, Any, Any], ...] = (
-    (None, _BYTES, _FROM_BYTES),
-    (_BLANK_BEFORE, _BYTES, {"type": "Sequence", "decoders": [_FROM_BYTES, _STRIP]}),
-    (None, _SPLIT_CHARACTERS, {"type": "Fuse"}),
-    (
-        {"type": "Sequence", "normalizers": [_ONE_BLANK, _NO_BLANKS, _BLANK_BEFORE]},
-        _SPLIT_WORDS,
-        {"type": "Sequence", "decoders": [{"type": "Fuse"}, _STRIP]},
-    ),
+# Every expression that may part a text: ours, and those of known families (GPT-2, Llama 3, Qwen 2, BLOOM). All of them
+# read each character a bounded number of times.
+EXPRESSIONS = frozenset(
+    {
+        r"[\s\S]",
+        r"\s+",
+        r" {2,}",
+        " ?[^ -]+| ?-",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        _ENGLISH + r"\p{N}{1,3}" + _REST,
+        _ENGLISH + r"\p{N}" + _REST,
+        r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    }
 )
-_AROUND: dict[str, Any] = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [],
-    "post_processor": None,
+Rule = Callable[[Any], bool]
+
+
+def _flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_SETTING
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 1000
+
+
+def _pattern(value: Any) -> bool:
+    if not isinstance(value, dict) or len(value) != 1:
+        return False
+    ((kind, text),) = value.items()
+    return (kind == "Regex" and isinstance(text, str) and text in EXPRESSIONS) or (kind == "String" and _short(text))
+
+
+def _one_of(*names: str) -> Rule:
+    return lambda value: isinstance(value, str) and value in names
+
+
+def _table(value: Any) -> bool:
+    """Normal forms as SentencePiece writes them: a trie with its size before it, then texts that end in NUL."""
+    if value is None:
+        return True
+    if not isinstance(value, str) or len(value) > LARGEST_TABLE:
+        return False
+    data = base64.b64decode(value, validate=True)
+    forms = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    return max(map(len, forms)) <= LONGEST_FORM
+
+
+def _is_longer(part: dict[str, Any]) -> bool:
+    """Whether a replacement is longer than what it replaces: a row of them would grow without bounds."""
+    text = part.get("pattern", {}).get("String") or "x"
+    return len(part.get("content", "")) > len(text)
+
+
+_BEHAVIOUR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_BYTES: dict[str, Rule] = {"add_prefix_space": _flag, "trim_offsets": _flag, "use_regex": _flag}
+_METASPACE: dict[str, Rule] = {
+    "replacement": lambda value: isinstance(value, str) and len(value) == 1,
+    "prepend_scheme": _one_of("always", "never", "first"),
+    "split": _flag,
+    "add_prefix_space": _flag,
+    "str_rep": _short,
 }
-_MODELS: dict[str, dict[str, Any]] = {
+_STRIP: dict[str, Rule] = {"content": _short, "start": _count, "stop": _count}
+NORMALIZERS: dict[str, dict[str, Rule]] = {
+    **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents")},
+    "BertNormalizer": {**dict.fromkeys(("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"), _flag)},
+    "Strip": {"strip_left": _flag, "strip_right": _flag},
+    "Prepend": {"prepend": _short},
+    "Replace": {"pattern": _pattern, "content": _short},
+    "Precompiled": {"precompiled_charsmap": _table},
+}
+SPLITTERS: dict[str, dict[str, Rule]] = {
+    **{name: {} for name in ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")},
+    "ByteLevel": _BYTES,
+    "Metaspace": _METASPACE,
+    "Split": {"pattern": _pattern, "behavior": _BEHAVIOUR, "invert": _flag},
+    "Punctuation": {"behavior": _BEHAVIOUR},
+    "Digits": {"individual_digits": _flag},
+}
+DECODERS: dict[str, dict[str, Rule]] = {
+    **{name: {} for name in ("Fuse", "ByteFallback")},
+    "ByteLevel": _BYTES,
+    "Metaspace": _METASPACE,
+    "WordPiece": {"prefix": _short, "cleanup": _flag},
+    "Strip": _STRIP,
+    "Replace": {"pattern": _pattern, "content": _short},
+    "BPEDecoder": {"suffix": _short},
+}
+_UNKNOWN: Rule = lambda value: value in (None, "< unk >")  # noqa: E731
+_NOTHING: Rule = lambda value: value in (None, "")  # noqa: E731
+MODELS: dict[str, dict[str, Rule]] = {
     "BPE": {
-        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
-        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
+        "dropout": lambda value: value is None,
+        "unk_token": _UNKNOWN,
+        # A prefix longer than a piece makes the library panic; a suffix would be a second way to write a piece.
+        **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), _NOTHING),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _flag),
     },
-    "Unigram": {"unk_id": 3, "byte_fallback": False},
-    "WordLevel": {"unk_token": "< unk >"},
+    "Unigram": {"unk_id": lambda value: value in (None, 3), "byte_fallback": _flag},
+    "WordLevel": {"unk_token": _UNKNOWN},
+    "WordPiece": {"unk_token": _UNKNOWN, "continuing_subword_prefix": _short, "max_input_chars_per_word": _count},
 }
+# name of the list that a sequence of such parts holds, and the table of parts
+_PIPELINE: dict[str, tuple[str, dict[str, dict[str, Rule]]]] = {
+    "normalizer": ("normalizers", NORMALIZERS),
+    "pre_tokenizer": ("pretokenizers", SPLITTERS),
+    "decoder": ("decoders", DECODERS),
+}
+_NONE = ("truncation", "padding", "post_processor")
 
 
 def check_tokenizer_file(tree: Any) -> None:
     """ValueError says what in the tree of a tokenizer.json is none of the known forms."""
     if not isinstance(tree, dict) or not isinstance(tree.get("model"), dict):
         raise ValueError("should be a table with a model")
-    pipeline = tuple(tree.get(name) for name in ("normalizer", "pre_tokenizer", "decoder"))
-    if pipeline not in PIPELINES:
-        raise ValueError("its normalizer, pre_tokenizer and decoder are none of those that allyouneed writes")
-    rest = {
-        name: value for name, value in tree.items() if name not in ("normalizer", "pre_tokenizer", "decoder", "model")
-    }
-    if rest != _AROUND:
-        differing = sorted(name for name in rest.keys() | _AROUND.keys() if rest.get(name) != _AROUND.get(name, rest))
-        raise ValueError(f"{', '.join(map(repr, differing))} should be as in {_AROUND}")
+    unknown = tree.keys() - {"version", "added_tokens", "model", *_NONE, *_PIPELINE}
+    if unknown or tree.get("version", "1.0") != "1.0":
+        raise ValueError(f"{', '.join(map(repr, sorted(unknown))) or 'version'}: should be of version 1.0")
+    for name in _NONE:
+        if tree.get(name) is not None:
+            raise ValueError(f"{name}: should be null: texts are framed, cut and padded elsewhere")
+    for name, (listed, table) in _PIPELINE.items():
+        if tree.get(name) is not None:
+            _check_part(tree[name], name, listed, table)
+    _check_added(tree.get("added_tokens", []))
     _check_model(tree["model"])
+
+
+def _check_part(part: Any, where: str, listed: str, table: Mapping[str, dict[str, Rule]], depth: int = 0) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "Sequence" and depth < DEEPEST and isinstance(part.get(listed), list) and len(part) == 2:
+        if len(part[listed]) > MOST_PARTS:
+            raise ValueError(f"{where}: a sequence of {len(part[listed])} parts; at most {MOST_PARTS} are read")
+        for one in part[listed]:
+            _check_part(one, where, listed, table, depth + 1)
+        return
+    if not isinstance(kind, str) or kind not in table:
+        raise ValueError(f"{where}: type {kind!r} should be one of {', '.join(table)}")
+    _check_settings(part, f"{where}: {kind}", table[kind])
+    if kind == "Replace" and _is_longer(part):
+        raise ValueError(f"{where}: Replace: content should not be longer than what it replaces")
+
+
+def _check_settings(part: dict[str, Any], where: str, rules: Mapping[str, Rule]) -> None:
+    for name, value in part.items():
+        if name != "type" and (name not in rules or not rules[name](value)):
+            raise ValueError(f"{where}: {name} = {str(value)[:60]!r} is none of the known forms")
+
+
+def _check_added(added: Any) -> None:
+    if not isinstance(added, list) or len(added) > MOST_PIECES:
+        raise ValueError("added_tokens should be a list")
+    for one in added:
+        content = one.get("content") if isinstance(one, dict) else None
+        if not isinstance(content, str) or not 0 < len(content) <= 1000 or type(one.get("id")) is not int:
+            raise ValueError("added_tokens: each should have an id and a content")
+        if one.get("special") is not False:
+            raise ValueError("added_tokens: none may be special: text is never a control symbol")
+        flags = {name: value for name, value in one.items() if name not in ("id", "content")}
+        if not all(isinstance(value, bool) for value in flags.values()):
+            raise ValueError("added_tokens: settings should be true or false")
 
 
 def _check_model(model: dict[str, Any]) -> None:
     kind = model.get("type")
-    settings = _MODELS.get(kind) if isinstance(kind, str) else None
-    if settings is None:
-        raise ValueError(f"model.type {kind!r} should be one of {', '.join(_MODELS)}")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise ValueError(f"model.type {kind!r} should be one of {', '.join(MODELS)}")
     parts = {"vocab", "merges"} if kind == "BPE" else {"vocab"}
-    if {name: value for name, value in model.items() if name not in parts | {"type"}} != settings:
-        raise ValueError(f"the settings of model {kind} should be {settings}")
+    _check_settings({name: value for name, value in model.items() if name not in parts}, f"model {kind}", MODELS[kind])
     vocabulary: Any = model.get("vocab")
     if isinstance(vocabulary, list | dict) and len(vocabulary) > MOST_PIECES:
         raise ValueError(f"{len(vocabulary):,} pieces; at most {MOST_PIECES:,} are read")
@@ -97,7 +218,8 @@ def _check_merges(merges: Any, vocabulary: dict[str, int]) -> None:
     if not isinstance(merges, list) or len(merges) > MOST_PIECES:
         raise ValueError(f"model.merges should be a list of at most {MOST_PIECES:,} pairs")
     for pair in merges:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+        halves = pair.split(" ") if isinstance(pair, str) else pair  # the older form: "a b"
+        if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(half, str) for half in halves):
             raise ValueError("model.merges should be a list of pairs of pieces")
-        if not {pair[0], pair[1], pair[0] + pair[1]} <= vocabulary.keys():
+        if not {halves[0], halves[1], halves[0] + halves[1]} <= vocabulary.keys():
             raise ValueError(f"model.merges: {pair!r} and what it makes should be in model.vocab")
