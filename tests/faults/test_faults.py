@@ -1,20 +1,21 @@
 """A short version of faults.py and flip.py; `make faults` runs all of them."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from flip import FINE, harm
 
-from faults import tried
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["disk full (tmpfs of 12 MB)", "I/O error in write", "second writer"])
+@pytest.mark.parametrize("name", ["disk full (tmpfs of 12 MB)", "second writer"])
 def test_a_fault_is_survived(name: str) -> None:
-    problems, told = tried(name)
-    if told.startswith("skipped"):
-        pytest.skip(told)
-    assert problems == []
+    command = [sys.executable, str(Path(__file__).with_name("faults.py")), "--only", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "skipped: " in done.stdout:
+        pytest.skip(done.stdout)
 
 
 @pytest.mark.slow
