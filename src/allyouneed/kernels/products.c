@@ -25,8 +25,10 @@ typedef float anywhere __attribute__((vector_size(64), aligned(4)));
 /* Sums stay in registers only if loops over them are written out. */
 #define UNROLL _Pragma("GCC unroll 12")
 
-/* BLOCK: so many rows go through all panels before the next ones do; the addresses of more are too many to remember. */
-enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 4 * TILE, AHEAD = 32 * PANEL };
+/* BLOCK: at most so many rows go through all panels before the next ones do; the addresses of more are too many to
+   remember. FEW: with fewer rows x is read where it is, with more from a copy in the order in which it is read: rows of
+   x often lie 4,096 bytes apart, and the cache has room for only some addresses that end alike. */
+enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL };
 
 static inline floats load(const float *x) { return *(const anywhere *)x; }
 
@@ -52,8 +54,8 @@ static inline void finish(floats low, floats high, const float *bias, bool relu,
 }
 
 static inline __attribute__((always_inline)) void tile_float(
-    const int rows, const float *x, i64 x_row, const float *panel, const float *bias, bool relu, float *y, i64 y_row,
-    i64 inputs, i64 room) {
+    const int rows, const bool ordered, const float *x, i64 x_row, const float *panel, const float *bias, bool relu,
+    float *y, i64 y_row, i64 inputs, i64 room) {
     floats low[TILE], high[TILE];
     UNROLL
     for (int r = 0; r < rows; r++) low[r] = high[r] = (floats){0};
@@ -65,7 +67,7 @@ static inline __attribute__((always_inline)) void tile_float(
         __builtin_prefetch(panel + ahead + WIDE, 0, 2);
         UNROLL
         for (int r = 0; r < rows; r++) {
-            float one = x[r * x_row + k];
+            float one = ordered ? x[k * rows + r] : x[r * x_row + k];
             low[r] += one * first;
             high[r] += one * second;
         }
@@ -87,19 +89,55 @@ static inline i64 tile_height(i64 rows) {
     return (rows + tiles - 1) / tiles;
 }
 
+/* Rows of one block, of nearly equal heights too. */
+static inline i64 block_height(i64 rows) {
+    i64 blocks = (rows + BLOCK - 1) / BLOCK;
+    return blocks ? (rows + blocks - 1) / blocks : 1;
+}
+
+/* Tiles of x as [k][row of the tile], one after another; NULL if there is no memory for it. */
+static const float *ordered_tiles(const float *x, i64 rows, i64 height, i64 inputs, i64 x_row) {
+    static _Thread_local float *kept;
+    static _Thread_local i64 size;
+    if (rows * inputs > size) {
+        free(kept);
+        kept = malloc(rows * inputs * sizeof(float));
+        size = kept ? rows * inputs : 0;
+        if (!kept) return NULL;
+    }
+    float *out = kept;
+    for (i64 top = 0; top < rows; top += height) {
+        i64 count = rows - top < height ? rows - top : height;
+        for (i64 r = 0; r < count; r++) {
+            for (i64 k = 0; k < inputs; k++) out[k * count + r] = x[(top + r) * x_row + k];
+        }
+        out += count * inputs;
+    }
+    return kept;
+}
+
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
              i64 x_row, bool relu) {
-    for (i64 top = 0; top < rows; top += BLOCK) {
-        i64 bottom = rows < top + BLOCK ? rows : top + BLOCK, height = tile_height(bottom - top);
+    i64 most = block_height(rows);
+    for (i64 top = 0; top < rows; top += most) {
+        i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
+        const float *tiles = NULL;
+        if (bottom - top > FEW) tiles = ordered_tiles(x + top * x_row, bottom - top, height, inputs, x_row);
         for (i64 begin = 0; begin < outputs; begin += PANEL) {
             const float *panel = packed + begin * inputs;
             for (i64 row = top; row < bottom; row += height) {
                 i64 left = bottom - row < height ? bottom - row : height;
-                const float *from = x + row * x_row;
+                const float *from = tiles ? tiles + (row - top) * inputs : x + row * x_row;
                 float *to = y + row * outputs + begin;
-#define DO(R) tile_float(R, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
-                EACH_TILE(DO)
+                if (tiles) {
+#define DO(R) tile_float(R, true, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
+                    EACH_TILE(DO)
 #undef DO
+                } else {
+#define DO(R) tile_float(R, false, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
+                    EACH_TILE(DO)
+#undef DO
+                }
             }
         }
     }
@@ -197,8 +235,9 @@ void project_int8(const float *x, const int8_t *packed, const float *scale, cons
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu) {
     i64 groups = fours(inputs), byte_row = 4 * groups;
     for (i64 row = 0; row < rows; row++) x_scale[row] = quantise(x + row * x_row, bytes + row * byte_row, inputs);
-    for (i64 top = 0; top < rows; top += BLOCK) {
-        i64 bottom = rows < top + BLOCK ? rows : top + BLOCK, height = tile_height(bottom - top);
+    i64 most = block_height(rows);
+    for (i64 top = 0; top < rows; top += most) {
+        i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
         for (i64 begin = 0; begin < outputs; begin += PANEL) {
             struct panel panel = {packed + begin * byte_row, scale + begin, sums + begin, bias + begin};
             for (i64 row = top; row < bottom; row += height) {

@@ -23,7 +23,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.models.base import Head, Model
 from allyouneed.models.fused import FusedAdvance, fits
 
-FEW = 48  # rows up to which packed weights are faster than torch's own product
+FEW = 512  # rows up to which packed weights are used: with more, torch's own product can use several cores
 
 
 class _Projection(nn.Module):
