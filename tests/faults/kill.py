@@ -1,9 +1,10 @@
 """Kills a training run with SIGKILL at random instants, starts the same command again each time, and compares the end.
 
-    python tests/faults/kill.py --kind language|translation|xl --kills 50
+    python tests/faults/kill.py --kind language|translation|xl|ddp --kills 50
 
 A third of the instants lie near the start, a third while a checkpoint is being written, a third anywhere. At the end
 the model, every tensor of the last checkpoint and the logged losses must be those of an undisturbed run, bit for bit.
+Of two processes (ddp) the first, the second or both are killed; whoever is left has to end, as torchrun would ask.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -66,7 +68,9 @@ dropout = 0.1
 XL = LANGUAGE.replace("context = 32", "context = 48\nsegment = 16").replace(
     '"softmax", heads = 2', '"xl", heads = 2, memory = 16, stretch = true'
 )
-KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "xl": XL}
+DDP = TRANSLATION  # by two processes
+KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "xl": XL, "ddp": DDP}
+ALONE = (5.0, 60.0)  # seconds after the end of one process: when the other is asked to end, and when it has to
 TRAINING = """
 [train]
 budget = { steps = 200 }
@@ -90,7 +94,8 @@ def write_recipe(folder: Path, kind: str) -> Path:
         (folder / f"target{name}").write_text("".join(" ".join(reversed(row)) + "\n" for row in part))
     (folder / "text").write_text("".join(" ".join(row) + "\n" for row in rows[:100]))
     recipe = folder / "recipe.toml"
-    recipe.write_text("seed = 7\n" + KINDS[kind].replace("FOLDER", str(folder)) + TRAINING)
+    training = TRAINING.replace("[train]", '[train]\nparallel = "ddp"') if kind == "ddp" else TRAINING
+    recipe.write_text("seed = 7\n" + KINDS[kind].replace("FOLDER", str(folder)) + training)
     return recipe
 
 
@@ -107,12 +112,13 @@ class Kill:
 class Life:
     """`allyouneed train` in a process of its own, forked from this one: torch is imported once, not once a kill."""
 
-    def __init__(self, *arguments: str, errors: Path) -> None:
+    def __init__(self, *arguments: str, errors: Path, environment: dict[str, str] | None = None) -> None:
         self.returncode: int | None = None
         self._errors = errors
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            os.environ.update(environment or {})
             self._live(["train", *arguments])
 
     def _live(self, arguments: list[str]) -> None:
@@ -147,13 +153,51 @@ class Life:
         return b"", self._errors.read_bytes()
 
 
-def life(recipe: Path, run: Path) -> Life:
+def life(recipe: Path, run: Path, environment: dict[str, str] | None = None) -> Life:
     """The command line, always the same one."""
-    return Life(str(recipe), "--out", str(run), errors=run.with_suffix(".errors"))
+    errors = run.with_suffix(f".errors{(environment or {}).get('RANK', '')}")
+    return Life(str(recipe), "--out", str(run), errors=errors, environment=environment)
+
+
+class Pair:
+    """Two processes that train together, as torchrun would start them; it asks one to end when the other is gone."""
+
+    def __init__(self, recipe: Path, run: Path, dice: random.Random) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        self.lives = [life(recipe, run, {"RANK": str(r), "LOCAL_RANK": str(r), **common}) for r in range(2)]
+        self._dice = dice
+
+    @property
+    def returncode(self) -> int | None:
+        codes = [life.poll() for life in self.lives]
+        return None if None in codes else next(filter(None, codes), 0)
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        for life in self._dice.choice([self.lives[:1], self.lives[1:], self.lives]):
+            if life.poll() is None:
+                life.kill()
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        while self.lives[0].poll() is None and self.lives[1].poll() is None:
+            time.sleep(0.01)
+        since = time.monotonic()
+        while self.returncode is None:
+            if time.monotonic() > since + ALONE[0]:
+                os.kill(next(life.pid for life in self.lives if life.returncode is None), signal.SIGTERM)
+            if time.monotonic() > since + ALONE[1]:
+                raise SystemExit(f"one process is gone, and the other still waits for it after {ALONE[1]:.0f} s")
+            time.sleep(0.5)
+        return b"", b"".join(life.communicate()[1] for life in self.lives)
 
 
 class Process(Protocol):
-    """A forked life, or a process of `subprocess`."""
+    """A forked life, two of them, or a process of `subprocess`."""
 
     pid: int
 
@@ -177,7 +221,7 @@ def temporaries(run: Path) -> set[Path]:
     return {*run.glob(".tmp-*"), *run.glob("checkpoints/.tmp-*")}
 
 
-def kill_once(process: Life, run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
+def kill_once(process: Life | Pair, run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
     """Waits for an instant of the wanted kind, kills; None if the run ended before that."""
     began, limit = time.monotonic(), dice.uniform(0, span)
     modified, before = newest(run), temporaries(run)
@@ -229,18 +273,22 @@ def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -
     """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
     dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
     recipe = write_recipe(folder, kind)
-    wait(life(recipe, folder / "calm"))
+
+    def lives(run: Path) -> Life | Pair:
+        return Pair(recipe, run, dice) if kind == "ddp" else life(recipe, run)
+
+    wait(lives(folder / "calm"))
     expected = outcome(folder / "calm")
     while len(done) < kills:
         number += 1
         run = folder / f"killed-{number}"
         while len(done) < kills:
-            process = life(recipe, run)
+            process = lives(run)
             kill = kill_once(process, run, WAYS[len(done) % len(WAYS)], dice, span)
             if kill is None:
                 break
             done.append(kill)
-        wait(life(recipe, run))
+        wait(lives(run))
         differences += [f"{run.name}: {name}" for name in compare(run, expected)]
         if temporaries(run):
             differences.append(f"{run.name}: unfinished files were left behind")
