@@ -33,7 +33,7 @@ class Stopper(Silent):
 
 def one(run: dict[str, Any]) -> str:
     try:
-        train(parse(Recipe, run["recipe"]), Path(run["out"]), Stopper(run.get("stop")))
+        train(parse(Recipe, run["recipe"]), Path(run["out"]), Stopper(run.get("stop")), cores=1)
     except UserError as error:
         return f"{type(error).__name__}: {error}"
     return "done"

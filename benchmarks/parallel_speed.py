@@ -1,0 +1,147 @@
+"""Two cores, three ways to use them for training: two processes (DDP), two threads with replicas, two OpenMP threads.
+
+    python benchmarks/parallel_speed.py [--rounds 9] [--steps 10] [--recipe numbers-en-de]
+
+    ddp        two processes of one thread; gradients are summed through gloo
+    replicas   one process, `train.workers = 2`: a micro-batch for each thread, the weights shared (train/workers.py)
+    openmp     one process, `train.workers = 1`: every operation cut for two threads
+
+All arms train the same recipe with the same micro-batches, and stay alive; they take turns, round after round, so that
+a busy machine is busy for all. A ratio is that of one round; printed are medians and half of the distance between the
+quartiles. Before anything is timed, losses of the three must agree.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CORES = 2
+ARMS: dict[str, list[str]] = {
+    "ddp": ["train.parallel=ddp", "train.workers=1"],
+    "replicas": ["train.workers=2"],
+    "openmp": ["train.workers=1"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--recipe", default="numbers-en-de")
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="as of `allyouneed train`")
+    parser.add_argument("--serve", metavar="ARM", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        arms = {arm: start(arm, options, f"{folder}/{arm}") for arm in ARMS}
+        losses = {arm: [turn["loss"] for turn in (ask(arms[arm], 1), ask(arms[arm], 1))] for arm in ARMS}
+        for arm in ARMS:
+            if any(abs(x - y) > 1e-3 * y for x, y in zip(losses[arm], losses["replicas"], strict=True)):
+                sys.exit(f"the losses of {arm} are {losses[arm]}, not {losses['replicas']}")
+        rounds = [{arm: ask(arms[arm], options.steps) for arm in ARMS} for _ in range(options.rounds)]
+        for processes in arms.values():
+            for process in processes:
+                process.communicate()
+    report(rounds, options)
+
+
+def report(rounds: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    what = " ".join([options.recipe, *options.sets])
+    print(f"{what}; {options.rounds} rounds of {options.steps} steps; {CORES} cores; torch {torch.__version__}")
+    print("| arm | tokens / s | tokens / CPU-second | ddp / this, wall clock | ddp / this, CPU |")
+    print("| --- | --- | --- | --- | --- |")
+    for arm in ARMS:
+        speeds = {kind: [r[arm]["tokens"] / r[arm][kind] for r in rounds] for kind in ("seconds", "cpu")}
+        ratios = {
+            kind: [r["ddp"]["tokens"] / r["ddp"][kind] / (r[arm]["tokens"] / r[arm][kind]) for r in rounds]
+            for kind in ("seconds", "cpu")
+        }
+        cells = [
+            spread(speeds["seconds"], 0),
+            spread(speeds["cpu"], 0),
+            spread(ratios["seconds"]),
+            spread(ratios["cpu"]),
+        ]
+        print(f"| {arm} | {' | '.join(cells)} |")
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:,.{digits}f} ± {(high - low) / 2:,.{digits}f}"
+
+
+def start(arm: str, options: argparse.Namespace, folder: str) -> list["subprocess.Popen[str]"]:
+    """The processes of an arm, waiting."""
+    sets = [word for one in options.sets for word in ("--set", one)]
+    command = [sys.executable, __file__, "--serve", arm, "--folder", folder, "--recipe", options.recipe, *sets]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(CORES if arm == "openmp" else 1)}
+    each: list[dict[str, str]] = [{}]
+    if arm == "ddp":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(CORES)}
+        each = [{**common, "LOCAL_WORLD_SIZE": str(CORES), "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(CORES)]
+    return [
+        subprocess.Popen(
+            command, env=environment | one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for one in each
+    ]
+
+
+def ask(processes: list["subprocess.Popen[str]"], steps: int) -> dict[str, float]:
+    """Lets an arm make some steps; the slowest process counts, and the CPU time of all."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"{steps}\n")
+    answers = []
+    for process in processes:
+        assert process.stdout is not None
+        answers.append(json.loads(process.stdout.readline()))
+    return {
+        "tokens": answers[0]["tokens"],
+        "loss": answers[0]["loss"],
+        "seconds": max(answer["seconds"] for answer in answers),
+        "cpu": sum(answer["cpu"] for answer in answers),
+    }
+
+
+def serve(options: argparse.Namespace) -> None:
+    """One process of an arm."""
+    from allyouneed.train import load_recipe
+    from allyouneed.train.loop import Run, Silent
+    from allyouneed.train.team import Team
+
+    recipe = load_recipe(options.recipe, None, [*options.sets, *ARMS[options.serve], "train.log_every=1000000"])
+    team = Team(recipe.train.parallel)
+    team.join(torch.device("cpu"))
+    folder = Path(options.folder)
+    folder.mkdir(exist_ok=True)
+    run = Run(recipe, folder, Silent(), torch.device("cpu"), CORES // team.size, team)
+    for line in sys.stdin:
+        tokens, cpu, seconds = run.spent.tokens, time.process_time(), time.monotonic()
+        for _ in range(int(line)):
+            run.has_budget()  # what it agrees upon is part of the price
+            run.step()
+        spent = {"seconds": time.monotonic() - seconds, "cpu": time.process_time() - cpu}
+        print(json.dumps({"tokens": run.spent.tokens - tokens, "loss": run._losses[-1], **spent}), flush=True)
+    run.close()
+    team.leave()
+
+
+if __name__ == "__main__":
+    main()
