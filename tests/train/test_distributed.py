@@ -57,6 +57,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 PARALLEL = ("ddp", "fsdp")
 TWO = [("ddp", "muon"), ("ddp", "sgd"), *(("fsdp", name) for name in CHANGES)]
 GOES_ON = [("ddp", "none"), ("fsdp", "none"), ("ddp", "fsdp"), ("fsdp", "ddp")]
+CHANGES["threads"] = {"workers": 2}
 CHANGES["minutes"] = {"budget": {"minutes": 0.01}, "evaluate_every": 1.0}
 CHANGES["hopeless"] = {"optimizer": {"type": "sgd", "lr": 1e300, "momentum": 0.0}, "budget": {"steps": 60}, "clip": 0.0}
 
@@ -121,7 +122,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> "Done":
     def run(parallel: str, name: str, out: str, **more: Any) -> dict[str, Any]:
         return {"recipe": tree(parallel, CHANGES[name]), "out": str(folder / out), **more}
 
-    alone([run("none", name, f"one-{name}") for name in list(CHANGES)[:4]] + [run("none", "muon", "1-stopped", stop=2)])
+    alone([run("none", name, f"one-{name}") for name in list(CHANGES)[:4]])
+    alone([run("none", "threads", "one-threads"), run("none", "muon", "1-stopped", stop=2)])
     for parallel in PARALLEL:
         shutil.copytree(folder / "1-stopped", folder / f"1-to-2-{parallel}")
     two = together(
@@ -160,6 +162,12 @@ def assert_same(run: Path, expected: Path) -> None:
 @pytest.mark.parametrize(("parallel", "name"), TWO)
 def test_two_processes_make_the_run_of_one(parallel: str, name: str, done: Done) -> None:
     assert_same(done[0] / f"two-{parallel}-{name}", done[0] / f"one-{name}")
+
+
+def test_two_processes_are_two_threads_bit_for_bit(done: Done) -> None:
+    assert losses(done[0] / "two-ddp-muon") == losses(done[0] / "one-threads")
+    models = [done[0] / name / "model" / "model.safetensors" for name in ("two-ddp-muon", "one-threads")]
+    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 @pytest.mark.parametrize(("before", "after"), GOES_ON)
