@@ -57,7 +57,8 @@ FUZZ := -max_total_time=600 -timeout=60 -rss_limit_mb=3000
 
 faults: setup
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	for kind in language translation xl; do $(PY) tests/faults/kill.py --kind $$kind --kills 50 || exit 1; done
+	for kind in language translation xl ddp; do $(PY) tests/faults/kill.py --kind $$kind --kills 50 || exit 1; done
+	$(PY) tests/faults/two_hosts.py || [ $$? = 77 ]
 	$(PY) tests/faults/faults.py
 	$(PY) tests/faults/flip.py --changes 3000
 	$(PY) tests/faults/corpora.py

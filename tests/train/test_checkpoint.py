@@ -18,7 +18,8 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError, StorageError
 from allyouneed.storage import lock
-from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.checkpoint import Checkpoints, write_parts
+from allyouneed.train.shards import rows_of
 
 pytestmark = pytest.mark.no_shapes
 
@@ -247,3 +248,43 @@ def test_kill_at_any_instant(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     kill_savers(Path(sys.argv[1]), int(sys.argv[2]))
+
+
+def shard(rank: int, size: int) -> dict[str, dict[str, Tensor]]:
+    """The rows of one process; single numbers and buffers are the first one's."""
+    whole = parts(10)
+    rows = {
+        part: {n: t[rows_of(len(t), rank, size)] for n, t in named.items() if t.ndim} for part, named in whole.items()
+    }
+    return {**rows, "model": rows["model"] | ({"count": torch.tensor(10)} if rank == 0 else {})}
+
+
+def write_shards(run: Path, shards: list[dict[str, dict[str, Tensor]]]) -> Path:
+    checkpoints = Checkpoints(run)
+    with checkpoints.writing(10, ["average", "model", "optimizer"], {"spent": 1}, True, len(shards)) as folder:
+        for number, tensors in enumerate(shards):
+            write_parts(folder, tensors, number, len(shards))
+    return checkpoints.folder / "step-00000010"
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])  # of five processes some have no row
+def test_what_several_wrote_is_read_as_a_whole(size: int, tmp_path: Path) -> None:
+    checkpoint = Checkpoints(tmp_path).load(write_shards(tmp_path, [shard(rank, size) for rank in range(size)]))
+    for part, named in parts(10).items():
+        assert checkpoint.tensors[part].keys() == named.keys()
+        assert all(torch.equal(checkpoint.tensors[part][name], tensor) for name, tensor in named.items())
+
+
+def test_pieces_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
+    wrong = shard(1, 2)
+    wrong["model"] = {"weight": torch.zeros(1, 4)}
+    with pytest.raises(FolderError, match="the 2 pieces of weight in model do not fit together"):
+        Checkpoints(tmp_path).load(write_shards(tmp_path, [shard(0, 2), wrong]))
+    path = write_shards(tmp_path, [shard(0, 3), shard(1, 3), {}])
+    with pytest.raises(FolderError, match=r"average-00003-of-00003\.safetensors is missing"):
+        Checkpoints(tmp_path).load(path)
+    checkpoints = Checkpoints(tmp_path)
+    with checkpoints.writing(10, [], {}, False, 5000):
+        pass
+    with pytest.raises(FolderError, match="shards=5000 should be between"):
+        checkpoints.load(path)

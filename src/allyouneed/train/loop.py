@@ -15,13 +15,11 @@ where the weights are: a process takes its share of the micro-batches of a step,
 """
 
 import math
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +48,7 @@ from allyouneed.train.parallel import place, require_dealt
 from allyouneed.train.recipe import Recipe, require_same_recipe
 from allyouneed.train.shard_files import save_shards
 from allyouneed.train.start import described
+from allyouneed.train.stopping import stop_signals
 from allyouneed.train.team import Team, said_once
 from allyouneed.train.workers import Workers, shares
 
@@ -120,7 +119,7 @@ def _go(recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, co
     # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
     team.first(lambda: write_atomic(folder / "recipe.toml", to_toml(recipe).encode()))
     try:
-        with _stop_signals(run.stop, patient=team.size > 1):
+        with stop_signals(run.stop, patient=team.size > 1):
             run.look_at_start()
             run.look_up_if_due()  # an evaluation that was given up to stop in time is made now
             while run.has_budget():
@@ -151,8 +150,8 @@ class Run:
         self.data = team.in_turn(lambda: recipe.task.prepare(folder / "data", recipe.seed))
         two_texts = self.data.codec.source is not None and self.data.codec.target is not None
         if recipe.model.kind == "decoder" and two_texts and not self.data.sizes.shared:
-            raise ConfigError(
-                "a decoder reads source and target as one text: it needs one vocabulary, task.shared=true"
+            team.end(
+                ConfigError("a decoder reads source and target as one text: it needs one vocabulary, task.shared=true")
             )
         for note in self.data.notes:
             watcher.note(note)
@@ -163,7 +162,8 @@ class Run:
         if (start := recipe.start) is not None and latest is None:
             team.each(lambda: start.fill(self.model, self.data.codec))
             watcher.note(f"beginning with {described(recipe.start)}")
-        self.placement = place(self.model, self.config, team, device, twice=self._reads_twice())
+        with said_once():
+            self.placement = place(self.model, self.config, team, device, twice=self._reads_twice())
         self.optimizers = self.config.optimizer.build(self.placement, self.placement.gather_matrix)
         self.average = Average(self.config.average, self.placement)
         self.log = Log(folder / "log.jsonl") if team.is_first else NoLog()
@@ -556,31 +556,3 @@ def _is_finished(folder: Path, watcher: Watcher) -> bool:
         watcher.note(f"{error}; it is made again")
         return False
     return True
-
-
-class _stop_signals:
-    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once.
-
-    `patient`: not even a second one: torchrun passes on what its processes may have heard already, and kills what does
-    not end in time.
-    """
-
-    def __init__(self, stop: Callable[[], None], patient: bool = False) -> None:
-        self._stop, self._patient = stop, patient
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._old[number] = signal.signal(number, self._handle)
-        except ValueError:  # not in the main thread: whoever runs us there stops us in their own way
-            self._old = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._stop()
-        if not self._patient:
-            signal.signal(number, self._old[number])
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)

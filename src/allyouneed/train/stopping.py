@@ -1,0 +1,34 @@
+"""Signals that ask a run to stop."""
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class stop_signals:
+    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once.
+
+    `patient`: not even a second one: torchrun passes on what its processes may have heard already, and kills what does
+    not end in time.
+    """
+
+    def __init__(self, stop: Callable[[], None], patient: bool = False) -> None:
+        self._stop, self._patient = stop, patient
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._handle)
+        except ValueError:  # not in the main thread: whoever runs us there stops us in their own way
+            self._old = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._stop()
+        if not self._patient:
+            signal.signal(number, self._old[number])
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
