@@ -8,7 +8,7 @@
 
 All arms train the same recipe with the same micro-batches, and stay alive; they take turns, round after round, so that
 a busy machine is busy for all. A ratio is that of one round; printed are medians and half of the distance between the
-quartiles. Before anything is timed, losses of the three must agree.
+quartiles. Before anything is timed, their losses must agree.
 """
 
 import argparse
@@ -39,19 +39,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--recipe", default="numbers-en-de")
     parser.add_argument("--set", action="append", default=[], dest="sets", help="as of `allyouneed train`")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--serve", metavar="ARM", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.arms = ["ddp", *(arm for arm in options.arms if arm != "ddp")]
     if options.serve:
         serve(options)
         return
     with tempfile.TemporaryDirectory() as folder:
-        arms = {arm: start(arm, options, f"{folder}/{arm}") for arm in ARMS}
-        losses = {arm: [turn["loss"] for turn in (ask(arms[arm], 1), ask(arms[arm], 1))] for arm in ARMS}
-        for arm in ARMS:
-            if any(abs(x - y) > 1e-3 * y for x, y in zip(losses[arm], losses["replicas"], strict=True)):
-                sys.exit(f"the losses of {arm} are {losses[arm]}, not {losses['replicas']}")
-        rounds = [{arm: ask(arms[arm], options.steps) for arm in ARMS} for _ in range(options.rounds)]
+        arms = {arm: start(arm, options, f"{folder}/{arm}") for arm in options.arms}
+        losses = {arm: [turn["loss"] for turn in (ask(arms[arm], 1), ask(arms[arm], 1))] for arm in arms}
+        for arm in arms:
+            if any(abs(x - y) > 1e-3 * y for x, y in zip(losses[arm], losses["ddp"], strict=True)):
+                sys.exit(f"the losses of {arm} are {losses[arm]}, not {losses['ddp']}")
+        rounds = [{arm: ask(arms[arm], options.steps) for arm in arms} for _ in range(options.rounds)]
         for processes in arms.values():
             for process in processes:
                 process.communicate()
@@ -63,7 +65,7 @@ def report(rounds: list[dict[str, Any]], options: argparse.Namespace) -> None:
     print(f"{what}; {options.rounds} rounds of {options.steps} steps; {CORES} cores; torch {torch.__version__}")
     print("| arm | tokens / s | tokens / CPU-second | ddp / this, wall clock | ddp / this, CPU |")
     print("| --- | --- | --- | --- | --- |")
-    for arm in ARMS:
+    for arm in options.arms:
         speeds = {kind: [r[arm]["tokens"] / r[arm][kind] for r in rounds] for kind in ("seconds", "cpu")}
         ratios = {
             kind: [r["ddp"]["tokens"] / r["ddp"][kind] / (r[arm]["tokens"] / r[arm][kind]) for r in rounds]
