@@ -89,7 +89,7 @@ def attend(
     """
     B, M, H, S, K, R = q_BN.shape[0], *k_MHSK.shape, v_MHSR.shape[-1]
     out_BL = q_BN.new_empty(B, H * R)
-    score_S = q_BN.new_empty(S)
+    score_HS = q_BN.new_empty(H, S)
     bias_at, bias_row, bias_head = None, 0, 0
     if bias is not None:
         bias = bias.expand(B, H, S)
@@ -98,7 +98,7 @@ def attend(
     visible_at, visible_row = (None, 0) if visible_MS is None else (visible_MS.data_ptr(), visible_MS.stride(0))
     made().attend(
         *(q_BN.data_ptr(), k_MHSK.data_ptr(), v_MHSR.data_ptr(), visible_at, bias_at),
-        *(out_BL.data_ptr(), score_S.data_ptr(), B, B // M, H, S, K, R),
+        *(out_BL.data_ptr(), score_HS.data_ptr(), B, B // M, H, S, K, R),
         *(q_BN.stride(0), *k_MHSK.stride()[:3], *v_MHSR.stride()[:3], visible_row, bias_row, bias_head, H * R, scale),
     )
     return out_BL

@@ -51,6 +51,8 @@ static i64 widest(const struct block *b) {
     return most(b->query_key_value.outputs, most(b->query.outputs, b->inner.outputs));
 }
 
+static i64 most_heads(const struct block *b) { return most(b->heads.count, b->cross_heads.count); }
+
 static i64 byte_row(const struct block *b) {
     return 4 + most(b->inner.inputs, most(b->outer.inputs, most(b->mixed.inputs, b->crossed.inputs)));
 }
@@ -58,7 +60,7 @@ static i64 byte_row(const struct block *b) {
 /* How many floats a call needs. */
 i64 room_for_block(const struct block *b, i64 rows, i64 slots) {
     i64 width = b->outer.outputs, read = most(b->mixed.inputs, b->crossed.inputs);
-    return rows * (widest(b) + read + 3 * width + 1) + slots + (rows * byte_row(b) + 3) / 4;
+    return rows * (widest(b) + read + 3 * width + 1) + most_heads(b) * slots + (rows * byte_row(b) + 3) / 4;
 }
 
 static struct room lay_out(const struct block *b, i64 rows, i64 slots, float *at) {
@@ -70,7 +72,7 @@ static struct room lay_out(const struct block *b, i64 rows, i64 slots, float *at
     room.normed = room.update + rows * width;
     room.between = room.normed + rows * width;
     room.score = room.between + rows * width;
-    room.scale = room.score + slots;
+    room.scale = room.score + most_heads(b) * slots;
     room.bytes = (uint8_t *)(room.scale + rows);
     return room;
 }

@@ -51,42 +51,63 @@ void add_norm(const float *x, const float *y, const float *gamma, const float *b
     }
 }
 
+/* softmax(score), in place; nothing but zeros if nothing may be seen. */
+static void weigh(float *score, i64 slots) {
+    float most = largest_of(score, slots), total = 0;
+    if (most == -INFINITY) {
+        memset(score, 0, slots * sizeof(float));
+        return;
+    }
+    for (i64 slot = 0; slot < slots; slot++) {
+        score[slot] = score[slot] == -INFINITY ? 0.0f : exp_below(score[slot] - most);
+        total += score[slot];
+    }
+    for (i64 slot = 0; slot < slots; slot++) score[slot] /= total;
+}
+
 /* out_bh = softmax(q_bh k_h^T * scale + bias) v_h: one query of each row and head reads `slots` keys and values.
 
    `sharing` rows in a row read the same memory. Strides count floats: of q and out between rows (heads follow each
    other), of k and v between memories, heads and slots. `visible` (memories, slots) says what may be seen; who sees
    nothing reads zero. `bias` has a row for each head, and strides between rows of the batch and between heads. `score`
-   is room for `slots` numbers. */
+   is room for `heads` x `slots` numbers.
+
+   What is read is far more than the caches hold, so it is read in the order in which it lies: slot by slot, all heads of
+   each, or head by head where the slots of a head follow each other. */
 void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, float *out,
             float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width,
             i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
             i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale) {
+    bool by_slots = k_head < k_slot;
+    i64 outer = by_slots ? slots : heads, inner = by_slots ? heads : slots;
     for (i64 row = 0; row < rows; row++) {
         i64 memory = row / sharing;
         const bool *seen = visible ? visible + memory * visible_memory : NULL;
-        for (i64 head = 0; head < heads; head++) {
-            const float *query = q + row * q_row + head * key_width;
-            const float *key = k + memory * k_memory + head * k_head;
-            const float *value = v + memory * v_memory + head * v_head;
-            const float *more = bias ? bias + row * bias_row + head * bias_head : NULL;
-            float *sum = out + row * out_row + head * value_width;
-            for (i64 slot = 0; slot < slots; slot++) {
-                float dot = product(query, key + slot * k_slot, key_width) * scale + (more ? more[slot] : 0.0f);
-                score[slot] = seen && !seen[slot] ? -INFINITY : dot;
+        const float *query = q + row * q_row, *key = k + memory * k_memory, *value = v + memory * v_memory;
+        const float *more = bias ? bias + row * bias_row : NULL;
+        float *sum = out + row * out_row;
+        for (i64 i = 0; i < outer; i++) {
+            for (i64 j = 0; j < inner; j++) {
+                i64 slot = by_slots ? i : j, head = by_slots ? j : i;
+                if (seen && !seen[slot]) {
+                    score[head * slots + slot] = -INFINITY;
+                    continue;
+                }
+                float dot = product(query + head * key_width, key + head * k_head + slot * k_slot, key_width) * scale;
+                score[head * slots + slot] = dot + (more ? more[head * bias_head + slot] : 0.0f);
             }
-            float most = largest_of(score, slots), total = 0;
-            memset(sum, 0, value_width * sizeof(float));
-            if (most == -INFINITY) continue;
-            for (i64 slot = 0; slot < slots; slot++) {
-                score[slot] = score[slot] == -INFINITY ? 0.0f : exp_below(score[slot] - most);
-                total += score[slot];
+        }
+        for (i64 head = 0; head < heads; head++) weigh(score + head * slots, slots);
+        memset(sum, 0, heads * value_width * sizeof(float));
+        for (i64 i = 0; i < outer; i++) {
+            for (i64 j = 0; j < inner; j++) {
+                i64 slot = by_slots ? i : j, head = by_slots ? j : i;
+                float weight = score[head * slots + slot];
+                if (weight == 0) continue; /* what is not seen may be no number */
+                const float *one = value + head * v_head + slot * v_slot;
+                float *mine = sum + head * value_width;
+                for (i64 r = 0; r < value_width; r++) mine[r] += weight * one[r];
             }
-            for (i64 slot = 0; slot < slots; slot++) {
-                const float *one = value + slot * v_slot;
-                float weight = score[slot];
-                for (i64 i = 0; i < value_width; i++) sum[i] += weight * one[i];
-            }
-            for (i64 i = 0; i < value_width; i++) sum[i] /= total;
         }
     }
 }

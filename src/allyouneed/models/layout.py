@@ -23,7 +23,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.models.base import Head, Model
 from allyouneed.models.fused import FusedAdvance, fits
 
-FEW = 512  # rows up to which packed weights are used: with more, torch's own product can use several cores
+FEW = 512  # rows up to which packed weights are used, unless torch has but one thread: else its products use several
 
 
 class _Projection(nn.Module):
@@ -70,7 +70,9 @@ class _Quick:
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """None: torch has to do it."""
-        if not kernels.usable(x) or (not self._int8 and x.numel() > FEW * x.shape[-1]):
+        if not kernels.usable(x):
+            return None
+        if not self._int8 and x.numel() > FEW * x.shape[-1] and torch.get_num_threads() > 1:
             return None
         if self._packed is None:
             self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
