@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hf_folders as their
 import pytest
@@ -123,6 +124,18 @@ def deep_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": ' + "[" * 100_000 + "]" * 100_000 + "}")
 
 
+def tokenizer_with(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        tree = json.loads((folder / "tokenizer.json").read_text())
+        change(tree)
+        (folder / "tokenizer.json").write_text(json.dumps(tree))
+
+    return write
+
+
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").rename(folder / "vocab.json")
 
@@ -177,6 +190,34 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "huge": (huge, r"config.json: more than 4,194,304 bytes"),
     "deep tokeniser": (deep_tokenizer, r"tokenizer.json: not"),
     "no tokeniser": (no_tokenizer, r"has no tokenizer.json \(it has vocab.json"),
+    "slow expression": (
+        tokenizer_with(lambda tree: tree.update(pre_tokenizer=SLOW)),
+        r"pre_tokenizer: Split: pattern = .* is none of the known forms",
+    ),
+    "slow expression in a sequence": (
+        tokenizer_with(lambda tree: tree.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [SLOW]})),
+        r"pre_tokenizer: Split: pattern = .* is none of the known forms",
+    ),
+    "long prefix": (
+        tokenizer_with(lambda tree: tree.update(normalizer={"type": "Prepend", "prepend": "x" * 65})),
+        r"normalizer: Prepend: prepend = .* is none of the known forms",
+    ),
+    "other decoder": (
+        tokenizer_with(
+            lambda tree: tree.update(
+                decoder={"type": "CTC", "pad_token": "a", "word_delimiter_token": "b", "cleanup": True}
+            )
+        ),
+        r"decoder: type 'CTC' should be one of",
+    ),
+    "prefix that is cut": (
+        tokenizer_with(lambda tree: tree["model"].update(continuing_subword_prefix="ää")),
+        r"tokenizer.json: not a tokeniser",
+    ),
+    "dropout of merges": (
+        tokenizer_with(lambda tree: tree["model"].update(dropout=0.5)),
+        r"model BPE: dropout = .* is none of the known forms",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: not readable: No such file"),
     "one weight too many": (other_tensors(lambda all: all.update(extra=torch.ones(3))), r"tensor extra is no part of"),
     "one too few": (other_tensors(lambda all: all.pop("transformer.ln_f.bias")), r"transformer.ln_f.bias is missing"),

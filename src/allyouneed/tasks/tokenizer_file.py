@@ -143,11 +143,16 @@ def check_tokenizer_file(tree: Any) -> None:
     for name in _NONE:
         if tree.get(name) is not None:
             raise ValueError(f"{name}: should be null: texts are framed, cut and padded elsewhere")
+    check_pipeline(tree)
+    _check_added(tree.get("added_tokens", []))
+    _check_model(tree["model"])
+
+
+def check_pipeline(tree: Mapping[str, Any]) -> None:
+    """The same for the parts that a text passes: before a tokeniser from elsewhere is given its first text."""
     for name, (listed, table) in _PIPELINE.items():
         if tree.get(name) is not None:
             _check_part(tree[name], name, listed, table)
-    _check_added(tree.get("added_tokens", []))
-    _check_model(tree["model"])
 
 
 def _check_part(part: Any, where: str, listed: str, table: Mapping[str, dict[str, Rule]], depth: int = 0) -> None:

@@ -20,6 +20,7 @@ from allyouneed.errors import FolderError
 from allyouneed.interop.hf.rules import Rows
 from allyouneed.tasks.base import BOS, EOS, PAD, UNK
 from allyouneed.tasks.tokenizer import SPECIALS, Tokenizer, control_name
+from allyouneed.tasks.tokenizer_file import check_pipeline
 
 PROBES = (
     "Hello, world! It's 3.14 o'clock.",
@@ -53,15 +54,20 @@ class TheirTokenizer:
     """tokenizer.json as it came."""
 
     def __init__(self, tree: dict[str, Any], where: object) -> None:
-        self.tree, self.where = tree, where
+        self.where = where
         model, added = tree.get("model"), tree.get("added_tokens", [])
         if not isinstance(model, dict) or not isinstance(added, list):
             raise FolderError(f"{where}: not a tokeniser")
         try:
             self.library = Library.from_str(json.dumps(tree))
+            self.tree = tree = json.loads(self.library.to_str())  # old forms of parts become new ones
+            check_pipeline(tree)
+            added = tree["added_tokens"]
             self.names = {number: name for name, number in self.library.get_vocab(with_added_tokens=True).items()}
             self.added = {int(one["id"]): (str(one["content"]), bool(one.get("special"))) for one in added}
-        except (Exception, RecursionError) as error:  # the library raises bare Exception
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics are not even that
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise FolderError(f"{where}: not a tokeniser: {reason}") from None
         self.kind = type(self.library.model).__name__
