@@ -33,7 +33,7 @@ from allyouneed.storage import _write_manifest, verify
 from allyouneed.train.checkpoint import checkpoint_paths
 
 STEPS = 60
-WIDE = ("width = 16\nhidden = 24", "width = 96\nhidden = 256")  # checkpoints of about 4 MB
+WIDE = ("width = 16\nhidden = 24", "width = 112\nhidden = 256")  # checkpoints of about 5 MB
 MOST_SECONDS = 10.0
 FORKS = False  # set where it is safe: a process with one thread
 
@@ -135,7 +135,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def disk_full(folder: Path) -> tuple[Bench, str]:
-    """tmpfs of 12 MB that the third checkpoint of 4 MB overfills."""
+    """tmpfs of 12 MB that the third checkpoint of 5 MB overfills."""
     made = bench(folder, WIDE)
     with small_disk(folder, "12m") as disk:
         line = made.fails(made.start(disk / "run"), "disk full while writing", "intact")

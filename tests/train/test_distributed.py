@@ -164,10 +164,8 @@ def test_two_processes_make_the_run_of_one(parallel: str, name: str, done: Done)
     assert_same(done[0] / f"two-{parallel}-{name}", done[0] / f"one-{name}")
 
 
-def test_two_processes_are_two_threads_bit_for_bit(done: Done) -> None:
-    assert losses(done[0] / "two-ddp-muon") == losses(done[0] / "one-threads")
-    models = [done[0] / name / "model" / "model.safetensors" for name in ("two-ddp-muon", "one-threads")]
-    assert models[0].read_bytes() == models[1].read_bytes()
+def test_two_processes_are_two_threads(done: Done) -> None:
+    assert_same(done[0] / "two-ddp-muon", done[0] / "one-threads")
 
 
 @pytest.mark.parametrize(("before", "after"), GOES_ON)
