@@ -1,5 +1,6 @@
 """Kernels in C say what torch says, for every shape; without a compiler torch says it."""
 
+import copy
 import math
 import os
 import stat
@@ -249,3 +250,50 @@ def test_compiled_once_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.M
     assert stat.S_IMODE((tmp_path / "allyouneed").stat().st_mode) == 0o700
     assert kernels._library.__wrapped__() is not None
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def laid_out(number: int = 0, int8: bool = False) -> Model:
+    model = models()[number]
+    lay_out_for_prediction(model, int8)
+    return model
+
+
+def test_rows_that_do_not_fit_a_state_are_refused() -> None:
+    model = laid_out()
+    source_BS = torch.tensor([[5, 6, 2], [7, 8, 2]])
+    _, state = model.advance(torch.tensor([1, 1]), model.condition(source_BS))
+    for rows in (1, 3, 64):
+        with pytest.raises(ValueError, match="rows"):
+            model.advance(torch.full((rows,), 5), state)
+    with pytest.raises(ValueError, match="3 rows cannot share 2 memories"):
+        kernels.attend(torch.zeros(3, 4), torch.zeros(2, 1, 5, 4), torch.zeros(2, 1, 5, 4), 1.0)
+
+
+def test_masks_may_lie_anyhow() -> None:
+    model, source_BS = laid_out(), torch.tensor([[5, 6, 7, 2], [7, 8, 2, 0]])
+    valid_BS = source_BS != 0
+    said = []
+    for mask_BS in (valid_BS, valid_BS.T.contiguous().T):
+        _, state = model.advance(torch.tensor([1, 1]), model.condition(source_BS, mask_BS))
+        said.append(model.advance(torch.tensor([5, 6]), state)[0])
+    assert_close(said[0], said[1])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_what_is_no_number_is_not_hidden(int8: bool) -> None:
+    model = models()[0]
+    model.decoder.blocks[1].feedforward.inner.weight[3] = math.nan
+    lay_out_for_prediction(model, int8)
+    _, state = model.advance(torch.tensor([1]), model.condition(torch.tensor([[5, 6, 2]])))
+    assert model.advance(torch.tensor([5]), state)[0].isnan().all()
+    assert kernels.PackedInt8(torch.ones(2, 3), None).project(torch.tensor([[1.0, math.nan, 0.0]])).isnan().all()
+    q_BN = torch.full((1, 4), math.nan)
+    assert kernels.attend(q_BN, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 1.0).isnan().all()
+
+
+def test_a_model_can_be_copied_after_it_has_run() -> None:
+    model, source_BS = laid_out(), torch.tensor([[5, 6, 2]])
+    _, state = model.advance(torch.tensor([1]), model.condition(source_BS))
+    again = copy.deepcopy(model)
+    _, other = again.advance(torch.tensor([1]), again.condition(source_BS))
+    assert_close(again.advance(torch.tensor([5]), other)[0], model.advance(torch.tensor([5]), state)[0])

@@ -44,11 +44,12 @@ FUNCTIONS = {
     "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
     "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
     "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
-    "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG),
+    "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG, _POINTER),
     "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
     "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
     "advance_block": (*[_POINTER] * 3, _NUMBER, *[_POINTER] * 5),
     "room_for_block": (_POINTER, *[_NUMBER] * 2),
+    "room_for_tiles": (_NUMBER,),
 }
 PANEL = 32  # outputs that products.c packs together
 COMPILE_SECONDS = 120
@@ -88,6 +89,8 @@ def attend(
     dimension of every tensor is contiguous.
     """
     B, M, H, S, K, R = q_BN.shape[0], *k_MHSK.shape, v_MHSR.shape[-1]
+    require_shared(B, M)
+    visible_MS = None if visible_MS is None else visible_MS.expand(M, S).contiguous()
     out_BL = q_BN.new_empty(B, H * R)
     score_HS = q_BN.new_empty(H, S)
     bias_at, bias_row, bias_head = None, 0, 0
@@ -102,6 +105,12 @@ def attend(
         *(q_BN.stride(0), *k_MHSK.stride()[:3], *v_MHSR.stride()[:3], visible_row, bias_row, bias_head, H * R, scale),
     )
     return out_BL
+
+
+def require_shared(rows: int, memories: int) -> None:
+    """Addresses are computed from these: rows that do not fit would be read and written beside what is there."""
+    if not rows or not memories or rows % memories:
+        raise ValueError(f"{rows} rows cannot share {memories} memories; a state goes on with the rows it was made for")
 
 
 def top_words(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -140,10 +149,12 @@ class Packed:
     def project(self, x: Tensor) -> Tensor:
         """x W^T + b of (..., D)."""
         x_BD = _rows(x)
-        out_BN = x.new_empty(x_BD.shape[0], self.outputs)
-        made().project(
+        B, call = x_BD.shape[0], made()
+        out_BN = x.new_empty(B, self.outputs)
+        tiles = x.new_empty(call.room_for_tiles(B) * self.inputs)
+        call.project(
             *(x_BD.data_ptr(), self.packed.data_ptr(), self.bias.data_ptr(), out_BN.data_ptr()),
-            *(x_BD.shape[0], self.inputs, self.outputs, x_BD.stride(0), False),
+            *(B, self.inputs, self.outputs, x_BD.stride(0), False, tiles.data_ptr()),
         )
         return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
 
@@ -240,7 +251,7 @@ def _library() -> SimpleNamespace | None:
         return None
     for function, types in FUNCTIONS.items():
         made = getattr(library, function)
-        made.argtypes, made.restype = types, _NUMBER if function == "room_for_block" else None
+        made.argtypes, made.restype = types, _NUMBER if function.startswith("room_for") else None
         setattr(found, function, made)
     return found
 
@@ -268,6 +279,8 @@ def _run(*command: str) -> None:
 def _cache_folder() -> Path:
     """A folder that nobody else can write to: what lies in it is run."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(home):
+        raise OSError(f"{home}: no home folder is known")
     folder = Path(home) / "allyouneed"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.stat()

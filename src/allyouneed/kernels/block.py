@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.kernels import Packed, PackedInt8, made
+from allyouneed.kernels import Packed, PackedInt8, made, require_shared
 
 _POINTER, _NUMBER, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -101,8 +101,14 @@ class PackedBlock:
         """
         x_BD = x_BD.contiguous()
         out_BD, rows = torch.empty_like(x_BD), x_BD.shape[0]
-        behind = _memory(past, rows)
-        beside = None if memory is None else _memory(memory, rows)
+        if past[0].shape[0] != rows:
+            raise ValueError(f"a state of {past[0].shape[0]} rows cannot go on with {rows}")
+        past = _readable(past)
+        behind, beside = _memory(past, rows), None
+        if memory is not None:
+            require_shared(rows, memory[0].shape[0])
+            memory = _readable(memory)
+            beside = _memory(memory, rows)
         slots = max(behind.slots, beside.slots if beside is not None else 0)
         call = made()
         room = x_BD.new_empty(call.room_for_block(self._at, rows, slots))
@@ -125,6 +131,12 @@ def _matrix(matrix: Packed | PackedInt8) -> Any:
     if isinstance(matrix, Packed):
         return _Matrix(packed=matrix.packed.data_ptr(), **shared)
     return _Matrix(bytes=matrix.packed.data_ptr(), scale=matrix.scale.data_ptr(), sums=matrix.sums.data_ptr(), **shared)
+
+
+def _readable(memory: tuple[Tensor, Tensor, Tensor | None]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """With a mask whose slots follow each other."""
+    k_NHSK, v_NHSR, visible = memory
+    return k_NHSK, v_NHSR, None if visible is None else visible.expand(k_NHSK.shape[0], k_NHSK.shape[2]).contiguous()
 
 
 def _memory(memory: tuple[Tensor, Tensor, Tensor | None], rows: int) -> Any:

@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef int64_t i64;
@@ -54,6 +53,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
             i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot, i64 visible_memory,
             i64 bias_row, i64 bias_head, i64 out_row, float scale);
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
-             i64 x_row, bool relu);
+             i64 x_row, bool relu, float *tiles);
+i64 room_for_tiles(i64 rows);
 void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu);

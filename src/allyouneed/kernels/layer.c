@@ -41,7 +41,7 @@ struct memory {
 };
 
 struct room { /* for numbers on the way, as `room_for_block` says */
-    float *wide, *read, *update, *normed, *between, *score, *scale;
+    float *wide, *read, *update, *normed, *between, *score, *tiles, *scale;
     uint8_t *bytes;
 };
 
@@ -53,14 +53,15 @@ static i64 widest(const struct block *b) {
 
 static i64 most_heads(const struct block *b) { return most(b->heads.count, b->cross_heads.count); }
 
-static i64 byte_row(const struct block *b) {
-    return 4 + most(b->inner.inputs, most(b->outer.inputs, most(b->mixed.inputs, b->crossed.inputs)));
+static i64 most_inputs(const struct block *b) {
+    return most(b->inner.inputs, most(b->outer.inputs, most(b->mixed.inputs, b->crossed.inputs)));
 }
 
 /* How many floats a call needs. */
 i64 room_for_block(const struct block *b, i64 rows, i64 slots) {
     i64 width = b->outer.outputs, read = most(b->mixed.inputs, b->crossed.inputs);
-    return rows * (widest(b) + read + 3 * width + 1) + most_heads(b) * slots + (rows * byte_row(b) + 3) / 4;
+    return rows * (widest(b) + read + 3 * width + 1) + most_heads(b) * slots + room_for_tiles(rows) * most_inputs(b) +
+           rows * (most_inputs(b) + 4) / 4 + 1;
 }
 
 static struct room lay_out(const struct block *b, i64 rows, i64 slots, float *at) {
@@ -72,7 +73,8 @@ static struct room lay_out(const struct block *b, i64 rows, i64 slots, float *at
     room.normed = room.update + rows * width;
     room.between = room.normed + rows * width;
     room.score = room.between + rows * width;
-    room.scale = room.score + most_heads(b) * slots;
+    room.tiles = room.score + most_heads(b) * slots;
+    room.scale = room.tiles + room_for_tiles(rows) * most_inputs(b);
     room.bytes = (uint8_t *)(room.scale + rows);
     return room;
 }
@@ -82,7 +84,7 @@ static void multiply(const struct matrix *m, const float *x, float *y, i64 rows,
         project_int8(x, m->bytes, m->scale, m->sums, m->bias, room->bytes, room->scale, y, rows, m->inputs, m->outputs,
                      m->inputs, relu);
     } else {
-        project(x, m->packed, m->bias, y, rows, m->inputs, m->outputs, m->inputs, relu);
+        project(x, m->packed, m->bias, y, rows, m->inputs, m->outputs, m->inputs, relu, room->tiles);
     }
 }
 

@@ -38,8 +38,8 @@ static inline void finish(floats low, floats high, const float *bias, bool relu,
     high += load(bias + WIDE);
     if (relu) {
         for (int j = 0; j < WIDE; j++) {
-            low[j] = low[j] > 0 ? low[j] : 0.0f;
-            high[j] = high[j] > 0 ? high[j] : 0.0f;
+            low[j] = low[j] < 0 ? 0.0f : low[j]; /* NaN stays */
+            high[j] = high[j] < 0 ? 0.0f : high[j];
         }
     }
     if (room >= PANEL) {
@@ -95,17 +95,8 @@ static inline i64 block_height(i64 rows) {
     return blocks ? (rows + blocks - 1) / blocks : 1;
 }
 
-/* Tiles of x as [k][row of the tile], one after another; NULL if there is no memory for it. */
-static const float *ordered_tiles(const float *x, i64 rows, i64 height, i64 inputs, i64 x_row) {
-    static _Thread_local float *kept;
-    static _Thread_local i64 size;
-    if (rows * inputs > size) {
-        free(kept);
-        kept = malloc(rows * inputs * sizeof(float));
-        size = kept ? rows * inputs : 0;
-        if (!kept) return NULL;
-    }
-    float *out = kept;
+/* Tiles of x as [k][row of the tile], one after another. */
+static void order_tiles(const float *x, float *out, i64 rows, i64 height, i64 inputs, i64 x_row) {
     for (i64 top = 0; top < rows; top += height) {
         i64 count = rows - top < height ? rows - top : height;
         for (i64 r = 0; r < count; r++) {
@@ -113,23 +104,25 @@ static const float *ordered_tiles(const float *x, i64 rows, i64 height, i64 inpu
         }
         out += count * inputs;
     }
-    return kept;
 }
 
+/* `tiles` is room for room_for_tiles(rows) x inputs numbers. */
+i64 room_for_tiles(i64 rows) { return rows > FEW ? (rows < BLOCK ? rows : BLOCK) : 0; }
+
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
-             i64 x_row, bool relu) {
+             i64 x_row, bool relu, float *tiles) {
     i64 most = block_height(rows);
+    bool ordered = room_for_tiles(rows) > 0;
     for (i64 top = 0; top < rows; top += most) {
         i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
-        const float *tiles = NULL;
-        if (bottom - top > FEW) tiles = ordered_tiles(x + top * x_row, bottom - top, height, inputs, x_row);
+        if (ordered) order_tiles(x + top * x_row, tiles, bottom - top, height, inputs, x_row);
         for (i64 begin = 0; begin < outputs; begin += PANEL) {
             const float *panel = packed + begin * inputs;
             for (i64 row = top; row < bottom; row += height) {
                 i64 left = bottom - row < height ? bottom - row : height;
-                const float *from = tiles ? tiles + (row - top) * inputs : x + row * x_row;
+                const float *from = ordered ? tiles + (row - top) * inputs : x + row * x_row;
                 float *to = y + row * outputs + begin;
-                if (tiles) {
+                if (ordered) {
 #define DO(R) tile_float(R, true, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
                     EACH_TILE(DO)
 #undef DO
@@ -166,11 +159,13 @@ void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sum, i64 o
             float size = fabsf(w[n * by_output + k * by_input]);
             most = size > most ? size : most;
         }
-        scale[n] = most / 127.0f;
+        int broken = most > 3e38f; /* infinite, or no number */
+        for (i64 k = 0; k < inputs; k++) broken |= isnan(w[n * by_output + k * by_input]);
+        scale[n] = broken ? NAN : most / 127.0f;
         sum[n] = 0;
         int8_t *panel = packed + n / PANEL * PANEL * 4 * fours(inputs) + n % PANEL * 4;
         for (i64 k = 0; k < inputs; k++) {
-            int8_t q = most > 0 ? (int8_t)lrintf(w[n * by_output + k * by_input] / scale[n]) : 0;
+            int8_t q = scale[n] > 0 ? (int8_t)lrintf(w[n * by_output + k * by_input] / scale[n]) : 0;
             panel[k / 4 * 4 * PANEL + k % 4] = q;
             sum[n] += q;
         }
@@ -180,6 +175,12 @@ void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sum, i64 o
 /* A row of x as bytes, and its scale. */
 static float quantise(const float *x, uint8_t *q, i64 inputs) {
     float most = largest_size(x, inputs);
+    int broken = most > 3e38f;
+    for (i64 k = 0; k < inputs; k++) broken |= isnan(x[k]);
+    if (broken) { /* infinite, or no number: neither is what comes of it */
+        memset(q, 128, 4 * fours(inputs));
+        return NAN;
+    }
     float factor = most > 0 ? 127.0f / most : 0.0f;
     for (i64 k = 0; k < inputs; k++) q[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
     for (i64 k = inputs; k < 4 * fours(inputs); k++) q[k] = 0;

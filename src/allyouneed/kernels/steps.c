@@ -7,7 +7,7 @@
 
 #include "kernels.h"
 
-/* exp(x) for x <= 0, to about one unit in the last place: 2^k * 2^f with |f| <= 1/2. No branches, so loops vectorise. */
+/* exp(x) for x <= 0, within 4e-6 of it: 2^k * 2^f with |f| <= 1/2. No branches, so loops vectorise. */
 static inline float exp_below(float x) {
     x = x < -87.0f ? -87.0f : x; /* NaN stays */
     float scaled = x * 1.44269504088896341f;
@@ -54,8 +54,8 @@ void add_norm(const float *x, const float *y, const float *gamma, const float *b
 /* softmax(score), in place; nothing but zeros if nothing may be seen. */
 static void weigh(float *score, i64 slots) {
     float most = largest_of(score, slots), total = 0;
-    if (most == -INFINITY) {
-        memset(score, 0, slots * sizeof(float));
+    if (most == -INFINITY) { /* nothing may be seen, or scores are no numbers, which stay so */
+        for (i64 slot = 0; slot < slots; slot++) score[slot] = score[slot] == -INFINITY ? 0.0f : score[slot];
         return;
     }
     for (i64 slot = 0; slot < slots; slot++) {

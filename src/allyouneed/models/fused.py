@@ -5,6 +5,8 @@ read likewise or none, ReLU, norms before or after. Other blocks, and every call
 maps, another device), go the usual way; both give the same.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,11 +37,14 @@ def fits(block: Block) -> bool:
 
 
 class FusedAdvance:
-    """`Block.advance` of a block that fits; `most`: with more rows than that torch's own products are faster."""
+    """`Block.advance` of a block that fits and is laid out for prediction."""
 
-    def __init__(self, block: Block, int8: bool, most: int | None) -> None:
-        self._block, self._int8, self._most = block, int8, most
+    def __init__(self, block: Block) -> None:
+        self._block = block
         self._packed: PackedBlock | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_packed": None}  # a copy packs its own
 
     def __call__(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
         block, mixer, cross = self._block, self._block.mixer, self._block.cross
@@ -50,7 +55,6 @@ class FusedAdvance:
             or not isinstance(past, SoftmaxState)
             or (cross is not None and not isinstance(state.cross, CrossState))
             or (past.valid_BS is not None and mixer.position is not None)
-            or (self._most is not None and x_BD.shape[0] > self._most)
             or not kernels.usable(x_BD)
             or map_sink() is not None
         ):
@@ -59,28 +63,27 @@ class FusedAdvance:
         waves = mixer.position.waves_at(place, x_BD) if isinstance(mixer.position, Rotary) else None
         grown = past.past.with_room(1)
         valid_BS = extend_valid(past.valid_BS, None, x_BD.shape[0], place, 1)
-        k_BHSK, v_BHSR = mixer.keys_values(grown.tensor)
+        k_NHSK, v_NHSR = mixer.keys_values(grown.tensor)
         crossed = state.cross.by_rows() if isinstance(state.cross, CrossState) else None
         read = None if crossed is None else (crossed.k_NHSK, crossed.v_NHSR, crossed.valid_NS)
         if self._packed is None:
-            self._packed = _packed(block, self._int8)
-        y_BD = self._packed.advance(x_BD, (k_BHSK, v_BHSR, valid_BS), read, waves)
+            self._packed = _packed(block)
+        y_BD = self._packed.advance(x_BD, (k_NHSK, v_NHSR, valid_BS), read, waves)
         return y_BD, BlockState(SoftmaxState(grown, valid_BS), crossed)
 
 
-def _packed(block: Block, int8: bool) -> PackedBlock:
+def _packed(block: Block) -> PackedBlock:
     mixer, cross, feed = block.mixer, block.cross, block.feedforward
     assert isinstance(mixer, Softmax)
-    layers = {"query_key_value": mixer.query_key_value, "mixed": mixer.output}
-    norms = {"mixer_norm": block.mixer_norm, "feedforward_norm": block.feedforward_norm}
+    layers: dict[str, Any] = {"query_key_value": mixer.query_key_value, "mixed": mixer.output}
+    norms: dict[str, Any] = {"mixer_norm": block.mixer_norm, "feedforward_norm": block.feedforward_norm}
     if isinstance(cross, Softmax):
         layers |= {"query": cross.query, "crossed": cross.output}
         norms |= {"cross_norm": block.cross_norm}
     layers |= {"inner": feed.inner, "outer": feed.outer}
-    pack = kernels.PackedInt8 if int8 else kernels.Packed
     return PackedBlock(
-        {name: pack(layer.weight, layer.bias) for name, layer in layers.items()},
-        {name: Norm(norm.weight, norm.bias, norm.eps) for name, norm in norms.items()},  # type: ignore[arg-type]
+        {name: layer.quick.packed() for name, layer in layers.items()},
+        {name: Norm(norm.weight, norm.bias, norm.eps) for name, norm in norms.items()},
         _attention(mixer),
         _attention(cross) if isinstance(cross, Softmax) else None,
         block.norm_place == "pre",

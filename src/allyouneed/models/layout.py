@@ -13,6 +13,8 @@ A step of decoding is bound by two things, and neither is arithmetic:
 Shapes and names stay the same, and so does every line of code that uses them; so do numbers, but for int8.
 """
 
+import threading
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +25,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.models.base import Head, Model
 from allyouneed.models.fused import FusedAdvance, fits
 
+_PACKING = threading.Lock()
 FEW = 512  # rows up to which packed weights are used, unless torch has but one thread: else its products use several
 
 
@@ -35,10 +38,10 @@ class _Projection(nn.Module):
         layer.weight.data = layer.weight.data.T.contiguous().T
         self.weight = layer.weight
         self._columns = layer.weight.data.T
-        self._quick = _Quick(self.weight, self.bias, int8)
+        self.quick = _Quick(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        if (y := self._quick(x)) is not None:
+        if (y := self.quick(x)) is not None:
             return y
         if x.dim() == 2 and self.bias is not None:  # what F.linear comes to, after a few more turns
             return torch.addmm(self.bias, x, self._columns)
@@ -74,9 +77,17 @@ class _Quick:
             return None
         if not self._int8 and x.numel() > FEW * x.shape[-1] and torch.get_num_threads() > 1:
             return None
-        if self._packed is None:
-            self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
-        return self._packed.project(x)
+        return (self._packed or self.packed()).project(x)
+
+    def packed(self) -> kernels.Packed | kernels.PackedInt8:
+        """The weights, packed when they are first asked for; several threads may ask at once."""
+        with _PACKING:
+            if self._packed is None:
+                self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
+            return self._packed
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_packed": None}  # a copy packs its own
 
 
 class _Norm(nn.Module):
@@ -122,6 +133,6 @@ def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
     model.head = _QuickHead(model.head, int8)
     for module in list(model.modules()):
         if isinstance(module, Block) and fits(module):
-            module.__dict__["advance"] = FusedAdvance(module, int8, None if int8 else FEW)
+            module.__dict__["advance"] = FusedAdvance(module)
     for module in model.modules():  # found at once, and still registered
         module.__dict__.update(module._modules | module._parameters)
