@@ -24,3 +24,9 @@ def test_a_reader_accepts_or_refuses(name: str, data: bytes, tmp_path_factory: p
 def test_good_files_are_accepted(name: str, tmp_path: Path) -> None:
     # A good tree in which the whole of it was chosen to be replaced, and that was not done.
     assert try_reader(name, bytes([2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), tmp_path) == "accepted"
+
+
+def test_what_fuzzers_found_is_refused(tmp_path: Path) -> None:
+    # The library panics when it decodes with this one.
+    found = bytes([0x0E, 0xBA, 0xBA, 0xBB, 0x04, 0x00, 0xBA, 0xBA, 0x3D, 0x41, 0xBA, 0x1D])
+    assert try_reader("tokenizer", found, tmp_path) == "refused"

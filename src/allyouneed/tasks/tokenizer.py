@@ -94,7 +94,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special ids are left out."""
         kept = [int(i) for i in ids if int(i) not in self.controls]
-        text: str = self._library.decode(kept, skip_special_tokens=False)
+        with _no_panic():
+            text: str = self._library.decode(kept, skip_special_tokens=False)
         return text
 
     def surely_longer(self, text: str, length: int) -> bool:
