@@ -160,11 +160,11 @@ class Tokenizer:
 
 @contextmanager
 def _no_panic() -> Iterator[None]:
-    """The library panics over tables that do not fit together, which is no Exception."""
+    """The library panics over tables that do not fit together, which is no Exception, or raises a bare one."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
         raise FolderError(f"the tokeniser is broken: {str(error)[:MOST_REASON]}") from None
 
