@@ -34,12 +34,13 @@ from pathlib import Path
 import torch
 
 from allyouneed.config import parse
-from allyouneed.decode.running import Running
+from allyouneed.decode.running import Row
 from allyouneed.folder import save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.serve import ServeConfig, open_models
-from allyouneed.serve.engine import Engine
+from allyouneed.serve.lane import Lane
 from allyouneed.serve.run import serve
+from allyouneed.serve.worker import Ticket
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import EOS
@@ -68,13 +69,12 @@ def run_server(mode: str, folder: str, batch: int) -> None:
     """One of the servers, until a signal comes."""
     keep_freed_memory()
     if mode == "static":
-        admit = Engine._admit
+        admitted = Lane._admitted
 
-        def admit_to_empty(engine: Engine, running: Running) -> None:
-            if not running.rows:
-                admit(engine, running)
+        def admitted_to_empty(self: Lane) -> list[tuple[Ticket, Row]]:
+            return [] if self.owner else admitted(self)
 
-        Engine._admit = admit_to_empty  # type: ignore[method-assign]
+        Lane._admitted = admitted_to_empty  # type: ignore[method-assign]
     config = ServeConfig(port=0, batch=1 if mode == "one" else batch, queue=1024, deadline=600)
     serve(config, open_models([f"model={folder}"]))
 

@@ -73,8 +73,10 @@ def reverser(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend]]:
-    """The address of a server, and what it is made of."""
+    """The address of a server of two lanes, and what it is made of."""
     config = parse(ServeConfig, {"port": 0, **settings})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     app = create_app(config, open_models([str(folder) for folder in folders]))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
@@ -88,3 +90,4 @@ def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend
         server.should_exit = True
         thread.join()
         listener.close()
+        torch.set_num_threads(threads)

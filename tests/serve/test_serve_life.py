@@ -34,7 +34,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def running_rows(backend: Backend) -> int:
-    return len(backend.engines["speaker"]._owner)
+    return backend.engines["speaker"].lanes.rows()
 
 
 def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.socket:
@@ -79,12 +79,27 @@ def test_rows_of_those_who_hang_up_leave_the_batch(folders: list[Path], stream: 
 
 
 @pytest.mark.usefixtures("slow")
+def test_rows_are_shared_out_to_all_lanes(folders: list[Path]) -> None:
+    with running(folders[3:4], batch=7) as (url, backend):
+        lanes = backend.engines["speaker"].lanes
+        waiting = [begin(url, {**LONG, "n": 2})]
+        until(lambda: [len(lane.owner) for lane in lanes.all] == [1, 1])
+        waiting += [begin(url, {**LONG, "n": 3}) for _ in range(2)]
+        until(lambda: [len(lane.owner) for lane in lanes.all] == [4, 3])
+        waiting[0].close()
+        until(lambda: running_rows(backend) == 6 and not len(backend.engines["speaker"].waiting))
+        for connection in waiting[1:]:
+            connection.close()
+        until(lambda: running_rows(backend) == 0)
+
+
+@pytest.mark.usefixtures("slow")
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(folders: list[Path]) -> None:
     with running(folders[3:4], batch=1, queue=2) as (url, backend):
         waiting = [begin(url, LONG)]
         until(lambda: running_rows(backend) == 1)
         waiting += [begin(url, LONG) for _ in range(2)]
-        until(lambda: len(backend.engines["speaker"]._queue) == 2)
+        until(lambda: len(backend.engines["speaker"].waiting) == 2)
         begun = time.monotonic()
         for stream in (False, True):
             found = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": stream})
@@ -165,7 +180,7 @@ def test_an_engine_survives_a_bug(folders: list[Path], monkeypatch: pytest.Monke
     with running(folders[3:4]) as (url, _):
         with monkeypatch.context() as patched:
             patched.setattr(Decoder, "advance", lambda *_: 1 / 0)
-            patched.setattr("allyouneed.serve.engine.log.error", lambda *_, **__: None)
+            patched.setattr("allyouneed.serve.worker.log.error", lambda *_, **__: None)
             found = httpx.post(f"{url}/v1/completions", json=LONG)
             assert (found.status_code, found.json()["error"]["message"]) == (500, "internal error")
         assert httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 3}).status_code == 200
@@ -196,7 +211,7 @@ def end_in_order(server: subprocess.Popen[str], host: str, port: int) -> None:
 
     def ask() -> None:
         connection = http.client.HTTPConnection(host, port, timeout=90)
-        body = json.dumps({**LONG, "max_tokens": 400, "n": 4, "seed": 1, "stream": True})
+        body = json.dumps({**LONG, "n": 8, "seed": 1, "stream": True})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         begun.append(answer.status)

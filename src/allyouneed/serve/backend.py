@@ -12,10 +12,11 @@ from allyouneed.decode import Answer, SearchConfig, translate
 from allyouneed.decode.translate import as_answers
 from allyouneed.errors import unknown_name
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.engine import Engine, Work
+from allyouneed.serve.engine import Engine
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served
+from allyouneed.serve.worker import Work
 from allyouneed.tasks import Tokenizer
 
 Result = TypeVar("Result")

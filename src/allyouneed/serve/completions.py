@@ -23,9 +23,9 @@ from allyouneed.decode.base import FIRST_WORD, as_float32
 from allyouneed.decode.running import Row
 from allyouneed.decode.sample import SHARPEST, uniforms
 from allyouneed.serve.backend import Backend, unless_gone
-from allyouneed.serve.engine import Work
 from allyouneed.serve.errors import Refusal, described
 from allyouneed.serve.models import Served
+from allyouneed.serve.worker import Work
 from allyouneed.serve.writing import Detokenizer, Piece, Writer
 from allyouneed.tasks.base import BOS
 

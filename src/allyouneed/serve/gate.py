@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allyouneed.serve.backend import Backend
-from allyouneed.serve.engine import closing
 from allyouneed.serve.errors import Refusal, answer_refusal
+from allyouneed.serve.worker import closing
 
 HEADERS = {
     "Content-Security-Policy": (

@@ -10,9 +10,9 @@ from allyouneed.config import Config
 from allyouneed.decode import Scored, score
 from allyouneed.lab.held_out import score_lines
 from allyouneed.serve.backend import Backend, unless_gone
-from allyouneed.serve.engine import Work
 from allyouneed.serve.errors import Refusal, described
 from allyouneed.serve.models import Served
+from allyouneed.serve.worker import Work
 
 Texts = StrictStr | list[StrictStr]
 

@@ -1,0 +1,186 @@
+"""What waits for an engine, and the threads that work on it.
+
+The event loop hands in tickets and hears of tokens; it never waits for a worker, nor a worker for a reader: what a slow
+reader has not taken yet is at most one answer. Whoever stops waiting (a hang-up, a deadline) cancels the ticket.
+
+A ticket's rows may be in several hands. So it is counted down where its events arrive, in its event loop: whoever is
+told that all is done has heard everything before.
+"""
+
+import asyncio
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from allyouneed.decode.running import Row, Said
+from allyouneed.errors import UserError
+from allyouneed.serve.errors import Refusal
+
+log = logging.getLogger(__name__)
+Asked = TypeVar("Asked")  # a row, or the number of an item
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that is done for many items at once: equal keys may run together."""
+
+    key: Hashable
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    rows: int = 1  # of a batch that one item needs
+
+
+class Ticket:
+    """What one request waits for: the tokens of its rows, or the results of its items."""
+
+    def __init__(self, rows: Sequence[Row] = (), work: Work | None = None, items: Sequence[Any] = ()) -> None:
+        self.rows, self.work, self.items = list(rows), work, list(items)
+        self.results: list[Any] = [None] * len(self.items)
+        self.left = self.size
+        self.cancelled = False
+        self.loop = asyncio.get_running_loop()
+        self.events: asyncio.Queue[Said | Refusal | None] = asyncio.Queue()  # None: all is done
+
+    @property
+    def size(self) -> int:
+        """How much of the queue it takes."""
+        return len(self.rows) + len(self.items)
+
+
+Event = Said | Refusal | None  # None: an item is done
+
+
+class Waiting:
+    """What waits. Everything here is touched with its lock only."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.rows: deque[tuple[Ticket, Row]] = deque()
+        self.items: deque[tuple[Ticket, int]] = deque()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.items)
+
+    def add(self, ticket: Ticket) -> None:
+        """All that a request asks for."""
+        self.rows.extend((ticket, row) for row in ticket.rows)
+        self.items.extend((ticket, item) for item in range(len(ticket.items)))
+        self.changed.notify_all()
+
+    def forget_cancelled(self) -> None:
+        """Whoever went away makes room for others."""
+        if any(ticket.cancelled for ticket, _ in (*self.rows, *self.items)):
+            self.rows = deque(one for one in self.rows if not one[0].cancelled)
+            self.items = deque(one for one in self.items if not one[0].cancelled)
+
+    def close(self) -> set[Ticket]:
+        """Nothing is taken any more; whoever waited."""
+        left = {ticket for ticket, _ in (*self.rows, *self.items)}
+        self.rows, self.items, self.closed = deque(), deque(), True
+        self.changed.notify_all()
+        return left
+
+
+class Worker(ABC):
+    """A thread: it waits until there is something to do, does a round of it, and tells whoever waited."""
+
+    def __init__(self, name: str, waiting: Waiting, threads: int) -> None:
+        self.name, self.waiting = name, waiting
+        self._threads = threads  # torch's own, at the beginning
+        self.heard: list[tuple[Ticket, Event]] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins to work."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for its end, which comes after the queue was closed."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # a setting of the calling thread, or else the one that was made last
+        while True:
+            with self.waiting.changed:
+                self.waiting.changed.wait_for(lambda: self.waiting.closed or self.has_work())
+                if self.waiting.closed:
+                    break
+                self.waiting.forget_cancelled()
+            try:
+                self.work()
+            except Exception as error:  # no request may take the worker with it
+                log.exception("%s", self.name)
+                self.refuse(refusal_of(error))
+            self.tell()
+        self.refuse(closing())
+        self.tell()
+
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether there is something to do, asked with the lock."""
+
+    @abstractmethod
+    def work(self) -> None:
+        """Some of it."""
+
+    @abstractmethod
+    def refuse(self, refusal: Refusal) -> None:
+        """Whatever it has in its hands is given up."""
+
+    def together(
+        self, asked: Sequence[tuple[Ticket, Asked]], run: Callable[[Sequence[tuple[Ticket, Asked]]], None]
+    ) -> None:
+        """All at once; if that fails, one of them may be to blame: alone, each answers for itself."""
+        try:
+            run(asked)
+        except Exception:
+            for one in asked:
+                try:
+                    run([one])
+                except Exception as error:
+                    self.heard.append((one[0], refusal_of(error)))
+
+    def tell(self) -> None:
+        """Hands over what was heard."""
+        heard, self.heard = self.heard, []
+        deliver(heard)
+
+
+def deliver(heard: Sequence[tuple[Ticket, Event]]) -> None:
+    """From any thread; one call for each event loop, usually the only one."""
+    for loop in {ticket.loop for ticket, _ in heard}:
+        mine = [(ticket, event) for ticket, event in heard if ticket.loop is loop]
+        try:
+            loop.call_soon_threadsafe(_arrive, mine)
+        except RuntimeError:  # the loop has ended, and with it whoever waited
+            continue
+
+
+def _arrive(heard: Iterable[tuple[Ticket, Event]]) -> None:
+    for ticket, event in heard:
+        if event is not None:
+            ticket.events.put_nowait(event)
+        if event is None or (isinstance(event, Said) and event.end is not None):
+            ticket.left -= 1
+            if not ticket.left:
+                ticket.events.put_nowait(None)
+
+
+def closing() -> Refusal:
+    """What is said while the server shuts down."""
+    return Refusal(503, "the server is shutting down", code="shutting_down", retry=5)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What a client is told of an exception in the engine."""
+    if isinstance(error, UserError):
+        return Refusal(400, str(error))
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, "internal error")
