@@ -311,11 +311,16 @@ class Rotary(ScorePosition):
 
     def waves_at(self, place: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, cos) and (-sin, sin) of one position: (K) each."""
+        cos_NK, sin_NK = self.first_waves(place + 1, like)
+        return cos_NK[place], sin_NK[place]
+
+    def first_waves(self, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of the first `count` positions, at least: (N, K) each."""
         known = self._known  # another thread may put others in their place
-        if known is None or place >= known[0].shape[0] or known[0].dtype != like.dtype:
-            first_N = torch.arange(max(64, 2 * place + 2), device=like.device)
+        if known is None or count > known[0].shape[0] or known[0].dtype != like.dtype:
+            first_N = torch.arange(max(64, 2 * count), device=like.device)
             self._known = known = self._waves(first_N, like.dtype)
-        return known[0][place], known[1][place]
+        return known
 
     def _waves(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, cos) and (-sin, sin) of the angles: (..., K) each."""

@@ -51,7 +51,8 @@ def evaluating(model: Model) -> Iterator[None]:
 def resting(model: Model) -> Iterator[None]:
     """No dropout inside; afterwards every module is in the mode it was in."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:

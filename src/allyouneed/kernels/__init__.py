@@ -40,18 +40,20 @@ FILES = {
 }
 FUNCTIONS = {
     "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),
-    "attend": (*[_POINTER] * 7, *[_NUMBER] * 17, _FLOAT),
+    "attend": (*[_POINTER] * 9, *[_NUMBER] * 17, _FLOAT),
     "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
     "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
     "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
     "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG, _POINTER),
     "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
     "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
-    "advance_block": (*[_POINTER] * 3, _NUMBER, *[_POINTER] * 5),
-    "room_for_block": (_POINTER, *[_NUMBER] * 2),
+    "advance_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, _NUMBER, *[_POINTER] * 8),
+    "encode_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, *[_POINTER] * 4),
+    "room_for_stack": (_POINTER, *[_NUMBER] * 3),
     "room_for_tiles": (_NUMBER,),
 }
 PANEL = 32  # outputs that products.c packs together
+FEW = 512
 COMPILE_SECONDS = 120
 
 
@@ -60,6 +62,11 @@ def usable(x: Tensor) -> bool:
     return (
         x.dtype is torch.float32 and not torch.is_grad_enabled() and x.device.type == "cpu" and _library() is not None
     )
+
+
+def few(rows: int) -> bool:
+    """Whether so many rows go through packed weights as fast as through torch, whose products use several threads."""
+    return rows <= FEW or torch.get_num_threads() == 1
 
 
 def add_norm(x: Tensor, y: Tensor | None, gamma_D: Tensor, beta_D: Tensor | None, epsilon: float) -> Tensor:
@@ -100,7 +107,7 @@ def attend(
         bias_at, bias_row, bias_head = bias.data_ptr(), bias.stride(0), bias.stride(1)
     visible_at, visible_row = (None, 0) if visible_MS is None else (visible_MS.data_ptr(), visible_MS.stride(0))
     made().attend(
-        *(q_BN.data_ptr(), k_MHSK.data_ptr(), v_MHSR.data_ptr(), visible_at, bias_at),
+        *(q_BN.data_ptr(), k_MHSK.data_ptr(), v_MHSR.data_ptr(), visible_at, bias_at, None, None),
         *(out_BL.data_ptr(), score_HS.data_ptr(), B, B // M, H, S, K, R),
         *(q_BN.stride(0), *k_MHSK.stride()[:3], *v_MHSR.stride()[:3], visible_row, bias_row, bias_head, H * R, scale),
     )

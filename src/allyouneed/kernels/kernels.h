@@ -46,12 +46,12 @@ static inline float largest_size(const float *x, i64 n) { return largest_size_ab
     }
 
 /* What a file offers to others. */
-void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *restrict out, i64 rows,
+void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *out, i64 rows,
               i64 width, float epsilon);
-void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, float *out,
-            float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width, i64 q_row,
-            i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot, i64 visible_memory,
-            i64 bias_row, i64 bias_head, i64 out_row, float scale);
+void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, const i64 *which,
+            const i64 *order, float *out, float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width,
+            i64 value_width, i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
+            i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale);
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
              i64 x_row, bool relu, float *tiles);
 i64 room_for_tiles(i64 rows);

@@ -32,13 +32,13 @@ SUM(squares(const float *x, float mean, i64 n), (x[i] - mean) * (x[i] - mean))
 SUM(exponentials(const float *x, float most, i64 n), exp_below(x[i] - most))
 SUM(powers(const float *x, float most, float sharpness, i64 n), exp_below((x[i] - most) * sharpness))
 
-/* out = Norm(x + y); y may be absent. With beta: layer norm, without: RMS norm. */
-void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *restrict out, i64 rows,
+/* out = Norm(x + y); y may be absent, and out may then be x. With beta: layer norm, without: RMS norm. */
+void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *out, i64 rows,
               i64 width, float epsilon) {
     for (i64 row = 0; row < rows; row++, x += width, out += width) {
         if (y) {
             for (i64 i = 0; i < width; i++) out[i] = x[i] + y[row * width + i];
-        } else {
+        } else if (out != x) {
             memcpy(out, x, width * sizeof(float));
         }
         float mean = beta ? sum_of(out, width) / width : 0.0f;
@@ -67,23 +67,25 @@ static void weigh(float *score, i64 slots) {
 
 /* out_bh = softmax(q_bh k_h^T * scale + bias) v_h: one query of each row and head reads `slots` keys and values.
 
-   `sharing` rows in a row read the same memory. Strides count floats: of q and out between rows (heads follow each
+   `sharing` rows in a row read the same memory, unless `which` has its number for each row. `order` (rows, slots) has the
+   memory in which each slot of a row lies, where that is not all one. Strides count floats: of q and out between rows (heads follow each
    other), of k and v between memories, heads and slots. `visible` (memories, slots) says what may be seen; who sees
    nothing reads zero. `bias` has a row for each head, and strides between rows of the batch and between heads. `score`
    is room for `heads` x `slots` numbers.
 
    What is read is far more than the caches hold, so it is read in the order in which it lies: slot by slot, all heads of
    each, or head by head where the slots of a head follow each other. */
-void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, float *out,
-            float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width,
+void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, const i64 *which,
+            const i64 *order, float *out, float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width,
             i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
             i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale) {
     bool by_slots = k_head < k_slot;
     i64 outer = by_slots ? slots : heads, inner = by_slots ? heads : slots;
     for (i64 row = 0; row < rows; row++) {
-        i64 memory = row / sharing;
+        i64 memory = which ? which[row] : row / sharing;
+        const i64 *lies = order ? order + row * slots : NULL;
         const bool *seen = visible ? visible + memory * visible_memory : NULL;
-        const float *query = q + row * q_row, *key = k + memory * k_memory, *value = v + memory * v_memory;
+        const float *query = q + row * q_row;
         const float *more = bias ? bias + row * bias_row : NULL;
         float *sum = out + row * out_row;
         for (i64 i = 0; i < outer; i++) {
@@ -93,7 +95,8 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
                     score[head * slots + slot] = -INFINITY;
                     continue;
                 }
-                float dot = product(query + head * key_width, key + head * k_head + slot * k_slot, key_width) * scale;
+                const float *key = k + (lies ? lies[slot] : memory) * k_memory + head * k_head + slot * k_slot;
+                float dot = product(query + head * key_width, key, key_width) * scale;
                 score[head * slots + slot] = dot + (more ? more[head * bias_head + slot] : 0.0f);
             }
         }
@@ -104,7 +107,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
                 i64 slot = by_slots ? i : j, head = by_slots ? j : i;
                 float weight = score[head * slots + slot];
                 if (weight == 0) continue; /* what is not seen may be no number */
-                const float *one = value + head * v_head + slot * v_slot;
+                const float *one = v + (lies ? lies[slot] : memory) * v_memory + head * v_head + slot * v_slot;
                 float *mine = sum + head * value_width;
                 for (i64 r = 0; r < value_width; r++) mine[r] += weight * one[r];
             }

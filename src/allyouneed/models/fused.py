@@ -1,31 +1,52 @@
-"""A decoder block whose step is one call (kernels/layer.c), where a block is of the ordinary kind.
+"""A stack of blocks as one call (kernels/layer.c), where all its blocks are of the ordinary kind.
 
 Ordinary: softmax attention with as many keys as queries, no positions inside the score or rotary ones, a memory that is
-read likewise or none, ReLU, norms before or after. Other blocks, and every call that needs something else (gradients,
+read likewise or none, ReLU, norms before or after. Other stacks, and every call that needs something else (gradients,
 maps, another device), go the usual way; both give the same.
+
+    encoder    sentences lie one behind the other, so that padding costs nothing
+    decoder    rows that are chosen, repeated or dropped are not copied: `FusedState` notes where they lie
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allyouneed import kernels
 from allyouneed.block import Block, BlockState
-from allyouneed.kernels.block import Attention, Norm, PackedBlock
+from allyouneed.kernels.stack import Attention, Layer, Memories, Norm, PackedStack, Waves
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.past import CrossState, SoftmaxState, extend_valid
 from allyouneed.mixers.softmax import Softmax
+from allyouneed.mixers.state import Growable, join_rows
+from allyouneed.models.stack import Stack, StackState
 from allyouneed.positions import Rotary
 
+# Positions of a source up to which each reads all others one by one. That takes their number squared; where it counts,
+# torch's attention over all pairs at once is faster.
+SHORT = 128
 
-def fits(block: Block) -> bool:
-    """Whether a block is of the ordinary kind."""
+
+def fits(stack: Stack) -> bool:
+    """Whether all blocks are of the ordinary kind, and their positions the same."""
+    blocks = [block for block in stack.blocks if isinstance(block, Block)]
+    if not blocks or not all(map(_ordinary, blocks)):
+        return False
+    positions = [getattr(block.mixer, "position", None) for block in blocks]
+    turns = [position for position in positions if isinstance(position, Rotary)]
+    return not turns or (
+        len(turns) == len(blocks) and all(torch.equal(one.frequency_R, turns[0].frequency_R) for one in turns)
+    )
+
+
+def _ordinary(block: Block) -> bool:
     mixer, cross, feed = block.mixer, block.cross, block.feedforward
     return (
         isinstance(mixer, Softmax)
-        and mixer.role == "causal"
+        and mixer.role in ("causal", "bidirectional")
         and mixer.groups == mixer.heads
         and (mixer.position is None or isinstance(mixer.position, Rotary))
         and (cross is None or (isinstance(cross, Softmax) and cross.groups == cross.heads))
@@ -36,58 +57,195 @@ def fits(block: Block) -> bool:
     )
 
 
-class FusedAdvance:
-    """`Block.advance` of a block that fits and is laid out for prediction."""
+def fuse(stack: Stack) -> None:
+    """From now on a stack that fits, laid out for prediction, runs as one call where it can."""
+    fused = FusedStack(stack)
+    stack.__dict__ |= {"forward": fused.forward, "advance": fused.advance}
 
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._packed: PackedBlock | None = None
+
+@dataclass(frozen=True)
+class FusedState:
+    """What the past leaves behind in a fused decoder. Its rows may lie anywhere in what is kept."""
+
+    pasts: tuple[Growable, ...]  # of each block: (P, S, N)
+    order_BS: Tensor | None  # in which of the P rows each slot lies; None: row b in row b
+    valid_BS: Tensor | None  # as for all blocks
+    crosses: tuple[CrossState, ...]  # the memories of each block, or none
+    memories: Memories | None  # the same for the kernel
+    which_B: Tensor | None  # which memory a row reads; None: row b reads memory b
+    seen: int | Tensor
+
+    @property
+    def length(self) -> int:
+        """Slots of the past."""
+        return self.pasts[0].length
+
+    def select(self, rows_B: Tensor) -> "FusedState":
+        """Some rows, in the given order; nothing large is copied."""
+        order_PS = self.order_BS
+        if order_PS is None:
+            order_PS = torch.arange(len(self.pasts[0].tensor))[:, None].expand(-1, self.length)
+        which_B = rows_B if self.which_B is None else self.which_B.index_select(0, rows_B)
+        return replace(
+            self,
+            order_BS=order_PS.index_select(0, rows_B),
+            valid_BS=None if self.valid_BS is None else self.valid_BS.index_select(0, rows_B),
+            which_B=which_B if self.crosses else None,
+            seen=self.seen.index_select(0, rows_B) if isinstance(self.seen, Tensor) else self.seen,
+        )
+
+    @staticmethod
+    def join(nodes: "Sequence[FusedState | StackState]", count_P: Tensor | None) -> StackState:
+        """Rows of several, as any stack has them."""
+        return join_rows([settled(node) for node in nodes], count_P)
+
+    def gathered(self) -> "FusedState":
+        """The same with every row in its own place."""
+        if self.order_BS is None:
+            return self
+        slot_S = torch.arange(self.length)
+        pasts = tuple(Growable(past.tensor[self.order_BS, slot_S]) for past in self.pasts)
+        return replace(self, pasts=pasts, order_BS=None)
+
+
+def settled(state: FusedState | StackState) -> StackState:
+    """The state as any stack has it."""
+    if isinstance(state, StackState):
+        return state
+    state = state.gathered()
+    pasts = [SoftmaxState(past, state.valid_BS) for past in state.pasts]
+    if not state.crosses:
+        return StackState(tuple(BlockState(past) for past in pasts), None, state.seen)
+    crosses = [cross if state.which_B is None else cross.select(state.which_B) for cross in state.crosses]
+    return StackState(tuple(map(BlockState, pasts, crosses)), None, state.seen)
+
+
+class FusedStack:
+    """`Stack.forward` and `Stack.advance` of a stack that fits."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._blocks = [block for block in stack.blocks if isinstance(block, Block)]
+        self._mixers = [mixer for block in self._blocks if isinstance(mixer := block.mixer, Softmax)]
+        self._turns = self._mixers[0].position
+        self._encodes = self._mixers[0].role == "bidirectional"
+        self._packed: PackedStack | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_packed": None}  # a copy packs its own
 
-    def __call__(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
-        block, mixer, cross = self._block, self._block.mixer, self._block.cross
-        assert isinstance(mixer, Softmax)
-        past = None if state is None else state.mixer
-        if (
-            state is None
-            or not isinstance(past, SoftmaxState)
-            or (cross is not None and not isinstance(state.cross, CrossState))
-            or (past.valid_BS is not None and mixer.position is not None)
-            or not kernels.usable(x_BD)
-            or map_sink() is not None
-        ):
-            return Block.advance(block, x_BD, memory, state)
-        place = past.past.length
-        waves = mixer.position.waves_at(place, x_BD) if isinstance(mixer.position, Rotary) else None
-        grown = past.past.with_room(1)
-        valid_BS = extend_valid(past.valid_BS, None, x_BD.shape[0], place, 1)
-        k_NHSK, v_NHSR = mixer.keys_values(grown.tensor)
-        crossed = state.cross.by_rows() if isinstance(state.cross, CrossState) else None
-        read = None if crossed is None else (crossed.k_NHSK, crossed.v_NHSR, crossed.valid_NS)
+    def forward(
+        self, x_BSD: Tensor, state: FusedState | StackState, valid_BS: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        """All positions of some sentences at once, if they are an encoder's."""
+        B, S, _ = x_BSD.shape
+        if self._encodes and B and 0 < S <= SHORT and kernels.few(B * S) and self._usable(x_BSD):
+            length_B = torch.full((B,), S) if valid_BS is None else valid_BS.sum(dim=1)
+            if valid_BS is None or torch.equal(valid_BS, torch.arange(S) < length_B[:, None]):  # padding stands behind
+                after = StackState((BlockState(None),) * len(self._blocks), None, S if valid_BS is None else length_B)
+                return self._encoded(x_BSD, length_B, valid_BS), after
+        return Stack.forward(self._stack, x_BSD, settled(state), valid_BS)
+
+    def _encoded(self, x_BSD: Tensor, length_B: Tensor, valid_BS: Tensor | None) -> Tensor:
+        x_MD = x_BSD.flatten(0, 1) if valid_BS is None else x_BSD[valid_BS]
+        longest = x_BSD.shape[1]
+        y_MD = self._pack().encode(x_MD, length_B, longest, self._waves(longest, x_MD))
+        if valid_BS is None:
+            return y_MD.view_as(x_BSD)
+        return torch.zeros_like(x_BSD).index_put_((valid_BS,), y_MD)
+
+    def advance(self, x_BD: Tensor, state: FusedState | StackState) -> tuple[Tensor, FusedState | StackState]:
+        """One new position of each row."""
+        ready = self._fused(state, x_BD) if self._usable(x_BD) else None
+        if ready is None:
+            return Stack.advance(self._stack, x_BD, settled(state))
+        rows = x_BD.shape[0]
+        if rows > len(ready.pasts[0].tensor):  # no place for what is new
+            ready = ready.gathered()
+        pasts = tuple(past.with_room(1) for past in ready.pasts)
+        order_BS, valid_BS = ready.order_BS, extend_valid(ready.valid_BS, None, rows, ready.length, 1)
+        if order_BS is not None:
+            order_BS = torch.cat([order_BS, torch.arange(rows)[:, None]], dim=1)
+        widths = [(mixer.keys, mixer.keys // mixer.heads, mixer.values // mixer.heads) for mixer in self._mixers]
+        past = Memories.of_pasts([past.tensor for past in pasts], widths, valid_BS)
+        waves, place_B = None, None
+        if isinstance(ready.seen, Tensor):
+            place_B = ready.seen.contiguous()
+            waves = self._waves(int(place_B.max()) + 1, x_BD)
+        elif (known := self._waves(ready.seen + 1, x_BD)) is not None:
+            waves = known[0][ready.seen], known[1][ready.seen]
+        y_BD = self._pack().advance(x_BD, past, order_BS, ready.memories, ready.which_B, waves, place_B)
+        return y_BD, replace(ready, pasts=pasts, order_BS=order_BS, valid_BS=valid_BS, seen=ready.seen + 1)
+
+    def _usable(self, x: Tensor) -> bool:
+        return kernels.usable(x) and map_sink() is None
+
+    def _waves(self, count: int, like: Tensor) -> Waves | None:
+        return self._turns.first_waves(count, like) if isinstance(self._turns, Rotary) else None
+
+    def _pack(self) -> PackedStack:
         if self._packed is None:
-            self._packed = _packed(block)
-        y_BD = self._packed.advance(x_BD, (k_NHSK, v_NHSR, valid_BS), read, waves)
-        return y_BD, BlockState(SoftmaxState(grown, valid_BS), crossed)
+            norm = self._stack.norm
+            last = None if isinstance(norm, nn.Identity) else _norm(norm)
+            self._packed = PackedStack([_layer(block) for block in self._blocks], last)
+        return self._packed
+
+    def _fused(self, state: FusedState | StackState, x_BD: Tensor) -> FusedState | None:
+        """The state as it is kept here; None if that cannot be."""
+        if isinstance(state, FusedState):
+            return state
+        if not any(state.blocks):
+            return self._first(state.memory, x_BD)
+        pasts = [block.mixer for block in state.blocks if block and isinstance(block.mixer, SoftmaxState)]
+        crosses = [block.cross for block in state.blocks if block and isinstance(block.cross, CrossState)]
+        reads = self._blocks[0].cross is not None
+        if len(pasts) < len(self._blocks) or len(crosses) < len(self._blocks) * reads:
+            return None
+        kept = tuple(past.past for past in pasts)
+        return self._with_memories(FusedState(kept, None, pasts[0].valid_BS, (), None, None, state.seen), crosses)
+
+    def _first(self, memory: Memory | None, x_BD: Tensor) -> FusedState | None:
+        """The state before the first position."""
+        pasts = tuple(Growable(x_BD.new_empty(x_BD.shape[0], 0, mixer.keys + mixer.values)) for mixer in self._mixers)
+        crosses = []
+        for cross in [block.cross for block in self._blocks if isinstance(block.cross, Softmax)]:
+            if memory is None or x_BD.shape[0] % memory.x_BSD.shape[0]:
+                return None
+            k_NHSK, v_NHSR = cross.keys_values(cross.key_value(memory.x_BSD))
+            crosses.append(CrossState(k_NHSK, v_NHSR, memory.valid_BS))
+        return self._with_memories(FusedState(pasts, None, None, (), None, None, 0), crosses)
+
+    def _with_memories(self, state: FusedState, crosses: Sequence[CrossState]) -> FusedState:
+        if not crosses:
+            return state
+        crosses = [cross.by_rows() for cross in crosses]
+        memories = Memories.of_keys([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
+        rows, which_B = len(state.pasts[0].tensor), None
+        if rows != memories.rows:
+            which_B = torch.arange(memories.rows).repeat_interleave(rows // memories.rows)
+        return replace(state, crosses=tuple(crosses), memories=memories, which_B=which_B)
 
 
-def _packed(block: Block) -> PackedBlock:
+def _layer(block: Block) -> Layer:
     mixer, cross, feed = block.mixer, block.cross, block.feedforward
     assert isinstance(mixer, Softmax)
-    layers: dict[str, Any] = {"query_key_value": mixer.query_key_value, "mixed": mixer.output}
-    norms: dict[str, Any] = {"mixer_norm": block.mixer_norm, "feedforward_norm": block.feedforward_norm}
+    matrices = {"query_key_value": mixer.query_key_value, "mixed": mixer.output}
+    norms = {"mixer_norm": block.mixer_norm, "feedforward_norm": block.feedforward_norm}
     if isinstance(cross, Softmax):
-        layers |= {"query": cross.query, "crossed": cross.output}
+        matrices |= {"query": cross.query, "crossed": cross.output}
         norms |= {"cross_norm": block.cross_norm}
-    layers |= {"inner": feed.inner, "outer": feed.outer}
-    return PackedBlock(
-        {name: layer.quick.packed() for name, layer in layers.items()},
-        {name: Norm(norm.weight, norm.bias, norm.eps) for name, norm in norms.items()},
+    matrices |= {"inner": feed.inner, "outer": feed.outer}
+    return Layer(
+        {name: layer.quick.packed() for name, layer in matrices.items()},  # type: ignore[operator, union-attr]
+        {name: _norm(norm) for name, norm in norms.items()},
         _attention(mixer),
         _attention(cross) if isinstance(cross, Softmax) else None,
         block.norm_place == "pre",
     )
+
+
+def _norm(norm: nn.Module) -> Norm:
+    return Norm(norm.weight, norm.bias, norm.eps)  # type: ignore[arg-type]
 
 
 def _attention(mixer: Softmax) -> Attention:

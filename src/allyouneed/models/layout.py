@@ -7,8 +7,8 @@ A step of decoding is bound by two things, and neither is arithmetic:
   a few rows of x torch's kernels stream it faster when the *inputs* are the slow dimension (32 rows, 256 to 768: 109 ->
   84 microseconds);
 - what Python does between the operations: `nn.Module.__call__` looks for hooks, and attributes that are modules or
-  parameters are found only after the usual search has failed. That was a sixth of a step. A block of the ordinary kind
-  is one call (models/fused.py).
+  parameters are found only after the usual search has failed. That was a sixth of a step. A stack of ordinary
+  blocks is one call (models/fused.py).
 
 Shapes and names stay the same, and so does every line of code that uses them; so do numbers, but for int8.
 """
@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed import kernels
-from allyouneed.block import Block
 from allyouneed.errors import ConfigError
 from allyouneed.models.base import Head, Model
-from allyouneed.models.fused import FusedAdvance, fits
+from allyouneed.models.fused import fits, fuse
+from allyouneed.models.stack import Stack
 
 _PACKING = threading.Lock()
-FEW = 512  # rows up to which packed weights are used, unless torch has but one thread: else its products use several
 
 
 class _Projection(nn.Module):
@@ -75,7 +74,7 @@ class _Quick:
         """None: torch has to do it."""
         if not kernels.usable(x):
             return None
-        if not self._int8 and x.numel() > FEW * x.shape[-1] and torch.get_num_threads() > 1:
+        if not self._int8 and not kernels.few(x.numel() // x.shape[-1]):
             return None
         return (self._packed or self.packed()).project(x)
 
@@ -132,7 +131,8 @@ def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
                 setattr(module, name, _Norm(child))
     model.head = _QuickHead(model.head, int8)
     for module in list(model.modules()):
-        if isinstance(module, Block) and fits(module):
-            module.__dict__["advance"] = FusedAdvance(module)
+        if isinstance(module, Stack) and fits(module):
+            fuse(module)
+    model.eval()
     for module in model.modules():  # found at once, and still registered
         module.__dict__.update(module._modules | module._parameters)
