@@ -25,13 +25,12 @@ from allyouneed.sizes import Sizes
 
 SHAPE: dict[str, Any] = {"width": 24, "hidden": 40, "mixer": SoftmaxConfig(heads=3)}
 BOTH: dict[str, Any] = {**SHAPE, "encoder_layers": 2, "decoder_layers": 2}
+WIDTHS = [SoftmaxConfig(heads=2, key_width=5, value_width=7), SoftmaxConfig(heads=3, key_width=4, value_width=4)]
 MODELS: dict[str, Any] = {
     "the paper's": EncoderDecoderConfig(**BOTH),
     "pre-norm": EncoderDecoderConfig(**BOTH, norm="pre"),
     "rotary, RMS norm": EncoderDecoderConfig(**BOTH, norm="pre", normalisation="rms", positions=RotaryConfig()),
-    "heads of other widths": EncoderDecoderConfig(
-        **{**BOTH, "mixer": [SoftmaxConfig(heads=3), SoftmaxConfig(heads=2, key_width=5, value_width=7)]}
-    ),
+    "heads of other widths": EncoderDecoderConfig(**{**BOTH, "mixer": WIDTHS}),
     "decoder": DecoderConfig(**SHAPE, layers=2),
     "rotary decoder": DecoderConfig(**SHAPE, layers=2, positions=RotaryConfig(), norm="pre"),
 }

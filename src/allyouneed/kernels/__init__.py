@@ -47,7 +47,7 @@ FUNCTIONS = {
     "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG, _POINTER),
     "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
     "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
-    "advance_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, _NUMBER, *[_POINTER] * 8),
+    "advance_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, _NUMBER, _POINTER, _NUMBER, *[_POINTER] * 8),
     "encode_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, *[_POINTER] * 4),
     "room_for_stack": (_POINTER, *[_NUMBER] * 3),
     "room_for_tiles": (_NUMBER,),

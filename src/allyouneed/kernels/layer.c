@@ -169,14 +169,19 @@ static void advance_block(const struct block *b, const float *x, float *y, i64 r
     feed_forward(b, room.after, y, rows, &room);
 }
 
-/* One position of each row through `count` blocks; x, y (rows, width). Each block has its past and, if there are any,
-   its memory; `order` and `which` are those of `attend`. `cos`, `sin`: of the position, or of all positions if `place` has
+/* One position of each row through `count` blocks; x, y (rows, width). Each block has its past, of which `slots` are
+   there and `visible` (rows, slots) are seen, and, if there are any, its memory; `order` and `which` are those of `attend`. `cos`, `sin`: of the position, or of all positions if `place` has
    the one of each row, or NULL. */
 void advance_stack(const struct block *b, i64 count, const struct norm *norm, const float *x, float *y, i64 rows,
-                   const struct memory *past, const i64 *order, const struct memory *memory, const i64 *which,
-                   const i64 *place, const float *cos, const float *sin, float *floats) {
+                   const struct memory *past, i64 slots, const bool *visible, const i64 *order,
+                   const struct memory *memory, const i64 *which, const i64 *place, const float *cos, const float *sin,
+                   float *floats) {
     for (i64 i = 0; i < count; i++) {
-        advance_block(b + i, i ? y : x, y, rows, past + i, order, memory ? memory + i : NULL, which, place, cos, sin,
+        struct memory here = past[i];
+        here.slots = slots;
+        here.visible = visible;
+        here.visible_row = slots;
+        advance_block(b + i, i ? y : x, y, rows, &here, order, memory ? memory + i : NULL, which, place, cos, sin,
                       floats);
     }
     if (norm) add_norm(y, NULL, norm->gamma, norm->beta, y, rows, b->outer.outputs, norm->epsilon);

@@ -83,43 +83,77 @@ Waves = tuple[Tensor, Tensor]  # cosine and sine (..., K) of rotary positions
 
 
 class Memories:
-    """What each block of a stack reads, and which slots of it may be seen, by all blocks."""
+    """What each block of a stack reads beside it, and which slots of it may be seen, by all blocks."""
 
-    def __init__(self, rows: int, slots: int, structs: Sequence[tuple[int | None, ...]], kept: object) -> None:
-        self.rows, self.slots, self._kept = rows, slots, kept  # structs hold addresses only
-        self._structs = (_Memory * len(structs))(*(_Memory(*struct) for struct in structs))
-        self.at = ctypes.addressof(self._structs)
-
-    @staticmethod
-    def of_keys(each: Sequence[Keys], visible_NS: Tensor | None) -> "Memories":
-        """Of keys and values by heads."""
+    def __init__(self, each: Sequence[Keys], visible_NS: Tensor | None) -> None:
         N, _, S, _ = each[0][0].shape
         if visible_NS is not None:
             visible_NS = visible_NS.expand(N, S).contiguous()
-        seen = _seen(visible_NS)
-        structs = [
-            (k.data_ptr(), v.data_ptr(), seen, S, *k.stride()[:3], *v.stride()[:3], S if seen else 0) for k, v in each
-        ]
-        return Memories(N, S, structs, ([*each], visible_NS))
+        self.rows, self.slots, self._kept = N, S, ([*each], visible_NS)  # structs hold addresses only
+        seen, row = (None, 0) if visible_NS is None else (visible_NS.data_ptr(), S)
+        self._structs = (_Memory * len(each))(
+            *(_Memory(k.data_ptr(), v.data_ptr(), seen, S, *k.stride()[:3], *v.stride()[:3], row) for k, v in each)
+        )
+        self.at = ctypes.addressof(self._structs)
+
+
+class Pasts:
+    """Keys and values of the past of each block, in P rows with room for more slots: the keys of all heads, then their
+    values.
+
+    A value: several may share one room, and the first to go on writes behind the end; another one copies.
+    """
+
+    SLACK = 32  # slots to spare, at least
+
+    def __init__(self, room: "_Room", length: int) -> None:
+        self._room, self.length = room, length
+        self.rows, self.at = room.tensor.shape[1], room.at
 
     @staticmethod
-    def of_pasts(
-        pasts: Sequence[Tensor], widths: Sequence[tuple[int, int, int]], visible_BS: Tensor | None
-    ) -> "Memories":
-        """Of what pasts keep (P, S, N): keys of all heads, then their values. `widths`: of all keys, of one, of one
-        value. What may be seen is a matter of the row that reads, not of the one in which it lies."""
-        P, S, _ = pasts[0].shape
-        visible_BS = None if visible_BS is None else visible_BS.contiguous()
-        seen, structs = _seen(visible_BS), []
-        for past, (keys, key, value) in zip(pasts, widths, strict=True):
-            at, (row, slot, _) = past.data_ptr(), past.stride()
-            strides = (row, key, slot, row, value, slot)
-            structs.append((at, at + keys * past.itemsize, seen, S, *strides, S if seen else 0))
-        return Memories(P, S, structs, ([*pasts], visible_BS))
+    def of(each: Sequence[Tensor], attentions: Sequence[Attention]) -> "Pasts":
+        """Of what blocks kept elsewhere: (P, S, N) of each."""
+        P, S, N = each[0].shape
+        room = _Room(each[0].new_empty(len(each), P, S + Pasts.SLACK, N), attentions, S)
+        torch.stack([*each], out=room.tensor[:, :, :S]) if S else None
+        return Pasts(room, S)
+
+    @property
+    def tensor_LPSN(self) -> Tensor:
+        """All of it."""
+        return self._room.tensor[:, :, : self.length]
+
+    def with_slot(self) -> "Pasts":
+        """This, and a slot that is still to be written."""
+        room, after = self._room, self.length + 1
+        if room.end != self.length or after > room.tensor.shape[2]:
+            L, P, _, N = room.tensor.shape
+            room = _Room(room.tensor.new_empty(L, P, after + max(self.SLACK, after // 2), N), room.attentions, after)
+            room.tensor[:, :, : self.length] = self.tensor_LPSN
+        room.end = after
+        return Pasts(room, after)
+
+    def gathered(self, order_BS: Tensor) -> "Pasts":
+        """With the slots of each row in that row."""
+        chosen_LBSN = self.tensor_LPSN[:, order_BS, torch.arange(self.length)]
+        return Pasts.of([*chosen_LBSN], self._room.attentions)
 
 
-def _seen(visible: Tensor | None) -> int | None:
-    return None if visible is None else visible.data_ptr()
+class _Room:
+    """Where pasts lie: (L, P, C, N), of which `end` slots are written."""
+
+    def __init__(self, tensor_LPCN: Tensor, attentions: Sequence[Attention], end: int) -> None:
+        self.tensor, self.attentions, self.end = tensor_LPCN, attentions, end
+        begin, size = tensor_LPCN.data_ptr(), tensor_LPCN.itemsize
+        layer, row, slot, _ = tensor_LPCN.stride()
+        self._structs = (_Memory * len(attentions))()
+        for number, (one, struct) in enumerate(zip(attentions, self._structs, strict=True)):
+            struct.k = begin + number * layer * size
+            struct.v = struct.k + one.heads * one.key_width * size
+            struct.k_row = struct.v_row = row
+            struct.k_slot = struct.v_slot = slot
+            struct.k_head, struct.v_head = one.key_width, one.value_width
+        self.at = ctypes.addressof(self._structs)
 
 
 class PackedStack:
@@ -135,7 +169,8 @@ class PackedStack:
     def advance(
         self,
         x_BD: Tensor,
-        past: Memories,
+        past: Pasts,
+        visible_BS: Tensor | None,
         order_BS: Tensor | None,
         memory: Memories | None,
         which_B: Tensor | None,
@@ -144,22 +179,28 @@ class PackedStack:
     ) -> Tensor:
         """The output (B, D) for one new position of each row; the last slot of a row's past is written here.
 
-        `order`: in which row of the past each slot of a row lies (None: its own). `which`: the memory that a row reads
-        (None: its own). `waves`: of the new position; with `place`, of all positions up to the largest there.
+        `visible`: what a row sees of its past (None: all). `order`: in which row of the past each slot of a row lies
+        (None: its own). `which`: the memory that a row reads (None: its own). `waves`: of the new position; with
+        `place`, of all positions up to the largest there.
         """
-        x_BD, rows = x_BD.contiguous(), x_BD.shape[0]
-        _require(rows <= past.rows, f"a state of {past.rows} rows cannot go on with {rows}")
-        _require(order_BS is None or order_BS.shape == (rows, past.slots), "an order needs every row and slot")
-        _require(order_BS is not None or rows == past.rows, "some rows of a past need an order")
-        if memory is not None:
-            _require(which_B is None or len(which_B) == rows, "each row reads one memory")
-            _require(which_B is not None or rows == memory.rows, f"{rows} rows cannot read {memory.rows} memories")
-        _require(place_B is None or len(place_B) == rows, "each row has one place")
+        rows, slots = x_BD.shape[0], past.length
+        # Addresses are computed from these: what does not fit would be read and written beside what is there.
+        if rows > past.rows or (order_BS is None and rows != past.rows):
+            raise ValueError(f"a state of {past.rows} rows cannot go on with {rows}")
+        if order_BS is not None and order_BS.shape != (rows, slots):
+            raise ValueError(f"an order of {tuple(order_BS.shape)} does not fit {rows} rows of {slots} slots")
+        if visible_BS is not None and visible_BS.shape != (rows, slots):
+            raise ValueError(f"a mask of {tuple(visible_BS.shape)} does not fit {rows} rows of {slots} slots")
+        if memory is not None and rows != (memory.rows if which_B is None else len(which_B)):
+            raise ValueError(f"{rows} rows do not fit those that read {memory.rows} memories")
+        if place_B is not None and len(place_B) != rows:
+            raise ValueError(f"{len(place_B)} places for {rows} rows")
+        x_BD = x_BD.contiguous()
         out_BD = torch.empty_like(x_BD)
-        room = self._room(x_BD, max(past.slots, 0 if memory is None else memory.slots))
+        room = self._room(x_BD, max(slots, 0 if memory is None else memory.slots))
         made().advance_stack(
-            *(self._at, len(self._blocks), self._norm_at, x_BD.data_ptr(), out_BD.data_ptr(), rows),
-            *(past.at, _at(order_BS), None if memory is None else memory.at, _at(which_B)),
+            *(self._at, len(self._blocks), self._norm_at, x_BD.data_ptr(), out_BD.data_ptr(), rows, past.at, slots),
+            *(_at(visible_BS, torch.bool), _at(order_BS), None if memory is None else memory.at, _at(which_B)),
             *(_at(place_B), *_both(waves), room.data_ptr()),
         )
         return out_BD
@@ -180,16 +221,11 @@ class PackedStack:
         return x_BD.new_empty(made().room_for_stack(self._at, len(self._blocks), len(x_BD), slots))
 
 
-def _require(true: bool, message: str) -> None:
-    """Addresses are computed from these: what does not fit would be read and written beside what is there."""
-    if not true:
-        raise ValueError(message)
-
-
-def _at(tensor: Tensor | None) -> int | None:
+def _at(tensor: Tensor | None, dtype: torch.dtype = torch.long) -> int | None:
     if tensor is None:
         return None
-    _require(tensor.dtype is torch.long and tensor.is_contiguous(), "numbers of rows are contiguous integers")
+    if tensor.dtype is not dtype or not tensor.is_contiguous():
+        raise ValueError(f"{tensor.dtype} {tensor.stride()} where {dtype} one behind the other is read")
     return tensor.data_ptr()
 
 

@@ -67,6 +67,7 @@ class Model(nn.Module, ABC):
 
     kind: Kind
     head: Head
+    only_predicts = False  # laid out for it (layout.py): in evaluation mode for ever
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         """The source, ready to be read."""

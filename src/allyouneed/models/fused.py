@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from allyouneed import kernels
 from allyouneed.block import Block, BlockState
-from allyouneed.kernels.stack import Attention, Layer, Memories, Norm, PackedStack, Waves
+from allyouneed.kernels.stack import Attention, Layer, Memories, Norm, PackedStack, Pasts, Waves
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.past import CrossState, SoftmaxState, extend_valid
@@ -33,7 +33,7 @@ SHORT = 128
 def fits(stack: Stack) -> bool:
     """Whether all blocks are of the ordinary kind, and their positions the same."""
     blocks = [block for block in stack.blocks if isinstance(block, Block)]
-    if not blocks or not all(map(_ordinary, blocks)):
+    if not blocks or not all(map(_ordinary, blocks)) or len({_kept(block) for block in blocks}) > 1:
         return False
     positions = [getattr(block.mixer, "position", None) for block in blocks]
     turns = [position for position in positions if isinstance(position, Rotary)]
@@ -57,6 +57,12 @@ def _ordinary(block: Block) -> bool:
     )
 
 
+def _kept(block: Block) -> int:
+    """Numbers that the past keeps of a position."""
+    assert isinstance(block.mixer, Softmax)
+    return block.mixer.keys + block.mixer.values
+
+
 def fuse(stack: Stack) -> None:
     """From now on a stack that fits, laid out for prediction, runs as one call where it can."""
     fused = FusedStack(stack)
@@ -67,7 +73,7 @@ def fuse(stack: Stack) -> None:
 class FusedState:
     """What the past leaves behind in a fused decoder. Its rows may lie anywhere in what is kept."""
 
-    pasts: tuple[Growable, ...]  # of each block: (P, S, N)
+    past: Pasts  # of all blocks, in P rows
     order_BS: Tensor | None  # in which of the P rows each slot lies; None: row b in row b
     valid_BS: Tensor | None  # as for all blocks
     crosses: tuple[CrossState, ...]  # the memories of each block, or none
@@ -75,16 +81,11 @@ class FusedState:
     which_B: Tensor | None  # which memory a row reads; None: row b reads memory b
     seen: int | Tensor
 
-    @property
-    def length(self) -> int:
-        """Slots of the past."""
-        return self.pasts[0].length
-
     def select(self, rows_B: Tensor) -> "FusedState":
         """Some rows, in the given order; nothing large is copied."""
         order_PS = self.order_BS
         if order_PS is None:
-            order_PS = torch.arange(len(self.pasts[0].tensor))[:, None].expand(-1, self.length)
+            order_PS = torch.arange(self.past.rows)[:, None].expand(-1, self.past.length)
         which_B = rows_B if self.which_B is None else self.which_B.index_select(0, rows_B)
         return replace(
             self,
@@ -99,21 +100,13 @@ class FusedState:
         """Rows of several, as any stack has them."""
         return join_rows([settled(node) for node in nodes], count_P)
 
-    def gathered(self) -> "FusedState":
-        """The same with every row in its own place."""
-        if self.order_BS is None:
-            return self
-        slot_S = torch.arange(self.length)
-        pasts = tuple(Growable(past.tensor[self.order_BS, slot_S]) for past in self.pasts)
-        return replace(self, pasts=pasts, order_BS=None)
-
 
 def settled(state: FusedState | StackState) -> StackState:
     """The state as any stack has it."""
     if isinstance(state, StackState):
         return state
-    state = state.gathered()
-    pasts = [SoftmaxState(past, state.valid_BS) for past in state.pasts]
+    past = state.past if state.order_BS is None else state.past.gathered(state.order_BS)
+    pasts = [SoftmaxState(Growable(one), state.valid_BS) for one in past.tensor_LPSN]
     if not state.crosses:
         return StackState(tuple(BlockState(past) for past in pasts), None, state.seen)
     crosses = [cross if state.which_B is None else cross.select(state.which_B) for cross in state.crosses]
@@ -127,6 +120,7 @@ class FusedStack:
         self._stack = stack
         self._blocks = [block for block in stack.blocks if isinstance(block, Block)]
         self._mixers = [mixer for block in self._blocks if isinstance(mixer := block.mixer, Softmax)]
+        self._attentions = [_attention(mixer) for mixer in self._mixers]
         self._turns = self._mixers[0].position
         self._encodes = self._mixers[0].role == "bidirectional"
         self._packed: PackedStack | None = None
@@ -159,23 +153,22 @@ class FusedStack:
         ready = self._fused(state, x_BD) if self._usable(x_BD) else None
         if ready is None:
             return Stack.advance(self._stack, x_BD, settled(state))
-        rows = x_BD.shape[0]
-        if rows > len(ready.pasts[0].tensor):  # no place for what is new
-            ready = ready.gathered()
-        pasts = tuple(past.with_room(1) for past in ready.pasts)
-        order_BS, valid_BS = ready.order_BS, extend_valid(ready.valid_BS, None, rows, ready.length, 1)
+        rows, past, order_BS, seen = x_BD.shape[0], ready.past, ready.order_BS, ready.seen
+        if order_BS is not None and rows > past.rows:  # no place for what is new
+            past, order_BS = past.gathered(order_BS), None
+        valid_BS = extend_valid(ready.valid_BS, None, rows, past.length, 1)
+        past = past.with_slot()
         if order_BS is not None:
             order_BS = torch.cat([order_BS, torch.arange(rows)[:, None]], dim=1)
-        widths = [(mixer.keys, mixer.keys // mixer.heads, mixer.values // mixer.heads) for mixer in self._mixers]
-        past = Memories.of_pasts([past.tensor for past in pasts], widths, valid_BS)
         waves, place_B = None, None
-        if isinstance(ready.seen, Tensor):
-            place_B = ready.seen.contiguous()
+        if isinstance(seen, Tensor):
+            place_B = seen.contiguous()
             waves = self._waves(int(place_B.max()) + 1, x_BD)
-        elif (known := self._waves(ready.seen + 1, x_BD)) is not None:
-            waves = known[0][ready.seen], known[1][ready.seen]
-        y_BD = self._pack().advance(x_BD, past, order_BS, ready.memories, ready.which_B, waves, place_B)
-        return y_BD, replace(ready, pasts=pasts, order_BS=order_BS, valid_BS=valid_BS, seen=ready.seen + 1)
+        elif (known := self._waves(seen + 1, x_BD)) is not None:
+            waves = known[0][seen], known[1][seen]
+        memories, which_B = ready.memories, ready.which_B
+        y_BD = self._pack().advance(x_BD, past, valid_BS, order_BS, memories, which_B, waves, place_B)
+        return y_BD, FusedState(past, order_BS, valid_BS, ready.crosses, memories, which_B, seen + 1)
 
     def _usable(self, x: Tensor) -> bool:
         return kernels.usable(x) and map_sink() is None
@@ -201,26 +194,27 @@ class FusedStack:
         reads = self._blocks[0].cross is not None
         if len(pasts) < len(self._blocks) or len(crosses) < len(self._blocks) * reads:
             return None
-        kept = tuple(past.past for past in pasts)
+        kept = Pasts.of([past.past.tensor for past in pasts], self._attentions)
         return self._with_memories(FusedState(kept, None, pasts[0].valid_BS, (), None, None, state.seen), crosses)
 
     def _first(self, memory: Memory | None, x_BD: Tensor) -> FusedState | None:
         """The state before the first position."""
-        pasts = tuple(Growable(x_BD.new_empty(x_BD.shape[0], 0, mixer.keys + mixer.values)) for mixer in self._mixers)
+        nothing_B0M = x_BD.new_empty(x_BD.shape[0], 0, _kept(self._blocks[0]))
+        past = Pasts.of([nothing_B0M] * len(self._blocks), self._attentions)
         crosses = []
         for cross in [block.cross for block in self._blocks if isinstance(block.cross, Softmax)]:
             if memory is None or x_BD.shape[0] % memory.x_BSD.shape[0]:
                 return None
             k_NHSK, v_NHSR = cross.keys_values(cross.key_value(memory.x_BSD))
             crosses.append(CrossState(k_NHSK, v_NHSR, memory.valid_BS))
-        return self._with_memories(FusedState(pasts, None, None, (), None, None, 0), crosses)
+        return self._with_memories(FusedState(past, None, None, (), None, None, 0), crosses)
 
     def _with_memories(self, state: FusedState, crosses: Sequence[CrossState]) -> FusedState:
         if not crosses:
             return state
         crosses = [cross.by_rows() for cross in crosses]
-        memories = Memories.of_keys([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
-        rows, which_B = len(state.pasts[0].tensor), None
+        memories = Memories([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
+        rows, which_B = state.past.rows, None
         if rows != memories.rows:
             which_B = torch.arange(memories.rows).repeat_interleave(rows // memories.rows)
         return replace(state, crosses=tuple(crosses), memories=memories, which_B=which_B)

@@ -134,5 +134,6 @@ def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
         if isinstance(module, Stack) and fits(module):
             fuse(module)
     model.eval()
+    model.only_predicts = True
     for module in model.modules():  # found at once, and still registered
         module.__dict__.update(module._modules | module._parameters)
