@@ -1,6 +1,6 @@
 """Throughput of a server: continuous batching against one request at a time, and against static batches.
 
-    python benchmarks/serve.py [--repeats 5] [--requests 160] [--clients 32]
+    python benchmarks/serve.py [--repeats 5] [--requests 640] [--clients 32]
 
 A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, 8,000 words) answers completions of 4 to 120 tokens
 over HTTP. Three servers, the same but for how rows get into the batch:
@@ -185,7 +185,7 @@ def main() -> None:
     """Parses, starts the servers, compares them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--requests", type=int, default=640)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--serve", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -76,9 +76,12 @@ class Running:
             first = {key: place for place, key in reversed(list(enumerate(keys)))}  # what several ask is read once
             asked = [rows[place] for place in sorted(first.values())]
             state = begin(self._model, [row.source for row in asked], self._device)
-            token_AT, valid_AT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
-            x_ATD, state = self._model.hidden(token_AT, state, valid_AT)
-            logits = self._model.head(x_ATD[:, -1])
+            if any(row.prompt for row in asked):
+                token_AT, valid_AT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
+                x_ATD, state = self._model.hidden(token_AT, state, valid_AT)
+                logits = self._model.head(x_ATD[:, -1])
+            else:
+                logits, state = self._model.advance(torch.full((len(asked),), BOS, device=self._device), state)
             if len(asked) < len(rows):
                 numbers = {key: number for number, key in enumerate(sorted(first, key=lambda key: first[key]))}
                 group_B = torch.tensor([numbers[key] for key in keys], device=self._device)

@@ -41,6 +41,7 @@ FILES = {
 FUNCTIONS = {
     "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),
     "attend": (*[_POINTER] * 9, *[_NUMBER] * 17, _FLOAT),
+    "gather": (*[_POINTER] * 3, *[_NUMBER] * 9),
     "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
     "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
     "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
@@ -118,6 +119,20 @@ def require_shared(rows: int, memories: int) -> None:
     """Addresses are computed from these: rows that do not fit would be read and written beside what is there."""
     if not rows or not memories or rows % memories:
         raise ValueError(f"{rows} rows cannot share {memories} memories; a state goes on with the rows it was made for")
+
+
+def gather(x_PSN: Tensor, y_BSN: Tensor, order_BS: Tensor) -> None:
+    """Writes x[order[b, s], s] to y[b, s]. Tensors may lie anyhow, but for their last dimension; an order may be
+    expanded."""
+    P, S, N = x_PSN.shape
+    if y_BSN.shape != (*order_BS.shape, N) or order_BS.shape[1] != S or x_PSN.stride(2) != 1 or y_BSN.stride(2) != 1:
+        raise ValueError(f"{tuple(order_BS.shape)} of {tuple(x_PSN.shape)} cannot be {tuple(y_BSN.shape)}")
+    if order_BS.numel() and not 0 <= int(order_BS.min()) <= int(order_BS.max()) < P:
+        raise ValueError(f"an order names rows that are not among {P}")
+    made().gather(
+        *(x_PSN.data_ptr(), y_BSN.data_ptr(), order_BS.data_ptr(), *y_BSN.shape, *order_BS.stride()),
+        *(*x_PSN.stride()[:2], *y_BSN.stride()[:2]),
+    )
 
 
 def top_words(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

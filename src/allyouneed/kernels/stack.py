@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.kernels import Packed, PackedInt8, made
+from allyouneed.kernels import Packed, PackedInt8, gather, made
 
 _POINTER, _NUMBER, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -114,9 +114,35 @@ class Pasts:
     def of(each: Sequence[Tensor], attentions: Sequence[Attention]) -> "Pasts":
         """Of what blocks kept elsewhere: (P, S, N) of each."""
         P, S, N = each[0].shape
-        room = _Room(each[0].new_empty(len(each), P, S + Pasts.SLACK, N), attentions, S)
-        torch.stack([*each], out=room.tensor[:, :, :S]) if S else None
-        return Pasts(room, S)
+        past = Pasts._new(each[0], attentions, P, S, N)
+        for to_PSN, from_PSN in zip(past.tensor_LPSN, each, strict=True):
+            to_PSN.copy_(from_PSN)
+        return past
+
+    @staticmethod
+    def _new(like: Tensor, attentions: Sequence[Attention], rows: int, length: int, width: int) -> "Pasts":
+        slots = length + max(Pasts.SLACK, length // 2)
+        return Pasts(_Room(like.new_empty(len(attentions), rows, slots, width), attentions, length), length)
+
+    @staticmethod
+    def joined(parts: "Sequence[tuple[Pasts, Tensor | None]]", lengths: Sequence[int]) -> "Pasts":
+        """The last so many slots of the rows of several, each with its order; what is newest stands last, and zeros
+        before the first."""
+        rows = [past.rows if order_BS is None else order_BS.shape[0] for past, order_BS in parts]
+        first, longest = parts[0][0]._room, max(lengths)
+        new = Pasts._new(first.tensor, first.attentions, sum(rows), longest, first.tensor.shape[3])
+        for (past, order), length, to in zip(parts, lengths, new.tensor_LPSN.split(rows, dim=1), strict=True):
+            past._write(length, order, to)
+        return new
+
+    def _write(self, length: int, order_BS: Tensor | None, to_LBUN: Tensor) -> None:
+        begin, skipped = self.length - length, to_LBUN.shape[2] - length
+        to_LBUN[:, :, :skipped] = 0.0  # nobody sees it, but zero times what is no number is none
+        if order_BS is None:
+            to_LBUN[:, :, skipped:] = self.tensor_LPSN[:, :, begin:]
+            return
+        for to, kept in zip(to_LBUN, self.tensor_LPSN, strict=True):
+            gather(kept[:, begin:], to[:, skipped:], order_BS[:, begin:])
 
     @property
     def tensor_LPSN(self) -> Tensor:
@@ -127,16 +153,13 @@ class Pasts:
         """This, and a slot that is still to be written."""
         room, after = self._room, self.length + 1
         if room.end != self.length or after > room.tensor.shape[2]:
-            L, P, _, N = room.tensor.shape
-            room = _Room(room.tensor.new_empty(L, P, after + max(self.SLACK, after // 2), N), room.attentions, after)
-            room.tensor[:, :, : self.length] = self.tensor_LPSN
+            room = Pasts.joined([(self, None)], [self.length])._room
         room.end = after
         return Pasts(room, after)
 
     def gathered(self, order_BS: Tensor) -> "Pasts":
         """With the slots of each row in that row."""
-        chosen_LBSN = self.tensor_LPSN[:, order_BS, torch.arange(self.length)]
-        return Pasts.of([*chosen_LBSN], self._room.attentions)
+        return Pasts.joined([(self, order_BS)], [self.length])
 
 
 class _Room:

@@ -115,6 +115,17 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
     }
 }
 
+/* y[row][slot] = x[order[row][slot]][slot]: rows that may lie anywhere, in one pass. Strides count numbers. */
+void gather(const float *x, float *y, const i64 *order, i64 rows, i64 slots, i64 width, i64 order_row, i64 order_slot,
+            i64 x_row, i64 x_slot, i64 y_row, i64 y_slot) {
+    for (i64 row = 0; row < rows; row++) {
+        for (i64 slot = 0; slot < slots; slot++) {
+            const float *from = x + order[row * order_row + slot * order_slot] * x_row + slot * x_slot;
+            memcpy(y + row * y_row + slot * y_slot, from, width * sizeof(float));
+        }
+    }
+}
+
 enum { BLOCK = 4 * WIDE };
 
 static inline i64 least_of(i64 x, i64 y) { return x < y ? x : y; }

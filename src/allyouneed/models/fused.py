@@ -21,7 +21,7 @@ from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.past import CrossState, SoftmaxState, extend_valid
 from allyouneed.mixers.softmax import Softmax
-from allyouneed.mixers.state import Growable, join_rows
+from allyouneed.mixers.state import Growable, join_numbers, join_padded, join_rows
 from allyouneed.models.stack import Stack, StackState
 from allyouneed.positions import Rotary
 
@@ -96,9 +96,74 @@ class FusedState:
         )
 
     @staticmethod
-    def join(nodes: "Sequence[FusedState | StackState]", count_P: Tensor | None) -> StackState:
-        """Rows of several, as any stack has them."""
-        return join_rows([settled(node) for node in nodes], count_P)
+    def join(nodes: "Sequence[FusedState | StackState]", count_P: Tensor | None) -> "FusedState | StackState":
+        """Rows of several side by side."""
+        fused = [node for node in nodes if isinstance(node, FusedState)]
+        if len(fused) < len(nodes):
+            return join_rows([settled(node) for node in nodes], count_P)
+        masks = [node._mask() for node in fused]
+        lengths = [mask_BS.shape[1] for mask_BS in masks]
+        valid_BS = join_padded(masks, 1, left=True)
+        past = Pasts.joined([(node.past, node.order_BS) for node in fused], lengths)
+        seen = join_numbers([node.seen for node in fused], count_P)
+        joined = FusedState(past, None, None if bool(valid_BS.all()) else valid_BS, (), None, None, seen)
+        return joined.reading(_join_crosses([(node.crosses, node.which_B) for node in fused]))
+
+    def _mask(self) -> Tensor:
+        """Which slots a row sees, without those before the first that any row does."""
+        if self.valid_BS is None:
+            rows = self.past.rows if self.order_BS is None else self.order_BS.shape[0]
+            return torch.ones(rows, self.past.length, dtype=torch.bool)
+        seen_S = self.valid_BS.any(dim=0)
+        return self.valid_BS[:, int(seen_S.to(torch.uint8).argmax()) if bool(seen_S.any()) else len(seen_S) :]
+
+    def reading(self, crosses: Sequence[CrossState]) -> "FusedState":
+        """The same beside memories, if there are any."""
+        if not crosses:
+            return self
+        crosses = [cross.by_rows() for cross in crosses]
+        memories = Memories([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
+        rows, which_B = self.past.rows, None
+        if rows != memories.rows:
+            which_B = torch.arange(memories.rows).repeat_interleave(rows // memories.rows)
+        return replace(self, crosses=tuple(crosses), memories=memories, which_B=which_B)
+
+
+def _join_crosses(parts: Sequence[tuple[tuple[CrossState, ...], Tensor | None]]) -> list[CrossState]:
+    """The memories of all rows of several states, one for each row."""
+    if not parts[0][0]:
+        return []
+    wanted = [_wanted(crosses[0], which) for crosses, which in parts]  # the same for all blocks
+    orders, valid = [order for order, _ in wanted], join_padded([mask for _, mask in wanted], 1)
+    seen = None if bool(valid.all()) else valid
+    joined = []
+    for each in zip(*(crosses for crosses, _ in parts), strict=True):
+        keys = _join_slots([one.k_NHSK for one in each], orders, valid.shape[1])
+        values = _join_slots([one.v_NHSR for one in each], orders, valid.shape[1])
+        joined.append(CrossState(keys, values, seen))
+    return joined
+
+
+def _wanted(cross: CrossState, which_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """In which memory the slots of each row lie, and which are real; without those that no row sees at the end."""
+    N, _, S, _ = cross.k_NHSK.shape
+    row_B = torch.arange(N) if which_B is None else which_B
+    real_NS = torch.ones(N, S, dtype=torch.bool) if cross.valid_NS is None else cross.valid_NS.expand(N, S)
+    mask_BS = real_NS[row_B]
+    length = max([1, *(mask_BS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+    return row_B[:, None].expand(-1, length), mask_BS[:, :length]
+
+
+def _join_slots(parts: Sequence[Tensor], orders: Sequence[Tensor], slots: int) -> Tensor:
+    """Keys or values of some rows of each part, padded with zeros behind: (B, H, S, K)."""
+    _, H, _, K = parts[0].shape
+    rows = [order.shape[0] for order in orders]
+    joined_BSM = parts[0].new_zeros(sum(rows), slots, H * K)
+    for part, order, to in zip(parts, orders, joined_BSM.split(rows), strict=True):
+        length = order.shape[1]
+        by_slots = part.transpose(1, 2).flatten(2)  # (N, S, M), a view where heads follow each other
+        kernels.gather(by_slots[:, :length], to[:, :length], order)
+    return joined_BSM.unflatten(2, (H, K)).transpose(1, 2)
 
 
 def settled(state: FusedState | StackState) -> StackState:
@@ -195,7 +260,7 @@ class FusedStack:
         if len(pasts) < len(self._blocks) or len(crosses) < len(self._blocks) * reads:
             return None
         kept = Pasts.of([past.past.tensor for past in pasts], self._attentions)
-        return self._with_memories(FusedState(kept, None, pasts[0].valid_BS, (), None, None, state.seen), crosses)
+        return FusedState(kept, None, pasts[0].valid_BS, (), None, None, state.seen).reading(crosses)
 
     def _first(self, memory: Memory | None, x_BD: Tensor) -> FusedState | None:
         """The state before the first position."""
@@ -207,17 +272,7 @@ class FusedStack:
                 return None
             k_NHSK, v_NHSR = cross.keys_values(cross.key_value(memory.x_BSD))
             crosses.append(CrossState(k_NHSK, v_NHSR, memory.valid_BS))
-        return self._with_memories(FusedState(past, None, None, (), None, None, 0), crosses)
-
-    def _with_memories(self, state: FusedState, crosses: Sequence[CrossState]) -> FusedState:
-        if not crosses:
-            return state
-        crosses = [cross.by_rows() for cross in crosses]
-        memories = Memories([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
-        rows, which_B = state.past.rows, None
-        if rows != memories.rows:
-            which_B = torch.arange(memories.rows).repeat_interleave(rows // memories.rows)
-        return replace(state, crosses=tuple(crosses), memories=memories, which_B=which_B)
+        return FusedState(past, None, None, (), None, None, 0).reading(crosses)
 
 
 def _layer(block: Block) -> Layer:

@@ -286,6 +286,10 @@ class _Task:
             return
         rows = self._rows()
         number = {row: index for index, row in enumerate(rows)}
+        if not (body.stream or body.stops or body.logprobs is not None):
+            async for answer in self._at_once(number):
+                yield answer
+            return
         writers = [Writer(Detokenizer(self.served.bundle.codec, row.prompt), body.stops) for row in rows]
         open_answers = set(range(len(rows)))
         walk = self._engine.walk(rows)
@@ -307,6 +311,19 @@ class _Task:
                     open_answers.discard(index)
                 if not open_answers:
                     return
+
+    async def _at_once(self, number: dict[Row, int]) -> AsyncGenerator[Answer]:
+        """The same where nobody looks at single tokens."""
+        ids: dict[Row, list[int]] = {row: [] for row in number}
+        async with aclosing(self._engine.walk(list(number), patient=True)) as walk:
+            async for said in walk:
+                if said.end != "stop":
+                    ids[said.row].append(said.token)
+                if said.end is not None:
+                    self._said += len(ids[said.row])
+                    detokenizer = Detokenizer(self.served.bundle.codec, said.row.prompt)
+                    text = detokenizer.push(*ids[said.row]) + detokenizer.rest()
+                    yield Answer(number[said.row], 0, [Piece(text)], said.end)
 
     def _top(self, token: int, logprob: float, top: list[tuple[int, float]]) -> list[tuple[int, float]]:
         """The alternatives, and the chosen one, wherever it ranks."""

@@ -56,9 +56,10 @@ class Engine:
         for worker in self._workers:
             worker.join()
 
-    def walk(self, rows: Sequence[Row]) -> AsyncGenerator[Said]:
-        """The tokens of some rows, as they come. Closing the iteration takes the rows out of the batch."""
-        return self._events(self._submit(Ticket(rows)))
+    def walk(self, rows: Sequence[Row], patient: bool = False) -> AsyncGenerator[Said]:
+        """The tokens of some rows, as they come, or, for a patient reader, when all are there, which costs less.
+        Closing the iteration takes the rows out of the batch."""
+        return self._events(self._submit(Ticket(rows, patient=patient)))
 
     async def do(self, work: Work, items: Sequence[Any]) -> list[Any]:
         """The results of some items."""
@@ -75,13 +76,16 @@ class Engine:
             while True:
                 # Around the waiting alone: what the reader does between events is no matter of the engine's time.
                 async with asyncio.timeout_at(begun + self.config.deadline):
-                    event = await ticket.events.get()
-                if isinstance(event, Refusal):
-                    raise event
-                if event is None:
-                    self._seconds += 0.1 * (ticket.loop.time() - begun - self._seconds)
-                    return
-                yield event
+                    await ticket.news.wait()
+                ticket.news.clear()
+                events, ticket.events = ticket.events, []
+                for event in events:
+                    if isinstance(event, Refusal):
+                        raise event
+                    if event is None:
+                        self._seconds += 0.1 * (ticket.loop.time() - begun - self._seconds)
+                        return
+                    yield event
         except TimeoutError:
             message = f"not done within {self.config.deadline:g} seconds; ask for less, or try again later"
             raise Refusal(503, message, code="deadline_exceeded", retry=self._retry()) from None

@@ -23,7 +23,7 @@ from allyouneed.serve.worker import Ticket, Waiting, Worker, refusal_of
 PREFILL = 4096  # tokens of prompts and sources that are read at once
 # A state is copied as a whole for those who join, so a full batch takes several in at once: at least one for so many
 # rows, but nobody waits longer than so many steps.
-TOGETHER, PATIENCE = 8, 4
+TOGETHER, PATIENCE = 4, 8
 
 
 @dataclass

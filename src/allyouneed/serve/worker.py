@@ -36,15 +36,21 @@ class Work:
 
 
 class Ticket:
-    """What one request waits for: the tokens of its rows, or the results of its items."""
+    """What one request waits for: the tokens of its rows, or the results of its items.
 
-    def __init__(self, rows: Sequence[Row] = (), work: Work | None = None, items: Sequence[Any] = ()) -> None:
-        self.rows, self.work, self.items = list(rows), work, list(items)
+    Who is patient is not woken before everything is there.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row] = (), work: Work | None = None, items: Sequence[Any] = (), patient: bool = True
+    ) -> None:
+        self.rows, self.work, self.items, self.patient = list(rows), work, list(items), patient
         self.results: list[Any] = [None] * len(self.items)
         self.left = self.size
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
-        self.events: asyncio.Queue[Said | Refusal | None] = asyncio.Queue()  # None: all is done
+        self.events: list[Said | Refusal | None] = []  # that were not taken yet; None: all is done
+        self.news = asyncio.Event()
 
     @property
     def size(self) -> int:
@@ -166,11 +172,13 @@ def deliver(heard: Sequence[tuple[Ticket, Event]]) -> None:
 def _arrive(heard: Iterable[tuple[Ticket, Event]]) -> None:
     for ticket, event in heard:
         if event is not None:
-            ticket.events.put_nowait(event)
+            ticket.events.append(event)
         if event is None or (isinstance(event, Said) and event.end is not None):
             ticket.left -= 1
             if not ticket.left:
-                ticket.events.put_nowait(None)
+                ticket.events.append(None)
+        if not ticket.patient or not ticket.left or isinstance(event, Refusal):
+            ticket.news.set()
 
 
 def closing() -> Refusal:

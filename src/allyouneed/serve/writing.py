@@ -20,9 +20,9 @@ class Detokenizer:
         self._known = codec.decode_target(self._ids)
         self._told = len(self._ids)
 
-    def push(self, token: int) -> str:
-        """What one more token adds; nothing, while a character is not complete."""
-        self._ids.append(token)
+    def push(self, *tokens: int) -> str:
+        """What more tokens add; nothing, while a character is not complete."""
+        self._ids.extend(tokens)
         text = self._codec.decode_target(self._ids)
         if text.endswith(BROKEN) and len(self._ids) - self._told < LONGEST_CHARACTER:
             return ""
