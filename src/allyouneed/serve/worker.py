@@ -154,9 +154,15 @@ class Worker(ABC):
                     self.heard.append((one[0], refusal_of(error)))
 
     def tell(self) -> None:
-        """Hands over what was heard."""
-        heard, self.heard = self.heard, []
-        deliver(heard)
+        """Hands over what was heard, as soon as somebody waits for some of it."""
+        if any(map(_awaited, self.heard)):
+            heard, self.heard = self.heard, []
+            deliver(heard)
+
+
+def _awaited(heard: tuple[Ticket, Event]) -> bool:
+    ticket, event = heard
+    return not ticket.patient or not isinstance(event, Said) or event.end is not None
 
 
 def deliver(heard: Sequence[tuple[Ticket, Event]]) -> None:
