@@ -1,7 +1,7 @@
 """What a decoding step is made of, in C, where a C compiler is at hand; else torch does it.
 
 A step has one position for each row: projections of a few rows (products.c), and many small operations between them
-(steps.c); a whole block of an ordinary decoder is one call (layer.c, block.py). Measured on a CPU of 2.8 GHz with
+(steps.c); a whole stack of ordinary blocks is one call (stack.c, stack.py). Measured on a CPU of 2.8 GHz with
 AVX-512, one thread: 32 rows through a matrix of 768 x 256 take 90 microseconds (torch: 118), of 8,000 x 256 1.1 ms
 (1.65), with int8 0.3 ms; one query a row over 24 slots 54 (torch's fused attention: 150), the best word of 8,000 for 32
 rows 0.17 ms (0.47).
@@ -36,7 +36,7 @@ _WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD6
 FILES = {
     "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
     "products.c": ("-O2", "-ftree-vectorize"),
-    "layer.c": ("-O2", "-ftree-vectorize"),
+    "stack.c": ("-O2", "-ftree-vectorize"),
 }
 FUNCTIONS = {
     "add_norm": (*[_POINTER] * 5, *[_NUMBER] * 2, _FLOAT),

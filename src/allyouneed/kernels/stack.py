@@ -1,4 +1,4 @@
-"""A whole stack of blocks as one call: what layer.c is told, as ctypes. The fields are those of its structs."""
+"""A whole stack of blocks as one call: what stack.c is told, as ctypes. The fields are those of its structs."""
 
 import ctypes
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of a block, packed: `matrices` and `norms` by the names that layer.c has for them."""
+    """The weights of a block, packed: `matrices` and `norms` by the names that stack.c has for them."""
 
     matrices: dict[str, Packed | PackedInt8]
     norms: dict[str, Norm]

@@ -1,4 +1,4 @@
-"""A stack of blocks as one call (kernels/layer.c), where all its blocks are of the ordinary kind.
+"""A stack of blocks as one call (kernels/stack.c), where all its blocks are of the ordinary kind.
 
 Ordinary: softmax attention with as many keys as queries, no positions inside the score or rotary ones, a memory that is
 read likewise or none, ReLU, norms before or after. Other stacks, and every call that needs something else (gradients,
