@@ -61,7 +61,9 @@ def said(teacher: Bundle, beam: int = 1) -> list[list[str]]:
 
 
 def test_the_student_reads_what_the_teacher_says(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
-    taught = teach(teacher, task, lesson(), tmp_path / "out")
+    heard: list[tuple[int, int]] = []
+    taught = teach(teacher, task, lesson(), tmp_path / "out", lambda *done: heard.append(done))
+    assert heard[-1] == (len(SOURCES), len(SOURCES))
     assert [Path(name).name for name in taught.train] == ["train.en", "train.de"]  # the ends say the languages
     assert told(taught) == (SOURCES, [best[0] for best in said(teacher)])
     assert taught.valid == task.valid

@@ -50,11 +50,9 @@ def command(
     require_source(bundle, "teach with")
     lesson = Lesson(search=search_config(bundle, {"beam": beam}), choose=choose, references=references)
     with progress() as tell:
-        done = [0]
 
-        def translated(count: int) -> None:
-            done[0] += count
-            tell(0.0, f"{done[0]:,} texts translated by the teacher")
+        def translated(done: int, count: int) -> None:
+            tell(done / count, f"{done:,} of {count:,} texts translated by the teacher")
 
         task = teach(bundle, recipe.task, lesson, folder / "distilled", translated)
     with watching(recipe.train.metric) as watcher:

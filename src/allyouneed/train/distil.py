@@ -40,9 +40,10 @@ def teach(
     task: TranslationConfig,
     lesson: Lesson,
     folder: Path,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TranslationConfig:
-    """The task with the teacher's texts to learn from; validation and test stay what they are.
+    """The task with the teacher's texts to learn from; validation and test stay what they are. `progress` hears how
+    many texts are translated, of how many.
 
     They are written to `folder`, and found there again. Interrupted, the same call goes on after the last whole chunk.
     """
@@ -72,13 +73,21 @@ def _begin(folder: Path, depends_on: dict[str, object]) -> None:
 
 
 def _write(
-    teacher: Bundle, task: TranslationConfig, lesson: Lesson, folder: Path, progress: Callable[[int], None] | None
+    teacher: Bundle, task: TranslationConfig, lesson: Lesson, folder: Path, progress: Callable[[int, int], None] | None
 ) -> None:
     part, files = folder / PART, _names(task, folder)
-    done = _whole_lines(part)
+    done, count = _whole_lines(part), sum(1 for _ in _rows(task))
+    translated = done
+
+    def more(some: int) -> None:
+        nonlocal translated
+        translated += some
+        if progress is not None:
+            progress(translated, count)
+
     with part.open("a", encoding="utf-8", newline="\n") as out:
         for chunk in chunks(_rows(task, done)):
-            said = answers(teacher, lesson, chunk, progress)
+            said = answers(teacher, lesson, chunk, more)
             out.write("".join(f"{text}\n" for text in said))
             out.flush()
             os.fsync(out.fileno())
