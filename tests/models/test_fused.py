@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from allyouneed import kernels
+from allyouneed.decode.base import evaluating
 from allyouneed.mixers import State, select_rows
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.mixers.linear import LinearConfig
@@ -79,8 +80,10 @@ class Pair:
         self._compare([model.step(token_BT, state) for model, state in self._both()], keep=True)
 
     def select(self, rows: int) -> None:
-        chosen_B = torch.randint(0, self.rows, (rows,))
-        self.states, self.rows = [select_rows(state, chosen_B) for state in self.states], rows
+        self.choose(torch.randint(0, self.rows, (rows,)))
+
+    def choose(self, chosen_B: Tensor) -> None:
+        self.states, self.rows = [select_rows(state, chosen_B) for state in self.states], len(chosen_B)
 
     def join(self, rows: int) -> None:
         read, first_B = sources(rows, self.draw), torch.ones(rows, dtype=torch.long)
@@ -109,19 +112,59 @@ def test_whatever_is_done_to_a_state(name: str, seed: int) -> None:
     pair.go_on()
     assert isinstance(pair.states[1], FusedState)
     for _ in range(24):
-        what = draw.choice(["drop", "repeat", "join", "read", "twice", "nothing"])
+        what = draw.choice(["drop", "repeat", "group", "join", "read", "read again", "twice", "nothing"])
         if what == "drop":
             pair.select(max(1, pair.rows - draw.randint(0, 2)))
         elif what == "repeat":
             pair.select(min(8, pair.rows + draw.randint(0, 4)))
+        elif what == "group" and pair.rows < 5:  # as beams begin
+            pair.choose(torch.arange(pair.rows).repeat_interleave(2))
         elif what == "join" and pair.rows < 8:
             pair.join(2)
-        elif what == "read":
+        elif what.startswith("read"):
             pair.read(draw.randint(1, 3))
+            if what == "read again":
+                pair.choose(torch.arange(pair.rows).repeat_interleave(2)[:8])
+                pair.go_on()
+                pair.read(2)
+                pair.join(1)
+                pair.select(3)
         elif what == "twice":
             pair.go_on(keep=False)
         pair.go_on()
         assert isinstance(pair.states[1], FusedState)
+
+
+@torch.inference_mode()
+def test_the_rows_that_were_chosen_may_change_and_lie_anyhow() -> None:
+    pair = Pair("the paper's", random.Random(1), rows=3)
+    pair.go_on()
+    chosen = torch.tensor([[2, 9], [0, 9]], dtype=torch.int32)[:, 0]
+    pair.choose(chosen)
+    chosen.zero_()
+    pair.go_on()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fused_first", [False, True])
+def test_states_of_both_kinds_can_be_joined(fused_first: bool) -> None:
+    pair = Pair("decoder", random.Random(1), rows=2)
+    states = []
+    for model in pair.models:
+        stepped = model.advance(torch.tensor([1, 1]), model.start())[1]
+        read = model.step(torch.tensor([[1, 5, 6]]), model.start())[1]
+        states.append((stepped, read) if fused_first else (read, stepped))
+    counts_P = torch.tensor([2, 1] if fused_first else [1, 2])
+    pair.states, pair.rows = [join_rows([*both], counts_P) for both in states], 3
+    pair.go_on()
+
+
+def test_a_model_that_was_told_to_train_rests_while_it_predicts() -> None:
+    _, model = two("the paper's")
+    model.train()
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert model.training
 
 
 @torch.inference_mode()

@@ -50,8 +50,9 @@ def evaluating(model: Model) -> Iterator[None]:
 @contextmanager
 def resting(model: Model) -> Iterator[None]:
     """No dropout inside; afterwards every module is in the mode it was in."""
-    # A model that only predicts rests anyway; looking at all its modules takes as long as a token.
-    training = [] if model.only_predicts else [module for module in model.modules() if module.training]
+    # A model that only predicts rests already; looking at all its modules takes as long as a token.
+    rests = model.only_predicts and not model.training
+    training = [] if rests else [module for module in model.modules() if module.training]
     if training:
         model.eval()
     try:

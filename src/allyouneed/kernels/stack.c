@@ -1,5 +1,5 @@
-/* Whole stacks of blocks: attention over the past or over each other, over a memory, feed-forward, each with its residual
-   and norm; one position of each row of a decoder, or all positions of some sentences of an encoder.
+/* Whole stacks of blocks: attention over the past or over each other, over a memory, feed-forward, each with its
+   residual and norm; one position of each row of a decoder, or all positions of some sentences of an encoder.
 
    The parts are those of steps.c and products.c. A step of a narrow model takes less time than asking for its parts one
    by one, so a stack is asked for once.
@@ -104,7 +104,8 @@ static const float *given(const struct block *b, const struct norm *norm, const 
 }
 
 /* What becomes of its update. */
-static void add(const struct block *b, const struct norm *norm, const float *x, const float *update, float *y, i64 rows) {
+static void add(const struct block *b, const struct norm *norm, const float *x, const float *update, float *y,
+                i64 rows) {
     if (!b->pre) {
         add_norm(x, update, norm->gamma, norm->beta, y, rows, b->outer.outputs, norm->epsilon);
         return;
@@ -170,8 +171,8 @@ static void advance_block(const struct block *b, const float *x, float *y, i64 r
 }
 
 /* One position of each row through `count` blocks; x, y (rows, width). Each block has its past, of which `slots` are
-   there and `visible` (rows, slots) are seen, and, if there are any, its memory; `order` and `which` are those of `attend`. `cos`, `sin`: of the position, or of all positions if `place` has
-   the one of each row, or NULL. */
+   there and `visible` (rows, slots) are seen, and, if there are any, its memory; `order` and `which` are those of
+   `attend`. `cos`, `sin`: of the position, or of all positions if `place` has the one of each row, or NULL. */
 void advance_stack(const struct block *b, i64 count, const struct norm *norm, const float *x, float *y, i64 rows,
                    const struct memory *past, i64 slots, const bool *visible, const i64 *order,
                    const struct memory *memory, const i64 *which, const i64 *place, const float *cos, const float *sin,

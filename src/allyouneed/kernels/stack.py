@@ -101,7 +101,8 @@ class Pasts:
     """Keys and values of the past of each block, in P rows with room for more slots: the keys of all heads, then their
     values.
 
-    A value: several may share one room, and the first to go on writes behind the end; another one copies.
+    A value: several may share one room, and the first to go on writes behind the end; another one copies. Those that
+    share a room stay in one thread. Structs of addresses cannot be copied or pickled, so neither can this.
     """
 
     SLACK = 32  # slots to spare, at least
@@ -149,10 +150,15 @@ class Pasts:
         """All of it."""
         return self._room.tensor[:, :, : self.length]
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether there is room behind its end."""
+        return self._room.end == self.length < self._room.tensor.shape[2]
+
     def with_slot(self) -> "Pasts":
         """This, and a slot that is still to be written."""
         room, after = self._room, self.length + 1
-        if room.end != self.length or after > room.tensor.shape[2]:
+        if not self.has_slot:
             room = Pasts.joined([(self, None)], [self.length])._room
         room.end = after
         return Pasts(room, after)
@@ -171,8 +177,8 @@ class _Room:
         layer, row, slot, _ = tensor_LPCN.stride()
         self._structs = (_Memory * len(attentions))()
         for number, (one, struct) in enumerate(zip(attentions, self._structs, strict=True)):
-            struct.k = begin + number * layer * size
-            struct.v = struct.k + one.heads * one.key_width * size
+            keys = begin + number * layer * size
+            struct.k, struct.v = keys, keys + one.heads * one.key_width * size
             struct.k_row = struct.v_row = row
             struct.k_slot = struct.v_slot = slot
             struct.k_head, struct.v_head = one.key_width, one.value_width
@@ -231,7 +237,9 @@ class PackedStack:
     def encode(self, x_MD: Tensor, length_N: Tensor, longest: int, waves: Waves | None) -> Tensor:
         """The output (M, D) for sentences one behind the other, of so many positions each. `waves`: of the first
         `longest` positions."""
-        x_MD, length_N = x_MD.contiguous(), length_N.contiguous()
+        if int(length_N.sum()) != len(x_MD) or int(length_N.max()) > longest:
+            raise ValueError(f"sentences of {length_N.tolist()} positions are not {len(x_MD)} positions of {longest}")
+        x_MD, length_N = x_MD.contiguous(), length_N.long().contiguous()
         out_MD = torch.empty_like(x_MD)
         room = self._room(x_MD, longest)
         made().encode_stack(

@@ -67,17 +67,17 @@ static void weigh(float *score, i64 slots) {
 
 /* out_bh = softmax(q_bh k_h^T * scale + bias) v_h: one query of each row and head reads `slots` keys and values.
 
-   `sharing` rows in a row read the same memory, unless `which` has its number for each row. `order` (rows, slots) has the
-   memory in which each slot of a row lies, where that is not all one. Strides count floats: of q and out between rows (heads follow each
-   other), of k and v between memories, heads and slots. `visible` (memories, slots) says what may be seen; who sees
+   `sharing` rows in a row read the same memory, unless `which` has its number for each row. `order` (rows, slots) has
+   the memory in which each slot of a row lies, where that is not all one. Strides count floats: of q and out between
+   rows (heads follow each other), of k and v between memories, heads and slots. `visible` (memories, slots) says what may be seen; who sees
    nothing reads zero. `bias` has a row for each head, and strides between rows of the batch and between heads. `score`
    is room for `heads` x `slots` numbers.
 
    What is read is far more than the caches hold, so it is read in the order in which it lies: slot by slot, all heads of
    each, or head by head where the slots of a head follow each other. */
 void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, const i64 *which,
-            const i64 *order, float *out, float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width, i64 value_width,
-            i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
+            const i64 *order, float *out, float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width,
+            i64 value_width, i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
             i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale) {
     bool by_slots = k_head < k_slot;
     i64 outer = by_slots ? slots : heads, inner = by_slots ? heads : slots;

@@ -47,8 +47,8 @@ def join_rows(states: Sequence[Tree], count_P: Tensor | None = None) -> Tree:
 
 def _join(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
     first = nodes[0]
-    if hasattr(first, "join"):
-        return first.join(nodes, count_P)
+    if (joiner := next((node for node in nodes if hasattr(node, "join")), None)) is not None:
+        return joiner.join(nodes, count_P)
     if isinstance(first, Tensor | int | float) and not isinstance(first, bool):
         return join_numbers(nodes, count_P)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):

@@ -86,7 +86,8 @@ class FusedState:
         order_PS = self.order_BS
         if order_PS is None:
             order_PS = torch.arange(self.past.rows)[:, None].expand(-1, self.past.length)
-        which_B = rows_B if self.which_B is None else self.which_B.index_select(0, rows_B)
+        chosen_B = rows_B.long().clone(memory_format=torch.contiguous_format)  # of its own: a state is a value
+        which_B = chosen_B if self.which_B is None else self.which_B.index_select(0, rows_B)
         return replace(
             self,
             order_BS=order_PS.index_select(0, rows_B),
@@ -121,7 +122,7 @@ class FusedState:
         """The same beside memories, if there are any."""
         if not crosses:
             return self
-        crosses = [cross.by_rows() for cross in crosses]
+        crosses = [replace(cross.by_rows(), sharing=1) for cross in crosses]  # `which` says who reads what
         memories = Memories([(one.k_NHSK, one.v_NHSR) for one in crosses], crosses[0].valid_NS)
         rows, which_B = self.past.rows, None
         if rows != memories.rows:
@@ -198,7 +199,8 @@ class FusedStack:
     ) -> tuple[Tensor, StackState]:
         """All positions of some sentences at once, if they are an encoder's."""
         B, S, _ = x_BSD.shape
-        if self._encodes and B and 0 < S <= SHORT and kernels.few(B * S) and self._usable(x_BSD):
+        fresh = isinstance(state, StackState) and not any(state.blocks)
+        if self._encodes and fresh and 0 < S <= SHORT and kernels.few(B * S) and self._usable(x_BSD):
             length_B = torch.full((B,), S) if valid_BS is None else valid_BS.sum(dim=1)
             if valid_BS is None or torch.equal(valid_BS, torch.arange(S) < length_B[:, None]):  # padding stands behind
                 after = StackState((BlockState(None),) * len(self._blocks), None, S if valid_BS is None else length_B)
@@ -219,7 +221,7 @@ class FusedStack:
         if ready is None:
             return Stack.advance(self._stack, x_BD, settled(state))
         rows, past, order_BS, seen = x_BD.shape[0], ready.past, ready.order_BS, ready.seen
-        if order_BS is not None and rows > past.rows:  # no place for what is new
+        if order_BS is not None and (rows > past.rows or not past.has_slot):  # copied anyway: only what is needed
             past, order_BS = past.gathered(order_BS), None
         valid_BS = extend_valid(ready.valid_BS, None, rows, past.length, 1)
         past = past.with_slot()
@@ -236,7 +238,7 @@ class FusedStack:
         return y_BD, FusedState(past, order_BS, valid_BS, ready.crosses, memories, which_B, seen + 1)
 
     def _usable(self, x: Tensor) -> bool:
-        return kernels.usable(x) and map_sink() is None
+        return kernels.usable(x) and x.shape[0] > 0 and map_sink() is None
 
     def _waves(self, count: int, like: Tensor) -> Waves | None:
         return self._turns.first_waves(count, like) if isinstance(self._turns, Rotary) else None
@@ -294,7 +296,10 @@ def _layer(block: Block) -> Layer:
 
 
 def _norm(norm: nn.Module) -> Norm:
-    return Norm(norm.weight, norm.bias, norm.eps)  # type: ignore[arg-type]
+    weight, bias, epsilon = norm.weight, norm.bias, norm.eps
+    assert isinstance(weight, Tensor)
+    assert isinstance(epsilon, float)
+    return Norm(weight.detach().clone(), bias.detach().clone() if isinstance(bias, Tensor) else None, epsilon)
 
 
 def _attention(mixer: Softmax) -> Attention:

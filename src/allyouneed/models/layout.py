@@ -121,7 +121,8 @@ def lay_out_for_prediction(model: Model, int8: bool = False) -> None:
     The head parts from the embedding it may be tied to, as embeddings are read by rows. With `int8`, projections and
     head compute in bytes.
     """
-    if int8 and not kernels.usable(torch.empty(0, device=model.head.weight_VD.device)):
+    # Asked also where the answer does not matter: kernels are compiled now, and not while somebody waits for a step.
+    if not kernels.usable(torch.empty(0, device=model.head.weight_VD.device)) and int8:
         raise ConfigError("int8 needs a CPU and a C compiler (cc, gcc or clang) that can be found")
     for module in list(model.modules()):
         for name, child in module.named_children():

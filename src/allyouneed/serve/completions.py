@@ -287,8 +287,9 @@ class _Task:
         rows = self._rows()
         number = {row: index for index, row in enumerate(rows)}
         if not (body.stream or body.stops or body.logprobs is not None):
-            async for answer in self._at_once(number):
-                yield answer
+            async with aclosing(self._at_once(number)) as answers:
+                async for answer in answers:
+                    yield answer
             return
         writers = [Writer(Detokenizer(self.served.bundle.codec, row.prompt), body.stops) for row in rows]
         open_answers = set(range(len(rows)))

@@ -77,7 +77,8 @@ class Lane(Worker):
 
     def refuse(self, refusal: Refusal) -> None:
         """All running rows are given up."""
-        self.heard += [(ticket, refusal) for ticket in set(self.owner.values())]
+        for ticket in set(self.owner.values()):
+            self.hear(ticket, refusal)
         self.owner.clear()
         self._running.remove(self._running.rows)
 
@@ -123,11 +124,10 @@ class Lane(Worker):
         except Exception as error:
             failing = self._running.failing() or [(row, error) for row in self._running.rows]
             for row, reason in failing:
-                self.heard.append((self.owner.pop(row), refusal_of(reason)))
+                self.hear(self.owner.pop(row), refusal_of(reason))
             self._running.remove([row for row, _ in failing])
 
     def _hear(self, said: Sequence[Said]) -> None:
         for one in said:
-            ticket = self.owner[one.row] if one.end is None else self.owner.pop(one.row)
-            self.heard.append((ticket, one))
+            self.hear(self.owner[one.row] if one.end is None else self.owner.pop(one.row), one)
         self._metrics.tokens.labels(self._model_name).inc(len(said))

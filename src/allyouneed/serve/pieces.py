@@ -51,4 +51,4 @@ class Pieces(Worker):
             found = work.run([ticket.items[item] for ticket, item in piece])
         for (ticket, item), result in zip(piece, found, strict=True):
             ticket.results[item] = result
-            self.heard.append((ticket, None))
+            self.hear(ticket, None)

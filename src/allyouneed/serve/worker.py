@@ -62,7 +62,7 @@ Event = Said | Refusal | None  # None: an item is done
 
 
 class Waiting:
-    """What waits. Everything here is touched with its lock only."""
+    """What waits. It is changed with its lock only."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -99,7 +99,8 @@ class Worker(ABC):
     def __init__(self, name: str, waiting: Waiting, threads: int) -> None:
         self.name, self.waiting = name, waiting
         self._threads = threads  # torch's own, at the beginning
-        self.heard: list[tuple[Ticket, Event]] = []
+        self._heard: list[tuple[Ticket, Event]] = []
+        self._awaited = False  # somebody waits for some of it
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -151,18 +152,19 @@ class Worker(ABC):
                 try:
                     run([one])
                 except Exception as error:
-                    self.heard.append((one[0], refusal_of(error)))
+                    self.hear(one[0], refusal_of(error))
+
+    def hear(self, ticket: Ticket, event: Event) -> None:
+        """Something to tell."""
+        self._heard.append((ticket, event))
+        if not ticket.patient or not isinstance(event, Said) or event.end is not None:
+            self._awaited = True
 
     def tell(self) -> None:
         """Hands over what was heard, as soon as somebody waits for some of it."""
-        if any(map(_awaited, self.heard)):
-            heard, self.heard = self.heard, []
+        if self._awaited:
+            heard, self._heard, self._awaited = self._heard, [], False
             deliver(heard)
-
-
-def _awaited(heard: tuple[Ticket, Event]) -> bool:
-    ticket, event = heard
-    return not ticket.patient or not isinstance(event, Said) or event.end is not None
 
 
 def deliver(heard: Sequence[tuple[Ticket, Event]]) -> None:
