@@ -62,8 +62,8 @@ class Request:
 class Side:
     """One of the processes: it decodes what it is told to, and says what came out and how long it took."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.name = name
+    def __init__(self, name: str, threads: int, label: str | None = None) -> None:
+        self.name = label or name
         command = [sys.executable, __file__, name, str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

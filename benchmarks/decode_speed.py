@@ -2,7 +2,7 @@
 
     python benchmarks/decode_speed.py [--repeats 5] [--threads 1] [--sides "ours,ctranslate2"] [--beams 1,5]
         [--batches 1,32,64]
-    python benchmarks/decode_speed.py --model RUN --source FILE [--reference FILE] [--sentences 1000]
+    python benchmarks/decode_speed.py --model RUN --source FILE [--reference FILE] [--sentences 1000] [--student RUN]
 
 Without a model: a random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary,
 post-norm, ReLU). Before anything is timed, all that compute in float32 must say the same:
@@ -11,7 +11,7 @@ post-norm, ReLU). Before anything is timed, all that compute in float32 must say
 - natural ends: EOS competes, without length penalty, where all searches are defined alike.
 
 With a model: the sentences of a file, longest first, in batches; all sides in float32 must say the same, BLEU is
-shown where references are given.
+shown where references are given. A student is another model that translates the same sentences, ours in int8.
 
 Each side is a process of its own (decode_sides.py); they take turns, so that a busy machine slows all. CPU time counts;
 wall time is shown. A ratio is their time over ours: above 1 we are faster.
@@ -28,6 +28,7 @@ from decode_sides import EXACT, NEVER, SIDES, VOCABULARY, Ids, Request, Side, We
 from allyouneed.tasks.base import EOS
 
 LONGEST = 24
+STUDENT = "student int8"
 BEYOND = 100  # tokens of a trained model's longest target, more than it ever needs
 Run = list[tuple[float, float]]  # CPU and wall seconds of each side
 
@@ -69,6 +70,10 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
     texts = _lines(options.source)[: options.sentences]
     references = _lines(options.reference)[: options.sentences] if options.reference else []
     ids = codec.encode_sources(texts)
+    student = Side("ours int8", options.threads, STUDENT) if options.student else None
+    if student is not None:
+        taught = load_folder(options.student).codec
+        own = taught.encode_sources(texts)
     order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
     for beam in beams:
         for batch in batches:
@@ -77,14 +82,20 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
             parts = [[ids[number] for number in chosen[at : at + batch]] for at in range(0, len(chosen), batch)]
             request = Request(Weights(options.model), parts, beam, BEYOND)
             said = check_same(sides, request)
-            runs = [[side.decode(request)[1] for side in sides] for _ in range(options.repeats)]
+            asked = [(side, request) for side in sides]
+            if student is not None:
+                parts = [[own[number] for number in chosen[at : at + batch]] for at in range(0, len(chosen), batch)]
+                asked.append((student, Request(Weights(options.student), parts, beam, BEYOND)))
+                said[STUDENT] = student.decode(asked[-1][1])[0]
+            runs = [[side.decode(one)[1] for side, one in asked] for _ in range(options.repeats)]
             tokens = sum(len(target) + 1 for target in said[sides[0].name])
-            report(f"beam {beam} batch {batch}", tokens, len(chosen), sides, runs)
+            report(f"beam {beam} batch {batch}", tokens, len(chosen), [side for side, _ in asked], runs)
             for name, targets in said.items():
-                same = sum(one == two for one, two in zip(targets, said[sides[0].name], strict=True))
+                decode = (taught if name == STUDENT else codec).decode_target
+                decoded, first = [decode(target) for target in targets], said[sides[0].name]
+                same = sum(one == codec.decode_target(two) for one, two in zip(decoded, first, strict=True))
                 line = f"    {name:16} {same} of {len(targets)} sentences as {sides[0].name}"
                 if references and batch > 1:
-                    decoded = [codec.decode_target(target) for target in targets]
                     line += "; " + bleu(decoded, [references[number] for number in chosen])
                 print(line, flush=True)
 
@@ -111,13 +122,13 @@ def bleu(hypotheses: list[str], references: list[str]) -> str:
 
 
 def report(case: str, tokens: int, sentences: int, sides: list[Side], runs: list[Run]) -> None:
-    """Speed of each side, and its paired ratios to ours in float32 and in int8."""
+    """Speed of each side, in tokens of the first one's answers, and its paired ratios to ours and the student."""
     names = [side.name for side in sides]
     print(f"{case}: tokens per CPU-second; n={len(runs)}", flush=True)
     for place, name in enumerate(names):
         cpu = statistics.median(run[place][0] for run in runs)
         line = f"    {name:16} {tokens / cpu:8,.0f}  {sentences / cpu:7,.1f} sentences"
-        for base in ("ours", "ours int8"):
+        for base in ("ours", "ours int8", STUDENT):
             if base in names and base != name:
                 line += f"; over {base} {_ratio(runs, place, names.index(base))}"
         print(line, flush=True)
@@ -139,6 +150,7 @@ def main() -> None:
     arguments.add_argument("--source", help="sentences for the model, one a line")
     arguments.add_argument("--reference", help="their translations, for BLEU")
     arguments.add_argument("--sentences", type=int, default=1000)
+    arguments.add_argument("--student", help="another model folder or run folder, beside the model")
     options = arguments.parse_args()
     names = [name.strip() for name in options.sides.split(",")]
     if unknown := [name for name in names if name not in SIDES]:
