@@ -49,6 +49,13 @@ def test_translate_refuses(url: str, body: Any) -> None:
     assert isinstance(found.json()["error"], str)
 
 
+def multipart(**fields: bytes) -> bytes:
+    """A form whose parts are separated by x."""
+    head = 'Content-Disposition: form-data; name="{}"'
+    parts = [b"--x\r\n%s\r\n\r\n%s\r\n" % (head.format(name).encode(), value) for name, value in fields.items()]
+    return b"".join([*parts, b"--x--\r\n"])
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
@@ -59,6 +66,9 @@ def test_translate_refuses(url: str, body: Any) -> None:
         (b"q=one", "text/plain"),
         (b"q=one&source=en&target=de&alternatives=x", "application/x-www-form-urlencoded"),
         (b"&".join(b"q=1" for _ in range(200)), "application/x-www-form-urlencoded"),
+        (b"q=\xff\xfe&source=en&target=de", "application/x-www-form-urlencoded"),
+        (b"q=%FF%FE&source=en&target=de", "application/x-www-form-urlencoded"),
+        (multipart(q=b"\xff\xfe", source=b"en", target=b"de"), "multipart/form-data; boundary=x"),
         (b"junk", "multipart/form-data"),
         (b"junk", "multipart/form-data; boundary=x"),
     ],
@@ -66,6 +76,33 @@ def test_translate_refuses(url: str, body: Any) -> None:
 def test_unreadable_bodies(url: str, content: bytes, kind: str) -> None:
     found = httpx.post(f"{url}/translate", content=content, headers={"Content-Type": kind})
     assert (found.status_code, type(found.json()["error"])) == (400, str)
+
+
+def test_texts_of_forms_are_utf_8_escaped_or_not(url: str) -> None:
+    """As `curl -d q=...` sends them, which escapes nothing. All these letters are known, if they are read as such."""
+    for content, kind in (
+        ("q=süß+ä".encode(), "application/x-www-form-urlencoded"),
+        (b"q=s%C3%BC%C3%9F%20%C3%A4", "application/x-www-form-urlencoded; charset=utf-8"),
+        (multipart(q="süß ä".encode()), "multipart/form-data; boundary=x"),
+    ):
+        found = httpx.post(f"{url}/detect", content=content, headers={"Content-Type": kind})
+        assert found.json()[0]["confidence"] == 100
+
+
+def test_what_never_fits_the_queue_is_not_told_to_try_again(folders: list[Path]) -> None:
+    with running([folders[0], folders[3]], queue=40) as (url, _):
+        for path, body, param in (
+            ("/translate", {"q": ["one"] * 64, "source": "en", "target": "de"}, "q"),
+            ("/v1/completions", {"model": "speaker", "prompt": ["a"] * 21, "n": 2}, "prompt"),
+            ("/score", {"model": "speaker", "text": ["a"] * 41}, "text"),
+        ):
+            found = httpx.post(url + path, json=body)
+            assert (found.status_code, found.headers.get("retry-after")) == (400, None), found.text
+            error = found.json()["error"]
+            message = error if isinstance(error, str) else error["message"]
+            assert message.startswith(f"{param}: ")
+            assert "at most 40" in message
+            assert "--queue" in message
 
 
 def test_forms_json_lists_lines_and_alternatives(url: str) -> None:

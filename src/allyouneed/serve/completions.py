@@ -206,10 +206,9 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         ("n", n, config.max_n),
         ("max_tokens", body.max_tokens or 0, config.max_tokens),
         ("logprobs", body.logprobs or 0, config.max_logprobs),
-        ("prompt and n", n * len(body.prompts), config.queue),
     ):
         if value > most:
-            raise Refusal(400, f"{name}: {value} is more than {most}", param=name.split()[0])
+            raise Refusal(400, f"{name}: {value} is more than {most}", param=name)
     backend.check_texts(body.prompts, "prompt")
     if body.echo and body.logprobs is not None and served.takes_source:
         raise Refusal(400, "echo: the prompt is a source, and sources have no log-probabilities", param="echo")
@@ -217,7 +216,7 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         raise Refusal(
             400, f"logprobs: {served.name} names classes; /score says how probable they are", param="logprobs"
         )
-    backend.engines[served.name].require_room(n * len(body.prompts))
+    backend.engines[served.name].require_room(n * len(body.prompts), "prompt")
     if served.takes_source:
         ids = await backend.encode_sources(served, body.prompts, "prompt")
     else:

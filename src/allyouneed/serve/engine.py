@@ -92,10 +92,14 @@ class Engine:
         finally:
             ticket.cancelled = True
 
-    def require_room(self, size: int) -> None:
+    def require_room(self, size: int, param: str | None = None) -> None:
         """Refuses what the queue has no room for; asked before texts are tokenised, too: a refusal costs nothing."""
         if self.waiting.closed:
             raise closing()
+        if size > self.config.queue:  # nor will it ever have: whoever tries again would try for ever
+            message = f"{size} answers in one request; the queue holds at most {self.config.queue}: ask for fewer"
+            message = f"{message} at once, or start the server with a larger --queue"
+            raise Refusal(400, f"{param}: {message}" if param else message, param=param, code="larger_than_queue")
         if len(self.waiting) + size > self.config.queue:
             self.metrics.refused.labels(self.served.name).inc()
             message = f"{len(self.waiting)} answers wait already, of at most {self.config.queue}; try again later"

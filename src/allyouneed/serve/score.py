@@ -56,7 +56,7 @@ def router(backend: Backend) -> APIRouter:
         if targets is not None and len(targets) != len(texts):
             raise Refusal(400, f"target: {len(targets)} targets for {len(texts)} texts", param="target")
         backend.check_texts([*texts, *(targets or ())], "text")
-        backend.engines[served.name].require_room(len(texts))
+        backend.engines[served.name].require_room(len(texts), "text")
         work, items = await _work(backend, served, texts, targets)
         found = await unless_gone(request, backend.engines[served.name].do(work, items))
         return ScoreAnswer(model=served.name, scores=[_answer(one) for one in found])

@@ -10,6 +10,7 @@ source language there is nothing to choose, and the confidence only says how muc
 import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
@@ -24,6 +25,8 @@ from allyouneed.tasks.base import UNK
 
 AUTO = "auto"
 DETECTED = 2000  # characters of a text that are looked at
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+FIELDS = 100  # of a form
 Body = TypeVar("Body", bound=Config)
 
 
@@ -187,17 +190,35 @@ def _both(model: type[Config]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
+async def _form(request: Request, kind: str) -> dict[str, Any]:
+    """The fields of a form; one that comes several times is a list."""
+    pairs: Sequence[tuple[str, Any]]
+    try:
+        # The framework reads bytes that are not UTF-8 as Latin-1, and those of a form that are not escaped always so.
+        text = (await request.body()).decode()
+        if kind == "multipart/form-data":
+            async with request.form(max_files=0, max_fields=FIELDS) as form:
+                pairs = form.multi_items()
+        else:
+            pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise Refusal(400, "the form holds bytes that are not UTF-8; send its texts in UTF-8") from None
+    if len(pairs) > FIELDS:
+        raise Refusal(400, f"a form of {len(pairs)} fields; at most {FIELDS}")
+    tree: dict[str, Any] = {}
+    for name, value in pairs:
+        tree.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in tree.items()}
+
+
 async def _body(request: Request, model: type[Body]) -> Body:
     """The body of a request, a form or JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
             tree = await request.json()
-        elif kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-            async with request.form(max_files=0, max_fields=100) as form:
-                tree = {
-                    name: value if len(form.getlist(name)) == 1 else form.getlist(name) for name, value in form.items()
-                }
+        elif kind in FORMS:
+            tree = await _form(request, kind)
         else:
             raise Refusal(400, "the body should be a form or JSON, and its Content-Type should say so")
     except (ValueError, RecursionError):
@@ -259,7 +280,7 @@ async def _translate(
 
 async def _answers(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
     """The best answers to each text, as the model's recipe searches for them."""
-    backend.engines[served.name].require_room(len(texts))
+    backend.engines[served.name].require_room(len(texts), "q")
     await backend.encode_sources(served, texts, "q")
     wanted = 1 + body.alternatives
     search = served.search.model_copy(update={"n_best": wanted, "beam": max(served.search.beam, wanted)})
