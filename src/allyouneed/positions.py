@@ -25,6 +25,11 @@ from allyouneed.errors import ConfigError, DataError
 class AddedPosition(nn.Module, ABC):
     """A vector for each position, added to the embedding."""
 
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None: as many as one likes."""
+        return None
+
     @abstractmethod
     def table(self, length: int, device: torch.device) -> Tensor:
         """The vectors (N, D) of the first positions, at least `length` of them."""
@@ -141,6 +146,10 @@ class Learned(AddedPosition):
         super().__init__()
         self.table_ND = nn.Parameter(torch.empty(max_length, width))
         nn.init.normal_(self.table_ND, std=width**-0.5)
+
+    @property
+    def longest(self) -> int:
+        return self.table_ND.shape[0]
 
     def table(self, length: int, device: torch.device) -> Tensor:
         if length > self.table_ND.shape[0]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_commands import ENVIRONMENT, NUMBERS, SMALL
+from cli_commands import ENVIRONMENT, HEADS, NUMBERS, SMALL
 
 from allyouneed.cli import COMMANDS
 from allyouneed.cli.terminal import printable
@@ -234,6 +234,18 @@ def test_generate_follows_its_seed(run, language):
     assert one == again != other
     assert one.endswith("\n")
     assert run("generate", language, "--max-length", "30", "--seed", "1", given="the cat").out == one
+
+
+def test_generate_ends_at_the_last_position_of_a_model(run, language):
+    positions = 'model.positions={type="learned",max_length=20}'
+    sets = ["task.train=text.txt", "task.split=[0.8,0.2]", "task.context=16", "task.tokenizer.kind=bytes", positions]
+    flags = [flag for pair in [*sets, HEADS, "model.layers=1"] for flag in ("--set", pair)]
+    done = run("train", "--task", "language", "--model", "decoder", "--steps", "2", *SMALL, *flags, "--out", "short")
+    assert done.status == 0, done.err
+    done = run("generate", "short", "--prompt", "the cat", "--temperature", "0")
+    assert (done.status, done.err) == (0, "")
+    refused = run("generate", "short", "--prompt", "the cat sat on the mat")
+    assert "positions end at 20" in refused.err
 
 
 def test_generate_several(run, language):

@@ -12,6 +12,7 @@ from allyouneed.models import Model
 from allyouneed.models.base import Head
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.positions import PositionConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, EOS, PAD
 
@@ -55,7 +56,9 @@ class GruModel(Model):
         return 0
 
 
-def make_model(kind: str, vocabulary: int, sharpness: float = 1.0, positions: str = "sinusoidal") -> Model:
+def make_model(
+    kind: str, vocabulary: int, sharpness: float = 1.0, positions: str | PositionConfig = "sinusoidal"
+) -> Model:
     """A model with random weights, in float64: batches must not round differently. Sharp ones prefer few tokens."""
     sizes = Sizes(vocabulary, vocabulary)
     common = {"width": 8, "hidden": 12, "mixer": HEADS2, "positions": positions, "tied": False}

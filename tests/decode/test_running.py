@@ -6,9 +6,11 @@ from decode_models import KINDS, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allyouneed.decode import SampleConfig, sample, score, stream
+from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
 from allyouneed.decode.running import Row, Running, Said
 from allyouneed.decode.sample import uniforms
+from allyouneed.errors import DataError
+from allyouneed.positions import LearnedConfig
 from allyouneed.tasks.base import EOS
 
 V = 9
@@ -78,6 +80,37 @@ def test_several_rows_of_one_prompt_read_it_once():
     while running.rows:
         said += running.step()
     assert [[one.token for one in said if one.row is row and one.token != EOS] for row in rows] == wanted
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_a_text_ends_at_the_last_position_of_a_model(kind):
+    """Everybody reads BOS and all they have said but the last token: 8 positions are 8 tokens without a prompt."""
+    torch.manual_seed(0)
+    model = make_model(kind, V, positions=LearnedConfig(max_length=8)).eval()
+    with torch.no_grad():
+        model.head.weight_VD[EOS], model.head.weight_VD[5] = (
+            0,
+            -model.head.weight_VD[4],
+        )  # 4 or 5 is more probable than EOS
+    config = SampleConfig(temperature=0, max_length=50)
+    prompts, source = [[], [5, 6, 7], [5] * 7], None if kind == "decoder" else [6] * 7
+    rows = [Row(prompt, source, config, uniforms(0, 0, 0)) for prompt in prompts]
+    running, said = Running(model), []
+    said += running.add(rows[:1])
+    said += running.add(rows[1:])
+    while running.rows:
+        said += running.step()
+    for row, prompt, count in zip(rows, prompts, (8, 5, 1), strict=True):
+        mine = [one for one in said if one.row is row]
+        assert ([one.end for one in mine][-1], len(mine)) == ("length", count)
+        assert list(stream(model, prompt, config, source)) == [one.token for one in mine]
+    sources = None if source is None else [source] * 3
+    assert [len(one.ids) for (one,) in sample(model, prompts, config, sources)] == [8, 5, 1]
+    for beam in (1, 3):
+        (best,) = search(model, [[6] * 4], SearchConfig(beam=beam, max_length=50))[0]
+        assert len(best.ids) <= (4 if kind == "decoder" else 8)
+    with pytest.raises(DataError, match="positions end at 8"):
+        running.add([Row([5] * 8, source, config, uniforms(0, 0, 0))])
 
 
 def test_a_row_that_cannot_go_on_is_found():

@@ -50,12 +50,12 @@ def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, 
     return save_folder(folder / f"{name}-{target}", model, Codec(letters, letters), recipe, "# A card\n")
 
 
-def speaker(folder: Path, kind: str = "bpe") -> Path:
+def speaker(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:
     """A language model that says pieces of bytes at random."""
     torch.manual_seed(2)
     tree = {
         "task": {"type": "language", "train": "t", "valid": "v"},
-        "model": {"type": "decoder", **SOFTMAX, "layers": 2},
+        "model": {"type": "decoder", **SOFTMAX, "layers": 2, **model_settings},
     }
     recipe = parse(Recipe, tree)
     texts = ["to be or not to be, that is the question: 'tis nobler — süß & naïve 🙂\n"] * 9

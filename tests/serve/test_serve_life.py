@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from serve_folders import running
+from serve_folders import running, speaker
 
 from allyouneed.serve.backend import Backend
 
@@ -154,6 +154,24 @@ def test_one_bad_row_does_not_spoil_its_neighbours(folders: list[Path], monkeypa
             thread.join()
     assert {length: one.status_code for length, one in found.items()} == {10: 200, 20: 200, 100: 400}
     assert "positions end at 30" in found[100].json()["error"]["message"]
+
+
+def test_a_completion_ends_at_the_last_position_of_a_model(tmp_path: Path) -> None:
+    folder = speaker(tmp_path, kind="bytes", positions={"type": "learned", "max_length": 64})
+    with running([folder]) as (url, _):
+        for stream in (False, True):
+            body = {**LONG, "max_tokens": 100, "stream": stream, "stream_options": None}
+            found = httpx.post(f"{url}/v1/completions", json=body)
+            assert found.status_code == 200
+            assert '"finish_reason":"length"' in found.text
+            assert '"error"' not in found.text
+        usage = httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 100}).json()["usage"]
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == 64  # the last one takes the place of BOS
+        refused = httpx.post(f"{url}/v1/completions", json={**LONG, "prompt": "a" * 64})
+        assert refused.status_code == 400
+        assert "positions end at 64" in refused.json()["error"]["message"]
+        shown = httpx.post(f"{url}/attention", json={"model": "speaker", "text": "a" * 60})
+        assert shown.status_code == 200, shown.text
 
 
 def test_slow_readers_keep_nobody_waiting(folders: list[Path]) -> None:

@@ -67,6 +67,17 @@ def device_of(model: Model) -> torch.device:
     return model.head.weight_VD.device
 
 
+def most_new(model: Model, asked: int, prompt: Sequence[int], source: Sequence[int] | None) -> int:
+    """How many new tokens there can be, if `asked` are wanted: at the model's last position a text ends.
+
+    What is too long before it begins has one, and the model says what is wrong when it reads it.
+    """
+    if model.longest is None:
+        return asked
+    read = 1 + len(prompt) + (len(source or ()) if model.kind == "decoder" else 0)
+    return min(asked, max(1, model.longest - read + 1))  # nobody reads the last one
+
+
 def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list[list[int]]:
     """Numbers of items in batches of similar lengths, the longest first: a batch too big for the machine shows at once.
 

@@ -32,6 +32,7 @@ from allyouneed.decode.base import (
     Hypothesis,
     as_float32,
     device_of,
+    most_new,
     pack,
     pad_right,
     predicting,
@@ -88,7 +89,7 @@ def search(
 
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
-            limits = [config.limit(source) for source in chosen]
+            limits = [most_new(model, config.limit(source), (), source) for source in chosen]
             if config.beam == 1:
                 return greedy_batch(model, chosen, limits, config.length_penalty)
             return _Beams(model, chosen, limits, config).run()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import as_float32, begin, device_of, pad_left, top_words
+from allyouneed.decode.base import as_float32, begin, device_of, most_new, pad_left, top_words
 from allyouneed.decode.sample import SampleConfig, draw_token
 from allyouneed.mixers import State, select_rows
 from allyouneed.mixers.state import join_rows
@@ -25,7 +25,7 @@ from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS
 
 EMPTY = 8  # one place in so many may be empty
-End = Literal["stop", "length"]  # EOS was said, or the limit was reached
+End = Literal["stop", "length"]  # EOS was said, or the limit was reached, or the model's last position
 
 
 @dataclass(eq=False)
@@ -38,6 +38,7 @@ class Row:
     uniforms: np.random.Generator  # of `sample.uniforms`
     top: int = 0  # how many alternatives to each token are wanted
     said: int = field(default=0, init=False)
+    most: int = field(default=0, init=False)  # that it may say, known when it joins
 
     @property
     def length(self) -> int:
@@ -90,6 +91,8 @@ class Running:
             if self.rows:
                 count_P = torch.tensor([len(self.rows), len(rows)], device=self._device)
                 state = join_rows([self._state, state], count_P)
+            for row in rows:
+                row.most = most_new(self._model, row.config.max_length, row.prompt, row.source)
             # Last: what rows have drawn cannot be taken back.
             said, tokens = self._choose(rows, logits)
             self._state, self._token_B = state, torch.cat([self._token_B, tokens])
@@ -179,7 +182,7 @@ class Running:
         said = []
         for row, token, logprob, top in zip(rows, token_B.tolist(), logprob_B.tolist(), tops, strict=True):
             row.said += 1
-            end: End | None = "stop" if token == EOS else "length" if row.said >= row.config.max_length else None
+            end: End | None = "stop" if token == EOS else "length" if row.said >= row.most else None
             said.append(Said(row, token, logprob, top, end))
         return said, token_B
 

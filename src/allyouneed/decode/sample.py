@@ -24,6 +24,7 @@ from allyouneed.decode.base import (
     Hypothesis,
     begin,
     device_of,
+    most_new,
     pack,
     pad_left,
     predicting,
@@ -122,7 +123,7 @@ def _sample_batch(
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
     if config.n > 1:
         state = select_rows(state, group_N)
-    limits = [config.max_length] * len(group_N)
+    limits = [most_new(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
     return walk(
         model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, draws.next(row_B))
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from allyouneed.decode.base import as_float32, begin, device_of, predicting
+from allyouneed.decode.base import as_float32, begin, device_of, most_new, predicting
 from allyouneed.decode.sample import Draws, SampleConfig, draw_token
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS
@@ -18,7 +18,7 @@ def stream(
     draws, row_B = Draws(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
     token_BT = torch.tensor([[BOS, *prompt]], device=device)
     state = None
-    for _ in range(config.max_length):
+    for _ in range(most_new(model, config.max_length, prompt, source)):
         # Modes are left before each token is handed out: what the caller does between tokens is not ours to change.
         with predicting(model):
             state = begin(model, [source], device) if state is None else state

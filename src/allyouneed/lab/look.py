@@ -337,7 +337,9 @@ class _Continued(_Looking):
             self._require_short("target", self.codec.target, target)
             more = self.codec.target.encode(target)
         else:
-            room = max(0, self.longest - len(prompt))
+            # All of it is read again after BOS, the last token too.
+            most = self.longest if self.model.longest is None else min(self.longest, self.model.longest - 1)
+            room = max(0, most - len(prompt))
             limit = min(GOES_ON if new_tokens is None else new_tokens, room)
             more = list(stream(self.model, prompt, SampleConfig(temperature=0, max_length=limit)))
         self.target_ids = [*prompt, *more]

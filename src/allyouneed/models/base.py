@@ -69,6 +69,11 @@ class Model(nn.Module, ABC):
     head: Head
     only_predicts = False  # laid out for it (layout.py): in evaluation mode for ever
 
+    @property
+    def longest(self) -> int | None:
+        """How many target tokens it can read, BOS included (and a decoder's source); None: as many as one likes."""
+        return None
+
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         """The source, ready to be read."""
         raise ConfigError(f"a {self.kind} model has no source to encode")

@@ -141,6 +141,11 @@ class Embedded(nn.Module):
         if isinstance(self.position, Learned):
             nn.init.normal_(self.position.table_ND, std=0.1)
 
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None: as many as one likes."""
+        return None if self.position is None else self.position.longest
+
     def forward(self, tokens_BT: Tensor, position: Tensor) -> Tensor:
         x_BTD = F.embedding(tokens_BT, self.weight_VD)
         if self.position is not None:
@@ -249,6 +254,10 @@ class ConvS2S(Model):
         self.decoder = Decoder(config, target_VD)
         spread = math.sqrt((1 - config.dropout) / config.width)
         self.head = Head(target_VD if config.tied else _table(sizes.target, config.width, spread), bias=True)
+
+    @property
+    def longest(self) -> int | None:
+        return self.decoder.embedding.longest
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         if valid_BS is not None:

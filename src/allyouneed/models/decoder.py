@@ -47,6 +47,10 @@ class Decoder(Model):
         output_VE = table_VD if config.tied else new_embedding(sizes.target, config.stream_width)
         self.head = Head(output_VE, bias=config.output_bias)
 
+    @property
+    def longest(self) -> int | None:
+        return self.target.longest
+
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start()
 

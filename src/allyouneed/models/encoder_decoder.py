@@ -69,6 +69,10 @@ class EncoderDecoder(Model):
         self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())
         self.head = Head(output_VD, bias=config.output_bias)
 
+    @property
+    def longest(self) -> int | None:
+        return self.target.longest
+
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS))
         x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), valid_BS)

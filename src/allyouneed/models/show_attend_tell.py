@@ -109,6 +109,11 @@ class Writer(nn.Module, ABC):
 
     output_VD: nn.Parameter
 
+    @property
+    def longest(self) -> int | None:
+        """How many tokens it can read; None: as many as one likes."""
+        return None
+
     @abstractmethod
     def start(self, memory: Memory) -> State:
         """The state before the first token."""
@@ -184,6 +189,10 @@ class TransformerWriter(Writer):
         cross = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
         self.stack = Stack(config, config.layers, "causal", cross)
 
+    @property
+    def longest(self) -> int | None:
+        return self.target.longest
+
     def start(self, memory: Memory) -> StackState:
         return self.stack.start(Memory(self.read(memory.x_BSD) + self.place_SD))
 
@@ -210,6 +219,10 @@ class ShowAttendTell(Model):
             self.encoder = ImageEncoder(sizes.source, config.size, config.channels, config.filters)
         self.decoder = config.decoder.build(sizes.target, config.filters[-1], config.cells())
         self.head = Head(self.decoder.output_VD, bias=True)
+
+    @property
+    def longest(self) -> int | None:
+        return self.decoder.longest
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         if self.encoder is None:

@@ -74,6 +74,11 @@ class Embedding(nn.Module):
         self.segment_ND = nn.Parameter(torch.randn(segments, width) * width**-0.5) if segments else None
         self.dropout = Dropout(dropout)
 
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None: as many as one likes."""
+        return None if self.position is None else self.position.longest
+
     def forward(self, tokens_BT: Tensor, position: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         x_BTD = nn.functional.embedding(tokens_BT, self.weight_VD) * self.scale
         if self.segment_ND is not None:
