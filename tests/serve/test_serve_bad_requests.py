@@ -171,6 +171,54 @@ def test_completions_refuse(url: str, change: dict[str, Any]) -> None:
     assert found.json()["error"]["type"] == "invalid_request_error"
 
 
+STOPS = "stop: should be at most 4 stop texts, each of 1 to 100 characters"
+PROMPTS = "prompt: should be a text or a list of texts; token numbers are not supported, send text"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("/v1/completions", {"stop": ["a"] * 5}, STOPS),
+        ("/v1/completions", {"stop": ["a", ""]}, STOPS),
+        ("/v1/completions", {"prompt": [1, 2]}, PROMPTS),
+        ("/v1/completions", {"prompt": [["a"]]}, PROMPTS),
+        ("/v1/completions", {"frequency_penalty": 0.5}, "frequency_penalty: not supported here; leave it out"),
+        ("/v1/completions", {"presence_penalty": -1}, "presence_penalty: not supported here; leave it out"),
+        ("/v1/completions", {"logit_bias": {"5": 1}}, "logit_bias: not supported here; leave it out"),
+        ("/v1/completions", {"suffix": "x"}, "suffix: not supported here; leave it out"),
+        ("/v1/completions", {"best_of": 3}, "best_of: only as many as n are drawn; leave it out"),
+        ("/v1/completions", {"stream_options": {}}, "stream_options: only with stream"),
+        ("/score", {"text": 5}, "text: should be a text or a list of texts"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_refusal_names_the_field_and_what_would_be_right(
+    url: str, path: str, change: dict[str, Any], message: str
+) -> None:
+    body = {"model": "speaker", **({"prompt": "a"} if path == "/v1/completions" else {}), **change}
+    error = httpx.post(url + path, json=body).json()["error"]
+    assert (error["message"], error["param"]) == (message, next(iter(change)))
+
+
+def test_values_that_change_nothing_are_taken(url: str) -> None:
+    neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "suffix": "", "best_of": 2, "n": 2}
+    body = {"model": "speaker", "prompt": "a", "stop": ["a"] * 4, "max_tokens": 1, **neutral}
+    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/score"])
+def test_json_has_to_say_that_it_is_json(url: str, path: str) -> None:
+    body = b'{"model": "speaker", "prompt": "a"}'
+    for kind in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # the latter is what curl says
+        found = httpx.post(url + path, content=body, headers=kind)
+        assert found.status_code == 400
+        assert "Content-Type: application/json" in found.json()["error"]["message"]
+    for content in (b"[]", b"5", b""):
+        found = httpx.post(url + path, content=content, headers={"Content-Type": "application/json"})
+        assert found.status_code == 400
+        assert found.json()["error"]["message"] == "the body should be a JSON object"
+
+
 def test_what_is_not_there(url: str) -> None:
     missing = httpx.post(f"{url}/v1/completions", json={"model": "speakers", "prompt": "a"})
     assert missing.status_code == 404

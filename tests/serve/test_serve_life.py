@@ -222,6 +222,20 @@ def test_sigterm_lets_running_requests_finish(folders: list[Path]) -> None:
         end_in_order(server, host, port)
 
 
+def test_a_second_signal_ends_it_at_once_and_quietly(folders: list[Path]) -> None:
+    with process(str(folders[3]), "--limit", "max_tokens=1000000") as (server, host, port):
+        url = f"http://{host}:{port}"
+        running = [begin(url, {**LONG, "max_tokens": 1_000_000, "stream": stream}) for stream in (False, True)]
+        running[1].recv(100)  # it streams
+        server.send_signal(signal.SIGINT)
+        until(lambda: httpx.get(f"{url}/health").status_code == 503)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) == 0
+        assert server.communicate() == ("", "")
+        for connection in running:
+            connection.close()
+
+
 def end_in_order(server: subprocess.Popen[str], host: str, port: int) -> None:
     statuses: Counter[str] = Counter()
     begun: list[int] = []

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr, ValidationInfo, field_validator
 from starlette.responses import Response, StreamingResponse
 
 from allyouneed.config import Config
@@ -23,7 +23,7 @@ from allyouneed.decode.base import FIRST_WORD, as_float32
 from allyouneed.decode.running import Row
 from allyouneed.decode.sample import SHARPEST, uniforms
 from allyouneed.serve.backend import Backend, unless_gone
-from allyouneed.serve.errors import Refusal, described
+from allyouneed.serve.errors import Refusal, described, otherwise
 from allyouneed.serve.models import Served
 from allyouneed.serve.worker import Work
 from allyouneed.serve.writing import Detokenizer, Piece, Writer
@@ -31,9 +31,19 @@ from allyouneed.tasks.base import BOS
 
 USUAL_LENGTH = 16  # OpenAI's default for max_tokens
 BEYOND_SOURCE = 50
+STOPS, LONGEST_STOP = 4, 100  # texts, and characters of each
 Finish = Literal["stop", "length"]
-Stop = Annotated[StrictStr, Field(min_length=1, max_length=100)]
-Zero = Annotated[float, Field(ge=0, le=0)]
+Stop = Annotated[StrictStr, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[
+    Stop | Annotated[list[Stop], Field(max_length=STOPS)],
+    otherwise(f"should be at most {STOPS} stop texts, each of 1 to {LONGEST_STOP} characters"),
+]
+Prompts = Annotated[
+    StrictStr | list[StrictStr],
+    otherwise("should be a text or a list of texts; token numbers are not supported, send text"),
+]
+UNSUPPORTED = otherwise("not supported here; leave it out")
+Zero = Annotated[float, Field(ge=0, le=0), UNSUPPORTED]
 
 
 class StreamOptions(Config):
@@ -47,14 +57,14 @@ class CompletionRequest(Config):
     """OpenAI's request, and `top_k` and `min_p`. What is not supported may be given its neutral value only."""
 
     model: StrictStr
-    prompt: StrictStr | list[StrictStr]
+    prompt: Prompts
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None  # None: 16; with a source, as long as it may become
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[StrictInt, Field(ge=1)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stops | None = None
     logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
     echo: StrictBool | None = None
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 63)] | None = None
@@ -62,10 +72,10 @@ class CompletionRequest(Config):
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None  # whose request it is: taken, and used for nothing
     best_of: StrictInt | None = None
-    suffix: Annotated[StrictStr, Field(max_length=0)] | None = None
+    suffix: Annotated[StrictStr, Field(max_length=0), UNSUPPORTED] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0), UNSUPPORTED] | None = None
 
     @field_validator("temperature")
     @classmethod
@@ -74,13 +84,19 @@ class CompletionRequest(Config):
             raise ValueError(f"too close to 0; use 0 (the most probable token) or at least {SHARPEST}")
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "CompletionRequest":
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: only as many as n are drawn; leave it out")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only with stream")
-        return self
+    @field_validator("best_of")
+    @classmethod
+    def _as_many_as_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != (info.data.get("n") or 1):
+            raise ValueError("only as many as n are drawn; leave it out")
+        return value
+
+    @field_validator("stream_options")
+    @classmethod
+    def _of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("only with stream")
+        return value
 
     @property
     def prompts(self) -> list[str]:

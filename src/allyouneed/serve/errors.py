@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -66,6 +66,18 @@ REASONS = {
 }
 
 
+def otherwise(message: str) -> WrapValidator:
+    """For a field: one message for all that does not fit, instead of one for each form that the value might have."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(message) from None
+
+    return WrapValidator(check)
+
+
 def described(*statuses: int, plain: bool = False) -> dict[int | str, dict[str, Any]]:
     """For the OpenAPI description: what an endpoint may answer beside a success."""
     return {
@@ -96,6 +108,13 @@ def answer_http(request: Request, error: Exception) -> Response:
 def answer_invalid(request: Request, error: Exception) -> Response:
     """What does not fit the description of an endpoint."""
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if any(tuple(one["loc"]) == ("body",) for one in error.errors()) and not (
+        kind.startswith("application/") and kind.endswith("json")
+    ):
+        return answer_refusal(
+            request, Refusal(400, "the body should be JSON, and say so: Content-Type: application/json")
+        )
     return answer_refusal(request, invalid(error.errors()))
 
 
@@ -106,6 +125,8 @@ def invalid(errors: Any) -> Refusal:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         place, message = [], "the body is not JSON"
+    elif not place and first["type"] in ("model_attributes_type", "missing"):
+        message = "the body should be a JSON object"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     where = ".".join(place)
     return Refusal(400, f"{where}: {message}{more}" if where else f"{message}{more}", param=place[0] if place else None)

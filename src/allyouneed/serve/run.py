@@ -34,6 +34,8 @@ class Server(uvicorn.Server):
         """The first signal begins the end."""
         if self.backend.draining:
             self.should_exit = self.force_exit = True
+            # What is torn apart now complains, with a traceback each: nothing that whoever wants the end should read.
+            logging.getLogger("uvicorn.error").disabled = True
         self.backend.draining = True
 
     async def on_tick(self, counter: int) -> bool:

@@ -1,7 +1,7 @@
 """How probable is a text, or an answer to a text?"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, StrictStr
@@ -10,11 +10,11 @@ from allyouneed.config import Config
 from allyouneed.decode import Scored, score
 from allyouneed.lab.held_out import score_lines
 from allyouneed.serve.backend import Backend, unless_gone
-from allyouneed.serve.errors import Refusal, described
+from allyouneed.serve.errors import Refusal, described, otherwise
 from allyouneed.serve.models import Served
 from allyouneed.serve.worker import Work
 
-Texts = StrictStr | list[StrictStr]
+Texts = Annotated[StrictStr | list[StrictStr], otherwise("should be a text or a list of texts")]
 
 
 class ScoreRequest(Config):

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from allyouneed.config import Config
 from allyouneed.serve.backend import Backend, unless_gone
-from allyouneed.serve.errors import Refusal, described, invalid
+from allyouneed.serve.errors import Refusal, described, invalid, otherwise
 from allyouneed.serve.models import Served
 from allyouneed.tasks.base import UNK
 
@@ -33,7 +33,7 @@ Body = TypeVar("Body", bound=Config)
 class TranslateRequest(Config):
     """What to translate."""
 
-    q: StrictStr | list[StrictStr]
+    q: Annotated[StrictStr | list[StrictStr], otherwise("should be a text or a list of texts")]
     source: StrictStr
     target: StrictStr
     format: Literal["text", "html"] = "text"
