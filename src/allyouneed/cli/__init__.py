@@ -101,7 +101,8 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.status)
     except UsageError as error:
         message = error.format_message().replace("Value error, ", "")
-        return _complain(f"{message} (allyouneed {' '.join(arguments[:1])} --help)", 2)
+        known = [name for name in arguments[:1] if name in COMMANDS or name == "rasp"]
+        return _complain(f"{message} ({' '.join(['allyouneed', *known, '--help'])})", 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except OSError as error:

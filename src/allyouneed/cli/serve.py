@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from allyouneed.cli.opening import Device, Engine, Int8, check_device, check_engine
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, unknown_name
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart", "prometheus_client": ""}
 
@@ -38,6 +38,7 @@ def command(
 
     asked: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
     asked |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
+    check_limits(limit or [])
     tree = override({name: value for name, value in asked.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)
     check_engine(engine, device)
@@ -56,13 +57,28 @@ def require_packages() -> None:
         raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'allyouneed[serve]'")
 
 
+def check_limits(pairs: list[str]) -> None:
+    """`name=value`, and the name is one of a limit."""
+    from allyouneed.serve.config import NO_LIMITS, ServeConfig
+
+    known = [name for name in ServeConfig.model_fields if name not in NO_LIMITS]
+    for pair in pairs:
+        name, equals, _ = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--limit {pair}: should look like max_characters=5000")
+        if name not in known:
+            raise ConfigError(f"--limit {pair}: {unknown_name(name, known)}")
+
+
 def read_keys(path: str) -> list[str]:
     """The keys in a file; they stay off the command line, which everybody on the machine can read."""
     try:
         with open(path, encoding="utf-8") as file:
             keys = [line.strip() for line in file if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--keys {path}: not readable: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"--keys {path}: not readable: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--keys {path}: not readable: it is not UTF-8; it should have a key on each line") from None
     if not keys:
         raise ConfigError(f"--keys {path}: holds no key; it should have one on each line")
     return keys

@@ -1,5 +1,6 @@
 """The settings of a server. Everything that a client can ask for is bounded here."""
 
+import re
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
@@ -7,6 +8,11 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from allyouneed.config import Config
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+NO_LIMITS = ("host", "port", "runs", "keys", "cors")  # fields that bound nothing
+
+
+# A browser says where a page is from in small letters, without a path, not even a slash.
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 
 class ServeConfig(Config):
@@ -33,6 +39,14 @@ class ServeConfig(Config):
     max_n: PositiveInt = 8  # answers to one text
     max_logprobs: PositiveInt = 20  # alternatives of one token
     max_attention_tokens: PositiveInt = 256  # of one text whose maps are shown
+
+    @field_validator("cors")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; one looks like https://example.org, and * stands for all")
+        return value
 
     @field_validator("keys")
     @classmethod
