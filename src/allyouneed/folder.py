@@ -28,12 +28,19 @@ from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
 from allyouneed.sizes import Sizes
-from allyouneed.storage import MANIFEST, Sealed, new_folder, open_folder, write_tensors
+from allyouneed.storage import MANIFEST, Sealed, new_folder, open_folder, read_manifest, write_tensors
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.tasks.codec import Codec
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FORMAT: Final = 1
+# What a folder with a manifest is, by the files that only such a folder has; exports under their names in `--to`.
+KINDS: dict[str, tuple[str, set[str]]] = {
+    "onnx": ("an export for ONNX runtimes", {"decoder.onnx"}),
+    "ctranslate2": ("an export for CTranslate2", {"model.bin", CONFIG}),
+    "hf": ("an export for transformers of Hugging Face", {"tokenizer_config.json", WEIGHTS, CONFIG}),
+    "model": ("a model folder", {"codec.json", WEIGHTS, CONFIG}),
+}
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
 Ids = Annotated[int, Field(ge=0, le=1 << 28)]
@@ -115,6 +122,15 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequ
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
     sha256 = sealed.files[WEIGHTS].sha256
     return Bundle(sealed.path, model.to(device).eval(), codec, config.recipe, card, config.allyouneed, sha256)
+
+
+def kind_of(path: Path) -> str | None:
+    """Which of `KINDS` a folder is by what its manifest lists, whatever has become of its files; None: no such one."""
+    try:
+        files = read_manifest(path).keys()
+    except FolderError:
+        return None
+    return next((kind for kind, (_, own) in KINDS.items() if own <= files), None)
 
 
 def folder_recipe(path: str | Path) -> tuple[Tree, str]:

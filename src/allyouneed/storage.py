@@ -343,24 +343,48 @@ class Sealed:
             raise FolderError(f"{self.path / name}: changed since it was written (its sha256 differs)")
 
 
-def open_folder(folder: Path) -> Sealed:
-    """A folder with a manifest: its listing and sizes are compared here, its bytes when they are read."""
+@dataclass(frozen=True)
+class Fault:
+    """Where a folder is not as its manifest says."""
+
+    name: str  # of the file in the folder
+    what: str
+    missing: bool = False
+
+
+def read_manifest(folder: Path) -> Mapping[str, Entry]:
+    """What the manifest of a folder says, whatever lies in the folder."""
     if not folder.is_dir():
         raise FolderError(f"{folder}: " + ("is a file, not a folder" if folder.exists() else "no such folder"))
     if not os.path.lexists(folder / MANIFEST):
         raise FolderError(f"{folder}: has no {MANIFEST}; it is not a folder that allyouneed wrote, or not a whole one")
+    with _reading(folder), open(_open(folder / MANIFEST), "rb") as file:
+        data = file.read(LARGEST_MANIFEST + 1)
+    return _parse_manifest(data, folder / MANIFEST)
+
+
+def compare_listing(folder: Path) -> tuple[Sealed, list[Fault]]:
+    """A folder with a manifest, and where its listing and sizes are not those of the manifest."""
+    files = read_manifest(folder)
+    faults: list[Fault] = []
     with _reading(folder):
-        found = {name: (folder / name).lstat().st_size for name in _walk(folder)}
-        with open(_open(folder / MANIFEST), "rb") as file:
-            data = file.read(LARGEST_MANIFEST + 1)
-    sealed = Sealed(folder, _parse_manifest(data, folder / MANIFEST))
-    for name in sorted(found.keys() - sealed.files.keys()):
-        raise FolderError(f"{folder / name}: is not in the manifest; somebody put it there")
-    for name in sorted(sealed.files.keys() - found.keys()):
-        raise FolderError(f"{folder}: {name} is missing")
-    for name, size in found.items():
-        if size != sealed.files[name].size:
-            raise FolderError(f"{folder / name}: {size:,} bytes, but {sealed.files[name].size:,} were written")
+        found = {name: (folder / name).lstat().st_size for name in _walk(folder, faults=faults)}
+    odd = {fault.name for fault in faults}
+    strange, gone = sorted(found.keys() - files.keys()), sorted(files.keys() - found.keys() - odd)
+    faults += [Fault(name, "is not in the manifest; somebody put it there") for name in strange]
+    faults += [Fault(name, "is missing", missing=True) for name in gone]
+    for name in sorted(found.keys() & files.keys()):
+        if found[name] != files[name].size:
+            faults.append(Fault(name, f"{found[name]:,} bytes, but {files[name].size:,} were written"))
+    return Sealed(folder, files), faults
+
+
+def open_folder(folder: Path) -> Sealed:
+    """A folder with a manifest: its listing and sizes are compared here, its bytes when they are read."""
+    sealed, faults = compare_listing(folder)
+    for fault in faults:
+        where = f"{folder}: {fault.name}" if fault.missing else f"{folder / fault.name}:"
+        raise FolderError(f"{where} {fault.what}")
     return sealed
 
 
@@ -392,18 +416,23 @@ def _digest(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def _walk(folder: Path, prefix: str = "") -> Iterator[str]:
-    """The names of all files below a folder, except its manifest. Only folders and plain files are allowed in it."""
+def _walk(folder: Path, prefix: str = "", faults: list[Fault] | None = None) -> Iterator[str]:
+    """The names of all files below a folder, except its manifest. Only folders and plain files are allowed in it.
+
+    Anything else is a FolderError, or is added to `faults` if they are given.
+    """
     if prefix.count("/") > DEEPEST:
         raise FolderError(f"{folder}: more than {DEEPEST} folders inside each other")
     for entry in sorted(os.scandir(folder / prefix), key=lambda entry: entry.name):
         name, mode = prefix + entry.name, entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISLNK(mode):
-            raise FolderError(f"{folder / name}: is a link; a folder must hold its files itself")
         if stat.S_ISDIR(mode):
-            yield from _walk(folder, name + "/")
+            yield from _walk(folder, name + "/", faults)
         elif not stat.S_ISREG(mode):
-            raise FolderError(f"{folder / name}: is not a plain file")
+            link = stat.S_ISLNK(mode)
+            fault = Fault(name, "is a link; a folder must hold its files itself" if link else "is not a plain file")
+            if faults is None:
+                raise FolderError(f"{folder / name}: {fault.what}")
+            faults.append(fault)
         elif name != MANIFEST:
             yield name
 

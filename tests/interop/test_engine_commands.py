@@ -1,5 +1,6 @@
 """`export`, and `translate`, `evaluate` and `serve` with another engine or in int8, as people call them."""
 
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -83,6 +84,48 @@ def test_refusals(
     assert named in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_export_replaces_only_what_it_wrote_before(
+    translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, other = tmp_path / "m", tmp_path / "other"
+    for copy in (model, other, tmp_path / "run" / "model"):
+        shutil.copytree(translator, copy)
+    (tmp_path / "run" / "recipe.toml").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert run(["export", str(model), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    shutil.copytree(tmp_path / "onnx", tmp_path / "added")
+    (tmp_path / "added" / "notes.txt").write_text("mine")
+    before = content(tmp_path)
+    refused = [
+        ("m", "m", "is what is read"),
+        ("m", "link/m", "is what is read"),
+        ("m", "m/onnx", "lies inside"),
+        ("m", ".", "holds"),
+        ("run", "run", "is what is read"),
+        ("run", "run/model", "lies inside"),
+        ("run/model", "run", "holds"),
+        ("m", "other", "is a model folder"),
+        ("m", "other/onnx", "lies inside"),
+        ("m", "added", "notes.txt was put there by somebody"),
+    ]
+    capsys.readouterr()
+    for to in ("onnx", "ctranslate2", "hf"):
+        others = [] if to == "onnx" else [("m", "onnx", "is an export for ONNX")]
+        for source, out, named in [*refused[: 9 + (to == "onnx")], *others]:
+            assert run(["export", str(tmp_path / source), "--to", to, "--out", str(tmp_path / out)]) == 2
+            error = capsys.readouterr().err
+            assert named in error
+            assert error.count("\n") == 1
+            assert content(tmp_path) == before
+    (tmp_path / "onnx" / "decoder.onnx").unlink()  # an export that was damaged is made again
+    assert run(["export", str(other), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert content(tmp_path) == before
 
 
 def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,9 @@ import hf_folders as their
 import pytest
 
 from allyouneed.cli import run
-from allyouneed.folder import load_folder
+from allyouneed.config import parse
+from allyouneed.folder import load_folder, save_folder
+from allyouneed.train import Recipe
 
 pytestmark = [
     pytest.mark.no_shapes,
@@ -111,3 +113,26 @@ def test_wrong_names(tmp_path: Path, talk: Talk) -> None:
     status, _, err = talk("export", tmp_path / "nowhere", "--to", "onyx", "--out", tmp_path / "ours")
     assert status == 2
     assert "unknown name 'onyx'" in err
+
+
+def test_import_replaces_only_what_was_imported(tmp_path: Path, talk: Talk) -> None:
+    folder, _ = their.llama(tmp_path / "theirs")
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "hf")[0] == 0
+    bundle = load_folder(tmp_path / "ours")
+    recipe = parse(Recipe, {**bundle.recipe, "about": "trained for days"})
+    save_folder(tmp_path / "trained", bundle.model, bundle.codec, recipe, "")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "stdin"}
+    for source, out, named in [
+        ("hf", "hf", "is what is read"),
+        ("hf", "hf/ours", "lies inside"),
+        ("theirs", "hf", "is an export for transformers"),
+        ("theirs", "trained", "is a model folder, which would be lost"),
+        ("ours", "new", "is a model folder of allyouneed already"),
+    ]:
+        status, _, err = talk("import", tmp_path / source, "--out", tmp_path / out)
+        assert (status, err.count("\n")) == (2, 1)
+        assert named in err
+        after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "stdin"}
+        assert after == before

@@ -275,6 +275,9 @@ def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": {name: places[name] for name in names[1:]}}))
     with pytest.raises(FolderError, match=f"{names[0]} is in, but not stated to be in, model-00001"):
         read_folder(folder)
+    (folder / places[names[0]]).unlink()
+    with pytest.raises(FolderError, match=r"model-00001-of-00002.safetensors is missing, which .*index.json names"):
+        read_folder(folder)
 
 
 def test_reading_never_imports_their_library(sound: Path) -> None:

@@ -11,7 +11,7 @@ TARGETS = ("hf", "ctranslate2", "onnx")  # the lines of interop.EXPORTS, which n
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
     to: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")],
-    out: Annotated[Path, typer.Option(help="The folder that is written.")],
+    out: Annotated[Path, typer.Option(help="The folder that is written; an export of the same kind is replaced.")],
     quantization: Annotated[
         str | None, typer.Option(help="Of a ctranslate2 folder: float32, int16, int8.", show_default="float32")
     ] = None,
@@ -25,9 +25,11 @@ def command(
     from allyouneed.errors import ConfigError, unknown_name
     from allyouneed.folder import load_folder
     from allyouneed.interop import EXPORTS
+    from allyouneed.interop.place import require_place
 
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
+    require_place(out, Path(model), to)  # of a run folder all; an exporter knows the model folder in it alone
     for line in EXPORTS[to](load_folder(model), out, quantization):
         note(line)
     print(out)

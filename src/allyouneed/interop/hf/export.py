@@ -22,6 +22,7 @@ from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from allyouneed.interop.hf.forms import FORMS
 from allyouneed.interop.hf.rules import NOWHERE, Rows, split_all
 from allyouneed.interop.hf.tokens import Tokens, tokenizer_files
+from allyouneed.interop.place import require_place
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
@@ -49,6 +50,7 @@ Weights = dict[str, Tensor]
 
 def export_folder(bundle: Bundle, out: Path) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
+    require_place(out, bundle.path, "hf")
     built: Any = bundle.model
     if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig):
         raise ConfigError(f"{bundle.path}: model.type: {built.config.type} has no counterpart in transformers")

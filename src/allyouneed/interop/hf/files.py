@@ -119,6 +119,8 @@ class Foreign:
         for file in sorted(set(places.values())):
             if not file.endswith(".safetensors"):
                 raise FolderError(f"{where}: {file!r} is not a safetensors file")
+            if Path(file).name == file and not self.has(file):
+                raise FolderError(f"{self.path}: {file} is missing, which {INDEX} names; copy all files of the model")
             piece = parse_tensors(self.read(file, LARGEST_TENSORS), self.path / file)
             stated = {name for name, place in places.items() if place == file}
             for name in sorted(stated ^ piece.keys()):

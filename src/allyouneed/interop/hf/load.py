@@ -14,13 +14,14 @@ from torch import Tensor
 from allyouneed import __version__
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
-from allyouneed.folder import fill_model, room_for, save_folder
+from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, room_for, save_folder
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, Foreign
 from allyouneed.interop.hf.rules import Rule, join_all
 from allyouneed.interop.hf.vocabulary import Parts, TheirTokenizer, Vocabulary, renumber
+from allyouneed.interop.place import require_place
 from allyouneed.models import Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
@@ -29,6 +30,7 @@ from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec
 from allyouneed.train.recipe import Recipe
 
+ABOUT = ", imported from Hugging Face"  # how the `about` of an imported model's recipe ends
 NO_DATA = "the data of an imported model are not known"  # the file that its task names
 Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -47,14 +49,25 @@ class Imported:
 
 def import_folder(folder: Path, out: Path) -> list[str]:
     """Writes the model folder; gives what a person should know about it."""
+    require_place(out, folder, "model", _was_imported)
     read = read_folder(folder)
     save_folder(out, read.model, read.codec, read.recipe, _card(read))
     return read.notes
 
 
+def _was_imported(folder: Path) -> bool:
+    """Whether a model folder is one that can be had again by importing it."""
+    try:
+        recipe, _ = folder_recipe(folder)
+    except FolderError:  # not to be read: nobody knows where it came from
+        return False
+    return recipe.get("start") is None and str(recipe.get("about")).endswith(ABOUT)
+
+
 def read_folder(folder: Path) -> Imported:
     """The model of a foreign folder."""
     foreign = Foreign(folder)
+    _refuse_ours(folder)
     tree = foreign.read_json(CONFIG)
     fields = Fields(tree, foreign.path / CONFIG)
     architecture, name = _architecture(fields)
@@ -74,6 +87,15 @@ def read_folder(folder: Path) -> Imported:
     model = _model(architecture, config, vocabulary, foreign)
     codec = _codec(config, vocabulary, frame, classes, name)
     return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
+
+
+def _refuse_ours(folder: Path) -> None:
+    """A folder that needs no import, or that none can read."""
+    for one in (folder, folder / "model"):  # of a run
+        if kind_of(one) == "model":
+            raise FolderError(f"{one}: is a model folder of allyouneed already; every command takes it as it is")
+    if (kind := kind_of(folder)) in ("ctranslate2", "onnx"):
+        raise FolderError(f"{folder}: is {KINDS[kind][0]}; import reads folders of Hugging Face")
 
 
 def _architecture(fields: Fields) -> tuple[Architecture, str]:
@@ -254,7 +276,7 @@ def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
     else:
         task = {"type": "translation", "train": [NO_DATA], "valid": [NO_DATA]}
     decode = {"beam": beam} if isinstance(beam, int) and not isinstance(beam, bool) and 0 < beam <= 64 else {}
-    tree = {"about": f"{name}, imported from Hugging Face", "task": task, "model": config.model_dump(mode="json")}
+    tree = {"about": f"{name}{ABOUT}", "task": task, "model": config.model_dump(mode="json")}
     return parse(Recipe, {**tree, "decode": decode})
 
 
