@@ -69,6 +69,16 @@ def stir(model: Model, sharp: float) -> None:
             model.head.bias_V[[PAD, BOS]] = -12.0  # as in trained models: they never are a target
 
 
+def never_ending(bundle: Bundle) -> Bundle:
+    """The bundle, its model changed to say a letter for ever."""
+    with torch.no_grad():
+        head: Any = bundle.model.head
+        assert head.bias_V is None
+        head.bias_V = torch.nn.Parameter(torch.full((head.weight_VD.shape[0],), -30.0))
+        head.bias_V[bundle.codec.both()[1].vocabulary["b"] if bundle.codec.source else 10] = 30.0
+    return bundle
+
+
 def pieces() -> Tokenizer:
     """A tokeniser of bytes, as most models have."""
     return train(["a man in a blue shirt is standing on a ladder"] * 3, TokenizerConfig(kind="bpe", size=270))
@@ -96,7 +106,12 @@ def run_alone(folder: Path, given: str, packages: Sequence[str], room: Path) -> 
     )
     script = room / "program.py"
     script.write_text(before + program(folder), encoding="utf-8")
-    command = [sys.executable, "-I", "-S", str(script)]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    done = run_program(folder, given, room)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_program(folder: Path, given: str, room: Path) -> subprocess.CompletedProcess[str]:
+    """The same program again, whatever comes of it."""
+    command = [sys.executable, "-I", "-S", str(room / "program.py")]
+    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, timeout=120, check=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import POSITIONS, SETTINGS, bundle_of, pieces, run_alone
+from engine_models import POSITIONS, SETTINGS, bundle_of, never_ending, pieces, run_alone, run_program
 
 pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip install 'allyouneed[ct2]'")
 
@@ -149,3 +149,29 @@ def test_a_language_model_with_pieces_of_bytes(tmp_path: Path) -> None:
     agreed(pieced, tmp_path / "out")
     said = run_alone(tmp_path / "out", "a man\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), room)
     assert said.startswith("a man")
+
+
+@pytest.mark.parametrize(("kind", "paired"), [("encoder-decoder", True), ("decoder", True), ("decoder", False)])
+@pytest.mark.parametrize("length", [5, 16, 64])
+def test_learned_positions_are_enough(kind: str, paired: bool, length: int, tmp_path: Path) -> None:
+    """Neither the comparison nor the program of the README asks for more positions than there are."""
+    positions = {"type": "learned", "max_length": length}
+    bundle = never_ending(bundle_of(kind, {"positions": positions}, paired=paired))
+    room = tmp_path / "room"
+    room.mkdir()
+    agreed(bundle, tmp_path / "out")
+    (said,) = run_alone(tmp_path / "out", "a\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), room).splitlines()
+    given = 1 if kind == "encoder-decoder" else 3 if paired else 2  # BOS; what is read is positions, too
+    assert len(said) == length - given + 1 + (not paired)
+    done = run_program(tmp_path / "out", "a" * (length + 1) + "\n", room)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"more than {length} tokens" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+def test_long_texts_of_a_task_are_cut_to_learned_positions(kind: str) -> None:
+    bundle = never_ending(bundle_of(kind, {"positions": {"type": "learned", "max_length": 64}}))
+    for prompt in prompts_of(bundle.model, bundle.codec, ["a" * 200]):
+        said = len(prompt.target) + 2  # BOS, EOS
+        assert said <= 64
+        assert len(prompt.given) + (0 if kind == "encoder-decoder" else said - 1) <= 64

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_models import POSITIONS, SETTINGS, bundle_of, run_alone
+from engine_models import POSITIONS, SETTINGS, bundle_of, never_ending, run_alone, run_program
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'allyouneed[onnx]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'allyouneed[onnx]'")
@@ -85,3 +85,18 @@ def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, tmp_path: Pat
     said = run_alone(out, "\n".join(lines) + "\n", packages, room)
     expected = translate(bundle.model, bundle.codec, lines, SearchConfig(beam=1, max_length=100))
     assert said.split("\n")[:-1] == [answers[0].text for answers in expected]
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+def test_the_readme_ends_where_learned_positions_end(kind: str, tmp_path: Path) -> None:
+    bundle = never_ending(bundle_of(kind, {"positions": {"type": "learned", "max_length": 16}}))
+    room = tmp_path / "room"
+    room.mkdir()
+    export_folder(bundle, tmp_path / "out")
+    packages = ("onnxruntime", "tokenizers", "numpy", "google", "flatbuffers", "packaging")
+    (said,) = run_alone(tmp_path / "out", "abcde\n", packages, room).splitlines()
+    given = 1 if kind == "encoder-decoder" else 7  # BOS; the text, EOS and BOS
+    assert len(said) == 16 - given + 1
+    done = run_program(tmp_path / "out", "a" * 17 + "\n", room)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "more than 16 tokens" in done.stderr

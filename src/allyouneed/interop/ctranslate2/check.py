@@ -17,6 +17,7 @@ import torch
 from allyouneed.decode import SearchConfig, score, search
 from allyouneed.errors import FolderError
 from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, rounded
+from allyouneed.interop.samples import room_of
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -51,6 +52,7 @@ class Written:
         opener = ctranslate2.Translator if self.paired else ctranslate2.Generator
         self._engine: Any = opener(str(folder), compute_type=compute, inter_threads=1, intra_threads=1)
         self._number = {name: number for number, name in enumerate(self.target)}
+        self._model = model
 
     def logprobs(self, prompts: Sequence[Prompt]) -> list[list[float]]:
         """log P of each token of the targets and of EOS."""
@@ -64,12 +66,13 @@ class Written:
     def greedy(self, given: Rows) -> list[list[int]]:
         """What greedy search says, without EOS."""
         usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": NEVER_SAID}
+        longest = most_said(self._model, given)
         if self.paired:
             words = self._words(given, self.source)
-            limits = {"max_decoding_length": LONGEST, "min_decoding_length": 0, "max_input_length": 0}
+            limits = {"max_decoding_length": longest, "min_decoding_length": 0, "max_input_length": 0}
             found = [one.hypotheses[0] for one in self._engine.translate_batch(words, **limits, **usual)]
         else:
-            limits = {"max_length": LONGEST, "min_length": 0, "include_prompt_in_result": False}
+            limits = {"max_length": longest, "min_length": 0, "include_prompt_in_result": False}
             words = self._words(given, self.target)
             found = [one.sequences[0] for one in self._engine.generate_batch(words, **limits, **usual)]
         return [[self._number[word] for word in one] for one in found]
@@ -145,18 +148,28 @@ def _continuation(model: Model, prompt: Prompt) -> list[float]:
 
 def greedy(model: Model, given: Rows) -> list[list[int]]:
     """What our greedy search says."""
-    config = SearchConfig(beam=1, max_length=LONGEST)
+    longest = most_said(model, given)
     if isinstance(model, EncoderDecoder):
-        return [found[0].ids for found in search(model, given, config)]
-    return [_continued(model, row) for row in given]
+        return [found[0].ids for found in search(model, given, SearchConfig(beam=1, max_length=longest))]
+    return [_continued(model, row, longest) for row in given]
 
 
-def _continued(model: Model, prompt: Sequence[int]) -> list[int]:
+def most_said(model: Model, given: Rows) -> int:
+    """How many tokens a search may say, so that the longest answer, with EOS, has learnt positions."""
+    assert isinstance(model, EncoderDecoder | Decoder)
+    room = room_of(model)
+    if room is None:
+        return LONGEST
+    taken = 1 if isinstance(model, EncoderDecoder) else max(map(len, given), default=1)
+    return max(1, min(LONGEST, room - taken - 1))
+
+
+def _continued(model: Model, prompt: Sequence[int], longest: int) -> list[int]:
     """Greedy continuation of a text that ends in its last given token."""
     said: list[int] = []
     with torch.inference_mode():
         logits_BTV, state = model.step(torch.tensor([list(prompt)]), model.start())
-        while len(said) < LONGEST:
+        while len(said) < longest:
             token = int(logits_BTV[0, -1, BOS + 1 :].argmax()) + BOS + 1
             if token == EOS:
                 break

@@ -11,11 +11,11 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.check import Prompt, check_folder, computes, greedy
 from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, require_package, write_model
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.place import require_place
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows, room_of
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.positions import LearnedConfig
 from allyouneed.storage import new_folder
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import BOS
@@ -26,6 +26,7 @@ CARD = "README.md"
 
 def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
+    require_place(out, bundle.path, "ctranslate2")
     require_package()
     chosen = next((one for one in QUANTIZATIONS if one == (quantization or "float32")), None)
     if chosen is None:
@@ -44,12 +45,13 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
     """Random sequences, and texts of the task with what our model says to them."""
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
-    positions = model.config.positions
-    most = (positions.max_length if isinstance(positions, LearnedConfig) else LONGEST) // 2
+    # Of all positions, BOS, EOS and what frames a source take some; a decoder has the rest for both sides together.
+    room = room_of(model) or LONGEST
+    most = max(1, (room - sum(map(len, codec.framing)) - 2) // 2)
     targets = random_rows(codec.target.size, most, seed=1)
     if codec.source is None:
         given = [[BOS, *row] for row in random_rows(codec.target.size, most)]
-        real = [codec.encode_prompt(text)[:most] for text in texts]
+        real = [codec.encode_prompt(text)[: most + 1] for text in texts]
     else:
         begin = [] if isinstance(model, EncoderDecoder) else [BOS]
         given = [[*framed(codec, row), *begin] for row in random_rows(codec.source.size, most)]
@@ -67,15 +69,16 @@ def _told(quantization: Quantization, texts: list[str]) -> list[str]:
 
 def card(bundle: Bundle, quantization: Quantization) -> str:
     """README.md: what it is, and a program that runs it."""
-    codec, search = bundle.codec, bundle.recipe.get("decode", {})
+    assert isinstance(bundle.model, EncoderDecoder | Decoder)
+    codec, search, room = bundle.codec, bundle.recipe.get("decode", {}), room_of(bundle.model)
     beam = search.get("beam", 1) if isinstance(search, dict) else 1
     about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
     if codec.source is None:
-        program = _generate()
+        program = _generate(room)
     elif isinstance(bundle.model, EncoderDecoder):
-        program = _translate(codec, int(beam))
+        program = _translate(codec, int(beam), room)
     else:
-        program = _answer(codec)
+        program = _answer(codec, room)
     return f"""# A model for CTranslate2
 
 {about}
@@ -99,8 +102,23 @@ def _framed(tokens: str, codec: Codec) -> str:
     return " + ".join([*([repr(before)] if before else []), tokens, *([repr(behind)] if behind else [])])
 
 
-def _translate(codec: Codec, beam: int) -> str:
+def _too_long(texts: str, room: int | None) -> str:
+    """Lines of a program that end it before a text for which there are no positions."""
+    if room is None:
+        return ""
+    return f"""if max(map(len, {texts}), default=0) > {room}:
+    sys.exit("a text has more than {room} tokens: this model has learnt no more positions")
+"""
+
+
+def _longest(prompt: str, room: int | None) -> str:
+    """An expression for how much may be said after a prompt; what is said last needs no position."""
+    return "100" if room is None else f"min(100, {room + 1} - len({prompt}))"
+
+
+def _translate(codec: Codec, beam: int, room: int | None) -> str:
     target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
+    limit = "" if room is None else f"\n    max_decoding_length={min(256, room)},"
     return f"""import sys
 
 import ctranslate2
@@ -110,9 +128,9 @@ source = Tokenizer.from_file("tokenizer.json")
 target = {target}
 translator = ctranslate2.Translator(".", device="cpu")
 lines = [line.rstrip("\\n") for line in sys.stdin]
-found = translator.translate_batch(
-    [{_framed("source.encode(line, add_special_tokens=False).tokens", codec)} for line in lines],
-    beam_size={beam}, length_penalty=1, max_input_length=0, min_decoding_length=0, max_batch_size=32,
+given = [{_framed("source.encode(line, add_special_tokens=False).tokens", codec)} for line in lines]
+{_too_long("given", room)}found = translator.translate_batch(
+    given, beam_size={beam}, length_penalty=1, max_input_length=0, min_decoding_length=0, max_batch_size=32,{limit}
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
 )
 for one in found:
@@ -121,7 +139,7 @@ for one in found:
 """
 
 
-def _generate() -> str:
+def _generate(room: int | None) -> str:
     return f"""import sys
 
 import ctranslate2
@@ -130,8 +148,8 @@ from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_file("tokenizer.json")
 generator = ctranslate2.Generator(".", device="cpu")
 prompt = ["{SPECIALS[BOS]}"] + tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens
-found = generator.generate_batch(
-    [prompt], beam_size=1, max_length=100, include_prompt_in_result=False,
+{_too_long("[prompt]", room)}found = generator.generate_batch(
+    [prompt], beam_size=1, max_length={_longest("prompt", room)}, include_prompt_in_result=False,
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
 )
 ids = [tokenizer.token_to_id(token) for token in prompt[1:] + found[0].sequences[0] if not token.startswith("< ")]
@@ -139,8 +157,18 @@ print(tokenizer.decode(ids, skip_special_tokens=False))
 """
 
 
-def _answer(codec: Codec) -> str:
+def _answer(codec: Codec, room: int | None) -> str:
     target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
+    options = f"""include_prompt_in_result=False,
+    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],"""
+    search = f"""found = generator.generate_batch(
+    given, beam_size=1, max_length=100, {options}
+)"""
+    if room is not None:  # what a batch may say is one number, but each text leaves another number of positions
+        search = f"""found = [
+    generator.generate_batch([one], beam_size=1, max_length={_longest("one", room)}, {options})[0]
+    for one in given
+]"""
     return f"""import json
 import sys
 
@@ -153,11 +181,8 @@ names = json.load(open("vocabulary.json", encoding="utf-8"))
 generator = ctranslate2.Generator(".", device="cpu")
 lines = [line.rstrip("\\n") for line in sys.stdin]
 encoded = [source.encode(line, add_special_tokens=False).ids for line in lines]
-found = generator.generate_batch(
-    [{_framed("[names[i] for i in ids]", codec)} + ["{SPECIALS[BOS]}"] for ids in encoded],
-    beam_size=1, max_length=100, include_prompt_in_result=False,
-    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
-)
+given = [{_framed("[names[i] for i in ids]", codec)} + ["{SPECIALS[BOS]}"] for ids in encoded]
+{_too_long("given", room)}{search}
 for one in found:
     ids = [target.token_to_id(token) for token in one.sequences[0] if not token.startswith("< ")]
     print(target.decode(ids, skip_special_tokens=False))

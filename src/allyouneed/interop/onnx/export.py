@@ -12,10 +12,10 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.place import require_place
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows, room_of
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.positions import LearnedConfig
 from allyouneed.storage import new_folder
 from allyouneed.tasks.base import BOS, EOS
 
@@ -24,6 +24,7 @@ CARD = "README.md"
 
 def export_folder(bundle: Bundle, out: Path) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
+    require_place(out, bundle.path, "onnx")
     if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install 'allyouneed[onnx]'")
     if bundle.codec.classes is not None or bundle.codec.target is None:
@@ -44,8 +45,7 @@ def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
     model, codec = bundle.model, bundle.codec
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
-    positions = model.config.positions
-    most = (positions.max_length if isinstance(positions, LearnedConfig) else LONGEST) // 2
+    most = (room_of(model) or LONGEST) // 2
     targets = random_rows(codec.target.size, most - 1, seed=1)
     if isinstance(model, Decoder):
         size = min(codec.target.size, codec.source.size) if codec.source is not None else codec.target.size
@@ -78,22 +78,29 @@ folder:
 
 
 def _program(bundle: Bundle) -> str:
-    codec, paired = bundle.codec, isinstance(bundle.model, EncoderDecoder)
+    assert isinstance(bundle.model, EncoderDecoder | Decoder)
+    codec, paired, room = bundle.codec, isinstance(bundle.model, EncoderDecoder), room_of(bundle.model)
     one_file = codec.source is codec.target or codec.source is None
     target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
     before, behind = (list(side) for side in codec.framing)
     ids = "source.encode(text, add_special_tokens=False).ids"
     text = " + ".join([*([str(before)] if before else []), ids, *([str(behind)] if behind else [])])
+    check, limit = "", ""
+    if room is not None:  # what is said last needs no position
+        check = f"""    if {"given.shape[1]" if paired else "len(tokens)"} > {room}:
+        sys.exit("a text has more than {room} tokens: this model has learnt no more positions")
+"""
+        limit = f"    longest = min(longest, {room + 1} - len(tokens))\n"
     if paired:
         start = f"""    given = np.array([{text}])
-    valid = np.ones(given.shape, bool)
+{check}    valid = np.ones(given.shape, bool)
     made = encoder.run(None, {{"source": given, "valid": valid}})
     state = {{"valid": valid, **dict(zip([one.name for one in encoder.get_outputs()], made))}}
     tokens = [{BOS}]
 """
     else:
         prompt = f"[{BOS}] + {ids}" if codec.source is None else f"{text} + [{BOS}]"
-        start = f"    state, tokens = {{}}, {prompt}\n"
+        start = f"    state, tokens = {{}}, {prompt}\n{check}"
     encoder = 'encoder = onnxruntime.InferenceSession("encoder.onnx")\n' if paired else ""
     return f"""import sys
 
@@ -107,7 +114,7 @@ target = {target}
 
 
 def answer(text, longest=100):
-{start}    for one in decoder.get_inputs():
+{start}{limit}    for one in decoder.get_inputs():
         if one.name.startswith("past_"):
             state[one.name] = np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32)
     said = []
