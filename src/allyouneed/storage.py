@@ -42,6 +42,7 @@ LARGEST_HEADER = 1 << 24  # the names and shapes of some hundred thousand tensor
 DEEPEST = 8  # folders inside a folder
 PIECE = 1 << 20
 EXCHANGE = 2  # linux/fs.h: RENAME_EXCHANGE
+IS_LINK = "is a link; a folder must hold its files itself"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _WHY = {
@@ -358,6 +359,8 @@ def read_manifest(folder: Path) -> Mapping[str, Entry]:
         raise FolderError(f"{folder}: " + ("is a file, not a folder" if folder.exists() else "no such folder"))
     if not os.path.lexists(folder / MANIFEST):
         raise FolderError(f"{folder}: has no {MANIFEST}; it is not a folder that allyouneed wrote, or not a whole one")
+    if (folder / MANIFEST).is_symlink():
+        raise FolderError(f"{folder / MANIFEST}: {IS_LINK}")
     with _reading(folder), open(_open(folder / MANIFEST), "rb") as file:
         data = file.read(LARGEST_MANIFEST + 1)
     return _parse_manifest(data, folder / MANIFEST)
@@ -428,8 +431,7 @@ def _walk(folder: Path, prefix: str = "", faults: list[Fault] | None = None) -> 
         if stat.S_ISDIR(mode):
             yield from _walk(folder, name + "/", faults)
         elif not stat.S_ISREG(mode):
-            link = stat.S_ISLNK(mode)
-            fault = Fault(name, "is a link; a folder must hold its files itself" if link else "is not a plain file")
+            fault = Fault(name, IS_LINK if stat.S_ISLNK(mode) else "is not a plain file")
             if faults is None:
                 raise FolderError(f"{folder / name}: {fault.what}")
             faults.append(fault)

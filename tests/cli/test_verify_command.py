@@ -90,6 +90,49 @@ def test_damage_is_named(name: str, run: Commands, copied: Path) -> None:
     assert "Traceback" not in done.err
 
 
+def test_all_damage_is_named_and_what_to_do(run: Commands, copied: Path, tmp_path: Path) -> None:
+    model = copied / "model"
+    (model / "codec.json").unlink()
+    (model / "config.json").write_text("")
+    (model / "notes.txt").write_text("mine")
+    flip(model / "model.safetensors")
+    link(model / "README.md")
+    alone = shutil.copytree(model, tmp_path / "alone", symlinks=True)
+    again = f"`allyouneed train {copied / 'recipe.toml'} --out {copied}` makes its model folder again"
+    for folder, given, advice in [
+        (model, copied, again),
+        (model, model, again),
+        (alone, alone, "copy the whole folder again"),
+    ]:
+        done = run("verify", str(given), "--no-scores")
+        assert done.status == 2
+        assert f"failed   manifest    {folder}/codec.json: is missing\n" in done.out
+        assert f"failed   manifest    {folder}/config.json: 0 bytes, but" in done.out
+        assert f"failed   manifest    {folder}/notes.txt: is not in the manifest; somebody put it there\n" in done.out
+        assert f"failed   manifest    {folder}/README.md: is a link" in done.out
+        assert f"failed   sha256      {folder}/model.safetensors: changed since it was written" in done.out
+        assert f"ok       sha256      {folder}/tokenizer.json" in done.out
+        assert advice in done.err
+
+
+def test_train_makes_a_damaged_model_folder_again(run: Commands, copied: Path) -> None:
+    """As the advice of `verify` says."""
+    before = (copied / "model" / "config.json").read_bytes()
+    (copied / "model" / "config.json").unlink()
+    done = run("train", str(copied / "recipe.toml"), "--out", str(copied))
+    assert done.status == 0, done.err
+    assert (copied / "model" / "config.json").read_bytes() == before
+
+
+def test_a_place_is_named_once(run: Commands, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    _write_manifest(tmp_path / "other")
+    done = run("verify", str(tmp_path / "other"))
+    assert done.status == 2
+    assert f"failed   loads       {tmp_path / 'other'}: has no config.json; it is not a model folder\n" in done.out
+
+
 def test_missing_data_is_no_damage(run: Commands, language: str, tmp_path: Path) -> None:
     alone = shutil.copytree(Path(language) / "model", tmp_path / "alone")
     done = run("verify", str(alone), folder=tmp_path)

@@ -128,6 +128,15 @@ def test_export_replaces_only_what_it_wrote_before(
     assert content(tmp_path) == before
 
 
+@pytest.mark.parametrize(("to", "named"), [("onnx", "ONNX runtimes"), ("ctranslate2", "CTranslate2")])
+def test_an_export_is_verified(
+    translator: str, to: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", translator, "--to", to, "--out", str(tmp_path / "o")]) == 0
+    assert run(["verify", str(tmp_path / "o")]) == 0
+    assert f"{tmp_path / 'o'}: an export for {named}, as it was written\n" in capsys.readouterr().out
+
+
 def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(tmp_path / "lstm", {"type": "seq2seq", "cell": "lstm", "width": 8})
     assert run(["translate", folder, "--engine", "ctranslate2"]) == 2

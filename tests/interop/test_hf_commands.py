@@ -136,3 +136,18 @@ def test_import_replaces_only_what_was_imported(tmp_path: Path, talk: Talk) -> N
         assert named in err
         after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "stdin"}
         assert after == before
+
+
+def test_an_export_is_verified(tmp_path: Path, talk: Talk) -> None:
+    folder, _ = their.llama(tmp_path / "theirs")
+    out = tmp_path / "hf"
+    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert talk("export", tmp_path / "ours", "--to", "hf", "--out", out)[0] == 0
+    status, said, _ = talk("verify", out)
+    assert status == 0
+    assert f"ok       export      {out}: an export for transformers of Hugging Face, as it was written\n" in said
+    (out / "config.json").write_text((out / "config.json").read_text().replace("llama", "lLama"))
+    status, said, err = talk("verify", out)
+    assert status == 2
+    assert f"failed   sha256      {out}/config.json: changed since it was written" in said
+    assert "export it again" in err

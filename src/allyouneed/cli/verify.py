@@ -1,4 +1,4 @@
-"""`allyouneed verify`: whether a model folder or a run folder is what it says."""
+"""`allyouneed verify`: whether a model folder, a run folder or an export is what it says."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from allyouneed.errors import FolderError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A model folder, or a run folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder, a run folder, or an export.")],
     scores: Annotated[
         bool, typer.Option("--scores/--no-scores", help="Measure again what the model card states.")
     ] = True,
@@ -20,7 +20,7 @@ def command(
     """
     from allyouneed.cli.terminal import printable, text_table
     from allyouneed.lab.report import Table
-    from allyouneed.lab.verify import verify_folder
+    from allyouneed.lab.verify import remedy, verify_folder
 
     counts: dict[str, dict[str, int]] = {}
     for finding in verify_folder(folder, scores):
@@ -36,4 +36,5 @@ def command(
         sum(sum(row.values()) for row in counts.values()),
     )
     if failed:
-        raise FolderError(f"{folder}: {failed} of {all_checks} checks failed")
+        wrong = {what for what, row in counts.items() if row["failed"]}
+        raise FolderError(f"{folder}: {failed} of {all_checks} checks failed{remedy(folder, wrong)}")

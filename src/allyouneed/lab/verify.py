@@ -2,6 +2,7 @@
 
     model folder   the manifest lists what is there; every sha256; names, shapes and types; only numbers; ids have rows;
                    the model gives the scores that its card states
+    export         the manifest and every sha256: it is another program that runs it
     run folder     the same for its model; the recipe; the log; every checkpoint, and that it fits the model; prepared
                    data; what a killed writer left behind
 
@@ -22,9 +23,9 @@ from typing import Literal
 import torch
 
 from allyouneed.errors import DataError, FolderError, UserError
-from allyouneed.folder import Bundle, load_folder, model_tensors
+from allyouneed.folder import KINDS, Bundle, kind_of, load_folder, model_tensors
 from allyouneed.lab.held_out import recipe_of
-from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, is_locked, open_folder, verify
+from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, Sealed, compare_listing, is_locked, verify
 from allyouneed.tasks import Score
 from allyouneed.train.checkpoint import checkpoint_paths, load_checkpoint
 from allyouneed.train.evaluate import evaluate
@@ -53,41 +54,78 @@ class Finding:
 
 def verify_folder(path: Path, with_scores: bool = True) -> Iterator[Finding]:
     """Looks at a model folder or a run folder, thing by thing."""
-    if path.is_dir() and not (path / MANIFEST).exists() and any((path / name).exists() for name in RUN_FILES):
+    if _is_run(path):
         yield from _run(path, with_scores)
     else:
         yield from _model(path, with_scores)
 
 
 RUN_FILES = ("recipe.toml", "checkpoints")
+EXPORTED = KINDS.keys() - {"model"}
+
+
+def remedy(path: Path, failed: set[str]) -> str:
+    """What to do about a folder in which these checks failed; nothing general can be said of others than these."""
+    if failed.isdisjoint({"manifest", "sha256"}):
+        return ""
+    run = path if _is_run(path) else path.parent if _is_run(path.parent) and path.name == "model" else None
+    if run is not None:
+        # Without a manifest nobody knows whose files these are, and `train` leaves them alone.
+        first = "" if (run / "model" / MANIFEST).is_file() else f"remove {run / 'model'}, then "
+        return f"; {first}`allyouneed train {run / 'recipe.toml'} --out {run}` makes its model folder again"
+    if kind_of(path) in EXPORTED:
+        return "; export it again, or copy the whole folder again"
+    return "; copy the whole folder again from where it came from"
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and not (path / MANIFEST).exists() and any((path / name).exists() for name in RUN_FILES)
 
 
 def _try(what: str, where: Path, look: Callable[[], str]) -> Finding:
     try:
         return Finding(what, str(where), "ok", look())
     except UserError as error:
-        return Finding(what, str(where), "failed", str(error).removeprefix(f"{where}: "))
+        return _failed(what, where, error)
+
+
+def _failed(what: str, where: Path, error: UserError) -> Finding:
+    """What an error says about a place, or about a file inside it, which then is the place."""
+    rest = str(error).removeprefix(str(where))
+    file, colon, detail = rest.partition(": ")
+    if rest != str(error) and colon and (not file or file.startswith("/")):
+        return Finding(what, f"{where}{file}", "failed", detail)
+    return Finding(what, str(where), "failed", str(error))
 
 
 # --- a model folder --------------------------------------------------------------------------------------------------
 
 
 def _model(path: Path, with_scores: bool) -> Iterator[Finding]:
-    listing = _try("manifest", path, lambda: f"{len(open_folder(path).files)} files, all listed, none a link")
-    yield listing
-    if listing.verdict == "failed":
+    try:
+        sealed, faults = compare_listing(path)
+    except UserError as error:
+        yield _failed("manifest", path, error)
         return
-    sound = True
-    for name in open_folder(path).files:
-        finding = _try("sha256", path / name, partial(_same_bytes, path, name))
+    for fault in faults:
+        yield Finding("manifest", str(path / fault.name), "failed", fault.what)
+    if not faults:
+        yield Finding("manifest", str(path), "ok", f"{len(sealed.files)} files, all listed, none a link")
+    sound = not faults
+    for name in sorted(sealed.files.keys() - {fault.name for fault in faults}):
+        finding = _try("sha256", path / name, partial(_same_bytes, sealed, name))
         sound &= finding.verdict == "ok"
         yield finding
     if not sound:
         return
+    kind = kind_of(path)
+    if kind in EXPORTED:
+        yield Finding("export", str(path), "ok", f"{KINDS[kind][0]}, as it was written")
+        return
     try:
         bundle = load_folder(path)
     except UserError as error:
-        yield Finding("loads", str(path), "failed", str(error))
+        yield _failed("loads", path, error)
         return
     tensors = model_tensors(bundle.model)
     yield Finding("loads", str(path), "ok", f"{len(tensors)} tensors, names, shapes and types as config.json says")
@@ -97,8 +135,7 @@ def _model(path: Path, with_scores: bool) -> Iterator[Finding]:
         yield from _scores(bundle)
 
 
-def _same_bytes(path: Path, name: str) -> str:
-    sealed = open_folder(path)
+def _same_bytes(sealed: Sealed, name: str) -> str:
     sealed.check([name])
     return f"{sealed.files[name].size:,} bytes as they were written"
 
