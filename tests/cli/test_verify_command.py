@@ -142,5 +142,7 @@ def test_missing_data_is_no_damage(run: Commands, language: str, tmp_path: Path)
 
 
 def test_what_is_no_folder(run: Commands, tmp_path: Path) -> None:
-    assert run("verify", "nowhere", folder=tmp_path).status == 2
+    done = run("verify", "nowhere", folder=tmp_path)
+    assert done.status == 2
+    assert "copy" not in done.err  # there is nothing that could be copied again
     assert run("verify", str(tmp_path)).status == 2

@@ -53,7 +53,7 @@ class Finding:
 
 
 def verify_folder(path: Path, with_scores: bool = True) -> Iterator[Finding]:
-    """Looks at a model folder or a run folder, thing by thing."""
+    """Looks at a model folder, a run folder or an export, thing by thing."""
     if _is_run(path):
         yield from _run(path, with_scores)
     else:
@@ -66,13 +66,14 @@ EXPORTED = KINDS.keys() - {"model"}
 
 def remedy(path: Path, failed: set[str]) -> str:
     """What to do about a folder in which these checks failed; nothing general can be said of others than these."""
-    if failed.isdisjoint({"manifest", "sha256"}):
+    if failed.isdisjoint({"manifest", "sha256"}) or not path.is_dir():
         return ""
     run = path if _is_run(path) else path.parent if _is_run(path.parent) and path.name == "model" else None
     if run is not None:
         # Without a manifest nobody knows whose files these are, and `train` leaves them alone.
         first = "" if (run / "model" / MANIFEST).is_file() else f"remove {run / 'model'}, then "
-        return f"; {first}`allyouneed train {run / 'recipe.toml'} --out {run}` makes its model folder again"
+        recipe = run / "recipe.toml" if (run / "recipe.toml").is_file() else "RECIPE"
+        return f"; {first}`allyouneed train {recipe} --out {run}` makes its model folder again"
     if kind_of(path) in EXPORTED:
         return "; export it again, or copy the whole folder again"
     return "; copy the whole folder again from where it came from"
