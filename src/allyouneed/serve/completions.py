@@ -26,7 +26,7 @@ from allyouneed.serve.backend import Backend, unless_gone
 from allyouneed.serve.errors import Refusal, described, otherwise
 from allyouneed.serve.models import Served
 from allyouneed.serve.worker import Work
-from allyouneed.serve.writing import Detokenizer, Piece, Writer
+from allyouneed.serve.writing import Detokenizer, Piece, Writer, whole_text
 from allyouneed.tasks.base import BOS
 
 USUAL_LENGTH = 16  # OpenAI's default for max_tokens
@@ -337,8 +337,7 @@ class _Task:
                     ids[said.row].append(said.token)
                 if said.end is not None:
                     self._said += len(ids[said.row])
-                    detokenizer = Detokenizer(self.served.bundle.codec, said.row.prompt)
-                    text = detokenizer.push(*ids[said.row]) + detokenizer.rest()
+                    text = whole_text(self.served.bundle.codec, said.row.prompt, ids[said.row])
                     yield Answer(number[said.row], 0, [Piece(text)], said.end)
 
     def _top(self, token: int, logprob: float, top: list[tuple[int, float]]) -> list[tuple[int, float]]:

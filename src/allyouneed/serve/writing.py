@@ -45,6 +45,17 @@ class Detokenizer:
         return piece
 
 
+def whole_text(codec: Codec, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of all ids, as it would be told piece by piece."""
+    detokenizer = Detokenizer(codec, prompt)
+    text = detokenizer.push(*ids) + detokenizer.rest()
+    if BROKEN not in text:
+        return text
+    # Bytes that are no character: what becomes of them depends on when they are told.
+    detokenizer = Detokenizer(codec, prompt)
+    return "".join(map(detokenizer.push, ids)) + detokenizer.rest()
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one token added to a text."""
