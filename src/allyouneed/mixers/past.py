@@ -79,6 +79,17 @@ def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, i
     return group_B, 1
 
 
+def first_seen(real_BS: Tensor) -> int:
+    """The first slot that any row sees, or behind the last."""
+    seen_S = real_BS.any(dim=0)
+    return int(seen_S.to(torch.uint8).argmax()) if seen_S.numel() and bool(seen_S.any()) else len(seen_S)
+
+
+def behind_last_seen(real_BS: Tensor) -> int:
+    """How many slots there are up to the last that any row sees; at least one."""
+    return max([1, *(real_BS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+
+
 def join_pasts(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growable, Tensor | None]:
     """Pasts of different lengths as one, and which slots are real (None: all).
 
@@ -88,8 +99,7 @@ def join_pasts(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growabl
     for past, real in parts:
         if real is None:
             real = torch.ones(past.tensor.shape[:2], dtype=torch.bool, device=past.tensor.device)
-        seen = real.any(dim=0)
-        first = int(seen.to(torch.uint8).argmax()) if seen.numel() and bool(seen.any()) else len(seen)
+        first = first_seen(real)
         kept.append(past.keep_last(past.length - first))
         valid.append(real[:, first:])
     valid_BS = join_padded(valid, 1, left=True)
@@ -109,7 +119,7 @@ def join_memories(
             rows, length = tensors[0].shape[0], tensors[0].shape[dim]
             real = torch.ones(rows, length, dtype=torch.bool, device=tensors[0].device)
         else:
-            length = max([1, *(real.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+            length = behind_last_seen(real)
         cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [real[:, :length]]
         *tensors, real = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
         kept.append(tensors)

@@ -19,7 +19,7 @@ from allyouneed.block import Block, BlockState
 from allyouneed.kernels.stack import Attention, Layer, Memories, Norm, PackedStack, Pasts, Waves
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.past import CrossState, SoftmaxState, extend_valid
+from allyouneed.mixers.past import CrossState, SoftmaxState, behind_last_seen, extend_valid, first_seen
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.mixers.state import Growable, join_numbers, join_padded, join_rows
 from allyouneed.models.stack import Stack, StackState
@@ -115,8 +115,7 @@ class FusedState:
         if self.valid_BS is None:
             rows = self.past.rows if self.order_BS is None else self.order_BS.shape[0]
             return torch.ones(rows, self.past.length, dtype=torch.bool)
-        seen_S = self.valid_BS.any(dim=0)
-        return self.valid_BS[:, int(seen_S.to(torch.uint8).argmax()) if bool(seen_S.any()) else len(seen_S) :]
+        return self.valid_BS[:, first_seen(self.valid_BS) :]
 
     def reading(self, crosses: Sequence[CrossState]) -> "FusedState":
         """The same beside memories, if there are any."""
@@ -151,7 +150,7 @@ def _wanted(cross: CrossState, which_B: Tensor | None) -> tuple[Tensor, Tensor]:
     row_B = torch.arange(N) if which_B is None else which_B
     real_NS = torch.ones(N, S, dtype=torch.bool) if cross.valid_NS is None else cross.valid_NS.expand(N, S)
     mask_BS = real_NS[row_B]
-    length = max([1, *(mask_BS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
+    length = behind_last_seen(mask_BS)
     return row_B[:, None].expand(-1, length), mask_BS[:, :length]
 
 
