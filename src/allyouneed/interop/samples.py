@@ -7,9 +7,6 @@ from typing import Any
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Bundle
-from allyouneed.models.decoder import Decoder
-from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.positions import LearnedConfig
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import UNK
 from allyouneed.tasks.text import blocks, pairs, resolve
@@ -23,12 +20,6 @@ def random_rows(size: int, most: int, seed: int = 0) -> list[list[int]]:
     """Sequences of random ids of words, none longer than `most`."""
     numbers = random.Random(seed)
     return [[numbers.randrange(UNK, size) for _ in range(min(length, most))] for length in LENGTHS]
-
-
-def room_of(model: EncoderDecoder | Decoder) -> int | None:
-    """How many positions a model has learnt; None if it was not by learning that it knows them."""
-    positions = model.config.positions
-    return positions.max_length if isinstance(positions, LearnedConfig) else None
 
 
 def framed(codec: Codec, ids: Sequence[int]) -> list[int]:

@@ -17,7 +17,6 @@ import torch
 from allyouneed.decode import SearchConfig, score, search
 from allyouneed.errors import FolderError
 from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, rounded
-from allyouneed.interop.samples import room_of
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -156,8 +155,7 @@ def greedy(model: Model, given: Rows) -> list[list[int]]:
 
 def most_said(model: Model, given: Rows) -> int:
     """How many tokens a search may say, so that the longest answer, with EOS, has learnt positions."""
-    assert isinstance(model, EncoderDecoder | Decoder)
-    room = room_of(model)
+    room = model.longest
     if room is None:
         return LONGEST
     taken = 1 if isinstance(model, EncoderDecoder) else max(map(len, given), default=1)

@@ -12,7 +12,7 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.check import Prompt, check_folder, computes, greedy
 from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, require_package, write_model
 from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows, room_of
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -46,7 +46,7 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
     # Of all positions, BOS, EOS and what frames a source take some; a decoder has the rest for both sides together.
-    room = room_of(model) or LONGEST
+    room = model.longest or LONGEST
     most = max(1, (room - sum(map(len, codec.framing)) - 2) // 2)
     targets = random_rows(codec.target.size, most, seed=1)
     if codec.source is None:
@@ -69,8 +69,7 @@ def _told(quantization: Quantization, texts: list[str]) -> list[str]:
 
 def card(bundle: Bundle, quantization: Quantization) -> str:
     """README.md: what it is, and a program that runs it."""
-    assert isinstance(bundle.model, EncoderDecoder | Decoder)
-    codec, search, room = bundle.codec, bundle.recipe.get("decode", {}), room_of(bundle.model)
+    codec, search, room = bundle.codec, bundle.recipe.get("decode", {}), bundle.model.longest
     beam = search.get("beam", 1) if isinstance(search, dict) else 1
     about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
     if codec.source is None:

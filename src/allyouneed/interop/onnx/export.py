@@ -13,7 +13,7 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows, room_of
+from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
@@ -45,7 +45,7 @@ def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
     model, codec = bundle.model, bundle.codec
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
-    most = (room_of(model) or LONGEST) // 2
+    most = (model.longest or LONGEST) // 2
     targets = random_rows(codec.target.size, most - 1, seed=1)
     if isinstance(model, Decoder):
         size = min(codec.target.size, codec.source.size) if codec.source is not None else codec.target.size
@@ -78,8 +78,7 @@ folder:
 
 
 def _program(bundle: Bundle) -> str:
-    assert isinstance(bundle.model, EncoderDecoder | Decoder)
-    codec, paired, room = bundle.codec, isinstance(bundle.model, EncoderDecoder), room_of(bundle.model)
+    codec, paired, room = bundle.codec, isinstance(bundle.model, EncoderDecoder), bundle.model.longest
     one_file = codec.source is codec.target or codec.source is None
     target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
     before, behind = (list(side) for side in codec.framing)
