@@ -9,7 +9,7 @@ over HTTP. Three servers, the same but for how rows get into the batch:
     static       a batch is filled, and runs until its last row is done
     one          one row at a time
 
-Clients ask again as soon as they are answered. Servers take turns in every repeat, so that a busy machine slows all;
+Clients ask again as soon as they are answered, over connections that stay open. Servers take turns in every repeat, so that a busy machine slows all;
 ratios are those of one repeat, their median and range are printed. One at a time is faster the fewer clients wait, but
 not in throughput; static batches are measured with several numbers of clients, and compared at the latency that
 continuous batching has: the throughput is interpolated between those whose mean latencies lie around it.
@@ -108,36 +108,43 @@ class Server:
         self.host, port = self.process.stdout.readline().split("http://")[1].split()[0].split(":")
         self.port = int(port)
 
-    def answer(self, ask: Ask) -> str:
+    def connect(self) -> http.client.HTTPConnection:
+        """What a client asks through, again and again, as OpenAI's does."""
+        return http.client.HTTPConnection(self.host, self.port, timeout=600)
+
+    def answer(self, ask: Ask, through: http.client.HTTPConnection) -> str:
         """What it says."""
         body = {"model": "model", "prompt": ask.text, "max_tokens": ask.tokens, "temperature": 0.5, "seed": ask.seed}
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        found = json.loads(connection.getresponse().read())
-        connection.close()
+        through.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        found = json.loads(through.getresponse().read())
         return str(found["choices"][0]["text"])
 
     def load(self, asks: Sequence[Ask], clients: int) -> tuple[float, float]:
-        """Answers a second, and seconds until an answer, when so many clients ask one after another."""
-        left, seconds, lock = list(reversed(asks)), [], threading.Lock()
+        """Answers a second, and seconds until an answer, when so many clients ask one after another.
+
+        From the first answer until the last question is asked: all clients wait for something all the time.
+        """
+        left, done, lock = list(reversed(asks)), list[tuple[float, float]](), threading.Lock()
 
         def client() -> None:
+            connection = self.connect()
             while True:
                 with lock:
                     if not left:
-                        return
-                    ask = left.pop()
-                begun = time.perf_counter()
-                self.answer(ask)
-                seconds.append(time.perf_counter() - begun)
+                        break
+                    ask, begun = left.pop(), time.perf_counter()
+                self.answer(ask, connection)
+                done.append((time.perf_counter(), begun))
+            connection.close()
 
         threads = [threading.Thread(target=client) for _ in range(clients)]
-        begun = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return len(asks) / (time.perf_counter() - begun), statistics.mean(seconds)
+        first, last = min(done)[0], max(begun for _, begun in done)
+        counted = sum(first < end <= last for end, _ in done)
+        return counted / (last - first), statistics.mean(end - begun for end, begun in done)
 
     def close(self) -> None:
         """Ends it."""
@@ -162,7 +169,7 @@ def spread(values: Sequence[float]) -> str:
 def compare(servers: dict[str, Server], repeats: int, requests: int, clients: int) -> None:
     """Checks, measures, prints."""
     for ask in questions(6, seed=0):
-        said = {mode: server.answer(ask) for mode, server in servers.items()}
+        said = {mode: server.answer(ask, server.connect()) for mode, server in servers.items()}
         assert len(set(said.values())) == 1, said
     over_one, over_static = [], []
     for repeat in range(repeats):

@@ -11,7 +11,7 @@ Idea: Yu et al. 2022, "Orca" (OSDI), iteration-level scheduling.
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from allyouneed.mixers.state import join_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS
 
+AHEAD = 32  # uniform numbers drawn at once
 EMPTY = 8  # one place in so many may be empty
 End = Literal["stop", "length"]  # EOS was said, or the limit was reached, or the model's last position
 
@@ -37,8 +38,21 @@ class Row:
     config: SampleConfig  # how its tokens are drawn, and how many at most (at least 1)
     uniforms: np.random.Generator  # of `sample.uniforms`
     top: int = 0  # how many alternatives to each token are wanted
-    said: int = field(default=0, init=False)
+    ids: list[int] = field(default_factory=list, init=False)  # said so far, EOS included
     most: int = field(default=0, init=False)  # that it may say, known when it joins
+    manner: Hashable = field(init=False)  # rows of the same one draw together
+    _ahead: list[float] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        cuts = (config.temperature, config.top_k, config.top_p, config.min_p)
+        self.manner = None if config.temperature == 0 else cuts
+
+    def uniform(self) -> float:
+        """The next number of its stream; drawn many at once, it takes a tenth of the time."""
+        if not self._ahead:
+            self._ahead = self.uniforms.random(AHEAD)[::-1].tolist()
+        return self._ahead.pop()
 
     @property
     def length(self) -> int:
@@ -46,8 +60,7 @@ class Row:
         return 1 + max(len(self.prompt), len(self.source or ()))
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """A token of a row."""
 
     row: Row
@@ -164,25 +177,24 @@ class Running:
     def _choose(self, rows: Sequence[Row], logits_BV: Tensor) -> tuple[list[Said], Tensor]:
         """A token for each row (B); rows with the same settings draw together."""
         logits_BV = as_float32(logits_BV)
-        groups: dict[Hashable, list[int]] = {}
-        for place, row in enumerate(rows):
-            greedy = row.config.temperature == 0
-            cut = (row.config.temperature, row.config.top_k, row.config.top_p, row.config.min_p)
-            groups.setdefault(None if greedy else cut, []).append(place)
         token_B = torch.empty(len(rows), dtype=torch.long, device=self._device)
         logprob_B = torch.empty(len(rows), dtype=logits_BV.dtype, device=self._device)
+        groups: dict[Hashable, list[int]] = {}
+        for place, row in enumerate(rows):
+            groups.setdefault(row.manner, []).append(place)
         for places in groups.values():
-            here_N = torch.tensor(places, device=self._device)
             chosen = [rows[place] for place in places]
-            uniform_N = torch.tensor([row.uniforms.random() for row in chosen], dtype=torch.float64)
-            logits_NV = logits_BV if len(places) == len(rows) else logits_BV[here_N]
-            token_N, logprob_N = draw_token(logits_NV, chosen[0].config, uniform_N.to(self._device))
-            token_B[here_N], logprob_B[here_N] = token_N, logprob_N
+            uniform_N = torch.tensor([row.uniform() for row in chosen], dtype=torch.float64).to(self._device)
+            if len(places) == len(rows):
+                token_B, logprob_B = draw_token(logits_BV, chosen[0].config, uniform_N)
+                break
+            here_N = torch.tensor(places, device=self._device)
+            token_B[here_N], logprob_B[here_N] = draw_token(logits_BV[here_N], chosen[0].config, uniform_N)
         tops = self._alternatives(rows, logits_BV)
         said = []
         for row, token, logprob, top in zip(rows, token_B.tolist(), logprob_B.tolist(), tops, strict=True):
-            row.said += 1
-            end: End | None = "stop" if token == EOS else "length" if row.said >= row.most else None
+            row.ids.append(token)
+            end: End | None = "stop" if token == EOS else "length" if len(row.ids) >= row.most else None
             said.append(Said(row, token, logprob, top, end))
         return said, token_B
 

@@ -65,6 +65,12 @@ static void weigh(float *score, i64 slots) {
     for (i64 slot = 0; slot < slots; slot++) score[slot] /= total;
 }
 
+enum { SOON = 4 };
+
+static inline void fetch(const float *x, i64 n) {
+    for (i64 i = 0; i < n; i += WIDE) __builtin_prefetch(x + i, 0, 2);
+}
+
 /* out_bh = softmax(q_bh k_h^T * scale + bias) v_h: one query of each row and head reads `slots` keys and values.
 
    `sharing` rows in a row read the same memory, unless `which` has its number for each row. `order` (rows, slots) has
@@ -89,6 +95,11 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
         const float *more = bias ? bias + row * bias_row : NULL;
         float *sum = out + row * out_row;
         for (i64 i = 0; i < outer; i++) {
+            if (by_slots) {
+                i64 next = i + SOON < slots ? i + SOON : i;
+                fetch(k + (lies ? lies[next] : memory) * k_memory + next * k_slot, heads * key_width);
+                fetch(v + (lies ? lies[i] : memory) * v_memory + i * v_slot, heads * value_width);
+            }
             for (i64 j = 0; j < inner; j++) {
                 i64 slot = by_slots ? i : j, head = by_slots ? j : i;
                 if (seen && !seen[slot]) {

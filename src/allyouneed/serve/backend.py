@@ -19,6 +19,7 @@ from allyouneed.serve.models import Served
 from allyouneed.serve.worker import Work
 from allyouneed.tasks import Tokenizer
 
+AT_ONCE = 1000  # characters that are tokenised before another thread would have begun: within 0.2 ms
 Result = TypeVar("Result")
 
 
@@ -70,7 +71,7 @@ class Backend:
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], param: str, encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
-        """The ids of texts that have been checked, made in another thread; too many for one text are refused."""
+        """The ids of texts that have been checked; too many for one text are refused."""
         most = self.config.max_input_tokens
 
         def work() -> list[list[int]]:
@@ -78,7 +79,8 @@ class Backend:
                 return [[0] * (most + 1)]
             return encode(list(texts))
 
-        found = await asyncio.to_thread(work)
+        short = sum(map(len, texts)) <= AT_ONCE
+        found = work() if short else await asyncio.to_thread(work)
         longest = max((len(ids) for ids in found), default=0)
         if longest > most:
             message = f"{param}: a text of more than {most:,} tokens; cut it into pieces"

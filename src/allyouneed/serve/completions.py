@@ -330,15 +330,12 @@ class _Task:
 
     async def _at_once(self, number: dict[Row, int]) -> AsyncGenerator[Answer]:
         """The same where nobody looks at single tokens."""
-        ids: dict[Row, list[int]] = {row: [] for row in number}
         async with aclosing(self._engine.walk(list(number), patient=True)) as walk:
-            async for said in walk:
-                if said.end != "stop":
-                    ids[said.row].append(said.token)
-                if said.end is not None:
-                    self._said += len(ids[said.row])
-                    text = whole_text(self.served.bundle.codec, said.row.prompt, ids[said.row])
-                    yield Answer(number[said.row], 0, [Piece(text)], said.end)
+            async for last in walk:
+                ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
+                self._said += len(ids)
+                text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
+                yield Answer(number[last.row], 0, [Piece(text)], last.end)
 
     def _top(self, token: int, logprob: float, top: list[tuple[int, float]]) -> list[tuple[int, float]]:
         """The alternatives, and the chosen one, wherever it ranks."""

@@ -129,5 +129,7 @@ class Lane(Worker):
 
     def _hear(self, said: Sequence[Said]) -> None:
         for one in said:
-            self.hear(self.owner[one.row] if one.end is None else self.owner.pop(one.row), one)
+            ticket = self.owner[one.row] if one.end is None else self.owner.pop(one.row)
+            if one.end is not None or not ticket.patient:
+                self.hear(ticket, one)
         self._metrics.tokens.labels(self._model_name).inc(len(said))

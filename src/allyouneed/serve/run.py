@@ -79,6 +79,7 @@ def serve(config: ServeConfig, models: dict[str, Served]) -> None:
         limit_concurrency=config.connections,
         timeout_graceful_shutdown=LAST_WORDS,
         server_header=False,
+        proxy_headers=False,  # who asks is nowhere looked at
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -38,7 +38,7 @@ class Work:
 class Ticket:
     """What one request waits for: the tokens of its rows, or the results of its items.
 
-    Who is patient is not woken before everything is there.
+    Who is patient is not woken before everything is there, and hears of a row's last token only: the row knows them all.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class Worker(ABC):
         self.name, self.waiting = name, waiting
         self._threads = threads  # torch's own, at the beginning
         self._heard: list[tuple[Ticket, Event]] = []
-        self._awaited = False  # somebody waits for some of it
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -157,13 +156,11 @@ class Worker(ABC):
     def hear(self, ticket: Ticket, event: Event) -> None:
         """Something to tell."""
         self._heard.append((ticket, event))
-        if not ticket.patient or not isinstance(event, Said) or event.end is not None:
-            self._awaited = True
 
     def tell(self) -> None:
-        """Hands over what was heard, as soon as somebody waits for some of it."""
-        if self._awaited:
-            heard, self._heard, self._awaited = self._heard, [], False
+        """Hands over what was heard."""
+        if self._heard:
+            heard, self._heard = self._heard, []
             deliver(heard)
 
 

@@ -16,7 +16,7 @@ class Detokenizer:
 
     def __init__(self, codec: Codec, prompt: Sequence[int] = ()) -> None:
         self._codec = codec
-        self._ids = list(prompt[-2 * LONGEST_CHARACTER :])  # what stands before decides about blanks
+        self._ids = _just_before(prompt)
         self._known = codec.decode_target(self._ids)
         self._told = len(self._ids)
 
@@ -45,10 +45,15 @@ class Detokenizer:
         return piece
 
 
+def _just_before(prompt: Sequence[int]) -> list[int]:
+    """What stands before decides about blanks."""
+    return list(prompt[-2 * LONGEST_CHARACTER :])
+
+
 def whole_text(codec: Codec, prompt: Sequence[int], ids: Sequence[int]) -> str:
     """The text of all ids, as it would be told piece by piece."""
-    detokenizer = Detokenizer(codec, prompt)
-    text = detokenizer.push(*ids) + detokenizer.rest()
+    before = _just_before(prompt)
+    text = codec.decode_target([*before, *ids])[len(codec.decode_target(before)) if before else 0 :]
     if BROKEN not in text:
         return text
     # Bytes that are no character: what becomes of them depends on when they are told.
