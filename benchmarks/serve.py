@@ -1,6 +1,6 @@
 """Throughput of a server: continuous batching against one request at a time, and against static batches.
 
-    python benchmarks/serve.py [--repeats 5] [--requests 640] [--clients 32]
+    python benchmarks/serve.py [--repeats 5] [--requests 640] [--clients 32,64]
 
 A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, 8,000 words) answers completions of 4 to 120 tokens
 over HTTP. Three servers, the same but for how rows get into the batch:
@@ -9,10 +9,11 @@ over HTTP. Three servers, the same but for how rows get into the batch:
     static       a batch is filled, and runs until its last row is done
     one          one row at a time
 
-Clients ask again as soon as they are answered, over connections that stay open. Servers take turns in every repeat, so that a busy machine slows all;
-ratios are those of one repeat, their median and range are printed. One at a time is faster the fewer clients wait, but
-not in throughput; static batches are measured with several numbers of clients, and compared at the latency that
-continuous batching has: the throughput is interpolated between those whose mean latencies lie around it.
+Clients ask again as soon as they are answered, over connections that stay open; they take some of the same cores.
+Servers take turns in every repeat, so that a busy machine slows all; ratios are those of one repeat, their median and
+range are printed. One at a time is faster the fewer clients wait, but not in throughput; static batches are measured
+with several numbers of clients, and compared at the latency that continuous batching has: the throughput is
+interpolated between those whose mean latencies lie around it.
 All servers must say the same before anything is timed.
 """
 
@@ -193,23 +194,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--requests", type=int, default=640)
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", default="32,64", help="how many ask at a time; each number is tried")
     parser.add_argument("--serve", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        run_server(options.serve, options.folder, options.clients)
+        run_server(options.serve, options.folder, int(options.clients))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_folder(Path(temporary))
-        servers: dict[str, Server] = {}
-        try:
-            for mode in MODES:
-                servers[mode] = Server(mode, folder, options.clients)
-            compare(servers, options.repeats, options.requests, options.clients)
-        finally:
-            for server in servers.values():
-                server.close()
+        for clients in map(int, options.clients.split(",")):
+            servers: dict[str, Server] = {}
+            try:
+                for mode in MODES:
+                    servers[mode] = Server(mode, folder, clients)
+                compare(servers, options.repeats, options.requests, clients)
+            finally:
+                for server in servers.values():
+                    server.close()
 
 
 if __name__ == "__main__":

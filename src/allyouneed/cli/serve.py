@@ -20,7 +20,7 @@ def command(
     keys: Annotated[str | None, typer.Option(help="A file with a key on each line; requests must carry one.")] = None,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may ask; may be repeated.")] = None,
     runs: Annotated[str | None, typer.Option(help="The folder whose runs are shown.", show_default="runs")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows decoded side by side.", show_default="32")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows decoded side by side.", show_default="64")] = None,
     queue: Annotated[int | None, typer.Option(help="Rows that may wait.", show_default="256")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds for a request.", show_default="60")] = None,
     limit: Annotated[list[str] | None, typer.Option(help="Any other limit: max_characters=5000; may repeat.")] = None,

@@ -24,7 +24,7 @@ class ServeConfig(Config):
     keys: tuple[str, ...] = ()  # a request must carry one of them; none: everybody may ask
     cors: tuple[str, ...] = ()  # origins whose pages may read answers
 
-    batch: PositiveInt = 32  # rows of a model that decode side by side
+    batch: PositiveInt = 64  # rows of a model that decode side by side
     queue: PositiveInt = 256  # rows of a model that wait; more are refused with 429
     deadline: PositiveFloat = 60.0  # seconds until a request is given up
     drain: PositiveFloat = 30.0  # seconds that running requests have left after SIGTERM

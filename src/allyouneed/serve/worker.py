@@ -38,7 +38,7 @@ class Work:
 class Ticket:
     """What one request waits for: the tokens of its rows, or the results of its items.
 
-    Who is patient is not woken before everything is there, and hears of a row's last token only: the row knows them all.
+    Who is patient is not woken before everything is there, and hears of the last token of a row only: the row has all.
     """
 
     def __init__(
