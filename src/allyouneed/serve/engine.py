@@ -57,7 +57,7 @@ class Engine:
             worker.join()
 
     def walk(self, rows: Sequence[Row], patient: bool = False) -> AsyncGenerator[Said]:
-        """The tokens of some rows, as they come. A patient reader hears of the last one of each, when all are there, which
+        """The tokens of some rows, as they come. A patient reader hears of the last one of each when all are there: it
         costs less. Closing the iteration takes the rows out of the batch."""
         return self._events(self._submit(Ticket(rows, patient=patient)))
 
