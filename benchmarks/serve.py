@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -123,7 +124,8 @@ class Server:
     def load(self, asks: Sequence[Ask], clients: int) -> tuple[float, float]:
         """Answers a second, and seconds until an answer, when so many clients ask one after another.
 
-        From the first answer until the last question is asked: all clients wait for something all the time.
+        From the first answer until the last question is asked: all clients wait for something all the time, so they
+        wait for clients / rate seconds (Little 1961).
         """
         left, done, lock = list(reversed(asks)), list[tuple[float, float]](), threading.Lock()
 
@@ -143,9 +145,10 @@ class Server:
             thread.start()
         for thread in threads:
             thread.join()
+        assert len(done) == len(asks), "a client failed"
         first, last = min(done)[0], max(begun for _, begun in done)
-        counted = sum(first < end <= last for end, _ in done)
-        return counted / (last - first), statistics.mean(end - begun for end, begun in done)
+        rate = sum(first < end <= last for end, _ in done) / (last - first)
+        return rate, clients / rate
 
     def close(self) -> None:
         """Ends it."""
@@ -170,13 +173,16 @@ def spread(values: Sequence[float]) -> str:
 def compare(servers: dict[str, Server], repeats: int, requests: int, clients: int) -> None:
     """Checks, measures, prints."""
     for ask in questions(6, seed=0):
-        said = {mode: server.answer(ask, server.connect()) for mode, server in servers.items()}
+        said = {}
+        for mode, server in servers.items():
+            with closing(server.connect()) as connection:
+                said[mode] = server.answer(ask, connection)
         assert len(set(said.values())) == 1, said
     over_one, over_static = [], []
     for repeat in range(repeats):
         asks = questions(requests, seed=1 + repeat)
         rate, latency = servers["continuous"].load(asks, clients)
-        one, one_latency = servers["one"].load(asks[: max(8, requests // 4)], clients)
+        one, one_latency = servers["one"].load(asks[: clients + requests // 3], clients)
         static = [servers["static"].load(asks, max(1, clients // share)) for share in SHARES]
         over_one.append(rate / one)
         over_static.append(rate / at_latency(static, latency))
@@ -204,6 +210,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_folder(Path(temporary))
         for clients in map(int, options.clients.split(",")):
+            if options.requests < 3 * clients:
+                raise SystemExit(f"{clients} clients need at least {3 * clients} requests to be busy for a while")
             servers: dict[str, Server] = {}
             try:
                 for mode in MODES:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
-from allyouneed.decode.running import Row, Running, Said
+from allyouneed.decode.running import AHEAD, Row, Running, Said
 from allyouneed.decode.sample import uniforms
 from allyouneed.errors import DataError
 from allyouneed.positions import LearnedConfig
@@ -56,6 +56,7 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
             assert said == alone.ids[: len(said)]
             continue
         assert said == alone.ids == list(stream(model, prompt, config, source))
+        assert rows[place].ids == [one.token for one in heard[place]]
         assert heard[place][-1].end == ("stop" if alone.finished else "length")
         assert sum(one.logprob for one in heard[place]) == pytest.approx(alone.logprob, abs=1e-5)
         whole = score(model, [(source, [*prompt, *(one.token for one in heard[place])])], ended=False)[0]
@@ -64,6 +65,34 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
         for one in heard[place]:
             assert len(one.top) == 2
             assert one.logprob <= one.top[0][1] + 1e-9
+
+
+def test_long_texts_draw_from_one_stream():
+    """More numbers than are drawn at once."""
+    row, wanted = Row([], None, SampleConfig(), uniforms(2, 1, 0)), uniforms(2, 1, 0).random(3 * AHEAD)
+    drawn = []
+    for _ in range(3 * AHEAD):
+        drawn.append(row.uniform())
+        assert row.uniform() == drawn[-1]
+        row.ids.append(5)
+    assert drawn == wanted.tolist()
+
+
+def test_a_row_that_is_tried_again_says_the_same(monkeypatch):
+    """Whatever fails after tokens were chosen: nothing is said twice, and no number of the stream is lost."""
+    torch.manual_seed(0)
+    model, config = make_model("decoder", V).eval(), SampleConfig(seed=4, max_length=6)
+    (alone,) = sample(model, [[5]], config)[0]
+    row, running = Row([5], None, config, uniforms(4, 0, 0)), Running(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cat", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            running.add([row])
+    assert (row.ids, running.rows) == ([], [])
+    running.add([row])
+    while running.rows:
+        running.step()
+    assert [token for token in row.ids if token != EOS] == alone.ids
 
 
 def test_several_rows_of_one_prompt_read_it_once():

@@ -16,6 +16,7 @@ from allyouneed.folder import save_folder
 from allyouneed.rasp.compiler import compile_file
 from allyouneed.serve import ServeConfig, create_app, open_models
 from allyouneed.serve.backend import Backend
+from allyouneed.serve.run import settings as uvicorn_settings
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec
 from allyouneed.tasks.tokenizer import TokenizerConfig, of_symbols, train
@@ -79,7 +80,7 @@ def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend
     torch.set_num_threads(2)
     app = create_app(config, open_models([str(folder) for folder in folders]))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn_settings(app, config))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -1,5 +1,6 @@
 """What a server refuses, with which status and in which words. None of it reaches a model."""
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -241,6 +242,27 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(url: str) ->
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("begin", [b"GET /", b"GET /health HTTP/1.1\r\nX-Long: "])
+def test_headers_that_never_end(url: str, begin: bytes) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # what came before does not count
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # it may be closed before we have sent all
+            for piece in (begin, *[b"a" * (1 << 14)] * 5):
+                connection.sendall(piece)
+            while more := connection.recv(1000):  # else this waits for ever
+                answer += more
+        assert answer.startswith(b"HTTP/1.1 400") or not answer
+
+
+def test_long_headers_and_bodies_that_come_together_are_taken(url: str) -> None:
+    body = {"model": "speaker", "prompt": "to be", "user": "a" * 100_000, "max_tokens": 1}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Long": "a" * 50_000})
+    assert answer.status_code == 200
 
 
 def test_bodies_that_never_come(folders: list[Path]) -> None:

