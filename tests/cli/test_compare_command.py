@@ -105,6 +105,32 @@ def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     assert list(foreseen) == list(runs[0]["scores"])
 
 
+def test_it_says_what_is_kept(compared: Path, run: Commands) -> None:
+    assert "1 of 4 runs are kept from before" in (compared / "printed").read_text(encoding="utf-8")
+    again = run(*COMPARE, "--out", str(compared))
+    assert "4 of 4 runs are kept from before" in again.err
+    assert "1/4" not in again.err
+
+
+def test_the_report_of_another_question_is_not_replaced(compared: Path, run: Commands) -> None:
+    before = (compared / "report.html").read_bytes()
+    for other in (["compare", "sort", *COMPARE[2:]], ["cost"], ["flow"], ["scaling", "copy"]):
+        assert_one_line(run(*other, "--out", str(compared)), 2, "holds the report of 'compare copy'")
+    assert (compared / "report.html").read_bytes() == before
+
+
+def test_an_interrupted_comparison_has_not_succeeded(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "allyouneed", *COMPARE, "--steps", "5000", "--out", str(tmp_path)]
+    with subprocess.Popen(program, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / "runs" / RUNS[0]).exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+    assert (process.returncode, "Traceback" in said) == (130, False), said
+    assert "the same command goes on" in said
+
+
 def test_a_ray_cluster_gives_the_same_numbers(compared: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'allyouneed[ray]'")
     program = [

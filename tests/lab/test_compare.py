@@ -125,7 +125,7 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
     ("recipes", "more", "message"),
     [
         (["copy"], {}, "nothing to compare"),
-        (["copy"], {"vary": ["model.norm=pre"]}, "nothing to compare"),
+        (["copy"], {"vary": ["model.norm=pre"]}, "nothing to compare: norm=pre: is what copy has anyway"),
         (["copy"], {"vary": ["model.norm=pree"]}, "norm=pree on copy: model.norm"),
         (["copy"], {"vary": ["model.mixer.heads=5"]}, "heads=5 on copy: .*not divisible"),
         (["copy", "sort"], {}, "its task is 'sort'"),

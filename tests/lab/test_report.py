@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from allyouneed.errors import ConfigError
 from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Dots, Matrix, save_chart, svg, text_chart
-from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, write_report
+from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, require_own, write_report
 
 pytestmark = pytest.mark.no_shapes
 
@@ -28,10 +29,21 @@ def test_no_text_becomes_markup() -> None:
 
 
 def test_the_numbers_are_json_for_everybody(tmp_path: Path) -> None:
-    path = write_report(tmp_path / "new" / "report.html", "T", [Text("x")], {"value": math.nan, "list": (1, 2.5)})
+    path = write_report(tmp_path / "new", "why", "T", [Text("x")], {"value": math.nan, "list": (1, 2.5)})
     data = json.loads(path.with_suffix(".json").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert data["value"] is None
     assert data["list"] == [1, 2.5]
+
+
+def test_a_report_is_not_replaced_by_that_of_another_question(tmp_path: Path) -> None:
+    require_own(tmp_path, "cost")  # nothing is there
+    write_report(tmp_path, "cost", "T", [], {})
+    require_own(tmp_path, "cost")
+    with pytest.raises(ConfigError, match="holds the report of 'cost', not of 'compare copy'; choose another --out"):
+        require_own(tmp_path, "compare copy")
+    for other in (b"{", b"[]", b'{"title": "of an older version"}'):
+        (tmp_path / "report.json").write_bytes(other)
+        require_own(tmp_path, "compare copy")
 
 
 def test_charts_are_drawn(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from allyouneed.mixers.performer import draw_directions
 from allyouneed.storage import verify
 from allyouneed.train import Interrupted, Recipe, load_recipe, train
 from allyouneed.train.checkpoint import Checkpoints
+from allyouneed.train.log import read_log
 from allyouneed.train.loop import MOST_SKIPS, Run, Silent
 from allyouneed.train.recipe import find_recipe
 
@@ -229,6 +230,16 @@ def test_beginning_anew_and_with_the_weights_of_another_run_contradict_each_othe
     tree = merge(TINY, {"train": {"restart_above": 1.0}, "start": {"folder": "runs/a", "sha256": "0" * 64}})
     with pytest.raises(ConfigError, match="restart_above begins anew"):
         parse(Recipe, tree)
+
+
+def test_where_the_metric_ties_the_loss_chooses(tmp_path: Path) -> None:
+    """So few steps get nothing exactly right; the last weights are the best all the same."""
+    train(recipe(metric="exact", budget={"steps": 12}, evaluate_every=0.25), tmp_path)
+    records = read_log(tmp_path / "log.jsonl")
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    assert {record["exact"] for record in evaluations} == {0.0}
+    least = min(evaluations, key=lambda record: record["loss"])
+    assert records[-1]["chosen"] == least["step"] > evaluations[0]["step"]
 
 
 def test_the_metric_of_the_task_can_choose(tmp_path: Path) -> None:

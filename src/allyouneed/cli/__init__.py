@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        app(arguments or ["--help"], prog_name="allyouneed", standalone_mode=False)
+        status = app(arguments or ["--help"], prog_name="allyouneed", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
         return _complain(str(error), error.status)
@@ -113,7 +113,7 @@ def run(arguments: list[str]) -> int:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
         return _complain("not enough memory; make the model, the batches or the texts smaller", 1)
-    return 0
+    return int(status or 0)  # typer makes one of an interruption; commands give none
 
 
 def _complain(message: str, status: int) -> int:

@@ -66,6 +66,7 @@ def command(
     from allyouneed.lab.compare import compare, look_at_test_split, summary
     from allyouneed.lab.compare_page import cost_table, result_table, words_of, write_comparison
     from allyouneed.lab.plan import Question, make_plan
+    from allyouneed.lab.report import require_own
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     given = one_budget(budget)
@@ -74,6 +75,7 @@ def command(
         recipes, vary or [], model or [], further, sets or [], seeds, given, equal == "parameters", metric
     )
     plan = make_plan(question, out / "data")
+    require_own(out, plan.question)
     for line in plan.notes:
         note(line)
     jobs = plan.jobs()

@@ -47,7 +47,9 @@ def command(
         verdicts,
         write_cost_report,
     )
+    from allyouneed.lab.report import require_own
 
+    require_own(out, "cost")
     settings = replace(FULL if full else CostSettings(), mixers=tuple(mixers or ()))
     settings = replace(settings, lengths=tuple(sorted(set(lengths)))) if lengths else settings
     settings = replace(settings, widths=tuple(sorted(set(widths)))) if widths else settings

@@ -44,9 +44,11 @@ def command(
         study_mixers,
         write_flow_report,
     )
+    from allyouneed.lab.report import require_own
 
     if models:
         _refuse_settings(context)
+    require_own(out, "flow")
     with progress() as report:
         if models:
             study = study_folders(models, report)

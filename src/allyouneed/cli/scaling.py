@@ -50,6 +50,7 @@ def command(
 
     The prediction is in OUT/prediction.json before the larger run begins, and is not changed afterwards.
     """
+    from allyouneed.lab.report import require_own
     from allyouneed.lab.scaling import How, study
     from allyouneed.lab.scaling import verify as make_predicted
     from allyouneed.lab.scaling_plan import Plan
@@ -65,7 +66,7 @@ def command(
     amounts = _numbers(budgets)
     plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
     total = len([size for size in sizes.split(",") if size.strip()]) * len(amounts) * seeds
-    note(f"{total} runs in {out / 'runs'}")
+    require_own(out, plan.question)
     with watching_jobs(total) as watch:
         found = study(plan, out, predict, at, How(workers, cores, on, watch))
     page = write_study(found, out, typed())

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,6 +46,12 @@ class JobLines:
         self._running: dict[str, float] = {}
         self._said = time.monotonic()
 
+    def kept(self, outcomes: "Sequence[Outcome]") -> None:
+        """These were made before."""
+        self.ended += len(outcomes)
+        if outcomes:
+            self.say(kept(outcomes, self.total))
+
     def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None:
         """A run is so far."""
         self._running[job] = fraction
@@ -70,9 +76,15 @@ class JobBars:
     """A bar for all runs, and one for each that is running."""
 
     def __init__(self, progress: "Progress", total: int) -> None:
-        self._progress = progress
+        self._progress, self._total = progress, total
         self._all = progress.add_task("all runs", total=total)
         self._bars: dict[str, TaskID] = {}
+
+    def kept(self, outcomes: "Sequence[Outcome]") -> None:
+        """These were made before."""
+        self._progress.advance(self._all, len(outcomes))
+        if outcomes:
+            self._progress.console.print(kept(outcomes, self._total), markup=False, highlight=False)
 
     def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None:
         """A run is so far."""
@@ -86,6 +98,11 @@ class JobBars:
             self._progress.remove_task(self._bars.pop(outcome.name))
         self._progress.advance(self._all)
         self._progress.console.print(printable(describe(outcome)), markup=False, highlight=False, soft_wrap=True)
+
+
+def kept(outcomes: "Sequence[Outcome]", total: int) -> str:
+    """How much need not be done again, in a line."""
+    return f"{len(outcomes)} of {total} runs are kept from before"
 
 
 def describe(outcome: "Outcome") -> str:

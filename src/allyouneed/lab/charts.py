@@ -138,7 +138,9 @@ class Matrix:
         for i, row in enumerate(self.values):
             for j, value in enumerate(row):
                 weight, text = ("bold" if self.sure[i][j] else "normal"), f"{value:+.{self.digits}f}"
-                axes.text(j, i, text if math.isfinite(value) else "–", ha="center", va="center", fontweight=weight)
+                text = text if math.isfinite(value) else "–"
+                colour = "white" if abs(value) > 0.6 * reach else INK
+                axes.text(j, i, text, ha="center", va="center", fontweight=weight, color=colour)
         return figure
 
 

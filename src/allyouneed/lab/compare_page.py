@@ -21,7 +21,8 @@ METHOD = (
     f"Intervals hold the mean over seeds with 95 %: Student's t for fewer than {FEW} seeds, else a bootstrap. "
     "Differences are paired: the runs of one seed share the data and its order. A difference counts as shown if its "
     "interval leaves out zero and a paired t-test agrees after Holm's correction for all tests on this page; one that "
-    "is the same for every seed is given a spread of one held-out item. Effects are Hedges' g. "
+    "is the same for every seed is given a spread of one held-out item. Effects are Hedges' g, positive where a system "
+    "is better. "
     "Scores are of the validation split, of the weights that were best there by the recipe's own measure."
 )
 PLACE = "Seconds are wall clock of each run, everything included, beside whatever else the machine did."
@@ -32,9 +33,7 @@ def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path
     charts = all_charts(comparison)
     plan = comparison.plan
     title = f"{len(plan.systems)} systems compared on {', '.join(task.name for task in plan.tasks)}"
-    page = write_report(
-        folder / "report.html", title, _parts(comparison, charts, command), as_data(comparison, command)
-    )
+    page = write_report(folder, plan.question, title, _parts(comparison, charts, command), as_data(comparison, command))
     for name, chart in charts.items():
         save_chart(chart, folder / "charts" / f"{slug(name)}.png")
     return page

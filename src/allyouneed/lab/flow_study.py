@@ -165,6 +165,9 @@ class _Watch:
         self._parts: dict[str, float] = {}
         self._runs, self._report = runs, report
 
+    def kept(self, outcomes: Sequence[Outcome]) -> None:
+        self._parts |= {outcome.name: 1.0 for outcome in outcomes}
+
     def progress(self, job: str, fraction: float, record: Any) -> None:
         self._parts[job] = min(1.0, fraction)
         self._report(sum(self._parts.values()) / self._runs, f"training {job}")
@@ -243,7 +246,7 @@ def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
         name: [vars(flow) | {"points": flow.points} for flow in flows]
         for name, flows in (("layers", study.layers), ("before", study.before), ("after", study.after))
     }
-    page = write_report(out / "report.html", "How gradients travel", parts, data | {"scores": study.scores})
+    page = write_report(out, "flow", "How gradients travel", parts, data | {"scores": study.scores})
     for path, chart in pictures.items():
         save_chart(chart, path)
     return page

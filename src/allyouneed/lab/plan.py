@@ -76,6 +76,11 @@ class Plan:
     notes: Sequence[str]
 
     @property
+    def question(self) -> str:
+        """What a folder is for: seeds, systems and further tasks can be added, another first task is another matter."""
+        return f"compare {self.tasks[0].name}"
+
+    @property
     def baseline(self) -> System:
         """What all others are measured against."""
         return self.systems[0]
@@ -145,7 +150,8 @@ def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) 
         if other:
             found.append(System(name, other, varied=name in varied))
     if len(found) < 2:
-        raise ConfigError("nothing to compare: give several recipes, or --vary, or --model")
+        known = f": {'; '.join(notes)}" if notes else ": give several recipes, or --vary, or --model"
+        raise ConfigError(f"nothing to compare{known}")
     return found, notes
 
 

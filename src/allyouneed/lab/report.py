@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed import __version__
+from allyouneed.errors import ConfigError
 from allyouneed.lab.charts import AnyChart, svg
 from allyouneed.storage import write_atomic, writing
 
@@ -27,6 +28,7 @@ th { font-weight: 600; border-bottom: 2px solid #8d99ae } th:first-child, td:fir
 pre { background: #f4f6f9; padding: .7rem 1rem; overflow-x: auto; border-radius: 4px }
 .verdict { border-left: 4px solid #0072b2; padding: .3rem 1rem; background: #f4f6f9; margin: .6rem 0 }
 """
+DATA = "report.json"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -76,13 +78,25 @@ class Table:
 Part = Heading | Text | Note | Verdict | Code | Table | AnyChart
 
 
-def write_report(path: Path, title: str, parts: Sequence[Part], data: Mapping[str, Any]) -> Path:
-    """Writes the page, and `data` beside it with the suffix .json."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path.with_suffix(".json"), to_json({"allyouneed": __version__, "title": title, **data}))
-    write_atomic(path, page(title, parts).encode())
-    return path
+def write_report(folder: Path, question: str, title: str, parts: Sequence[Part], data: Mapping[str, Any]) -> Path:
+    """Writes the page (report.html), and `data` beside it (report.json). `question`: see `require_own`."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    facts = {"allyouneed": __version__, "question": question, "title": title}
+    write_atomic(folder / DATA, to_json({**facts, **data}))
+    write_atomic(folder / "report.html", page(title, parts).encode())
+    return folder / "report.html"
+
+
+def require_own(folder: Path, question: str) -> None:
+    """Refuses a folder that answers another question: its report would be lost. Asked before anything is made."""
+    try:
+        found = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    other = found.get("question", question) if isinstance(found, dict) else question
+    if other != question:
+        raise ConfigError(f"--out {folder}: holds the report of '{other}', not of '{question}'; choose another --out")
 
 
 def page(title: str, parts: Sequence[Part]) -> str:

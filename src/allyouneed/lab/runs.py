@@ -76,6 +76,7 @@ class Outcome:
 class Watch(Protocol):
     """Whoever watches jobs. Called from several threads, one at a time."""
 
+    def kept(self, outcomes: Sequence[Outcome]) -> None: ...
     def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None: ...
     def done(self, outcome: Outcome) -> None: ...
 
@@ -83,6 +84,7 @@ class Watch(Protocol):
 class Nobody:
     """Watches nothing."""
 
+    def kept(self, outcomes: Sequence[Outcome]) -> None: ...
     def progress(self, job: str, fraction: float, record: Mapping[str, Any]) -> None: ...
     def done(self, outcome: Outcome) -> None: ...
 
@@ -112,8 +114,7 @@ def _run_all(jobs: Sequence[Job], folder: Path, workers: int, cores: int, on: Pl
     for job in jobs:
         require_same_cores(folder / job.name, job.recipe, cores)
     found = {job.name: outcome for job in jobs if (outcome := finished(folder / job.name, job.recipe)) is not None}
-    for outcome in found.values():
-        watch.done(outcome)
+    watch.kept(list(found.values()))
     left = [job for job in jobs if job.name not in found]
     if left and on == "ray":
         from allyouneed.lab.on_ray import run_on_ray

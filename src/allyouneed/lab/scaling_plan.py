@@ -49,6 +49,11 @@ class Plan:
     sets: tuple[str, ...] = ()
     lr_power: float = 0.0
 
+    @property
+    def question(self) -> str:
+        """What a folder is for: sizes, budgets and seeds can be added."""
+        return f"scaling {self.recipe}"
+
     def load(self, *more: str) -> Recipe:
         """The recipe with further settings."""
         return load_recipe(self.recipe, None, [*self.sets, *FAIR, *more])

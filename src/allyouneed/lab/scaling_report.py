@@ -24,7 +24,7 @@ def write_study(found: Study, folder: Path, command: str = "") -> Path:
     parts += [Heading("The best size for a compute budget"), *charts[:-1], optimum_table(found)]
     parts += [Heading("The laws"), law_table(found), Note(_how(found))]
     parts += [Heading("The runs"), run_table(found)]
-    page = write_report(folder / "report.html", f"Scaling of {found.plan.recipe}", parts, as_data(found))
+    page = write_report(folder, found.plan.question, f"Scaling of {found.plan.recipe}", parts, as_data(found))
     for chart, name in zip(charts[::-1], ("compute.png", "isoflop.png"), strict=False):
         save_chart(chart, folder / name)
     return page

@@ -173,6 +173,7 @@ class Run:
         self.held_out_loss = 0.0  # then
         self.since_best = 0
         self.best: float | None = None
+        self.best_loss: float | None = None
         self.best_step = -1
         self.usual_norm = 0.0  # a running mean, for the spike guard
         self.skips = 0
@@ -416,9 +417,11 @@ class Run:
         assert loss is not None, "every task has one"
         self.held_out_loss = loss.value
         value = chosen.value if chosen.higher_is_better else -chosen.value
-        is_best = value == value and (self.best is None or value > self.best)  # a score that is no number is none
+        # Coarse scores tie (nothing is exact yet): the loss decides then. A score that is no number is none.
+        tied = value == self.best and self.best_loss is not None and loss.value < self.best_loss
+        is_best = value == value and (self.best is None or value > self.best or tied)
         if is_best:
-            self.best, self.best_step = value, self.spent.steps
+            self.best, self.best_loss, self.best_step = value, loss.value, self.spent.steps
         self.since_best = 0 if is_best else self.since_best + 1
         self.spent.tick()
         record = {"kind": "evaluation", "step": self.spent.steps, "tokens": self.spent.tokens, "best": is_best}
@@ -453,6 +456,7 @@ class Run:
             "held_out_loss": self.held_out_loss,
             "since_best": self.since_best,
             "best": self.best,
+            "best_loss": self.best_loss,
             "best_step": self.best_step,
             "usual_norm": self.usual_norm,
             "skips": self.skips,
@@ -488,6 +492,7 @@ class Run:
         self.evaluations, self.evaluated_at = state["evaluations"], state["evaluated_at"]
         self.held_out_loss = state.get("held_out_loss", 0.0)  # older checkpoints lack it
         self.since_best, self.best, self.best_step = state["since_best"], state["best"], state["best_step"]
+        self.best_loss = state.get("best_loss")
         self.usual_norm, self.skips, self._losses = state["usual_norm"], state["skips"], state["losses"]
 
     def finish(self) -> Path:

@@ -115,7 +115,7 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
         parts += _section(one, seeds, effort)
     data = {"effort": effort, "seeds": seeds, "claims": [_data(one, seeds, effort) for one in tried]}
     title = f"Claims of the literature, tried ({kind}, {seeds} seed{'s' * (seeds > 1)})"
-    return write_report(folder / effort / "report.html", title, parts, data)
+    return write_report(folder / effort, "claims", title, parts, data)
 
 
 def markdown(tried: Sequence[Tried]) -> str:
