@@ -49,6 +49,25 @@ def test_product(rows: int, inputs: int, outputs: int, seed: int) -> None:
     assert_close(kernels.Packed(columns_ND, None).project(x_BD), F.linear(x_BD, weight_ND))
 
 
+@given(rows=sizes, inputs=sizes, outputs=sizes, some=st.lists(st.integers(0, 69), max_size=80), seed=seeds)
+def test_product_with_some_outputs_is_a_part_of_the_whole(
+    rows: int, inputs: int, outputs: int, some: list[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight_ND, bias_N, x_BD = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(rows, inputs)
+    chosen_M = torch.tensor([number % outputs for number in some], dtype=torch.long)
+    for kind in (kernels.Packed, kernels.PackedInt8):
+        whole = kind(weight_ND, bias_N)
+        assert torch.equal(whole.some(chosen_M).project(x_BD), whole.project(x_BD)[:, chosen_M])
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([0, 7]), torch.tensor([-1]), torch.tensor([0, 1], dtype=torch.int32)])
+def test_outputs_that_are_not_there_are_refused(wrong: torch.Tensor) -> None:
+    for kind in (kernels.Packed, kernels.PackedInt8):
+        with pytest.raises(ValueError, match="not among 7"):
+            kind(torch.randn(7, 5), None).some(wrong)
+
+
 @given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)
 def test_product_of_bytes(rows: int, inputs: int, outputs: int, seed: int) -> None:
     """By the equation: integers, exactly; scales and bias in float32."""

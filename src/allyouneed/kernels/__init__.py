@@ -11,6 +11,7 @@ which lets go of the interpreter's lock. `ALLYOUNEED_KERNELS=off` turns them off
 no gradients: `usable` says whether they apply, and callers have torch's way beside.
 """
 
+import copy
 import ctypes
 import hashlib
 import mmap
@@ -45,6 +46,7 @@ FUNCTIONS = {
     "top_words": (*[_POINTER] * 3, *[_NUMBER] * 4),
     "draw_words": (*[_POINTER] * 4, *[_NUMBER] * 3, _FLOAT),
     "pack": (*[_POINTER] * 2, *[_NUMBER] * 4),
+    "pack_some": (*[_POINTER] * 3, *[_NUMBER] * 2),
     "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG, _POINTER),
     "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
     "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
@@ -168,6 +170,13 @@ class Packed:
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
         made().pack(weight_ND.data_ptr(), self.packed.data_ptr(), N, D, *weight_ND.stride())
 
+    def some(self, output_N: Tensor) -> "Packed":
+        """Some of the outputs, in the given order."""
+        few = copy.copy(self)
+        few.outputs, few.packed = len(output_N), _some(self.packed, output_N, self.outputs, self.inputs)
+        few.bias = _padded(self.bias[output_N])
+        return few
+
     def project(self, x: Tensor) -> Tensor:
         """x W^T + b of (..., D)."""
         x_BD = _rows(x)
@@ -196,6 +205,14 @@ class PackedInt8:
             *(weight_ND.data_ptr(), self.packed.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()),
             *(N, D, *weight_ND.stride()),
         )
+
+    def some(self, output_N: Tensor) -> "PackedInt8":
+        """Some of the outputs, in the given order, each rounded as it is here."""
+        few = copy.copy(self)
+        few.outputs = len(output_N)
+        few.packed = _some(self.packed.view(torch.int32), output_N, self.outputs, self._row // 4).view(torch.int8)
+        few.scale, few.sums, few.bias = (_padded(one[output_N]) for one in (self.scale, self.sums, self.bias))
+        return few
 
     def project(self, x: Tensor) -> Tensor:
         """x W^T + b of (..., D), nearly."""
@@ -239,6 +256,17 @@ class _Rooms:
 
 
 _room = _Rooms().take
+
+
+def _some(packed: Tensor, output_N: Tensor, outputs: int, inputs: int) -> Tensor:
+    """Panels of some outputs of others; `packed` has units of four bytes."""
+    N, output_N = len(output_N), output_N.contiguous()
+    if output_N.dtype != torch.long or (N and not 0 <= int(output_N.min()) <= int(output_N.max()) < outputs):
+        raise ValueError(f"some outputs are not among {outputs}")
+    # Not from `_room`, which is for what stays: these are there for one batch.
+    some = torch.zeros(-(-N // PANEL) * PANEL * inputs, dtype=packed.dtype)
+    made().pack_some(packed.data_ptr(), output_N.data_ptr(), some.data_ptr(), N, inputs)
+    return some
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -147,6 +147,16 @@ void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 by_output,
     }
 }
 
+/* Some outputs of packed weights, packed: of a panel's units of four bytes (one float, or four int8) every output has one
+   in each row. */
+void pack_some(const int32_t *packed, const i64 *output, int32_t *some, i64 outputs, i64 inputs) {
+    for (i64 n = 0; n < outputs; n++) {
+        const int32_t *from = packed + output[n] / PANEL * PANEL * inputs + output[n] % PANEL;
+        int32_t *to = some + n / PANEL * PANEL * inputs + n % PANEL;
+        for (i64 k = 0; k < inputs; k++) to[k * PANEL] = from[k * PANEL];
+    }
+}
+
 /* int8 */
 
 static inline i64 fours(i64 inputs) { return (inputs + 3) / 4; }

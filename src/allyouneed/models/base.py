@@ -13,6 +13,7 @@ whole source.
 A model never knows which ids are padding or end of sentence: validity comes with the ids.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -61,6 +62,13 @@ class Head(nn.Module):
         """(..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
         return nn.functional.linear(x, self.weight_VD, self.bias_V)
 
+    def of_words(self, word_N: Tensor) -> nn.Module:
+        """What gives the logits (..., N) of some words alone; for prediction."""
+        few = Head(self.weight_VD.detach()[word_N])
+        if self.bias_V is not None:
+            few.bias_V = nn.Parameter(self.bias_V.detach()[word_N], requires_grad=False)
+        return few
+
 
 class Model(nn.Module, ABC):
     """Every architecture is a final subclass of this one."""
@@ -73,6 +81,14 @@ class Model(nn.Module, ABC):
     def longest(self) -> int | None:
         """How many target tokens it can read, BOS included (and a decoder's source); None: as many as one likes."""
         return None
+
+    def with_head(self, head: nn.Module) -> "Model":
+        """The same model, its weights and states, with another head."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "head": head}
+        if "head" in self.__dict__:  # laid out for prediction
+            other.__dict__["head"] = head
+        return other
 
     def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
         """The source, ready to be read."""

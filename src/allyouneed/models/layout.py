@@ -14,6 +14,7 @@ Shapes and names stay the same, and so does every line of code that uses them; s
 """
 
 import threading
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,30 @@ class _QuickHead(Head):
 
     __call__ = forward
 
+    def of_words(self, word_N: Tensor) -> nn.Module:
+        return _WordsOfHead(self.weight_VD, self.bias_V, self._quick.some(word_N), word_N)
+
+
+class _WordsOfHead(nn.Module):
+    """Some words of such a head; what torch would need of its weights is gathered only if torch has to do it."""
+
+    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, quick: "_Quick | None", word_N: Tensor) -> None:
+        super().__init__()
+        self._whole, self._quick, self._word_N = (weight_VD.detach(), bias_V), quick, word_N
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._quick is not None and (y := self._quick(x)) is not None:
+            return y
+        return F.linear(x, *self._gathered)
+
+    __call__ = forward
+
+    @cached_property
+    def _gathered(self) -> tuple[Tensor, Tensor | None]:
+        weight_VD, bias_V = self._whole
+        columns_DN = weight_VD.T.index_select(1, self._word_N)
+        return columns_DN.T, None if bias_V is None else bias_V.detach()[self._word_N]
+
 
 class _Quick:
     """x W^T + b by kernels, where they apply."""
@@ -84,6 +109,14 @@ class _Quick:
             if self._packed is None:
                 self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
             return self._packed
+
+    def some(self, output_N: Tensor) -> "_Quick | None":
+        """The same for some of the outputs; None where kernels do not apply."""
+        if not kernels.usable(self._weight):
+            return None
+        some = _Quick(self._weight, self._bias, self._int8)
+        some._packed = self.packed().some(output_N)
+        return some
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_packed": None}  # a copy packs its own
