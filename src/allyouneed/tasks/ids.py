@@ -83,11 +83,14 @@ class Ragged:
         """How long each sequence is."""
         return np.diff(self.ends, prepend=np.int64(0))
 
+    def lengths_of(self, indices: Array) -> Array:
+        """How long some sequences are."""
+        return self.ends[indices] - np.where(indices > 0, self.ends[indices - 1], 0)
+
     def joined(self, indices: Array) -> Array:
         """Several sequences as one."""
-        ends = self.ends[indices]
-        starts = np.where(indices > 0, self.ends[indices - 1], 0)
-        lengths = ends - starts
+        lengths = self.lengths_of(indices)
+        starts = self.ends[indices] - lengths
         shift = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         return self.values[shift + np.arange(len(shift))]
 

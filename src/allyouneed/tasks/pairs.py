@@ -196,11 +196,20 @@ class PairData(TaskData):
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
         self._splits = {split: _PairSplit(folder, split, self.sizes, task) for split in given}
         self._train = self._splits["train"]
+        self._usual = tuple(
+            Ragged(folder, f"train.{side}", dtype_for(size))
+            for side, size in zip(SIDES, (source.size, target.size), strict=True)
+        )
         self.epoch = len(self._train.batches)
 
     def batch(self, seed: int, index: int) -> Batch:
         batches = self._train.batches
         return self._train.batch(batches.members(seed, index), seed, batches.epoch(index))
+
+    def train_ids(self) -> tuple[Ragged, Ragged]:
+        """The sources and the targets of all training pairs, segmented as usual."""
+        source, target = self._usual
+        return source, target
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         data = self._split(split)
