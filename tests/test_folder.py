@@ -16,7 +16,7 @@ from torch import Tensor
 import allyouneed
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
-from allyouneed.folder import fill_model, load_folder, model_tensors, save_folder
+from allyouneed.folder import add_shortlist, fill_model, load_folder, model_tensors, save_folder
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.xl import XLConfig
 from allyouneed.models import MODELS, Model
@@ -25,6 +25,7 @@ from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
 from allyouneed.storage import new_folder
 from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.shortlist import Shortlist
 from allyouneed.tasks.tokenizer import of_symbols
 
 CHARACTERS = of_symbols("abc", "characters")
@@ -262,3 +263,58 @@ def test_persistent_buffers_are_kept_and_others_are_not() -> None:
     assert model.kept.tolist() == [0, 0]
     with pytest.raises(FolderError, match="here: tensor kept is missing"):
         fill_model(model, {"weight": torch.ones(3)}, Path("here"))
+
+
+def a_shortlist(sources: int = CHARACTERS.size) -> Shortlist:
+    return Shortlist(torch.arange(4), torch.tensor([4, 5, 6]), torch.tensor([0] * (sources - 2) + [2, 3]))
+
+
+def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert load_folder(path).shortlist is None
+    for _ in range(2):  # the second replaces the first
+        add_shortlist(path, a_shortlist())
+        listed = load_folder(path).shortlist
+        assert listed is not None
+        assert [listed.of(word) for word in range(CHARACTERS.size)] == [[], [], [], [], [], [4, 5], [6]]
+    after = {file.name: file.read_bytes() for file in path.iterdir()}
+    assert after.keys() - before.keys() == {"shortlist.safetensors"}
+    assert {name for name in before if after[name] != before[name]} == {"manifest.json"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_shortlist_does_not_come_into_a_damaged_folder(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    weights = path / "model.safetensors"
+    damaged = bytes([*weights.read_bytes()[:-1], weights.read_bytes()[-1] ^ 1])
+    weights.write_bytes(damaged)
+    with pytest.raises(FolderError, match="changed since it was written"):
+        add_shortlist(path, a_shortlist())
+    assert not (path / "shortlist.safetensors").exists()
+    assert weights.read_bytes() == damaged
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_shortlist_that_does_not_fit_its_model_is_refused(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    add_shortlist(path, a_shortlist(CHARACTERS.size + 1))
+    refused(path, r"shortlist\.safetensors: for 8 source words, but the model has 7; make it again")
+    add_shortlist(path, Shortlist(torch.arange(4), torch.tensor([4, 5, 7]), a_shortlist().ends))
+    refused(path, r"shortlist\.safetensors: words holds ids that are not among the 7 target words")
+    refused(
+        rewrite(path, lambda folder: (folder / "shortlist.safetensors").write_bytes(b"x")), "not a safetensors file"
+    )
+    model = build("decoder", Sizes(0, CHARACTERS.size))
+    path = save_folder(tmp_path / "lm", model, Codec(target=CHARACTERS), ExampleTask(), "")
+    add_shortlist(path, a_shortlist())
+    refused(path, r"shortlist\.safetensors: a shortlist, but the model does not translate")
+
+
+def test_one_changed_bit_of_a_shortlist_is_refused(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    add_shortlist(path, a_shortlist())
+    data = bytearray((path / "shortlist.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "shortlist.safetensors").write_bytes(data)
+    refused(path, r"shortlist\.safetensors: changed since it was written")

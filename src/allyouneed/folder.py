@@ -3,6 +3,7 @@
     config.json          the architecture and its sizes, and the task it was trained for
     model.safetensors    parameters (a tied matrix once) and persistent buffers
     tokenizer.json       and tokenizer.target.json, codec.json: text <-> ids
+    shortlist.safetensors  the words that a source allows, if `allyouneed shortlist` has put them there
     README.md            the model card: data, budget, scores with their signatures, recipe
     manifest.json        sha256 and size of each
 
@@ -28,11 +29,20 @@ from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
 from allyouneed.sizes import Sizes
-from allyouneed.storage import MANIFEST, Sealed, new_folder, open_folder, read_manifest, write_tensors
+from allyouneed.storage import (
+    LARGEST_TENSORS,
+    MANIFEST,
+    Sealed,
+    new_folder,
+    open_folder,
+    read_manifest,
+    write_tensors,
+)
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.tasks.codec import Codec
+from allyouneed.tasks.shortlist import Shortlist, read_shortlist
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CONFIG, WEIGHTS, CARD, SHORTLIST = "config.json", "model.safetensors", "README.md", "shortlist.safetensors"
 FORMAT: Final = 1
 # What a folder with a manifest is, by the files that only such a folder has; exports under their names in `--to`.
 KINDS: dict[str, tuple[str, set[str]]] = {
@@ -75,6 +85,7 @@ class Bundle:
     card: str
     version: str  # of the allyouneed that wrote it
     sha256: str = ""  # of the weights as they lie there
+    shortlist: Shortlist | None = None  # for `decode.translate`, if the folder holds one
 
     def _repr_html_(self) -> str:
         """In notebooks: what it is, in a few lines."""
@@ -104,6 +115,16 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     return Path(path)
 
 
+def add_shortlist(path: Path, shortlist: Shortlist) -> None:
+    """Puts a shortlist into a model folder, which is replaced by one that has all its other files as they were."""
+    sealed = open_folder(path)
+    with new_folder(path) as folder:
+        for name in sealed.files.keys() - {SHORTLIST}:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(sealed.read(name, LARGEST_TENSORS))
+        write_tensors(folder / SHORTLIST, shortlist.tensors())
+
+
 def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = ()) -> Bundle:
     """A ready model from a model folder, or from the run folder that holds one.
 
@@ -114,14 +135,15 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequ
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
     config = _read_config(sealed, sets)
-    for name in sealed.files.keys() - {WEIGHTS}:
+    for name in sealed.files.keys() - {WEIGHTS, SHORTLIST}:
         sealed.read(name)  # the codec opens its files by itself: compare them with the manifest here
     model = _read_model(sealed, config)
     codec = Codec.load(sealed.path)
     _require_room(codec, config, sealed.path)
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
-    sha256 = sealed.files[WEIGHTS].sha256
-    return Bundle(sealed.path, model.to(device).eval(), codec, config.recipe, card, config.allyouneed, sha256)
+    sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
+    ready = model.to(device).eval()
+    return Bundle(sealed.path, ready, codec, config.recipe, card, config.allyouneed, sha256, listed)
 
 
 def kind_of(path: Path) -> str | None:
@@ -200,6 +222,14 @@ def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
     fill_model(model, tensors, sealed.path / WEIGHTS)
     return model
+
+
+def _read_shortlist(sealed: Sealed, codec: Codec, targets: int) -> Shortlist | None:
+    if SHORTLIST not in sealed.files:
+        return None
+    if codec.source is None or codec.target is None or codec.classes is not None:
+        raise FolderError(f"{sealed.path / SHORTLIST}: a shortlist, but the model does not translate")
+    return read_shortlist(sealed.read_tensors(SHORTLIST), codec.source.size, targets, sealed.path / SHORTLIST)
 
 
 class Room(TorchFunctionMode):

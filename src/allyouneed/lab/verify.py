@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from allyouneed.errors import DataError, FolderError, UserError
-from allyouneed.folder import KINDS, Bundle, kind_of, load_folder, model_tensors
+from allyouneed.folder import KINDS, SHORTLIST, Bundle, kind_of, load_folder, model_tensors
 from allyouneed.lab.held_out import recipe_of
 from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, Sealed, compare_listing, is_locked, verify
 from allyouneed.tasks import Score
@@ -131,6 +131,9 @@ def _model(path: Path, with_scores: bool) -> Iterator[Finding]:
     tensors = model_tensors(bundle.model)
     yield Finding("loads", str(path), "ok", f"{len(tensors)} tensors, names, shapes and types as config.json says")
     yield _finite(path / "model.safetensors", tensors)
+    if (listed := bundle.shortlist) is not None:
+        detail = f"{len(listed.words):,} words of {len(listed.ends):,} source words, in order, all in the vocabulary"
+        yield Finding("shortlist", str(path / SHORTLIST), "ok", detail)
     yield _try("recipe", path / "config.json", lambda: f"task {recipe_of(bundle).task.type}")
     if with_scores:
         yield from _scores(bundle)
