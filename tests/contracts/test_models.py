@@ -21,6 +21,7 @@ from allyouneed.mixers import select_rows
 from allyouneed.models import MODELS, Model
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import EOS
+from allyouneed.tasks.shortlist import Shortlist
 
 SOURCE, TARGET = 11, 13  # ids
 
@@ -233,6 +234,24 @@ def test_the_same_search_decodes_it(case: Case) -> None:
         scored = score(model, list(zip(sources, said, strict=True)), ended=False)
     for found, wanted in zip(best, scored, strict=True):
         assert found.logprob == pytest.approx(sum(wanted.token_logprobs), abs=1e-5)
+
+
+@generating
+def test_a_shortlist_bars_words_and_changes_nothing_else(case: Case) -> None:
+    model = case.build()
+    sources = [[5, 6, 7, EOS], [8, EOS], [4, 9, 5, 6, 4, EOS]]
+    ends = torch.arange(1, SOURCE + 1)
+    one_each = Shortlist(torch.arange(4), 4 + torch.arange(SOURCE) % (TARGET - 4), ends)  # word w allows one word
+    every = Shortlist(torch.arange(TARGET), one_each.words, ends)
+    for beam in (1, 3):
+        config = SearchConfig(beam=beam, max_length=6)
+        assert search(model, sources, config, shortlist=every) == search(model, sources, config)
+        together = search(model, sources, config, shortlist=one_each)
+        for source, found in zip(sources, together, strict=True):
+            assert {*found[0].ids} <= {3, *(4 + word % (TARGET - 4) for word in source)}
+            alone = search(model, [source], config, shortlist=one_each)[0][0]
+            assert found[0].ids == alone.ids
+            assert found[0].logprob == pytest.approx(alone.logprob, abs=1e-5)
 
 
 @every_case

@@ -18,7 +18,7 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, section 6.1; Wu et al. 2016, arXiv
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -40,10 +40,12 @@ from allyouneed.decode.base import (
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
+from allyouneed.decode.shortlist import Listed
 from allyouneed.decode.spread import lanes, side_by_side
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS, PAD
+from allyouneed.tasks.shortlist import Shortlist
 
 BEYOND_SOURCE = 50  # section 6.1: "maximum output length during inference to input length + 50"
 NEVER = float("-inf")
@@ -79,8 +81,12 @@ def search(
     sources: Sequence[Sequence[int]],
     config: SearchConfig,
     progress: Callable[[int], None] | None = None,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
-    """The n best targets of each source, best first. `progress` hears after each batch how many more are done."""
+    """The n best targets of each source, best first. `progress` hears after each batch how many more are done.
+
+    With a shortlist a target holds only words that it allows the source, and probabilities are among those.
+    """
     results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # the answer where nothing may be said
     with predicting(model):
         if config.max_length == 0:
@@ -90,9 +96,10 @@ def search(
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
             limits = [most_new(model, config.limit(source), (), source) for source in chosen]
+            listed = None if shortlist is None else Listed(model, shortlist, chosen)
             if config.beam == 1:
-                return greedy_batch(model, chosen, limits, config.length_penalty)
-            return _Beams(model, chosen, limits, config).run()
+                return greedy_batch(model, chosen, limits, config.length_penalty, listed)
+            return _Beams(model, chosen, limits, config, listed).run()
 
         lengths = [len(source) for source in sources]
         batches = pack(lengths, config.beam, config.batch_tokens, parts=lanes(device))
@@ -152,9 +159,15 @@ class _Beams:
     """A batch of sentences (N), each with `beam` live beginnings; the rows (B) of the state are N groups of as many."""
 
     def __init__(
-        self, model: Model, sources: Sequence[Sequence[int]], limits: Sequence[int], config: SearchConfig
+        self,
+        model: Model,
+        sources: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        config: SearchConfig,
+        listed: Listed | None = None,
     ) -> None:
-        self.model, self.config, self.device = model, config, device_of(model)
+        self.model = model if listed is None else listed.model
+        self.config, self.listed, self.device = config, listed, device_of(model)
         self.found: list[list[Hypothesis]] = [[] for _ in sources]
         self.item = list(range(len(sources)))  # the sentences still in the batch
         self.limit_N = torch.tensor(limits, device=self.device)
@@ -169,8 +182,8 @@ class _Beams:
         """The n best of every sentence, best first."""
         beam = self.config.beam
         while self.item:
-            logits_BV, self.state = self.model.advance(self.ids_BT[:, -1], self.state)
-            best = best_continuations(as_float32(logits_BV), self.logprob_NK, 2 * beam)
+            logits, self.state = self.model.advance(self.ids_BT[:, -1], self.state)
+            best = self._continuations(as_float32(logits))
             ends_NC = best.token_NC == EOS
             if bool(ends_NC.any()):
                 self._finish(best, ends_NC[:, :beam])
@@ -179,6 +192,13 @@ class _Beams:
                 best = best.first(beam)
             self._go_on(best, self._leave(best))
         return self.found
+
+    def _continuations(self, logits: Tensor) -> Candidates:
+        count = 2 * self.config.beam
+        if self.listed is None:
+            return best_continuations(logits, self.logprob_NK, count)
+        best = best_continuations(self.listed.bar(logits), self.logprob_NK, count)
+        return replace(best, token_NC=self.listed.word_N[best.token_NC])
 
     def _finish(self, best: Candidates, ends_NK: Tensor) -> None:
         """Keeps the n best hypotheses that end here."""
@@ -215,6 +235,8 @@ class _Beams:
                     found.append(Hypothesis(ids, logprob, logprob / penalty, finished=False))
         stay = (~done_N).nonzero()[:, 0]
         self.item = [self.item[sentence] for sentence in stay.tolist()]
+        if self.listed is not None:
+            self.listed.only(torch.tensor(self.item, dtype=torch.long, device=self.device))
         self.limit_N, self.to_beat_N = self.limit_N[stay], self.to_beat_N[stay]
         self.last_penalty_N = self.last_penalty_N[stay]
         return stay

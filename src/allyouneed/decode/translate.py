@@ -12,6 +12,7 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.models import Model
 from allyouneed.tasks import UNK, Codec
 from allyouneed.tasks.base import FIRST_CLASS
+from allyouneed.tasks.shortlist import Shortlist
 
 ROWS = 64  # texts classified at a time
 
@@ -31,8 +32,12 @@ def translate(
     texts: Sequence[str],
     config: SearchConfig,
     progress: Callable[[int], None] | None = None,
+    shortlist: Shortlist | None = None,
 ) -> list[list[Answer]]:
-    """The best answers for each text, best first: translations, or the names of classes."""
+    """The best answers for each text, best first: translations, or the names of classes.
+
+    `shortlist`: the folder's own, `bundle.shortlist`, makes translations faster (see `search`).
+    """
     if codec.classes is not None:
         answers: list[list[Answer]] = [[] for _ in texts]
         for chosen, logprobs in class_logprobs(model, codec, texts):
@@ -41,7 +46,7 @@ def translate(
             if progress is not None:
                 progress(len(chosen))
         return answers
-    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress))
+    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress, shortlist))
 
 
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:

@@ -14,6 +14,7 @@ from allyouneed.models import Model
 from allyouneed.tasks import Score, TaskData
 from allyouneed.tasks.base import Batch, Split
 from allyouneed.tasks.loss import batch_loss
+from allyouneed.tasks.shortlist import Shortlist
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -57,14 +58,16 @@ def evaluate(
     split: Split,
     search: SearchConfig | None = None,
     progress: Callable[[int], None] | None = None,
+    shortlist: Shortlist | None = None,
 ) -> list[Score]:
     """All scores of a split: first those of decoded text or classes (unless search is None), then those of the loss."""
     scores = []
     examples = data.examples(split) if search is not None else []
     if examples and search is not None:
-        answers = translate(model, data.codec, [source for source, _ in examples], search, progress)
+        answers = translate(model, data.codec, [source for source, _ in examples], search, progress, shortlist)
         decoded = data.measure([best[0].text for best in answers], [reference for _, reference in examples])
         how = "" if data.codec.target is None else f"|{search.signature}"  # classes are not searched for
+        how += "" if shortlist is None else f"|{shortlist.signature}"
         scores = [
             Score(score.name, score.value, f"{score.signature}|split:{split}{how}", score.higher_is_better)
             for score in decoded

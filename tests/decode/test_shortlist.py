@@ -1,0 +1,191 @@
+"""Search among the words of a shortlist: what a search among all says whose other words are at minus infinity."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from decode_models import KINDS, make_model, plain_beam, plain_greedy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from allyouneed import kernels
+from allyouneed.decode import Hypothesis, SearchConfig, search
+from allyouneed.decode.shortlist import Listed
+from allyouneed.errors import ConfigError
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.models import Model
+from allyouneed.models.base import Head
+from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.sizes import Sizes
+from allyouneed.tasks.base import EOS
+from allyouneed.tasks.shortlist import SPECIALS, Shortlist
+
+WORDS = 12
+SOURCES = [[5, 6, 7, EOS], [8, EOS], [4, 9, 5, 6, 4, EOS], [EOS], [11, 10, 8, EOS]]
+needs_kernels = pytest.mark.skipif(kernels._library() is None, reason="no C compiler")
+
+
+def everything(words: int) -> Shortlist:
+    return Shortlist(torch.arange(words), torch.empty(0, dtype=torch.long), torch.zeros(words, dtype=torch.long))
+
+
+def some_words(words: int, most: int = 3) -> Shortlist:
+    """Each source word allows up to `most` random target words, some none."""
+    lists = [
+        sorted(set(torch.randint(SPECIALS, words, (int(n),)).tolist())) for n in torch.randint(0, most + 1, (words,))
+    ]
+    ends = torch.tensor([len(each) for each in lists]).cumsum(0)
+    flat = torch.tensor([word for each in lists for word in each], dtype=torch.long)
+    return Shortlist(torch.arange(SPECIALS), flat, ends)
+
+
+def allowed(shortlist: Shortlist, source: Sequence[int]) -> set[int]:
+    """By the definition."""
+    return {*shortlist.always.tolist(), *(word for given in source for word in shortlist.of(given))}
+
+
+class BarredHead(Head):
+    """All words, those that are not allowed at minus infinity."""
+
+    def __init__(self, head: Head, words: set[int]) -> None:
+        super().__init__(head.weight_VD)
+        self.bias_V = head.bias_V
+        self.barred = [word for word in range(head.weight_VD.shape[0]) if word not in words]
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        logits[..., self.barred] = float("-inf")
+        return logits
+
+
+def barred(model: Model, words: set[int]) -> Model:
+    other = copy.deepcopy(model)
+    other.head = BarredHead(other.head, words)
+    return other
+
+
+def assert_same(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
+    assert [(one.ids, one.finished) for one in ours] == [(one.ids, one.finished) for one in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        assert one.logprob == pytest.approx(two.logprob, abs=1e-5)
+        assert one.score == pytest.approx(two.score, abs=1e-5)
+
+
+@given(
+    kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6), beam=st.integers(1, 3), sharp=st.sampled_from([1.0, 3.0])
+)
+def test_equals_a_plain_search_with_the_other_words_at_minus_infinity(kind, seed, beam, sharp):
+    torch.manual_seed(seed)
+    model, shortlist = make_model(kind, WORDS, sharp), some_words(WORDS)
+    found = search(model, SOURCES, SearchConfig(beam=beam, length_penalty=0.6, max_length=7), shortlist=shortlist)
+    for source, (best, *_) in zip(SOURCES, found, strict=True):
+        words = allowed(shortlist, source)
+        assert set(best.ids) <= words
+        slow = barred(model, words)
+        if beam == 1:
+            said = plain_greedy(slow, source, 7)
+            assert ([*best.ids, EOS] if best.finished else best.ids) == said
+        else:
+            assert_same([best], plain_beam(slow, source, beam, 7, 0.6)[:1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_all_words_are_no_shortlist(kind, beam):
+    model, config = make_model(kind, WORDS, 1.5), SearchConfig(beam=beam, n_best=beam, max_length=9)
+    assert search(model, SOURCES, config, shortlist=everything(WORDS)) == search(model, SOURCES, config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_neighbours_change_nothing(kind, beam):
+    model, shortlist = make_model(kind, WORDS, 1.5), some_words(WORDS)
+    config = SearchConfig(beam=beam, n_best=beam, max_length=9)
+    together = search(model, SOURCES, config, shortlist=shortlist)
+    for source, found in zip(SOURCES, together, strict=True):
+        assert_same(found, search(model, [source], config, shortlist=shortlist)[0])
+
+
+def laid_out(int8: bool, words: int = 301) -> Model:
+    config = EncoderDecoderConfig(
+        width=24, hidden=30, mixer=SoftmaxConfig(heads=3), encoder_layers=1, decoder_layers=2, output_bias=True
+    )
+    model = config.build(Sizes(words, words, shared=True))
+    with torch.no_grad():
+        model.head.bias_V.normal_()
+    lay_out_for_prediction(model, int8)
+    return model
+
+
+def longer_sources(words: int, count: int = 9) -> list[list[int]]:
+    return [[*torch.randint(SPECIALS, words, (1 + 2 * row,)).tolist(), EOS] for row in range(count)]
+
+
+WAYS = ["torch", "kernels", "many rows", "int8"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How products are computed."""
+    if request.param == "torch":
+        monkeypatch.setattr(kernels, "_library", lambda: None)
+    elif kernels._library() is None:
+        pytest.skip("no C compiler")
+    elif request.param == "many rows":
+        monkeypatch.setattr(kernels, "few", lambda rows: False)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_laid_out_all_words_are_no_shortlist_to_the_bit(way, beam):
+    model, config = laid_out(way == "int8"), SearchConfig(beam=beam, n_best=beam, max_length=12)
+    sources = longer_sources(301)
+    assert search(model, sources, config, shortlist=everything(301)) == search(model, sources, config)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_laid_out_neighbours_change_nothing(way, beam):
+    model, shortlist, sources = laid_out(way == "int8"), some_words(301, most=9), longer_sources(301)
+    config = SearchConfig(beam=beam, max_length=12)
+    together = search(model, sources, config, shortlist=shortlist)
+    for source, found in zip(sources, together, strict=True):
+        assert set(found[0].ids) <= allowed(shortlist, source)
+        assert_same(found, search(model, [source], config, shortlist=shortlist)[0])
+
+
+def test_logits_are_those_of_the_whole_head(way):
+    model, shortlist, sources = laid_out(way == "int8"), some_words(301, most=9), longer_sources(301)
+    with torch.inference_mode():
+        listed, x_BD = Listed(model, shortlist, sources), torch.randn(9, 24)
+        logits_BN, all_BV = listed.model.head(x_BD), model.head(x_BD)
+        assert len(listed.word_N) < 301
+        torch.testing.assert_close(logits_BN, all_BV[:, listed.word_N], rtol=1e-6, atol=1e-6)
+        if way in ("kernels", "int8"):
+            assert torch.equal(logits_BN, all_BV[:, listed.word_N])
+        barred_BN = listed.bar(logits_BN.clone())
+    for row, source in enumerate(sources):
+        left = listed.word_N[barred_BN[row] > float("-inf")]
+        assert set(left.tolist()) == allowed(shortlist, source)
+        columns = torch.isin(listed.word_N, left)
+        assert torch.equal(barred_BN[row, columns], logits_BN[row, columns])
+
+
+def test_the_model_keeps_its_head(way):
+    model, shortlist = laid_out(way == "int8"), some_words(301)
+    before, head = search(model, SOURCES, SearchConfig(beam=2)), model.head
+    search(model, SOURCES, SearchConfig(beam=2), shortlist=shortlist)
+    assert model.head is head
+    assert search(model, SOURCES, SearchConfig(beam=2)) == before
+
+
+def test_a_source_that_the_shortlist_does_not_know():
+    with pytest.raises(ConfigError, match="shortlist of 9 source words does not know"):
+        search(
+            make_model("gru", WORDS),
+            SOURCES,
+            SearchConfig(),
+            shortlist=Shortlist(torch.arange(4), torch.empty(0, dtype=torch.long), torch.zeros(9, dtype=torch.long)),
+        )
