@@ -22,7 +22,7 @@ def test_the_likeliest_and_the_most_frequent() -> None:
     made = make_shortlist(LEXICON, FREQUENCY, sources=8, best=2, always=2, shared=False)
     assert made.always.tolist() == [0, 1, 2, 3, 5, 8]  # special ids whatever is frequent; of 5 and 7 the smaller
     assert [made.of(word) for word in range(8)] == [[], [], [], [], [8, 9], [], [5], [4, 6]]
-    assert made.signature == "shortlist:2+6"
+    assert made.signature == "shortlist:2+2"
 
 
 def test_where_words_are_shared_each_allows_itself() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, Int8, open_model
+from allyouneed.cli.opening import Device, Int8, Listed, open_model, shortlist_of
 
 
 def command(
@@ -25,6 +25,7 @@ def command(
         typer.Option("--set", help="Any setting that is no part of the weights: --set model.mixer.memory=512."),
     ] = None,
     int8: Int8 = False,
+    shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
     """Measure a model on held-out data or on files.
@@ -42,7 +43,11 @@ def command(
     bundle = open_model(model, device, sets or (), int8)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
-    scores = evaluate_files(bundle, files, search, note) if files else evaluate_held_out(bundle, split, search, note)
+    listed = shortlist_of(bundle, shortlist)
+    if files:
+        scores = evaluate_files(bundle, files, search, note, listed)
+    else:
+        scores = evaluate_held_out(bundle, split, search, note, listed)
     for score in scores:
         signature = "|".join([score.signature, *(sets or ()), *(["int8"] if int8 else [])])
         print(f"{score.name} = {score.value:.4f}  {printable(signature)}")

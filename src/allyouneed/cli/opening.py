@@ -9,12 +9,17 @@ from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
     from allyouneed.folder import Bundle
+    from allyouneed.tasks.shortlist import Shortlist
 
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
 
 
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights and products in bytes: faster, a little less exact.")]
+Listed = Annotated[
+    bool,
+    typer.Option("--shortlist", help="Only words that the source allows (`allyouneed shortlist` says which): faster."),
+]
 Engine = Annotated[
     Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same translations.")
 ]
@@ -33,9 +38,23 @@ def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8:
     return bundle
 
 
-def check_engine(engine: str, device: str) -> None:
+def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
+    """The shortlist of a folder, if one is wanted."""
+    if wanted and bundle.shortlist is None:
+        raise ConfigError(
+            f"{bundle.path}: has no shortlist; `allyouneed shortlist {bundle.path}` puts one into the folder"
+        )
+    return bundle.shortlist if wanted else None
+
+
+def check_engine(engine: str, device: str, shortlist: bool = False) -> None:
     """Refuses an engine that is not there, or not for this device."""
     if engine == "ctranslate2":
+        if shortlist:
+            raise ConfigError(
+                "--engine ctranslate2 allows a text what any text of its batch allows, so neighbours would change "
+                "answers; --shortlist is for --engine torch"
+            )
         from allyouneed.interop.ctranslate2.files import require_package
 
         require_package()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.opening import Device, Engine, Int8, check_device, check_engine
+from allyouneed.cli.opening import Device, Engine, Int8, Listed, check_device, check_engine
 from allyouneed.errors import ConfigError, unknown_name
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart", "prometheus_client": ""}
@@ -26,6 +26,7 @@ def command(
     limit: Annotated[list[str] | None, typer.Option(help="Any other limit: max_characters=5000; may repeat.")] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
+    shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
     """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, and a page."""
@@ -41,11 +42,12 @@ def command(
     check_limits(limit or [])
     tree = override({name: value for name, value in asked.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)
-    check_engine(engine, device)
+    check_engine(engine, device, shortlist)
     check_device(device)
     keep_freed_memory()
     of_languages = read_languages(languages or [], models)
-    serve(config, open_models(models, of_languages, device, int8=int8, ctranslate2=engine == "ctranslate2"))
+    how = {"int8": int8, "ctranslate2": engine == "ctranslate2", "shortlist": shortlist}
+    serve(config, open_models(models, of_languages, device, **how))
 
 
 def require_packages() -> None:

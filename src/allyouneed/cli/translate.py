@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, Engine, Int8, check_engine, open_model
+from allyouneed.cli.opening import Device, Engine, Int8, Listed, check_engine, open_model, shortlist_of
 
 if TYPE_CHECKING:
     from allyouneed.decode import Answer, SearchConfig
     from allyouneed.folder import Bundle
+    from allyouneed.tasks.shortlist import Shortlist
 
 Say = Callable[[list[str]], "list[list[Answer]]"]
 
@@ -28,6 +29,7 @@ def command(
     scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
     engine: Engine = "torch",
     int8: Int8 = False,
+    shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
     """Translate (or classify) standard input line by line."""
@@ -36,12 +38,15 @@ def command(
     from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import has_unknown, require_known, require_short, require_source, search_config
 
-    check_engine(engine, device)
+    check_engine(engine, device, shortlist)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_source(bundle, "translate")
     asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, asked)
-    say = _in_ctranslate2(bundle, search, int8, scores) if engine == "ctranslate2" else _in_torch(bundle, search)
+    if engine == "ctranslate2":
+        say = _in_ctranslate2(bundle, search, int8, scores)
+    else:
+        say = _in_torch(bundle, search, shortlist_of(bundle, shortlist))
     number, strange = 0, []
 
     def check(text: str, before: int) -> None:
@@ -65,10 +70,10 @@ def command(
         note(f"{what} held something that the model never saw in training; its answer may mean nothing")
 
 
-def _in_torch(bundle: "Bundle", search: "SearchConfig") -> Say:
+def _in_torch(bundle: "Bundle", search: "SearchConfig", shortlist: "Shortlist | None") -> Say:
     from allyouneed.decode import translate
 
-    return lambda texts: translate(bundle.model, bundle.codec, texts, search)
+    return lambda texts: translate(bundle.model, bundle.codec, texts, search, shortlist=shortlist)
 
 
 def _in_ctranslate2(bundle: "Bundle", search: "SearchConfig", int8: bool, scores: bool) -> Say:

@@ -25,6 +25,7 @@ from allyouneed.tasks.language import LanguageConfig, text_windows
 from allyouneed.tasks.pairs import PairTask, as_arrays, pair_batch
 from allyouneed.tasks.rasp import RaspConfig, tag_batch
 from allyouneed.tasks.scores import accuracy, exact_match
+from allyouneed.tasks.shortlist import Shortlist
 from allyouneed.tasks.text import Pair, Skips, blocks, filled, pairs, resolve
 from allyouneed.train import Recipe, evaluate
 
@@ -88,14 +89,18 @@ def has_unknown(codec: Codec, text: str) -> bool:
 
 
 def evaluate_held_out(
-    bundle: Bundle, split: Split | None, search: SearchConfig, report: Callable[[str], None]
+    bundle: Bundle,
+    split: Split | None,
+    search: SearchConfig,
+    report: Callable[[str], None],
+    shortlist: Shortlist | None = None,
 ) -> list[Score]:
     """All scores on a held-out split of the model's own task (None: the test split, or the validation split)."""
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         data = own_data(bundle, Path(temporary))
         for note in data.notes:
             report(note)
-        return evaluate(bundle.model, data, split or _last_split(data), search)
+        return evaluate(bundle.model, data, split or _last_split(data), search, shortlist=shortlist)
 
 
 def own_data(bundle: Bundle, temporary: Path) -> TaskData:
@@ -123,7 +128,11 @@ def _last_split(data: TaskData) -> Split:
 
 
 def evaluate_files(
-    bundle: Bundle, files: Sequence[str], search: SearchConfig, report: Callable[[str], None]
+    bundle: Bundle,
+    files: Sequence[str],
+    search: SearchConfig,
+    report: Callable[[str], None],
+    shortlist: Shortlist | None = None,
 ) -> list[Score]:
     """All scores on [source file, reference file] or one TSV file; for a language model on one text file."""
     task = recipe_of(bundle).task
@@ -136,7 +145,7 @@ def evaluate_files(
     name = ",".join(Path(file).name for file in files)
     return [
         Score(one.name, one.value, one.signature.replace("split:test", f"data:{name}"), one.higher_is_better)
-        for one in evaluate(bundle.model, data, "test", search)
+        for one in evaluate(bundle.model, data, "test", search, shortlist=shortlist)
     ]
 
 

@@ -107,7 +107,7 @@ class Backend:
 
         def run(texts: Sequence[str]) -> list[list[Answer]]:
             if engine is None:
-                return translate(bundle.model, bundle.codec, texts, config)
+                return translate(bundle.model, bundle.codec, texts, config, shortlist=served.shortlist)
             return as_answers(bundle.codec, engine.search(bundle.codec.encode_sources(texts), config, exact=False))
 
         return Work(("search", config), run, rows=config.beam)

@@ -12,6 +12,7 @@ from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.lab.held_out import recipe_of
 from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.tasks.shortlist import Shortlist
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
@@ -26,6 +27,7 @@ class Served:
     languages: tuple[str, str] | None  # from, to; None: it does not translate between languages
     search: SearchConfig  # how its recipe decodes
     ctranslate2: CTranslate2Engine | None = None  # what searches instead of torch
+    shortlist: Shortlist | None = None  # of the words that searches look at
 
     @property
     def about(self) -> str:
@@ -50,10 +52,12 @@ def open_models(
     *,
     int8: bool = False,
     ctranslate2: bool = False,
+    shortlist: bool = False,
 ) -> dict[str, Served]:
     """The models of `folder` or `name=folder`, in the given order; one without a name is called like its folder.
 
-    With `ctranslate2` that engine searches for translations; all else is computed by torch as ever.
+    With `ctranslate2` that engine searches for translations, with `shortlist` among the words of the folders'
+    shortlists; all else is computed by torch, among all words, as ever.
     """
     given = dict(languages or {})
     models: dict[str, Served] = {}
@@ -65,7 +69,10 @@ def open_models(
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         lay_out_for_prediction(bundle.model, int8)
         pair = given.pop(name, None) or languages_of(bundle.recipe)
-        models[name] = Served(name, bundle, pair, _search(bundle), engine)
+        served = Served(name, bundle, pair, _search(bundle), engine, bundle.shortlist if shortlist else None)
+        if shortlist and served.shortlist is None and served.takes_source and served.says_text:
+            raise ConfigError(f"{folder}: has no shortlist; `allyouneed shortlist {folder}` puts one into the folder")
+        models[name] = served
     if given:
         raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
     return models

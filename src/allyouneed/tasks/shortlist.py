@@ -62,7 +62,7 @@ class Shortlist:
         """What a score of decoded text must say of it: the longest list of a source word, and how much is always
         allowed."""
         longest = int(self.ends.diff(prepend=self.ends.new_zeros(1)).max()) if len(self.ends) else 0
-        return f"shortlist:{longest}+{len(self.always)}"
+        return f"shortlist:{longest}+{len(self.always) - SPECIALS}"
 
     def tensors(self) -> dict[str, Tensor]:
         """What is stored."""

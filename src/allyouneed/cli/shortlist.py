@@ -1,0 +1,46 @@
+"""`allyouneed shortlist`: which words a source allows, for faster translation."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    best: Annotated[
+        int, typer.Option(min=1, help="Words that each source word allows: its likeliest translations.")
+    ] = 50,
+    always: Annotated[int, typer.Option(min=0, help="Words that every source allows: the most frequent ones.")] = 100,
+    source: Annotated[
+        str | None, typer.Option(help="Source texts to learn from, one a line (with --reference).")
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="Their translations, one a line.")] = None,
+    data: Annotated[str | None, typer.Option(help="A TSV file to learn from: source TAB translation.")] = None,
+) -> None:
+    """Put a shortlist into a model folder: which words a source allows.
+
+    With it, translate --shortlist, evaluate --shortlist and serve --shortlist look at some hundred words in each step
+    instead of all. Which words translate which is learnt from the model's own training pairs (IBM Model 1), or from
+    files. The last line says how many words of held-out references are still allowed; more --best and --always allow
+    more.
+    """
+    from allyouneed.cli.progress import progress
+    from allyouneed.cli.terminal import note
+    from allyouneed.errors import ConfigError
+    from allyouneed.folder import load_folder
+    from allyouneed.lab.shortlist import keep_shortlist, learn_shortlist
+
+    if (source is None) != (reference is None):
+        raise ConfigError("--source and --reference belong together; give both, or --data")
+    if data is not None and source is not None:
+        raise ConfigError("give one of --data, or --source and --reference")
+    files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
+    bundle = load_folder(model)
+    with progress() as tell:
+        shortlist, notes = learn_shortlist(
+            bundle, files, best=best, always=always, progress=lambda part: tell(part, "which words translate which")
+        )
+    for line in notes:
+        note(line)
+    keep_shortlist(bundle, shortlist)
+    print(f"{bundle.path}: {shortlist.signature}")

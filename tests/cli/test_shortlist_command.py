@@ -1,0 +1,114 @@
+"""`allyouneed shortlist`, and what uses its table: translate, evaluate, verify, serve."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_commands import Commands
+
+from allyouneed.errors import StorageError
+from allyouneed.folder import load_folder
+from allyouneed.lab.shortlist import keep_shortlist
+from allyouneed.storage import lock
+
+
+@pytest.fixture(scope="module")
+def listed(run: Commands, numbers: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a shortlist."""
+    folder = Path(shutil.copytree(numbers, tmp_path_factory.mktemp("listed") / "run"))
+    done = run("shortlist", str(folder), "--best", "3", "--always", "5")
+    assert done.status == 0, done.err
+    assert done.out == f"{folder}/model: shortlist:3+5\n"
+    assert re.search(r"held-out references: \d+\.\d% of their words are allowed; a source allows \d+ of \d+ ", done.err)
+    return folder
+
+
+def test_translations_hold_only_what_their_sources_allow(run: Commands, listed: Path) -> None:
+    bundle = load_folder(listed)
+    assert bundle.shortlist is not None
+    texts = ["twenty-one", "four", "ninety-nine"]
+    for flags in (["--beam", "1"], ["--beam", "3"], ["--int8"]):
+        done = run("translate", str(listed), "--shortlist", *flags, given="\n".join(texts) + "\n")
+        assert done.status == 0, done.err
+        said = done.out.splitlines()
+        assert len(said) == len(texts)
+        for text, answer in zip(texts, said, strict=True):
+            source, target = bundle.codec.encode_source(text), bundle.codec.encode_target(answer)
+            allowed_NV = bundle.shortlist.allowed([source], bundle.model.head.weight_VD.shape[0])
+            assert bool(allowed_NV[0, target].all()) or not answer
+
+
+def test_a_shortlist_of_everything_changes_nothing(run: Commands, listed: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(listed, tmp_path / "run"))
+    given = "seventeen\nthirty-two\n"
+    plain = run("translate", str(folder), "--scores", given=given).out
+    assert run("shortlist", str(folder), "--always", "100000").status == 0
+    assert run("translate", str(folder), "--scores", "--shortlist", given=given).out == plain
+
+
+def test_scores_say_with_which_shortlist(run: Commands, listed: Path) -> None:
+    done = run("evaluate", str(listed), "--shortlist", "--int8")
+    assert done.status == 0, done.err
+    lines = dict(line.split(" = ", 1) for line in done.out.splitlines())
+    assert "|shortlist:3+5|int8" in lines["bleu"]
+    assert "shortlist" not in lines["loss"]  # of given targets, among all words
+
+
+def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None:
+    done = run("verify", str(listed))
+    assert done.status == 0, done.out
+    assert re.search(r"ok +shortlist +\S+/model/shortlist\.safetensors: [\d,]+ words of \d+ source words", done.out)
+    folder = Path(shutil.copytree(listed, tmp_path / "run"))
+    (folder / "model" / "shortlist.safetensors").unlink()
+    done = run("verify", str(folder), "--no-scores")
+    assert done.status == 2
+    assert "shortlist.safetensors: is missing" in done.out
+
+
+def test_from_files(run: Commands, listed: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
+    (tmp_path / "pairs.tsv").write_text("one\teins\ntwo\tzwei\n\tdrei\n" * 9)
+    (tmp_path / "en").write_text("one\ntwo\n")
+    (tmp_path / "de").write_text("eins\nzwei\n")
+    done = run("shortlist", str(folder), "--data", str(tmp_path / "pairs.tsv"))
+    assert done.status == 0, done.err
+    assert "18 pairs" in done.err
+    assert "9 of 27 skipped: empty source" in done.err
+    done = run("shortlist", str(folder), "--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"))
+    assert done.status == 0, done.err
+
+
+def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: str, tmp_path: Path) -> None:
+    for command in ("translate", "evaluate", "serve"):
+        done = run(command, numbers, "--shortlist")
+        assert done.status == 2
+        assert re.fullmatch(
+            r"error: \S+: has no shortlist; `allyouneed shortlist \S+` puts one into the folder\n", done.err
+        )
+    for folder in (language, classifier):
+        done = run("shortlist", folder)
+        assert done.status == 2
+        assert re.fullmatch(r"error: \S+: task '\S+' does not translate one text into another; .*\n", done.err)
+    done = run("shortlist", numbers, "--source", "x")
+    assert (done.status, done.err) == (2, "error: --source and --reference belong together; give both, or --data\n")
+    (tmp_path / "empty.tsv").write_text("\n\n")
+    done = run("shortlist", numbers, "--data", str(tmp_path / "empty.tsv"))
+    assert done.status == 2
+    assert "no pair among 2 lines" in done.err
+    assert run("shortlist", numbers, "--best", "0").status == 2
+    assert not (Path(numbers) / "model" / "shortlist.safetensors").exists()
+
+
+def test_neighbours_would_change_what_ctranslate2_says(run: Commands, listed: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    done = run("translate", str(listed), "--engine", "ctranslate2", "--shortlist")
+    assert done.status == 2
+    assert "--shortlist is for --engine torch" in done.err
+
+
+def test_a_run_that_is_being_written_to_is_left_alone(listed: Path) -> None:
+    bundle = load_folder(listed)
+    assert bundle.shortlist is not None
+    with lock(listed), pytest.raises(StorageError, match="is writing to this folder"):
+        keep_shortlist(bundle, bundle.shortlist)
