@@ -1,6 +1,7 @@
 """The engines of decode_speed.py, each in a process of its own: they get the same weights and the same batches.
 
 ours, ours int8                    the torch engine with its kernels, as `allyouneed translate [--int8]` runs it
+ours shortlist, ours int8 shortlist    the same with --shortlist
 ctranslate2, ctranslate2 int8      our weights through `allyouneed export --to ctranslate2`
 generate, generate+malloc          Hugging Face Marian: as its users run it, and with our allocator setting
 
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from peers import marian
 
@@ -30,11 +32,17 @@ from allyouneed.models.encoder_decoder import EncoderDecoder, EncoderDecoderConf
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import BOS, EOS, PAD
+from allyouneed.tasks.lexicon import Lexicon
+from allyouneed.tasks.shortlist import SPECIALS, Shortlist, make_shortlist
 
 SIDES = ("ours", "ours int8", "generate", "generate+malloc", "ctranslate2", "ctranslate2 int8")
+LISTED = " shortlist"  # how the names of sides end that use one
 EXACT = ("ours", "generate", "generate+malloc", "ctranslate2")  # float32: they must say the same
 NEVER = -1e4
 VOCABULARY = 8000
+# Of a random shortlist: how many words a source word allows, and how much the same ones are preferred. 16 source words
+# then allow 375 of 8,000, 32 such sources 4,100 together; of Multi30k's 4,000 it is 320 and 1,836.
+BEST, PREFERENCE = 50, 10
 
 Ids = list[list[int]]
 Decode = Callable[[Ids, int, int], Ids]  # sources, beam, longest target -> targets
@@ -42,10 +50,11 @@ Decode = Callable[[Ids, int, int], Ids]  # sources, beam, longest target -> targ
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a model comes from: a folder, or chance (then EOS has this bias)."""
+    """Where a model comes from: a folder, or chance (then it has so many words, and EOS this bias)."""
 
     folder: str | None = None
     end_bias: float = 0.0
+    words: int = VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -99,8 +108,9 @@ def decoder(name: str, weights: Weights, threads: int) -> Decode:
     """The engine with the weights in its own layout."""
     model = model_of(weights)
     if name.startswith("ours"):
-        lay_out_for_prediction(model, int8=name.endswith("int8"))
-        return lambda sources, beam, longest: decode_ours(model, sources, beam, longest)
+        shortlist = shortlist_of(weights) if name.endswith(LISTED) else None
+        lay_out_for_prediction(model, int8="int8" in name)
+        return lambda sources, beam, longest: decode_ours(model, sources, beam, longest, shortlist)
     if name.startswith("ctranslate2"):
         return through_ctranslate2(model, "int8" if name.endswith("int8") else "float32", threads)
     return through_generate(model)
@@ -116,7 +126,20 @@ def model_of(weights: Weights) -> EncoderDecoder:
     config = EncoderDecoderConfig(
         width=256, hidden=1024, mixer=SoftmaxConfig(heads=4), encoder_layers=3, decoder_layers=3
     )
-    return with_bias(config.build(Sizes(VOCABULARY, VOCABULARY, shared=True)), weights.end_bias).eval()
+    return with_bias(config.build(Sizes(weights.words, weights.words, shared=True)), weights.end_bias).eval()
+
+
+def shortlist_of(weights: Weights) -> Shortlist:
+    """The shortlist of a folder, or a random one: some words are more likely than others, for each source word."""
+    if weights.folder is not None:
+        found = load_folder(weights.folder).shortlist
+        if found is None:
+            raise SystemExit(f"{weights.folder}: has no shortlist; `allyouneed shortlist {weights.folder}` makes one")
+        return found
+    numbers, words = np.random.default_rng(0), weights.words
+    target = SPECIALS + ((words - SPECIALS) * numbers.random((words, BEST)) ** PREFERENCE).astype(np.int64)
+    lexicon = Lexicon(np.repeat(np.arange(words), BEST), target.ravel(), np.ones(words * BEST))
+    return make_shortlist(lexicon, np.arange(words)[::-1], words, best=BEST, shared=True)
 
 
 def with_bias(model: EncoderDecoder, end_bias: float) -> EncoderDecoder:
@@ -130,9 +153,9 @@ def with_bias(model: EncoderDecoder, end_bias: float) -> EncoderDecoder:
     return model
 
 
-def decode_ours(model: EncoderDecoder, sources: Ids, beam: int, longest: int) -> Ids:
+def decode_ours(model: EncoderDecoder, sources: Ids, beam: int, longest: int, shortlist: Shortlist | None) -> Ids:
     config = SearchConfig(beam=beam, length_penalty=0, max_length=longest, batch_tokens=10**9)
-    return [found[0].ids for found in search(model, sources, config)]
+    return [found[0].ids for found in search(model, sources, config, shortlist=shortlist)]
 
 
 def through_generate(model: EncoderDecoder) -> Decode:

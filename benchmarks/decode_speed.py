@@ -1,8 +1,9 @@
 """Decoding against CTranslate2 and Hugging Face `generate`, with the same weights and the same outputs.
 
     python benchmarks/decode_speed.py [--repeats 5] [--threads 1] [--sides "ours,ctranslate2"] [--beams 1,5]
-        [--batches 1,32,64]
+        [--batches 1,32,64] [--shortlist] [--words 8000]
     python benchmarks/decode_speed.py --model RUN --source FILE [--reference FILE] [--sentences 1000] [--student RUN]
+        [--shortlist]
 
 Without a model: a random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary,
 post-norm, ReLU). Before anything is timed, all that compute in float32 must say the same:
@@ -12,6 +13,8 @@ post-norm, ReLU). Before anything is timed, all that compute in float32 must say
 
 With a model: the sentences of a file, longest first, in batches; all sides in float32 must say the same, BLEU is
 shown where references are given. A student is another model that translates the same sentences, ours in int8.
+
+With --shortlist ours and the student also search among the words of their shortlists (random weights: a random one).
 
 Each side is a process of its own (decode_sides.py); they take turns, so that a busy machine slows all. CPU time counts;
 wall time is shown. A ratio is their time over ours: above 1 we are faster.
@@ -23,7 +26,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from decode_sides import EXACT, NEVER, SIDES, VOCABULARY, Ids, Request, Side, Weights
+from decode_sides import EXACT, LISTED, NEVER, SIDES, VOCABULARY, Ids, Request, Side, Weights, shortlist_of
 
 from allyouneed.tasks.base import EOS
 
@@ -33,9 +36,9 @@ BEYOND = 100  # tokens of a trained model's longest target, more than it ever ne
 Run = list[tuple[float, float]]  # CPU and wall seconds of each side
 
 
-def some_sources(count: int, seed: int = 0) -> Ids:
+def some_sources(count: int, words: int, seed: int = 0) -> Ids:
     numbers = random.Random(seed)
-    return [[numbers.randrange(4, VOCABULARY) for _ in range(numbers.randrange(8, 24))] + [EOS] for _ in range(count)]
+    return [[numbers.randrange(4, words) for _ in range(numbers.randrange(8, 24))] + [EOS] for _ in range(count)]
 
 
 def check_same(sides: list[Side], request: Request) -> dict[str, Ids]:
@@ -50,17 +53,20 @@ def check_same(sides: list[Side], request: Request) -> dict[str, Ids]:
     return said
 
 
-def compare_random(sides: list[Side], beams: list[int], batches: list[int], repeats: int) -> None:
+def compare_random(sides: list[Side], beams: list[int], batches: list[int], options: argparse.Namespace) -> None:
+    words = options.words
     for bias in (0.0, 6.0, 12.0, NEVER):
         for beam in beams:
             for batch in batches:
-                check_same(sides, Request(Weights(end_bias=bias), [some_sources(batch)], beam, LONGEST))
+                check_same(sides, Request(Weights(None, bias, words), [some_sources(batch, words)], beam, LONGEST))
     for beam in beams:
         for batch in batches:
             again = 16 if batch == 1 else 1
-            request = Request(Weights(end_bias=NEVER), [some_sources(batch)], beam, LONGEST, again)
-            runs = [[side.decode(request)[1] for side in sides] for _ in range(repeats)]
+            request = Request(Weights(None, NEVER, words), [some_sources(batch, words)], beam, LONGEST, again)
+            runs = [[side.decode(request)[1] for side in sides] for _ in range(options.repeats)]
             report(f"beam {beam} batch {batch}", again * batch * LONGEST, again * batch, sides, runs)
+            if options.shortlist:
+                print(f"    {listed_words(request, words)}", flush=True)
 
 
 def compare_trained(sides: list[Side], beams: list[int], batches: list[int], options: argparse.Namespace) -> None:
@@ -70,8 +76,10 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
     texts = _lines(options.source)[: options.sentences]
     references = _lines(options.reference)[: options.sentences] if options.reference else []
     ids = codec.encode_sources(texts)
-    student = Side("ours int8", options.threads, STUDENT) if options.student else None
-    if student is not None:
+    students = [Side("ours int8", options.threads, STUDENT)] if options.student else []
+    if students and options.shortlist:
+        students.append(Side(f"ours int8{LISTED}", options.threads, STUDENT + LISTED))
+    if students:
         taught = load_folder(options.student).codec
         own = taught.encode_sources(texts)
     order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
@@ -83,21 +91,34 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
             request = Request(Weights(options.model), parts, beam, BEYOND)
             said = check_same(sides, request)
             asked = [(side, request) for side in sides]
-            if student is not None:
+            for student in students:
                 parts = [[own[number] for number in chosen[at : at + batch]] for at in range(0, len(chosen), batch)]
                 asked.append((student, Request(Weights(options.student), parts, beam, BEYOND)))
-                said[STUDENT] = student.decode(asked[-1][1])[0]
+                said[student.name] = student.decode(asked[-1][1])[0]
             runs = [[side.decode(one)[1] for side, one in asked] for _ in range(options.repeats)]
             tokens = sum(len(target) + 1 for target in said[sides[0].name])
             report(f"beam {beam} batch {batch}", tokens, len(chosen), [side for side, _ in asked], runs)
             for name, targets in said.items():
-                decode = (taught if name == STUDENT else codec).decode_target
+                decode = (taught if name.startswith(STUDENT) else codec).decode_target
                 decoded, first = [decode(target) for target in targets], said[sides[0].name]
                 same = sum(one == codec.decode_target(two) for one, two in zip(decoded, first, strict=True))
-                line = f"    {name:16} {same} of {len(targets)} sentences as {sides[0].name}"
+                line = f"    {name:22} {same} of {len(targets)} sentences as {sides[0].name}"
                 if references and batch > 1:
                     line += "; " + bleu(decoded, [references[number] for number in chosen])
                 print(line, flush=True)
+            for name in [name for name in said if name.endswith(LISTED)]:
+                side = next(one for side, one in asked if side.name == name)
+                size = (taught if name.startswith(STUDENT) else codec).both()[1].size
+                print(f"    {name}: {listed_words(side, size)}", flush=True)
+
+
+def listed_words(request: Request, size: int) -> str:
+    """How many words sources allow, alone and in their batches."""
+    shortlist = shortlist_of(request.weights)
+    found = [shortlist.allowed(batch, size) for batch in request.batches]
+    alone = sum(int(one.sum()) for one in found) / sum(len(one) for one in found)
+    together = sum(int(one.any(dim=0).sum()) for one in found) / len(found)
+    return f"a source allows {alone:,.0f} of {size:,} words, a batch {together:,.0f}"
 
 
 def is_marian(folder: str) -> bool:
@@ -127,7 +148,7 @@ def report(case: str, tokens: int, sentences: int, sides: list[Side], runs: list
     print(f"{case}: tokens per CPU-second; n={len(runs)}", flush=True)
     for place, name in enumerate(names):
         cpu = statistics.median(run[place][0] for run in runs)
-        line = f"    {name:16} {tokens / cpu:8,.0f}  {sentences / cpu:7,.1f} sentences"
+        line = f"    {name:22} {tokens / cpu:8,.0f}  {sentences / cpu:7,.1f} sentences"
         for base in ("ours", "ours int8", STUDENT):
             if base in names and base != name:
                 line += f"; over {base} {_ratio(runs, place, names.index(base))}"
@@ -150,6 +171,8 @@ def main() -> None:
     arguments.add_argument("--source", help="sentences for the model, one a line")
     arguments.add_argument("--reference", help="their translations, for BLEU")
     arguments.add_argument("--sentences", type=int, default=1000)
+    arguments.add_argument("--shortlist", action="store_true", help="ours and the student with shortlists, too")
+    arguments.add_argument("--words", type=int, default=VOCABULARY, help="of random weights")
     arguments.add_argument("--student", help="another model folder or run folder, beside the model")
     options = arguments.parse_args()
     names = [name.strip() for name in options.sides.split(",")]
@@ -158,12 +181,14 @@ def main() -> None:
     if options.model and any(name.startswith("generate") for name in names) and not is_marian(options.model):
         print("generate: left out; Marian is post-norm, ReLU, tied, with sinusoidal positions, and this model is not")
         names = [name for name in names if not name.startswith("generate")]
+    if options.shortlist:
+        names += [name + LISTED for name in names if name.startswith("ours")]
     sides = [Side(name, options.threads) for name in names]
     beams, batches = ([int(number) for number in text.split(",")] for text in (options.beams, options.batches))
     if options.model:
         compare_trained(sides, beams, batches, options)
     else:
-        compare_random(sides, beams, batches, options.repeats)
+        compare_random(sides, beams, batches, options)
 
 
 if __name__ == "__main__":
