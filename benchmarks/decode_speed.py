@@ -115,9 +115,9 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
 def listed_words(request: Request, size: int) -> str:
     """How many words sources allow, alone and in their batches."""
     shortlist = shortlist_of(request.weights)
-    found = [shortlist.allowed(batch, size) for batch in request.batches]
-    alone = sum(int(one.sum()) for one in found) / sum(len(one) for one in found)
-    together = sum(int(one.any(dim=0).sum()) for one in found) / len(found)
+    found = [shortlist.lists(batch) for batch in request.batches]
+    alone = sum(int(count_N.sum()) for _, count_N in found) / sum(map(len, request.batches))
+    together = sum(len(word_NL.unique()) for word_NL, _ in found) / len(found)
     return f"a source allows {alone:,.0f} of {size:,} words, a batch {together:,.0f}"
 
 

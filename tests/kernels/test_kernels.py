@@ -61,6 +61,30 @@ def test_product_with_some_outputs_is_a_part_of_the_whole(
         assert torch.equal(whole.some(chosen_M).project(x_BD), whole.project(x_BD)[:, chosen_M])
 
 
+@given(
+    lists=st.lists(st.lists(st.integers(0, 69), max_size=70), min_size=1, max_size=5),
+    sharing=st.integers(1, 14),
+    inputs=st.integers(1, 140),
+    seed=seeds,
+)
+def test_product_with_lists_of_outputs_is_a_part_of_the_whole(
+    lists: list[list[int]], sharing: int, inputs: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    whole, x_BD = (
+        kernels.PackedInt8(torch.randn(70, inputs), torch.randn(70)),
+        torch.randn(len(lists) * sharing, inputs),
+    )
+    longest = max(map(len, lists))
+    output_NL = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], dtype=torch.long)
+    found_BL = whole.project_lists(x_BD, output_NL, torch.tensor([len(one) for one in lists]))
+    wanted_BV = whole.project(x_BD)
+    for row in range(len(x_BD)):
+        one = lists[row // sharing]
+        assert torch.equal(found_BL[row, : len(one)], wanted_BV[row, one])
+        assert bool((found_BL[row, len(one) :] == -math.inf).all())
+
+
 @pytest.mark.parametrize("wrong", [torch.tensor([0, 7]), torch.tensor([-1]), torch.tensor([0, 1], dtype=torch.int32)])
 def test_outputs_that_are_not_there_are_refused(wrong: torch.Tensor) -> None:
     for kind in (kernels.Packed, kernels.PackedInt8):

@@ -43,10 +43,12 @@ def of_lists(lists: list[list[int]], always: list[int]) -> Shortlist:
 @given(lists=lists, sources=st.lists(st.lists(st.integers(0, 8), max_size=5), min_size=1, max_size=4))
 def test_a_source_allows_what_its_words_allow(lists: list[list[int]], sources: list[list[int]]) -> None:
     made = of_lists(lists, [0, 1, 2, 3, 11])
-    allowed_NV = made.allowed(sources, 20)
-    for row, source in enumerate(sources):
-        wanted = {0, 1, 2, 3, 11, *(word for given in source for word in lists[given])}
-        assert set(allowed_NV[row].nonzero()[:, 0].tolist()) == wanted
+    word_NL, count_N = made.lists(sources)
+    for words, count, source in zip(word_NL.tolist(), count_N.tolist(), sources, strict=True):
+        wanted = sorted({0, 1, 2, 3, 11, *(word for given in source for word in lists[given])})
+        assert words == [*wanted, *[0] * (word_NL.shape[1] - count)]
+        assert count == len(wanted)
+    assert word_NL.shape[1] == count_N.max()
 
 
 @given(lists=lists)

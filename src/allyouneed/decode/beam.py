@@ -197,8 +197,8 @@ class _Beams:
         count = 2 * self.config.beam
         if self.listed is None:
             return best_continuations(logits, self.logprob_NK, count)
-        best = best_continuations(self.listed.bar(logits), self.logprob_NK, count)
-        return replace(best, token_NC=self.listed.word_N[best.token_NC])
+        best = best_continuations(self.listed.own(logits), self.logprob_NK, count)
+        return replace(best, token_NC=self.listed.words(best.token_NC))
 
     def _finish(self, best: Candidates, ends_NK: Tensor) -> None:
         """Keeps the n best hypotheses that end here."""
@@ -236,7 +236,7 @@ class _Beams:
         stay = (~done_N).nonzero()[:, 0]
         self.item = [self.item[sentence] for sentence in stay.tolist()]
         if self.listed is not None:
-            self.listed.only(torch.tensor(self.item, dtype=torch.long, device=self.device))
+            self.listed.only(stay)
         self.limit_N, self.to_beat_N = self.limit_N[stay], self.to_beat_N[stay]
         self.last_penalty_N = self.last_penalty_N[stay]
         return stay

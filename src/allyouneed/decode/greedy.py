@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.decode.base import Hypothesis, device_of, pad_right
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist import Listed
-from allyouneed.decode.walk import Choose, best_token, walk
+from allyouneed.decode.walk import best_token, walk
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS
 
@@ -28,20 +28,17 @@ def greedy_batch(
     model = model if listed is None else listed.model
     state = model.condition(*pad_right(sources, device))
     logits, state = model.advance(torch.full((len(sources),), BOS, device=device), state)
-    choose = (lambda logits_BV, _: best_token(logits_BV)) if listed is None else _best_of(listed)
-    said = walk(model, logits, state, limits, choose)
+    if listed is None:
+        said = walk(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
+    else:
+        said = walk(model, logits, state, limits, lambda logits_BL, _: _best_of(listed, logits_BL), listed.only)
     return [[_ranked(hypothesis, alpha)] for hypothesis in said]
 
 
-def _best_of(listed: Listed) -> Choose:
-    """The most probable token of what each row may say."""
-
-    def choose(logits_BN: Tensor, row_B: Tensor) -> tuple[Tensor, Tensor]:
-        listed.only(row_B)
-        column_B, logprob_B = best_token(listed.bar(logits_BN))
-        return listed.word_N[column_B], logprob_B
-
-    return choose
+def _best_of(listed: Listed, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable of the words (B) that each row may say, and its log-probability (B) among them."""
+    place_B, logprob_B = best_token(listed.own(logits))
+    return listed.words(place_B[:, None])[:, 0], logprob_B
 
 
 def _ranked(hypothesis: Hypothesis, alpha: float) -> Hypothesis:

@@ -14,8 +14,18 @@ from allyouneed.tasks.base import EOS
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], choose: Choose) -> list[Hypothesis]:
-    """What each row says from `logits` on. `limits` are the longest permitted lengths, EOS included, at least 1."""
+def walk(
+    model: Model,
+    logits_BV: Tensor,
+    state: State,
+    limits: Sequence[int],
+    choose: Choose,
+    stay: Callable[[Tensor], None] | None = None,
+) -> list[Hypothesis]:
+    """What each row says from `logits` on. `limits` are the longest permitted lengths, EOS included, at least 1.
+
+    `stay` hears which of the rows are left (N) whenever some have ended.
+    """
     device = logits_BV.device
     row_B = torch.arange(len(limits), device=device)
     limit_B = torch.tensor(limits, device=device)
@@ -43,6 +53,8 @@ def walk(model: Model, logits_BV: Tensor, state: State, limits: Sequence[int], c
                 return [found[row] for row in range(len(limits))]
             row_B, limit_B, logprob_B = row_B[keep_N], limit_B[keep_N], logprob_B[keep_N]
             shortest = int(limit_B.min())
+            if stay is not None:
+                stay(keep_N)
             token_B, ids_BT, state = token_B[keep_N], ids_BT[keep_N], select_rows(state, keep_N)
         logits_BV, state = model.advance(token_B, state)
 

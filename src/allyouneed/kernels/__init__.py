@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,12 +50,14 @@ FUNCTIONS = {
     "project": (*[_POINTER] * 4, *[_NUMBER] * 4, _FLAG, _POINTER),
     "pack_int8": (*[_POINTER] * 4, *[_NUMBER] * 4),
     "project_int8": (*[_POINTER] * 8, *[_NUMBER] * 4, _FLAG),
+    "project_lists": (*[_POINTER] * 10, *[_NUMBER] * 6),
     "advance_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, _NUMBER, _POINTER, _NUMBER, *[_POINTER] * 8),
     "encode_stack": (_POINTER, _NUMBER, *[_POINTER] * 3, *[_NUMBER] * 2, *[_POINTER] * 4),
     "room_for_stack": (_POINTER, *[_NUMBER] * 3),
     "room_for_tiles": (_NUMBER,),
 }
 PANEL = 32  # outputs that products.c packs together
+LINE = 64  # bytes
 FEW = 512
 COMPILE_SECONDS = 120
 
@@ -209,10 +211,31 @@ class PackedInt8:
     def some(self, output_N: Tensor) -> "PackedInt8":
         """Some of the outputs, in the given order, each rounded as it is here."""
         few = copy.copy(self)
+        few.__dict__.pop("lines", None)
         few.outputs = len(output_N)
         few.packed = _some(self.packed.view(torch.int32), output_N, self.outputs, self._row // 4).view(torch.int8)
         few.scale, few.sums, few.bias = (_padded(one[output_N]) for one in (self.scale, self.sums, self.bias))
         return few
+
+    @cached_property
+    def lines(self) -> Tensor:
+        """The bytes of one output after another, each in whole lines of the cache."""
+        by_output = self.packed.view(-1, self._row // 4, PANEL, 4).transpose(1, 2).reshape(-1, self._row)
+        return torch.nn.functional.pad(by_output, (0, -self._row % LINE)).contiguous()
+
+    def project_lists(self, x: Tensor, output_NL: Tensor, count_N: Tensor) -> Tensor:
+        """Outputs (B, L) of their own for N groups of rows: the first `count` of a list, and minus infinity behind."""
+        x_BD, lines = _rows(x), self.lines
+        (N, L), B = output_NL.shape, x_BD.shape[0]
+        require_shared(B, N)
+        out_BL, scale_S = x.new_empty(B, L), x.new_empty(B // N)
+        bytes_SE = torch.zeros(B // N, lines.shape[1], dtype=torch.uint8)
+        made().project_lists(
+            *(x_BD.data_ptr(), lines.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr(), self.bias.data_ptr()),
+            *(output_NL.data_ptr(), count_N.data_ptr(), bytes_SE.data_ptr(), scale_S.data_ptr(), out_BL.data_ptr()),
+            *(N, B // N, self.inputs, L, lines.shape[1] // LINE, x_BD.stride(0)),
+        )
+        return out_BL if x.dim() == 2 else out_BL.view(*x.shape[:-1], L)
 
     def project(self, x: Tensor) -> Tensor:
         """x W^T + b of (..., D), nearly."""

@@ -28,7 +28,7 @@ typedef float anywhere __attribute__((vector_size(64), aligned(4)));
 /* BLOCK: at most so many rows go through all panels before the next ones do; the addresses of more are too many to
    remember. FEW: with fewer rows x is read where it is, with more from a copy in the order in which it is read: rows of
    x often lie 4,096 bytes apart, and the cache has room for only some addresses that end alike. */
-enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL };
+enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL, LINE = 64, SOON = 8 };
 
 static inline floats load(const float *x) { return *(const anywhere *)x; }
 
@@ -148,12 +148,18 @@ void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 by_output,
 }
 
 /* Some outputs of packed weights, packed: of a panel's units of four bytes (one float, or four int8) every output has one
-   in each row. */
+   in each row. Neighbours are often outputs of one panel, so they are read together. */
 void pack_some(const int32_t *packed, const i64 *output, int32_t *some, i64 outputs, i64 inputs) {
-    for (i64 n = 0; n < outputs; n++) {
-        const int32_t *from = packed + output[n] / PANEL * PANEL * inputs + output[n] % PANEL;
-        int32_t *to = some + n / PANEL * PANEL * inputs + n % PANEL;
-        for (i64 k = 0; k < inputs; k++) to[k * PANEL] = from[k * PANEL];
+    for (i64 begin = 0; begin < outputs; begin += PANEL, some += PANEL * inputs) {
+        i64 count = outputs - begin < PANEL ? outputs - begin : PANEL;
+        const int32_t *from[PANEL];
+        for (i64 j = 0; j < count; j++) {
+            i64 n = output[begin + j];
+            from[j] = packed + n / PANEL * PANEL * inputs + n % PANEL;
+        }
+        for (i64 k = 0; k < inputs; k++) {
+            for (i64 j = 0; j < count; j++) some[k * PANEL + j] = from[j][k * PANEL];
+        }
     }
 }
 
@@ -216,6 +222,17 @@ struct panel {
     const float *bias;
 };
 
+/* The sums of one row in one panel as numbers. */
+static inline __attribute__((always_inline)) void settle(ints low, ints high, float x_scale, struct panel panel,
+                                                         bool relu, float *y, i64 room) {
+    ints low_sum, high_sum;
+    memcpy(&low_sum, panel.sums, sizeof low_sum);
+    memcpy(&high_sum, panel.sums + WIDE, sizeof high_sum);
+    floats first = __builtin_convertvector(low - 128 * low_sum, floats) * (x_scale * load(panel.scale));
+    floats second = __builtin_convertvector(high - 128 * high_sum, floats) * (x_scale * load(panel.scale + WIDE));
+    finish(first, second, panel.bias, relu, y, room);
+}
+
 static inline __attribute__((always_inline)) void tile_int8(
     const int rows, const uint8_t *x, const float *x_scale, struct panel panel, bool relu, float *y, i64 y_row,
     i64 groups, i64 room) {
@@ -230,15 +247,8 @@ static inline __attribute__((always_inline)) void tile_int8(
             add_products(&high[r], x + 4 * (r * groups + k), w + 4 * WIDE);
         }
     }
-    ints low_sum, high_sum;
-    memcpy(&low_sum, panel.sums, sizeof low_sum);
-    memcpy(&high_sum, panel.sums + WIDE, sizeof high_sum);
     UNROLL
-    for (int r = 0; r < rows; r++) {
-        floats first = __builtin_convertvector(low[r] - 128 * low_sum, floats) * (x_scale[r] * load(panel.scale));
-        floats second = __builtin_convertvector(high[r] - 128 * high_sum, floats) * (x_scale[r] * load(panel.scale + WIDE));
-        finish(first, second, panel.bias, relu, y + r * y_row, room);
-    }
+    for (int r = 0; r < rows; r++) settle(low[r], high[r], x_scale[r], panel, relu, y + r * y_row, room);
 }
 
 /* `bytes` is room for rows x 4 ceil(inputs / 4) bytes, `x_scale` for a number of each row. */
@@ -258,6 +268,75 @@ void project_int8(const float *x, const int8_t *packed, const float *scale, cons
 #define DO(R) tile_int8(R, from, x_scale + row, panel, relu, to, outputs, groups, outputs - begin)
                 EACH_TILE(DO)
 #undef DO
+            }
+        }
+    }
+}
+
+/* The sums of one output's weights times some rows of x; both lie in whole lines, and weights end in zeros. */
+static inline __attribute__((always_inline)) void line_sums(const int rows, const uint8_t *x, const int8_t *w, i64 lines,
+                                                            int32_t *sum) {
+#ifdef __AVX512VNNI__
+    __m512i lanes[TILE];
+    UNROLL
+    for (int r = 0; r < rows; r++) lanes[r] = _mm512_setzero_si512();
+    for (i64 k = 0; k < lines; k++) {
+        __m512i weights = _mm512_loadu_si512(w + k * LINE);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            lanes[r] = _mm512_dpbusd_epi32(lanes[r], _mm512_loadu_si512(x + (r * lines + k) * LINE), weights);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) sum[r * PANEL] = _mm512_reduce_add_epi32(lanes[r]);
+#else
+    for (int r = 0; r < rows; r++) {
+        int32_t total = 0;
+        for (i64 i = 0; i < lines * LINE; i++) total += (int32_t)x[r * lines * LINE + i] * w[i];
+        sum[r * PANEL] = total;
+    }
+#endif
+}
+
+/* The same product where every `sharing` rows want outputs of their own, a few of all: `count` of them, named by a row
+   of `output`. Weights are read where they are, so `w` has those of one output after another, each in `lines` lines.
+   Rows of y have room for `columns`, the most there are; behind its own a row gets minus infinity. */
+void project_lists(const float *x, const int8_t *w, const float *scale, const int32_t *sums, const float *bias,
+                   const i64 *output, const i64 *count, uint8_t *bytes, float *x_scale, float *y, i64 lists, i64 sharing,
+                   i64 inputs, i64 columns, i64 lines, i64 x_row) {
+    for (i64 list = 0; list < lists; list++, output += columns, x += sharing * x_row, y += sharing * columns) {
+        for (i64 r = 0; r < sharing; r++) {
+            x_scale[r] = quantise(x + r * x_row, bytes + r * lines * LINE, inputs);
+            for (i64 i = count[list]; i < columns; i++) y[r * columns + i] = -INFINITY;
+        }
+        for (i64 begin = 0; begin < count[list]; begin += PANEL) {
+            i64 room = count[list] - begin < PANEL ? count[list] - begin : PANEL;
+            float scales[PANEL] = {0}, biases[PANEL] = {0};
+            int32_t all[PANEL] = {0}, sum[TILE * PANEL] = {0};
+            for (i64 j = 0; j < room; j++) {
+                i64 n = output[begin + j];
+                scales[j] = scale[n], biases[j] = bias[n], all[j] = sums[n];
+            }
+            struct panel panel = {NULL, scales, all, biases};
+            i64 height = tile_height(sharing);
+            for (i64 row = 0; row < sharing; row += height) {
+                i64 left = sharing - row < height ? sharing - row : height;
+                const uint8_t *from = bytes + row * lines * LINE;
+                for (i64 j = 0; j < room; j++) {
+                    const int8_t *weights = w + output[begin + j] * lines * LINE;
+                    /* Nothing else foretells where the next ones lie. */
+                    i64 next = begin + j + SOON < count[list] ? begin + j + SOON : begin + j;
+                    for (i64 k = 0; k < lines; k++) __builtin_prefetch(w + (output[next] * lines + k) * LINE, 0, 3);
+#define DO(R) line_sums(R, from, weights, lines, sum + j)
+                    EACH_TILE(DO)
+#undef DO
+                }
+                for (i64 r = 0; r < left; r++) {
+                    ints low, high;
+                    memcpy(&low, sum + r * PANEL, sizeof low);
+                    memcpy(&high, sum + r * PANEL + WIDE, sizeof high);
+                    settle(low, high, x_scale[row + r], panel, false, y + (row + r) * columns + begin, room);
+                }
             }
         }
     }

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.folder import Bundle, add_shortlist
@@ -80,11 +81,12 @@ def coverage(shortlist: Shortlist, batches: Sequence[Batch], size: int) -> str:
     for batch in batches:
         assert batch.source_BS is not None
         assert batch.output_BT is not None
-        sources = [[word for word in row if word != PAD] for row in batch.source_BS.tolist()]
-        allowed_BV, real_BT = shortlist.allowed(sources, size), batch.output_BT != PAD
+        list_BL, count_B = shortlist.lists([[word for word in row if word != PAD] for row in batch.source_BS.tolist()])
+        allowed_BV = torch.zeros(len(list_BL), size, dtype=torch.bool).scatter_(1, list_BL, value=True)
+        real_BT = batch.output_BT != PAD
         inside += int((allowed_BV.gather(1, batch.output_BT) & real_BT).sum())
-        words, rows = words + int(real_BT.sum()), rows + len(sources)
-        allowed += int(allowed_BV.sum())
+        words, rows = words + int(real_BT.sum()), rows + len(list_BL)
+        allowed += int(count_B.sum())
     return (
         f"{inside / max(1, words):.1%} of their words are allowed; a source allows {allowed / max(1, rows):,.0f} of "
         f"{size:,} words on average"

@@ -69,6 +69,18 @@ class Head(nn.Module):
             few.bias_V = nn.Parameter(self.bias_V.detach()[word_N], requires_grad=False)
         return few
 
+    def of_lists(self, word_NL: Tensor, count_N: Tensor) -> "WordLists | None":
+        """What gives N groups of rows the logits of words of their own; None: not where this head is computed."""
+        return None
+
+
+class WordLists(nn.Module, ABC):
+    """A head with a list of words for each of N groups of rows: logits (B, L), minus infinity behind a list's end."""
+
+    @abstractmethod
+    def only(self, group_M: Tensor) -> None:
+        """Some groups of rows are left."""
+
 
 class Model(nn.Module, ABC):
     """Every architecture is a final subclass of this one."""

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from allyouneed import kernels
 from allyouneed.errors import ConfigError
-from allyouneed.models.base import Head, Model
+from allyouneed.models.base import Head, Model, WordLists
 from allyouneed.models.fused import fits, fuse
 from allyouneed.models.stack import Stack
 
@@ -65,6 +65,28 @@ class _QuickHead(Head):
 
     def of_words(self, word_N: Tensor) -> nn.Module:
         return _WordsOfHead(self.weight_VD, self.bias_V, self._quick.some(word_N), word_N)
+
+    def of_lists(self, word_NL: Tensor, count_N: Tensor) -> WordLists | None:
+        packed = self._quick.packed() if kernels.usable(self.weight_VD) else None
+        return _WordLists(packed, word_NL, count_N) if isinstance(packed, kernels.PackedInt8) else None
+
+
+class _WordLists(WordLists):
+    """Lists of words of such a head, in bytes. In float32 a row's own weights would be more than the caches hold."""
+
+    def __init__(self, packed: kernels.PackedInt8, word_NL: Tensor, count_N: Tensor) -> None:
+        super().__init__()
+        if word_NL.numel() and not 0 <= int(word_NL.min()) <= int(word_NL.max()) < packed.outputs:
+            raise ValueError(f"some words are not among {packed.outputs}")
+        self._packed, self._word_NL, self._count_N = packed, word_NL.contiguous(), count_N.contiguous()
+
+    def only(self, group_M: Tensor) -> None:
+        self._word_NL, self._count_N = self._word_NL[group_M], self._count_N[group_M]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._packed.project_lists(x, self._word_NL, self._count_N)
+
+    __call__ = forward
 
 
 class _WordsOfHead(nn.Module):

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from allyouneed import kernels
 from allyouneed.decode import Hypothesis, SearchConfig, search
+from allyouneed.decode import shortlist as decode_shortlist
 from allyouneed.decode.shortlist import Listed
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
-from allyouneed.models.base import Head
+from allyouneed.models.base import Head, WordLists
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.sizes import Sizes
@@ -124,10 +125,7 @@ def longer_sources(words: int, count: int = 9) -> list[list[int]]:
     return [[*torch.randint(SPECIALS, words, (1 + 2 * row,)).tolist(), EOS] for row in range(count)]
 
 
-WAYS = ["torch", "kernels", "many rows", "int8"]
-
-
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["torch", "kernels", "many rows", "int8", "int8 lists"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are computed."""
     if request.param == "torch":
@@ -136,19 +134,21 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("no C compiler")
     elif request.param == "many rows":
         monkeypatch.setattr(kernels, "few", lambda rows: False)
+    elif request.param.startswith("int8"):
+        monkeypatch.setattr(decode_shortlist, "ALONE", 0 if request.param == "int8 lists" else 1000)
     return str(request.param)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_laid_out_all_words_are_no_shortlist_to_the_bit(way, beam):
-    model, config = laid_out(way == "int8"), SearchConfig(beam=beam, n_best=beam, max_length=12)
+    model, config = laid_out(way.startswith("int8")), SearchConfig(beam=beam, n_best=beam, max_length=12)
     sources = longer_sources(301)
     assert search(model, sources, config, shortlist=everything(301)) == search(model, sources, config)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_laid_out_neighbours_change_nothing(way, beam):
-    model, shortlist, sources = laid_out(way == "int8"), some_words(301, most=9), longer_sources(301)
+    model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     config = SearchConfig(beam=beam, max_length=12)
     together = search(model, sources, config, shortlist=shortlist)
     for source, found in zip(sources, together, strict=True):
@@ -156,25 +156,32 @@ def test_laid_out_neighbours_change_nothing(way, beam):
         assert_same(found, search(model, [source], config, shortlist=shortlist)[0])
 
 
-def test_logits_are_those_of_the_whole_head(way):
-    model, shortlist, sources = laid_out(way == "int8"), some_words(301, most=9), longer_sources(301)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_logits_are_those_of_the_whole_head(way, beam):
+    model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
-        listed, x_BD = Listed(model, shortlist, sources), torch.randn(9, 24)
-        logits_BN, all_BV = listed.model.head(x_BD), model.head(x_BD)
-        assert len(listed.word_N) < 301
-        torch.testing.assert_close(logits_BN, all_BV[:, listed.word_N], rtol=1e-6, atol=1e-6)
-        if way in ("kernels", "int8"):
-            assert torch.equal(logits_BN, all_BV[:, listed.word_N])
-        barred_BN = listed.bar(logits_BN.clone())
-    for row, source in enumerate(sources):
-        left = listed.word_N[barred_BN[row] > float("-inf")]
-        assert set(left.tolist()) == allowed(shortlist, source)
-        columns = torch.isin(listed.word_N, left)
-        assert torch.equal(barred_BN[row, columns], logits_BN[row, columns])
+        listed = Listed(model, shortlist, sources)
+        assert isinstance(listed.model.head, WordLists) == (way == "int8 lists")
+        left = torch.arange(len(sources))
+        for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of those that are left
+            if len(stay) < len(left):
+                listed.only(stay)
+                left = left[stay]
+            x_BD = torch.randn(len(left) * beam, 24)
+            own_BL, all_BV = listed.own(listed.model.head(x_BD)), model.head(x_BD)
+            for row in range(len(x_BD)):
+                source = sources[int(left[row // beam])]
+                count = int((own_BL[row] > float("-inf")).sum())
+                words = listed.words(torch.arange(count).expand(len(left), -1))[row // beam]
+                assert words.tolist() == sorted(allowed(shortlist, source))
+                torch.testing.assert_close(own_BL[row, :count], all_BV[row, words], rtol=1e-6, atol=1e-6)
+                if way in ("kernels", "int8", "int8 lists"):
+                    assert torch.equal(own_BL[row, :count], all_BV[row, words])
+                assert bool((own_BL[row, count:] == float("-inf")).all())
 
 
 def test_the_model_keeps_its_head(way):
-    model, shortlist = laid_out(way == "int8"), some_words(301)
+    model, shortlist = laid_out(way.startswith("int8")), some_words(301)
     before, head = search(model, SOURCES, SearchConfig(beam=2)), model.head
     search(model, SOURCES, SearchConfig(beam=2), shortlist=shortlist)
     assert model.head is head
