@@ -83,7 +83,8 @@ def make_shortlist(
     `frequency` has a number for each target word; `shared`: a source word is the target word of the same id.
     """
     likely = lexicon.best(best)
-    source, target = likely.source.astype(np.int64), likely.target.astype(np.int64)
+    named = (likely.source >= SPECIALS) & (likely.target >= SPECIALS)  # what is unknown is translated by anything
+    source, target = likely.source[named].astype(np.int64), likely.target[named].astype(np.int64)
     if shared:
         itself = np.arange(SPECIALS, sources)
         source, target = np.concatenate([source, itself]), np.concatenate([target, itself])

@@ -22,6 +22,7 @@ from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import BOS, EOS
+from allyouneed.tasks.shortlist import Shortlist
 
 CLOSE = 1e-3  # nats; float32 of a few layers differs by 1e-6 to 1e-5
 ROUNDED = 1e-2  # a weight that stands between two steps may be rounded to either
@@ -62,9 +63,10 @@ class Written:
         found = self._engine.score_batch(texts, max_input_length=0)
         return [row.log_probs[len(one.given) - 1 :] for one, row in zip(prompts, found, strict=True)]
 
-    def greedy(self, given: Rows) -> list[list[int]]:
-        """What greedy search says, without EOS."""
+    def greedy(self, given: Rows, listed: bool = False) -> list[list[int]]:
+        """What greedy search says, without EOS; `listed`: with its vmap.txt, each by itself."""
         usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": NEVER_SAID}
+        usual |= {"use_vmap": True, "max_batch_size": 1} if listed else {}
         longest = most_said(self._model, given)
         if self.paired:
             words = self._words(given, self.source)
@@ -103,6 +105,27 @@ def check_folder(
     notes = [f"checked on {len(prompts)} sequences: log-probabilities within {furthest:.1e}, greedy search the same"]
     return (
         notes if quantization == "float32" else [*notes, _moved(model, written, folder, codec, prompts, quantization)]
+    )
+
+
+def check_shortlist(
+    folder: Path,
+    model: Model,
+    codec: Codec,
+    quantization: Quantization,
+    prompts: Sequence[Prompt],
+    shortlist: Shortlist,
+) -> str:
+    """Refuses a folder whose vmap.txt allows something else than our shortlist; else says how it was compared."""
+    expected, given = rounded(model, quantization), [one.given for one in prompts]
+    close = CLOSE if quantization == "float32" else ROUNDED
+    said = greedy(expected, given, shortlist)
+    theirs = Written(model, codec, folder, "float32").greedy(given, listed=True)
+    for one, two, source in zip(said, theirs, given, strict=True):
+        if one != two and not _tie(expected, source, one, two, close):
+            raise FolderError("ctranslate2: with vmap.txt greedy search says something else; nothing was written")
+    return (
+        f"vmap.txt is the shortlist: with use_vmap=True greedy search says the same to {len(prompts)} single sequences"
     )
 
 
@@ -145,11 +168,12 @@ def _continuation(model: Model, prompt: Prompt) -> list[float]:
     return found
 
 
-def greedy(model: Model, given: Rows) -> list[list[int]]:
+def greedy(model: Model, given: Rows, shortlist: Shortlist | None = None) -> list[list[int]]:
     """What our greedy search says."""
     longest = most_said(model, given)
     if isinstance(model, EncoderDecoder):
-        return [found[0].ids for found in search(model, given, SearchConfig(beam=1, max_length=longest))]
+        config = SearchConfig(beam=1, max_length=longest)
+        return [found[0].ids for found in search(model, given, config, shortlist=shortlist)]
     return [_continued(model, row, longest) for row in given]
 
 

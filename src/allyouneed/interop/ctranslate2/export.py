@@ -9,8 +9,9 @@ from pathlib import Path
 from allyouneed import __version__
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.interop.ctranslate2.check import Prompt, check_folder, computes, greedy
-from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, require_package, write_model
+from allyouneed.interop.ctranslate2.check import Prompt, check_folder, check_shortlist, computes, greedy
+from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, names_of, require_package, write_model
+from allyouneed.interop.ctranslate2.vmap import FILE, cannot_be_said, write_vmap
 from allyouneed.interop.place import require_place
 from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
 from allyouneed.models import Model
@@ -19,9 +20,14 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import BOS
+from allyouneed.tasks.shortlist import Shortlist
 from allyouneed.tasks.tokenizer import SPECIALS
 
 CARD = "README.md"
+LISTED = """
+`vmap.txt` says which words a source allows: `translate_batch(.., use_vmap=True)` looks at no others, which is faster.
+Every text of a batch is then allowed what any of them is.
+"""
 
 
 def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
@@ -35,10 +41,28 @@ def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) ->
     with new_folder(out) as folder:
         write_model(model, codec, folder, chosen)
         texts = own_texts(bundle)
-        notes = check_folder(folder, model, codec, chosen, prompts_of(model, codec, texts))
+        prompts = prompts_of(model, codec, texts)
+        notes = check_folder(folder, model, codec, chosen, prompts)
+        if bundle.shortlist is not None and isinstance(model, EncoderDecoder):
+            notes.append(_with_shortlist(bundle, bundle.shortlist, folder, chosen, prompts))
         codec.save(folder)
-        (folder / CARD).write_text(card(bundle, chosen), encoding="utf-8")
+        text = card(bundle, chosen) + (LISTED if (folder / FILE).exists() else "")
+        (folder / CARD).write_text(text, encoding="utf-8")
     return [*notes, *_told(chosen, texts)]
+
+
+def _with_shortlist(
+    bundle: Bundle, shortlist: Shortlist, folder: Path, quantization: Quantization, prompts: list[Prompt]
+) -> str:
+    """Writes the shortlist too, if it can be; gives what a person should know about it."""
+    assert isinstance(bundle.model, EncoderDecoder)
+    source, target = bundle.codec.both()
+    names = names_of(source, bundle.model.sizes.source), names_of(target, bundle.model.sizes.target)
+    odd = cannot_be_said(shortlist, *names)
+    if odd is not None:
+        return f"the shortlist is left out: CTranslate2's vmap.txt cannot name {odd!r}"
+    write_vmap(shortlist, *names, folder)
+    return check_shortlist(folder, bundle.model, bundle.codec, quantization, prompts, shortlist)
 
 
 def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
