@@ -6,12 +6,13 @@
 
 All t are alike at first, so the first E step only counts who stands in a pair with whom.
 
-Cost: time grows with the sum of S T over all pairs (some 2 million such cells a second on one core, in each iteration),
-memory with the number of different (x, y) that stand in a pair: 32 bytes for each, and at most MOST of them.
+Cost: time grows with the sum of S T over all pairs: 2 to 6 million such cells a second on one core, in each iteration
+(Multi30k: 8 seconds in all; SENTENCES pairs of 25 words: 10 minutes). Memory grows with the number of different (x, y)
+that stand in a pair: 80 bytes for each of at most 2 MOST, so up to 2.7 GiB; Multi30k has 1.3 million.
 Paper: Brown et al. 1993, "The Mathematics of Statistical Machine Translation", Computational Linguistics 19(2), section
 4.1.
-Differs: of very many different (x, y) those that were seen least are forgotten while they are counted; of more than
-SENTENCES pairs every n-th is read.
+Differs: of very many different (x, y) those are forgotten, while they are counted, that were seen least with an x that
+was seen with very many y; of more than SENTENCES pairs every n-th is read.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +26,8 @@ from allyouneed.tasks.ids import Array, Ragged
 
 NULL = PAD  # an id that no text has
 CELLS = 1 << 21  # of a chunk: (target position, source position) of one pair each
-MOST = 1 << 25  # different (x, y) that are kept: 1 GiB
-SENTENCES = 1_000_000
+MOST = 1 << 24  # different (x, y) that are kept
+SENTENCES = 500_000
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,7 @@ class Lexicon:
 
     def best(self, count: int) -> "Lexicon":
         """The `count` likeliest targets of each source word; of equals those with smaller ids."""
-        order = np.lexsort((-self.probability, self.source))
-        source = self.source[order]
-        first = np.searchsorted(source, source)  # where the word's own begin
-        kept = np.sort(order[np.arange(len(source)) - first < count])
+        kept = _largest(self.probability, self.source, count)
         return Lexicon(self.source[kept], self.target[kept], self.probability[kept])
 
 
@@ -67,7 +65,7 @@ def learn_lexicon(
             if progress is not None:
                 progress(done / (len(spans) * iterations))
 
-    keys, counts = _first_counts(cells())
+    keys, counts = _first_counts(cells(), width)
     source = keys // width
     probability = _normalised(counts, source)
     for _ in range(iterations - 1):
@@ -114,15 +112,15 @@ def _spans(source_lengths: Array, target_lengths: Array) -> list[tuple[int, int]
     return list(pairwise(cuts))
 
 
-def _first_counts(chunks: Iterator[_Cells]) -> tuple[Array, Array]:
+def _first_counts(chunks: Iterator[_Cells], width: int) -> tuple[Array, Array]:
     """All different cells, sorted, and c(y, x) while all t are alike."""
     kept, waiting, size = (np.zeros(0, dtype=np.int64), np.zeros(0)), [], 0
     for chunk in chunks:
         waiting.append(_summed(chunk.keys, chunk.shares(np.ones(len(chunk.keys)))))
         size += len(waiting[-1][0])
         if size > max(len(kept[0]), 4 * CELLS):  # seldom, as all that is kept is sorted again
-            kept, waiting, size = _fewer(_joined([kept, *waiting])), [], 0
-    return _fewer(_joined([kept, *waiting]))
+            kept, waiting, size = _fewer(*_joined([kept, *waiting]), width), [], 0
+    return _fewer(*_joined([kept, *waiting]), width)
 
 
 def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -137,12 +135,21 @@ def _summed(keys: Array, counts: Array) -> tuple[Array, Array]:
     return keys[first], np.add.reduceat(counts[order], first) if len(first) else counts
 
 
-def _fewer(found: tuple[Array, Array]) -> tuple[Array, Array]:
-    keys, counts = found
+def _fewer(keys: Array, counts: Array, width: int) -> tuple[Array, Array]:
+    """At most MOST, as many of each source word, so that rare ones keep theirs."""
     if len(keys) <= MOST:
-        return found
-    most = np.sort(np.argpartition(counts, len(keys) - MOST)[len(keys) - MOST :])
-    return keys[most], counts[most]
+        return keys, counts
+    source = keys // width
+    kept = _largest(counts, source, max(1, MOST // len(np.unique(source))))
+    return keys[kept], counts[kept]
+
+
+def _largest(value: Array, source: Array, count: int) -> Array:
+    """Where the `count` largest values of each source word stand; of equals the first ones."""
+    order = np.lexsort((-value, source))
+    sorted_source = source[order]
+    rank = np.arange(len(order)) - np.searchsorted(sorted_source, sorted_source)
+    return np.sort(order[rank < count])
 
 
 def _normalised(counts: Array, source: Array) -> Array:
