@@ -14,6 +14,7 @@ Paper: Jean et al. 2015, arXiv:1412.2007 (candidate lists); L'Hostis et al. 2016
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError
 from allyouneed.tasks.base import UNK
+from allyouneed.tasks.ids import Array
 from allyouneed.tasks.lexicon import Lexicon
 
 SPECIALS = UNK + 1  # PAD and BOS are among them: nobody says them, but they have probabilities
@@ -36,18 +38,27 @@ class Shortlist:
     words: Tensor
     ends: Tensor
 
+    @cached_property
+    def _arrays(self) -> tuple[Array, Array, Array, int]:
+        """The same for numpy, and a number above all ids."""
+        most = max(int(self.always[-1]), int(self.words.max()) if len(self.words) else 0)
+        return self.always.numpy(), self.words.numpy(), self.ends.numpy(), most + 1
+
     def lists(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """The words that each source allows, in order (N, L), padded with zeros behind, and how many they are (N)."""
+        always, words, ends, size = self._arrays
         given = np.array([word for source in sources for word in source], dtype=np.int64)
         row = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
-        ends, size = self.ends.numpy(), 1 + max(int(self.always[-1]), int(self.words.max()) if len(self.words) else 0)
-        count = ends[given] - np.where(given > 0, ends[given - 1], 0)
+        last = ends[given]
+        count = last - np.where(given > 0, ends[given - 1], 0)
         # The numbers of all words of one source word after the other.
-        place = np.arange(count.sum()) + np.repeat(ends[given] - count.cumsum(), count)
+        place = np.arange(count.sum()) + np.repeat(last - count.cumsum(), count)
         allowed = np.zeros((len(sources), size), dtype=bool)  # sorting the words would take six times as long
-        allowed[:, self.always.numpy()] = True
-        allowed.reshape(-1)[np.repeat(row * size, count) + self.words.numpy()[place]] = True
+        allowed[:, always] = True
+        allowed.reshape(-1)[np.repeat(row * size, count) + words[place]] = True
         found = np.flatnonzero(allowed)
+        if len(sources) == 1:
+            return torch.from_numpy(found)[None], torch.tensor([len(found)])
         counts = np.bincount(found // size, minlength=len(sources))
         word = np.zeros((len(sources), counts.max(initial=0)), dtype=np.int64)
         word[np.arange(word.shape[1]) < counts[:, None]] = found % size
