@@ -26,7 +26,6 @@ from allyouneed.tasks.shortlist import SPECIALS, Shortlist
 
 WORDS = 12
 SOURCES = [[5, 6, 7, EOS], [8, EOS], [4, 9, 5, 6, 4, EOS], [EOS], [11, 10, 8, EOS]]
-needs_kernels = pytest.mark.skipif(kernels._library() is None, reason="no C compiler")
 
 
 def everything(words: int) -> Shortlist:
@@ -188,11 +187,11 @@ def test_the_model_keeps_its_head(way):
     assert search(model, SOURCES, SearchConfig(beam=2)) == before
 
 
-def test_a_source_that_the_shortlist_does_not_know():
-    with pytest.raises(ConfigError, match="shortlist of 9 source words does not know"):
-        search(
-            make_model("gru", WORDS),
-            SOURCES,
-            SearchConfig(),
-            shortlist=Shortlist(torch.arange(4), torch.empty(0, dtype=torch.long), torch.zeros(9, dtype=torch.long)),
-        )
+@pytest.mark.parametrize(
+    ("sources", "word", "message"),
+    [(9, 5, "a shortlist of 9 source words"), (12, 12, "words up to 12, but the model has 12")],
+)
+def test_a_shortlist_of_another_model(way, sources, word, message):
+    other = Shortlist(torch.arange(SPECIALS), torch.tensor([word]), torch.ones(sources, dtype=torch.long))
+    with pytest.raises(ConfigError, match=message):
+        search(laid_out(way.startswith("int8"), WORDS), SOURCES, SearchConfig(), shortlist=other)

@@ -35,7 +35,9 @@ class Listed:
     def __init__(self, model: Model, shortlist: Shortlist, sources: Sequence[Sequence[int]]) -> None:
         device, size, most = device_of(model), model.head.weight_VD.shape[0], len(shortlist.ends)
         if any(word >= most for source in sources for word in source):
-            raise ConfigError(f"a source holds a word that the shortlist of {most:,} source words does not know")
+            raise ConfigError(f"a shortlist of {most:,} source words, but a source holds others; it is another model's")
+        if shortlist.last >= size:
+            raise ConfigError(f"a shortlist with words up to {shortlist.last:,}, but the model has {size:,}")
         word_NL, count_N = shortlist.lists(sources)
         N, L = word_NL.shape
         self._word_NL = word_NL.to(device)

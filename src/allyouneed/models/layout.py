@@ -76,8 +76,9 @@ class _WordLists(WordLists):
 
     def __init__(self, packed: kernels.PackedInt8, word_NL: Tensor, count_N: Tensor) -> None:
         super().__init__()
-        if word_NL.numel() and not 0 <= int(word_NL.min()) <= int(word_NL.max()) < packed.outputs:
-            raise ValueError(f"some words are not among {packed.outputs}")
+        # Addresses are computed from these.
+        if not 0 <= int(word_NL.min()) <= int(word_NL.max()) < packed.outputs or int(count_N.max()) > word_NL.shape[1]:
+            raise ValueError(f"some words are not among {packed.outputs}, or lists end behind their room")
         self._packed, self._word_NL, self._count_N = packed, word_NL.contiguous(), count_N.contiguous()
 
     def only(self, group_M: Tensor) -> None:

@@ -39,14 +39,18 @@ class Shortlist:
     ends: Tensor
 
     @cached_property
-    def _arrays(self) -> tuple[Array, Array, Array, int]:
-        """The same for numpy, and a number above all ids."""
-        most = max(int(self.always[-1]), int(self.words.max()) if len(self.words) else 0)
-        return self.always.numpy(), self.words.numpy(), self.ends.numpy(), most + 1
+    def last(self) -> int:
+        """The largest id of a target word."""
+        return max(int(self.always[-1]), int(self.words.max()) if len(self.words) else 0)
+
+    @cached_property
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        """The same for numpy."""
+        return self.always.numpy(), self.words.numpy(), self.ends.numpy()
 
     def lists(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """The words that each source allows, in order (N, L), padded with zeros behind, and how many they are (N)."""
-        always, words, ends, size = self._arrays
+        (always, words, ends), size = self._arrays, self.last + 1
         given = np.array([word for source in sources for word in source], dtype=np.int64)
         row = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
         last = ends[given]
