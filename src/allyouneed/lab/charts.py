@@ -70,10 +70,10 @@ class Chart:
         if self.log_y:
             axes.set_yscale("log")
             _label_logarithms(axes.yaxis, axes.get_ylim())
-        named = sum(bool(curve.name) for curve in self.curves)  # a curve without a name goes with another
-        if named > 1:
+        names = [curve.name for curve in self.curves if curve.name]  # a curve without a name goes with another
+        if len(names) > 1 or (names and names[0] not in self.title):
             outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
-            axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if named > 4 else {}))
+            axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(names) > 4 else {}))
         return figure
 
 
@@ -290,8 +290,9 @@ def _label_logarithms(axis: Any, ends: tuple[float, float]) -> None:
     if decades > 4 or ends[1] >= 1e6:
         _mark_powers(axis)
         return
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,)))
-    axis.set_minor_locator(LogLocator(subs=range(1, 10)) if decades < 2.2 else NullLocator())
+    # Told how many there may be: else it leaves some out, and one label alone says nothing.
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,), numticks=20))
+    axis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=40) if decades < 2.2 else NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
