@@ -130,6 +130,7 @@ def side(ours: Sequence[float], theirs: Sequence[float], margin: float = 0.0) ->
 def more(says: str, ours: Sequence[float], theirs: Sequence[float], margin: float = 0.0, digits: int = 3) -> Part:
     """Ours is more than theirs, by more than the margin."""
     words = f"{interval(ours).text(digits)} against {interval(theirs).text(digits)}"
+    words += f"; margin {margin:g}" if margin else ""
     return _part(says, side(ours, theirs, margin), words)
 
 
