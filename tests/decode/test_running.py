@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
-from allyouneed.decode.running import AHEAD, Row, Running, Said
+from allyouneed.decode.running import Row, Running, Said
 from allyouneed.decode.sample import uniforms
 from allyouneed.errors import DataError
 from allyouneed.positions import LearnedConfig
@@ -65,17 +65,6 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
         for one in heard[place]:
             assert len(one.top) == 2
             assert one.logprob <= one.top[0][1] + 1e-9
-
-
-def test_long_texts_draw_from_one_stream():
-    """More numbers than are drawn at once."""
-    row, wanted = Row([], None, SampleConfig(), uniforms(2, 1, 0)), uniforms(2, 1, 0).random(3 * AHEAD)
-    drawn = []
-    for _ in range(3 * AHEAD):
-        drawn.append(row.uniform())
-        assert row.uniform() == drawn[-1]
-        row.ids.append(5)
-    assert drawn == wanted.tolist()
 
 
 def test_a_row_that_is_tried_again_says_the_same(monkeypatch):

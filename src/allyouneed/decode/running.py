@@ -24,7 +24,6 @@ from allyouneed.mixers.state import join_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import BOS, EOS
 
-AHEAD = 32  # uniform numbers drawn at once
 EMPTY = 8  # one place in so many may be empty
 End = Literal["stop", "length"]  # EOS was said, or the limit was reached, or the model's last position
 
@@ -40,19 +39,19 @@ class Row:
     top: int = 0  # how many alternatives to each token are wanted
     ids: list[int] = field(default_factory=list, init=False)  # said so far, EOS included
     most: int = field(default=0, init=False)  # that it may say, known when it joins
+    drawn: list[float] = field(default_factory=list, init=False)  # a number for each token, if it needs them
     manner: Hashable = field(init=False)  # rows of the same one draw together
-    _drawn: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         config = self.config
         cuts = (config.temperature, config.top_k, config.top_p, config.min_p)
         self.manner = None if config.temperature == 0 else cuts
 
-    def uniform(self) -> float:
-        """The number of its stream for the next token, however often it is asked for."""
-        if len(self.ids) == len(self._drawn):
-            self._drawn += self.uniforms.random(AHEAD).tolist()
-        return self._drawn[len(self.ids)]
+    def get_ready(self, model: Model) -> None:
+        """Before its first token; a row that failed to join may try again."""
+        self.most = most_new(model, self.config.max_length, self.prompt, self.source)
+        if not self.drawn and self.manner is not None:
+            self.drawn = self.uniforms.random(self.most).tolist()
 
     @property
     def length(self) -> int:
@@ -105,7 +104,7 @@ class Running:
                 count_P = torch.tensor([len(self.rows), len(rows)], device=self._device)
                 state = join_rows([self._state, state], count_P)
             for row in rows:
-                row.most = most_new(self._model, row.config.max_length, row.prompt, row.source)
+                row.get_ready(self._model)
             said, tokens = self._choose(rows, logits)
             token_B = torch.cat([self._token_B, tokens])
             # From here on nothing can fail.
@@ -187,9 +186,10 @@ class Running:
         groups: dict[Hashable, list[int]] = {}
         for place, row in enumerate(rows):
             groups.setdefault(row.manner, []).append(place)
-        for places in groups.values():
+        for manner, places in groups.items():
             chosen = [rows[place] for place in places]
-            uniform_N = torch.tensor([row.uniform() for row in chosen], dtype=torch.float64).to(self._device)
+            numbers = [0.0 if manner is None else row.drawn[len(row.ids)] for row in chosen]
+            uniform_N = torch.tensor(numbers, dtype=torch.float64).to(self._device)
             if len(places) == len(rows):
                 token_B, logprob_B = draw_token(logits_BV, chosen[0].config, uniform_N)
                 break
