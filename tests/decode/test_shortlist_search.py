@@ -18,6 +18,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
 from allyouneed.models.base import Head, WordLists
+from allyouneed.models.convs2s import ConvS2SConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.sizes import Sizes
@@ -177,6 +178,27 @@ def test_logits_are_those_of_the_whole_head(way, beam):
                 if way in ("kernels", "int8", "int8 lists"):
                     assert torch.equal(own_BL[row, :count], all_BV[row, words])
                 assert bool((own_BL[row, count:] == float("-inf")).all())
+
+
+def test_lists_take_half_precision(way):
+    """As autocast gives it to them; C would write beside what is there."""
+    if way != "int8 lists":
+        pytest.skip("the others ask torch")
+    model, shortlist, sources = laid_out(int8=True), some_words(301, most=9), longer_sources(301)
+    with torch.inference_mode():
+        listed, x_BD = Listed(model, shortlist, sources), torch.randn(len(sources), 24, dtype=torch.bfloat16)
+        assert torch.equal(listed.model.head(x_BD), listed.model.head(x_BD.float()))
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_under_autocast(way, beam):
+    model = ConvS2SConfig(width=24, channels=24, encoder_layers=1, decoder_layers=1).build(Sizes(301, 301, shared=True))
+    lay_out_for_prediction(model, way.startswith("int8"))
+    shortlist, sources = some_words(301, most=9), longer_sources(301)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = search(model, sources, SearchConfig(beam=beam, max_length=9), shortlist=shortlist)
+    for source, (best, *_) in zip(sources, found, strict=True):
+        assert set(best.ids) <= allowed(shortlist, source)
 
 
 def test_the_model_keeps_its_head(way):

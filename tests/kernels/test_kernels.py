@@ -19,6 +19,7 @@ from allyouneed import kernels
 from allyouneed.decode import SearchConfig, search
 from allyouneed.decode.base import FIRST_WORD
 from allyouneed.errors import ConfigError
+from allyouneed.kernels import OutputLists
 from allyouneed.mixers.lookup import soft_lookup
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
@@ -77,7 +78,7 @@ def test_product_with_lists_of_outputs_is_a_part_of_the_whole(
     )
     longest = max(map(len, lists))
     output_NL = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], dtype=torch.long)
-    found_BL = whole.project_lists(x_BD, output_NL, torch.tensor([len(one) for one in lists]))
+    found_BL = whole.project_lists(x_BD, OutputLists(output_NL, torch.tensor([len(one) for one in lists]), 70))
     wanted_BV = whole.project(x_BD)
     for row in range(len(x_BD)):
         one = lists[row // sharing]
@@ -90,6 +91,37 @@ def test_outputs_that_are_not_there_are_refused(wrong: torch.Tensor) -> None:
     for kind in (kernels.Packed, kernels.PackedInt8):
         with pytest.raises(ValueError, match="not among 7"):
             kind(torch.randn(7, 5), None).some(wrong)
+
+
+@pytest.mark.parametrize(
+    ("output", "count", "message"),
+    [
+        ([[0, 7]], [2], "not among 7"),
+        ([[0, -1]], [2], "not among 7"),
+        (torch.zeros(1, 2, dtype=torch.int32), [2], "not among 7"),
+        ([[0, 1]], [3], "between 0 and 2 outputs"),
+        ([[0, 1]], [-1], "between 0 and 2 outputs"),
+        ([[0, 1]], [2, 2], "between 0 and 2 outputs"),
+        ([[0, 1]], torch.ones(1, dtype=torch.int32), "between 0 and 2 outputs"),
+    ],
+)
+def test_lists_of_outputs_that_are_not_there_are_refused(output: object, count: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OutputLists(torch.as_tensor(output), torch.as_tensor(count), 7)
+
+
+def test_lists_take_numbers_of_one_kind() -> None:
+    """C would read and write beside any others."""
+    whole, lists = (
+        kernels.PackedInt8(torch.randn(7, 5), None),
+        OutputLists(torch.tensor([[1, 2]]), torch.tensor([2]), 7),
+    )
+    assert whole.project_lists(torch.randn(3, 5), lists).shape == (3, 2)
+    for wrong in (torch.randn(3, 5, dtype=torch.bfloat16), torch.randn(3, 5).double(), torch.randn(3, 4)):
+        with pytest.raises(ValueError, match="should be"):
+            whole.project_lists(wrong, lists)
+    with pytest.raises(ValueError, match="should be"):
+        kernels.PackedInt8(torch.randn(6, 5), None).project_lists(torch.randn(3, 5), lists)
 
 
 @given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)

@@ -223,17 +223,21 @@ class PackedInt8:
         by_output = self.packed.view(-1, self._row // 4, PANEL, 4).transpose(1, 2).reshape(-1, self._row)
         return torch.nn.functional.pad(by_output, (0, -self._row % LINE)).contiguous()
 
-    def project_lists(self, x: Tensor, output_NL: Tensor, count_N: Tensor) -> Tensor:
-        """Outputs (B, L) of their own for N groups of rows: the first `count` of a list, and minus infinity behind."""
+    def project_lists(self, x: Tensor, lists: "OutputLists") -> Tensor:
+        """Outputs (B, L) of their own for N groups of rows, and minus infinity behind the end of a list."""
+        found = (lists.outputs, x.shape[-1], x.dtype, x.device.type)
+        right = (self.outputs, self.inputs, torch.float32, "cpu")
+        if found != right:
+            raise ValueError(f"lists of outputs, inputs, type and device {found}; should be {right}")
         x_BD, lines = _rows(x), self.lines
-        (N, L), B = output_NL.shape, x_BD.shape[0]
+        (N, L), B = lists.output_NL.shape, x_BD.shape[0]
         require_shared(B, N)
         out_BL, scale_S = x.new_empty(B, L), x.new_empty(B // N)
         bytes_SE = torch.zeros(B // N, lines.shape[1], dtype=torch.uint8)
         made().project_lists(
             *(x_BD.data_ptr(), lines.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr(), self.bias.data_ptr()),
-            *(output_NL.data_ptr(), count_N.data_ptr(), bytes_SE.data_ptr(), scale_S.data_ptr(), out_BL.data_ptr()),
-            *(N, B // N, self.inputs, L, lines.shape[1] // LINE, x_BD.stride(0)),
+            *(lists.output_NL.data_ptr(), lists.count_N.data_ptr(), bytes_SE.data_ptr(), scale_S.data_ptr()),
+            *(out_BL.data_ptr(), N, B // N, self.inputs, L, lines.shape[1] // LINE, x_BD.stride(0)),
         )
         return out_BL if x.dim() == 2 else out_BL.view(*x.shape[:-1], L)
 
@@ -250,6 +254,23 @@ class PackedInt8:
             *(B, self.inputs, self.outputs, x_BD.stride(0), False),
         )
         return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
+
+
+class OutputLists:
+    """Of so many outputs the first `count` of a row of `output`, for each of N groups of rows."""
+
+    def __init__(self, output_NL: Tensor, count_N: Tensor, outputs: int) -> None:
+        N, L = output_NL.shape
+        _require_outputs(output_NL, outputs)
+        if count_N.shape != (N,) or not _among(count_N, L + 1):
+            raise ValueError(f"lists should have between 0 and {L} outputs")
+        self.output_NL, self.count_N, self.outputs = output_NL.contiguous(), count_N.contiguous(), outputs
+
+    def only(self, group_M: Tensor) -> "OutputLists":
+        """Some groups of rows."""
+        some = copy.copy(self)
+        some.output_NL, some.count_N = self.output_NL[group_M], self.count_N[group_M]
+        return some
 
 
 class _Rooms:
@@ -281,11 +302,22 @@ class _Rooms:
 _room = _Rooms().take
 
 
+def _require_outputs(output: Tensor, outputs: int) -> None:
+    if not _among(output, outputs):
+        raise ValueError(f"some outputs are not among {outputs}")
+
+
+def _among(number: Tensor, count: int) -> bool:
+    """Whether C may compute addresses from these: 0 to count - 1, in 64 bits, where it can read them."""
+    if number.dtype != torch.long or number.device.type != "cpu":
+        return False
+    return not number.numel() or 0 <= int(number.min()) <= int(number.max()) < count
+
+
 def _some(packed: Tensor, output_N: Tensor, outputs: int, inputs: int) -> Tensor:
     """Panels of some outputs of others; `packed` has units of four bytes."""
     N, output_N = len(output_N), output_N.contiguous()
-    if output_N.dtype != torch.long or (N and not 0 <= int(output_N.min()) <= int(output_N.max()) < outputs):
-        raise ValueError(f"some outputs are not among {outputs}")
+    _require_outputs(output_N, outputs)
     # Not from `_room`, which is for what stays: these are there for one batch.
     some = torch.zeros(-(-N // PANEL) * PANEL * inputs, dtype=packed.dtype)
     made().pack_some(packed.data_ptr(), output_N.data_ptr(), some.data_ptr(), N, inputs)

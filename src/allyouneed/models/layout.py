@@ -76,16 +76,13 @@ class _WordLists(WordLists):
 
     def __init__(self, packed: kernels.PackedInt8, word_NL: Tensor, count_N: Tensor) -> None:
         super().__init__()
-        # Addresses are computed from these.
-        if not 0 <= int(word_NL.min()) <= int(word_NL.max()) < packed.outputs or int(count_N.max()) > word_NL.shape[1]:
-            raise ValueError(f"some words are not among {packed.outputs}, or lists end behind their room")
-        self._packed, self._word_NL, self._count_N = packed, word_NL.contiguous(), count_N.contiguous()
+        self._packed, self._lists = packed, kernels.OutputLists(word_NL, count_N, packed.outputs)
 
     def only(self, group_M: Tensor) -> None:
-        self._word_NL, self._count_N = self._word_NL[group_M], self._count_N[group_M]
+        self._lists = self._lists.only(group_M)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._packed.project_lists(x, self._word_NL, self._count_N)
+        return self._packed.project_lists(x.float(), self._lists)  # under autocast x may be bfloat16
 
     __call__ = forward
 
