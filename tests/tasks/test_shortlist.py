@@ -85,6 +85,8 @@ def put(name: str, values: list[int], dtype: torch.dtype = torch.int32) -> Calla
         (put("ends", [-1, 2, 3], torch.int64), "ends should rise to the 3 words"),
         (put("ends", [2, 2, 2], torch.int64), "ends should rise to the 3 words"),
         (put("ends", [2, 2, 9], torch.int64), "ends should rise to the 3 words"),
+        (put("ends", [2**63 - 1, -2, 3], torch.int64), "ends should rise to the 3 words"),  # differences overflow
+        (put("ends", [2**63 - 1, -100, 3], torch.int64), "ends should rise to the 3 words"),
         (put("words", [8, 5, 9]), "words of a source word should be different ids in order"),
         (put("words", [5, 5, 9]), "words of a source word should be different ids in order"),
     ],
