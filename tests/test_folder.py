@@ -274,7 +274,7 @@ def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path:
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     assert load_folder(path).shortlist is None
     for _ in range(2):  # the second replaces the first
-        add_shortlist(path, a_shortlist())
+        add_shortlist(load_folder(path), a_shortlist())
         listed = load_folder(path).shortlist
         assert listed is not None
         assert [listed.of(word) for word in range(CHARACTERS.size)] == [[], [], [], [], [], [4, 5], [6]]
@@ -286,34 +286,61 @@ def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path:
 
 def test_a_shortlist_does_not_come_into_a_damaged_folder(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
-    weights = path / "model.safetensors"
+    bundle, weights = load_folder(path), path / "model.safetensors"
     damaged = bytes([*weights.read_bytes()[:-1], weights.read_bytes()[-1] ^ 1])
     weights.write_bytes(damaged)
     with pytest.raises(FolderError, match="changed since it was written"):
-        add_shortlist(path, a_shortlist())
+        add_shortlist(bundle, a_shortlist())
     assert not (path / "shortlist.safetensors").exists()
     assert weights.read_bytes() == damaged
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_shortlist_does_not_come_to_another_model(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    bundle = load_folder(path)
+    for name in ("model.safetensors", "tokenizer.json", "codec.json"):
+        data = (path / name).read_bytes()
+        rewrite(path, lambda folder, name=name, data=data: (folder / name).write_bytes(data + b" "))
+        with pytest.raises(FolderError, match=rf"{name}: changed since the model was loaded; make the shortlist again"):
+            add_shortlist(bundle, a_shortlist())
+        rewrite(path, lambda folder, name=name, data=data: (folder / name).write_bytes(data))
+    add_shortlist(bundle, a_shortlist())
+
+
+def test_a_private_folder_stays_private(tmp_path: Path) -> None:
+    path = example(tmp_path / "model")
+    for file in path.iterdir():
+        file.chmod(0o640)
+    path.chmod(0o750)
+    (path / "README.md").chmod(0o600)
+    add_shortlist(load_folder(path), a_shortlist())
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()}
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert modes.pop("README.md") == 0o600
+    assert set(modes.values()) == {0o640}
+    assert {"shortlist.safetensors", "manifest.json"} <= modes.keys()
+
+
 def test_a_shortlist_that_does_not_fit_its_model_is_refused(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
-    add_shortlist(path, a_shortlist(CHARACTERS.size + 1))
+    bundle = load_folder(path)
+    add_shortlist(bundle, a_shortlist(CHARACTERS.size + 1))
     refused(path, r"shortlist\.safetensors: for 8 source words, but the model has 7; make it again")
-    add_shortlist(path, Shortlist(torch.arange(4), torch.tensor([4, 5, 7]), a_shortlist().ends))
+    add_shortlist(bundle, Shortlist(torch.arange(4), torch.tensor([4, 5, 7]), a_shortlist().ends))
     refused(path, r"shortlist\.safetensors: words holds ids that are not among the 7 target words")
     refused(
         rewrite(path, lambda folder: (folder / "shortlist.safetensors").write_bytes(b"x")), "not a safetensors file"
     )
     model = build("decoder", Sizes(0, CHARACTERS.size))
     path = save_folder(tmp_path / "lm", model, Codec(target=CHARACTERS), ExampleTask(), "")
-    add_shortlist(path, a_shortlist())
+    add_shortlist(load_folder(path), a_shortlist())
     refused(path, r"shortlist\.safetensors: a shortlist, but the model does not translate")
 
 
 def test_one_changed_bit_of_a_shortlist_is_refused(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
-    add_shortlist(path, a_shortlist())
+    add_shortlist(load_folder(path), a_shortlist())
     data = bytearray((path / "shortlist.safetensors").read_bytes())
     data[-1] ^= 1
     (path / "shortlist.safetensors").write_bytes(data)

@@ -14,8 +14,11 @@ table `MODELS`, and names, shapes and types of all tensors must be exactly those
 import html
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -32,6 +35,7 @@ from allyouneed.sizes import Sizes
 from allyouneed.storage import (
     LARGEST_TENSORS,
     MANIFEST,
+    Entry,
     Sealed,
     new_folder,
     open_folder,
@@ -86,6 +90,7 @@ class Bundle:
     version: str  # of the allyouneed that wrote it
     sha256: str = ""  # of the weights as they lie there
     shortlist: Shortlist | None = None  # for `decode.translate`, if the folder holds one
+    files: Mapping[str, Entry] = field(default_factory=dict)  # as its manifest named them
 
     def _repr_html_(self) -> str:
         """In notebooks: what it is, in a few lines."""
@@ -115,14 +120,34 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     return Path(path)
 
 
-def add_shortlist(path: Path, shortlist: Shortlist) -> None:
-    """Puts a shortlist into a model folder, which is replaced by one that has all its other files as they were."""
-    sealed = open_folder(path)
-    with new_folder(path) as folder:
+def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
+    """Puts a shortlist into a model's folder, which is replaced by one that has all its other files as they were.
+
+    Refused, if the model there is no longer the one that was loaded: a shortlist names the ids of one tokeniser.
+    """
+    sealed = open_folder(bundle.path)
+    for name in sorted(sealed.files.keys() | bundle.files.keys()):
+        if name not in (SHORTLIST, CARD) and sealed.files.get(name) != bundle.files.get(name):
+            raise FolderError(f"{sealed.path / name}: changed since the model was loaded; make the shortlist again")
+    with new_folder(sealed.path) as folder:
+        folder.chmod(0o700)  # until it is as open as the old one
         for name in sealed.files.keys() - {SHORTLIST}:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(sealed.read(name, LARGEST_TENSORS))
         write_tensors(folder / SHORTLIST, shortlist.tensors())
+        (folder / MANIFEST).touch()  # here already, since whoever writes into it leaves its mode alone
+        _same_owners(sealed.path, folder)
+
+
+def _same_owners(old: Path, new: Path) -> None:
+    """Gives what is in a new folder, and the folder, the owners and modes of the old one; new files those of the
+    weights."""
+    for path in [*new.rglob("*"), new]:
+        model = old / path.relative_to(new)
+        known = (model if model.exists() else old / WEIGHTS).stat()
+        with suppress(OSError):  # only root can give files away
+            os.chown(path, known.st_uid, known.st_gid)
+        path.chmod(stat.S_IMODE(known.st_mode))
 
 
 def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = ()) -> Bundle:
@@ -143,7 +168,7 @@ def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequ
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
     sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
     ready = model.to(device).eval()
-    return Bundle(sealed.path, ready, codec, config.recipe, card, config.allyouneed, sha256, listed)
+    return Bundle(sealed.path, ready, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
 
 
 def kind_of(path: Path) -> str | None:

@@ -13,6 +13,7 @@ No pickle: tensors are safetensors, everything else is JSON or text. Links and p
 import ctypes
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -114,19 +115,38 @@ def new_folder(final: Path) -> Iterator[Path]:
                 os.close(held)
 
 
-def sweep(parent: Path) -> None:
-    """Removes what killed writers left in `parent`; what a living one is writing stays."""
+def sweep(parent: Path, name: str | None = None) -> None:
+    """Removes what killed writers left in `parent`; what a living one is writing stays.
+
+    `name`: only what writers of the folder of that name left, where `parent` is not ours.
+    """
     if not parent.is_dir():
         return
+    aside, temporary = f"{ASIDE}*", f"{TEMPORARY}*"
+    if name is not None:
+        aside, temporary = ASIDE + glob.escape(name), f"{TEMPORARY}{glob.escape(name[:100])}-{'[0-9a-f]' * 12}"
     with writing(parent):
-        for path in sorted(parent.glob(f"{ASIDE}*")):
+        for path in sorted(parent.glob(aside)):
             final = parent / path.name.removeprefix(ASIDE)
             if not os.path.lexists(final):
                 os.rename(path, final)  # killed between the two renames of `_put_in_place`
             else:
                 _remove(path)
-        for path in sorted(parent.glob(f"{TEMPORARY}*")):
+        for path in sorted(parent.glob(temporary)):
             _remove_stale(path)
+
+
+def require_replaceable(folder: Path) -> None:
+    """Refuses a folder that `new_folder` could not replace, before the work that leads there."""
+    folder = _absolute(folder)
+    temporary = _temporary_name(folder)
+    with writing(folder):
+        _refuse_foreign(folder)
+        for path in (folder, folder / MANIFEST):  # who made them read-only wants to keep them
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        temporary.mkdir()
+        temporary.rmdir()
 
 
 def discard(folder: Path) -> None:

@@ -1,16 +1,19 @@
 """`allyouneed shortlist`, and what uses its table: translate, evaluate, verify, serve."""
 
+import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_commands import Commands
 
+from allyouneed.cli.shortlist import command
 from allyouneed.errors import StorageError
-from allyouneed.folder import load_folder
-from allyouneed.lab.shortlist import keep_shortlist
-from allyouneed.storage import lock
+from allyouneed.folder import Bundle, load_folder
+from allyouneed.lab import shortlist as lab_shortlist
+from allyouneed.storage import is_locked, lock
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +82,8 @@ def test_from_files(run: Commands, listed: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: str, tmp_path: Path) -> None:
-    for command in ("translate", "evaluate", "serve"):
-        done = run(command, numbers, "--shortlist")
+    for name in ("translate", "evaluate", "serve"):
+        done = run(name, numbers, "--shortlist")
         assert done.status == 2
         assert re.fullmatch(
             r"error: \S+: has no shortlist; `allyouneed shortlist \S+` puts one into the folder\n", done.err
@@ -106,8 +109,64 @@ def test_neighbours_would_change_what_ctranslate2_says(run: Commands, listed: Pa
     assert "--shortlist is for --engine torch" in done.err
 
 
-def test_a_run_that_is_being_written_to_is_left_alone(listed: Path) -> None:
-    bundle = load_folder(listed)
-    assert bundle.shortlist is not None
-    with lock(listed), pytest.raises(StorageError, match="is writing to this folder"):
-        keep_shortlist(bundle, bundle.shortlist)
+@pytest.fixture
+def unlearnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known at the start is said at the start."""
+
+    def learn(*_: object, **__: object) -> None:
+        raise AssertionError("learnt first")
+
+    monkeypatch.setattr(lab_shortlist, "learn_shortlist", learn)
+
+
+@pytest.mark.usefixtures("unlearnt")
+def test_a_run_that_is_being_written_to_is_left_alone(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(listed / "model")
+    with lock(listed):
+        for name in (str(listed), str(listed / "model"), "."):
+            with pytest.raises(StorageError, match="is writing to this folder"):
+                command(name)
+
+
+def test_nobody_writes_to_a_run_while_its_shortlist_is_learnt(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, learn, seen = Path(shutil.copytree(listed, tmp_path / "run")), lab_shortlist.learn_shortlist, []
+
+    def learn_and_look(bundle: Bundle, *rest: Any, **named: Any) -> Any:
+        seen.append(is_locked(folder))
+        return learn(bundle, *rest, **named)
+
+    monkeypatch.setattr(lab_shortlist, "learn_shortlist", learn_and_look)
+    command(str(folder))
+    assert seen == [True]
+    assert not is_locked(folder)
+
+
+@pytest.mark.usefixtures("unlearnt")
+def test_what_cannot_be_written_is_refused_before_anything_is_learnt(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(StorageError, match="is not a folder but a link or a file"):
+        command(str(tmp_path / "link"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(StorageError, match="permission denied while writing"):
+        command(str(folder))
+    monkeypatch.undo()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "model"]
+
+
+@pytest.mark.parametrize("of_run", [True, False])
+def test_what_a_killed_one_left_is_removed(run: Commands, listed: Path, tmp_path: Path, of_run: bool) -> None:
+    folder = Path(shutil.copytree(listed, tmp_path / "run"))
+    if not of_run:
+        (folder / "recipe.toml").unlink()
+    left, other = folder / ".tmp-model-0123456789ab", folder / ".tmp-of-somebody"
+    for one in (left, other):
+        one.mkdir()
+        (one / "model.safetensors").write_bytes(b"weights")
+    assert run("shortlist", str(folder / "model")).status == 0
+    assert not left.exists()
+    assert other.exists() != of_run  # only a run is ours altogether

@@ -18,12 +18,13 @@ TEXTS = ["one", "twenty-two", "a", "two hundred"]
 
 def with_shortlist(folder: Path) -> Path:
     """Each letter allows itself and the next one."""
-    source = load_folder(folder).codec.source
+    bundle = load_folder(folder)
+    source = bundle.codec.source
     assert source is not None
     lists = [[word, word + 1] if SPECIALS <= word < source.size - 1 else [] for word in range(source.size)]
     ends = torch.tensor([len(words) for words in lists]).cumsum(0)
     flat = torch.tensor([word for words in lists for word in words])
-    add_shortlist(folder, Shortlist(torch.arange(SPECIALS), flat, ends))
+    add_shortlist(bundle, Shortlist(torch.arange(SPECIALS), flat, ends))
     return folder
 
 

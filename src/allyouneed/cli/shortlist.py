@@ -27,20 +27,20 @@ def command(
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError
-    from allyouneed.folder import load_folder
-    from allyouneed.lab.shortlist import keep_shortlist, learn_shortlist
+    from allyouneed.folder import add_shortlist
+    from allyouneed.lab.shortlist import learn_shortlist, opened
 
     if (source is None) != (reference is None):
         raise ConfigError("--source and --reference belong together; give both, or --data")
     if data is not None and source is not None:
         raise ConfigError("give one of --data, or --source and --reference")
     files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
-    bundle = load_folder(model)
-    with progress() as tell:
-        shortlist, notes = learn_shortlist(
-            bundle, files, best=best, always=always, progress=lambda part: tell(part, "which words translate which")
-        )
-    for line in notes:
-        note(line)
-    keep_shortlist(bundle, shortlist)
+    with opened(model) as bundle:
+        with progress() as tell:
+            shortlist, notes = learn_shortlist(
+                bundle, files, best=best, always=always, progress=lambda part: tell(part, "which words translate which")
+            )
+        for line in notes:
+            note(line)
+        add_shortlist(bundle, shortlist)
     print(f"{bundle.path}: {shortlist.signature}")

@@ -5,17 +5,17 @@ how many of the words of held-out references are among them, says what it is wor
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.folder import Bundle, add_shortlist
+from allyouneed.folder import Bundle, load_folder
 from allyouneed.lab.held_out import own_data, recipe_of
-from allyouneed.storage import lock
+from allyouneed.storage import lock, require_replaceable, sweep
 from allyouneed.tasks.base import PAD, Batch
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for
 from allyouneed.tasks.lexicon import learn_lexicon
@@ -25,6 +25,34 @@ from allyouneed.tasks.text import Skips, chunks, filled, pairs
 
 LONGEST = 256  # tokens of a text from a file: a longer one says little about which word translates which
 PIECE = 1 << 24  # words counted at a time
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Bundle]:
+    """A model that is to get a shortlist, for `learn_shortlist` and `add_shortlist`.
+
+    Nobody else writes to its run meanwhile, what killed writers left is removed, and what cannot be is refused before
+    anything is learnt.
+    """
+    run = _run_of(Path(path).resolve())
+    with nullcontext() if run is None else lock(run):
+        if run is not None:
+            sweep(run)
+        bundle = load_folder(path)
+        require_translator(bundle)
+        require_replaceable(bundle.path)
+        if run is None:
+            folder = bundle.path.resolve()
+            sweep(folder.parent, folder.name)
+        yield bundle
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The run folder that a folder is, or whose model it is."""
+    for run, model in ((folder, folder / "model"), (folder.parent, folder)):
+        if model.name == "model" and model.is_dir() and (run / "recipe.toml").is_file():
+            return run
+    return None
 
 
 def learn_shortlist(
@@ -55,14 +83,6 @@ def learn_shortlist(
         if data is not None:
             notes.append(f"held-out references: {coverage(shortlist, list(data.held_out('valid')), size)}")
     return shortlist, notes
-
-
-def keep_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
-    """Puts it into the model's folder, in place of one that was there."""
-    run = bundle.path.parent
-    of_run = bundle.path.name == "model" and (run / "recipe.toml").is_file()
-    with lock(run) if of_run else nullcontext():
-        add_shortlist(bundle.path, shortlist)
 
 
 def require_translator(bundle: Bundle) -> None:
