@@ -66,11 +66,16 @@ def test_equals_the_equations(tmp_path_factory, pairs, iterations, chunk):
         assert found[key] == pytest.approx(value, rel=1e-9)
 
 
-def translated(count: int, vocabulary: int, seed: int = 0) -> Pairs:
-    """Sentences of a language in which word w is vocabulary - w + 4, and the order is another."""
-    numbers, pairs = random.Random(seed), []
-    for _ in range(count):
-        source = [numbers.randrange(4, vocabulary) for _ in range(numbers.randrange(2, 12))]
+def translated(count: int, vocabulary: int, zipf: bool = False) -> Pairs:
+    """Sentences of a language in which word w is vocabulary - w + 3, and the order is another.
+
+    `zipf`: the n-th word is said 1/n as often as the first, and each once at least.
+    """
+    numbers, pairs, names = random.Random(0), [], range(4, vocabulary)
+    often = [1 / (1 + rank) if zipf else 1.0 for rank in range(len(names))]
+    for number in range(count):
+        source = numbers.choices(names, often, k=numbers.randrange(2, 12))
+        source[0] = names[number] if zipf and number < len(names) else source[0]
         target = [vocabulary + 3 - word for word in source]
         numbers.shuffle(target)
         pairs.append((source, target))
@@ -95,13 +100,20 @@ def test_the_best_of_each_word() -> None:
     assert some.best(1).target.tolist() == [8, 5, 4]  # of equals the smaller id
 
 
-def test_memory_is_bounded_and_what_was_seen_often_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_and_rare_words_keep_their_translations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lexicon, "CELLS", 500)
-    monkeypatch.setattr(lexicon, "MOST", 1500)  # of 196 x 196, and NULL's
-    found = learn_lexicon(*stored(tmp_path, translated(4000, 200)))
-    assert len(found.source) <= 1500
+    monkeypatch.setattr(lexicon, "MOST", 4000)  # of 396 x 396, and NULL's
+    found = learn_lexicon(*stored(tmp_path, translated(6000, 400, zipf=True)))
+    assert len(found.source) <= 4000
     first = found.best(1)
-    assert np.mean(first.target == 203 - first.source) > 0.9
+    assert first.source.tolist() == list(range(4, 400))
+    assert first.target.tolist() == [403 - word for word in range(4, 400)]
+
+
+def test_of_no_pairs_nothing_is_learnt(tmp_path: Path) -> None:
+    assert len(learn_lexicon(*stored(tmp_path, [])).source) == 0
 
 
 def test_of_very_many_pairs_every_nth_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

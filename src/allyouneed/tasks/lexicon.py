@@ -52,7 +52,7 @@ def learn_lexicon(
 ) -> Lexicon:
     """t(y | x) from the ids of pairs, without special ones. `progress` hears which part of the work is done."""
     width = 1 + int(targets.values.max(initial=0))
-    step = -(-len(sources) // SENTENCES)
+    step = max(1, -(-len(sources) // SENTENCES))
     spans = _spans(sources.lengths()[::step], targets.lengths()[::step])
     done = 0
 
