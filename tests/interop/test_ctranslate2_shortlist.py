@@ -91,3 +91,10 @@ def test_names_that_cannot_be_written_leave_it_out(tmp_path: Path, monkeypatch: 
     notes = export_folder(listed(), tmp_path / "out")
     assert any("the shortlist is left out: CTranslate2's vmap.txt cannot name ' '" in note for note in notes)
     assert not (tmp_path / "out" / "vmap.txt").exists()
+
+
+def test_decoders_have_none_there(tmp_path: Path) -> None:
+    bundle = replace(bundle_of("decoder", {}), shortlist=listed().shortlist)
+    notes = export_folder(bundle, tmp_path / "out")
+    assert "the shortlist is left out: CTranslate2 has a vmap.txt for encoder-decoder models alone" in notes
+    assert not (tmp_path / "out" / "vmap.txt").exists()

@@ -1,6 +1,7 @@
 """Our models as Hugging Face folders: transformers opens them and computes the same; what does not fit is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from allyouneed.models import MODELS, Model
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec, TokenizerConfig
 from allyouneed.tasks.base import BOS, EOS
+from allyouneed.tasks.shortlist import SPECIALS, Shortlist
 from allyouneed.tasks.tokenizer import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -238,6 +240,14 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None
     with pytest.raises(ConfigError, match=message):
         export_folder(bundle_of(settings, codec, Sizes(size, size, shared=True)), tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
+
+
+def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    codec = codec_for_pairs()
+    size = codec.both()[0].size
+    some = Shortlist(torch.arange(SPECIALS), torch.arange(0), torch.zeros(size, dtype=torch.long))
+    bundle = replace(bundle_of(PAIRS, codec, Sizes(size, size, shared=True)), shortlist=some)
+    assert export_folder(bundle, tmp_path / "theirs")[1:] == ["the shortlist is left out: transformers knows none"]
 
 
 def test_a_folder_names_no_code(tmp_path: Path) -> None:

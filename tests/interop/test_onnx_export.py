@@ -1,5 +1,6 @@
 """Exported to ONNX and run by onnxruntime: the same numbers, or a refusal; nothing half-right is left behind."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import BOS
+from allyouneed.tasks.shortlist import SPECIALS, Shortlist
 
 pytestmark = pytest.mark.no_shapes
 MORE: list[dict[str, Any]] = [
@@ -37,6 +39,16 @@ def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: P
     notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
     assert "at once and step by step" in notes[0]
     assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
+
+
+def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    bundle = bundle_of("encoder-decoder", {})
+    some = Shortlist(
+        torch.arange(SPECIALS), torch.arange(0), torch.zeros(bundle.codec.both()[0].size, dtype=torch.long)
+    )
+    told = "the shortlist is left out: the graphs give the logits of all words"
+    assert told in export_folder(replace(bundle, shortlist=some), tmp_path / "out")
+    assert told not in export_folder(bundle, tmp_path / "out")
 
 
 def test_far_distances_do_not_wrap_around(tmp_path: Path) -> None:

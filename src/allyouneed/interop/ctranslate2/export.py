@@ -12,6 +12,7 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.check import Prompt, check_folder, check_shortlist, computes, greedy
 from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, names_of, require_package, write_model
 from allyouneed.interop.ctranslate2.vmap import FILE, cannot_be_said, write_vmap
+from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.place import require_place
 from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
 from allyouneed.models import Model
@@ -45,6 +46,8 @@ def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) ->
         notes = check_folder(folder, model, codec, chosen, prompts)
         if bundle.shortlist is not None and isinstance(model, EncoderDecoder):
             notes.append(_with_shortlist(bundle, bundle.shortlist, folder, chosen, prompts))
+        else:
+            notes += without_shortlist(bundle, "CTranslate2 has a vmap.txt for encoder-decoder models alone")
         codec.save(folder)
         text = card(bundle, chosen) + (LISTED if (folder / FILE).exists() else "")
         (folder / CARD).write_text(text, encoding="utf-8")

@@ -22,6 +22,7 @@ from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from allyouneed.interop.hf.forms import FORMS
 from allyouneed.interop.hf.rules import NOWHERE, Rows, split_all
 from allyouneed.interop.hf.tokens import Tokens, tokenizer_files
+from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.place import require_place
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
@@ -74,7 +75,8 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
             (folder / name).write_text(text + "\n", encoding="utf-8")
         write_tensors(folder / WEIGHTS, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
-    return [f"{settings['architectures'][0]}; from_pretrained({str(out)!r}) of transformers opens it"]
+    opened = f"{settings['architectures'][0]}; from_pretrained({str(out)!r}) of transformers opens it"
+    return [opened, *without_shortlist(bundle, "transformers knows none")]
 
 
 def _home(config: Any) -> Architecture:

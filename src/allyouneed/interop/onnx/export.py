@@ -10,6 +10,7 @@ from allyouneed import __version__
 from allyouneed.decode import SearchConfig, search
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
+from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.place import require_place
@@ -35,6 +36,7 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
             (folder / name).write_bytes(graph.model().SerializeToString())
         texts = own_texts(bundle)
         notes = check_folder(folder, bundle.model, prompts_of(bundle, texts))
+        notes += without_shortlist(bundle, "the graphs give the logits of all words")
         bundle.codec.save(folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
     return notes if texts else [*notes, "the texts of its task are not here: only random sequences were compared"]
