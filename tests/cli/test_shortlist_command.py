@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_commands import Commands
 
 from allyouneed.cli.shortlist import command
 from allyouneed.errors import StorageError
-from allyouneed.folder import Bundle, load_folder
+from allyouneed.folder import Bundle, add_shortlist, load_folder
 from allyouneed.lab import shortlist as lab_shortlist
 from allyouneed.storage import is_locked, lock
+from allyouneed.tasks.base import EOS, PAD, Batch
+from allyouneed.tasks.shortlist import Shortlist
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +25,9 @@ def listed(run: Commands, numbers: str, tmp_path_factory: pytest.TempPathFactory
     folder = Path(shutil.copytree(numbers, tmp_path_factory.mktemp("listed") / "run"))
     done = run("shortlist", str(folder), "--best", "3", "--always", "5")
     assert done.status == 0, done.err
-    assert done.out == f"{folder}/model: shortlist:3+5\n"
-    assert re.search(r"held-out references: \d+\.\d% of their words are allowed; a source allows \d+ of \d+ ", done.err)
+    assert re.fullmatch(rf"{folder}/model: shortlist:3\+5:[0-9a-f]{{8}}\n", done.out)
+    told = r"references of the validation split: \d+\.\d% of their words are allowed; a source allows \d+ of \d+ "
+    assert re.search(told, done.err)
     return folder
 
 
@@ -36,16 +40,19 @@ def test_translations_hold_only_what_their_sources_allow(run: Commands, listed: 
         assert done.status == 0, done.err
         said = done.out.splitlines()
         assert len(said) == len(texts)
+        assert any(said)
         for text, answer in zip(texts, said, strict=True):
             source, target = bundle.codec.encode_source(text), bundle.codec.encode_target(answer)
-            assert set(target) <= set(bundle.shortlist.lists([source])[0][0].tolist()) or not answer
+            assert set(target) <= set(bundle.shortlist.lists([source])[0][0].tolist())
 
 
 def test_a_shortlist_of_everything_changes_nothing(run: Commands, listed: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(listed, tmp_path / "run"))
     given = "seventeen\nthirty-two\n"
     plain = run("translate", str(folder), "--scores", given=given).out
-    assert run("shortlist", str(folder), "--always", "100000").status == 0
+    bundle = load_folder(folder)
+    words, sources = bundle.model.head.weight_VD.shape[0], bundle.codec.both()[0].size
+    add_shortlist(bundle, Shortlist(torch.arange(words), torch.arange(0), torch.zeros(sources, dtype=torch.long)))
     assert run("translate", str(folder), "--scores", "--shortlist", given=given).out == plain
 
 
@@ -53,8 +60,17 @@ def test_scores_say_with_which_shortlist(run: Commands, listed: Path) -> None:
     done = run("evaluate", str(listed), "--shortlist", "--int8")
     assert done.status == 0, done.err
     lines = dict(line.split(" = ", 1) for line in done.out.splitlines())
-    assert "|shortlist:3+5|int8" in lines["bleu"]
+    assert re.search(r"\|shortlist:3\+5:[0-9a-f]{8}\|int8", lines["bleu"])
     assert "shortlist" not in lines["loss"]  # of given targets, among all words
+
+
+def test_coverage_is_that_of_words() -> None:
+    """By hand: of 5, 6 and 7, 5 and 6 are allowed. The end of a text is no word, and every source allows it."""
+    some = Shortlist(torch.arange(4), torch.tensor([5, 6]), torch.tensor([0, 0, 0, 0, 0, 1, 2]))
+    source_BS, output_BT = torch.tensor([[5, EOS, PAD], [6, 5, EOS]]), torch.tensor([[5, EOS, PAD], [6, 7, EOS]])
+    batch = Batch(source_BS=source_BS, output_BT=output_BT)
+    told = lab_shortlist.coverage(some, [batch], 8)
+    assert told == "66.7% of their words are allowed; a source allows 6 of 8 words on average"
 
 
 def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None:
@@ -88,8 +104,8 @@ def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: 
         assert re.fullmatch(
             r"error: \S+: has no shortlist; `allyouneed shortlist \S+` puts one into the folder\n", done.err
         )
-    for folder in (language, classifier):
-        done = run("shortlist", folder)
+    for arguments in (["shortlist", language], ["shortlist", classifier], ["evaluate", language, "--shortlist"]):
+        done = run(*arguments)
         assert done.status == 2
         assert re.fullmatch(r"error: \S+: task '\S+' does not translate one text into another; .*\n", done.err)
     done = run("shortlist", numbers, "--source", "x")

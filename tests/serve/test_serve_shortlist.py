@@ -47,3 +47,9 @@ def test_a_translator_without_one_is_refused_and_others_need_none(tmp_path: Path
     served = open_models([str(with_shortlist(folder)), str(other)], shortlist=True)
     assert [one.shortlist is not None for one in served.values()] == [True, False]
     assert all(one.shortlist is None for one in open_models([str(folder)]).values())
+
+
+def test_ctranslate2_knows_none(tmp_path: Path) -> None:
+    folder = with_shortlist(translator(tmp_path, "numbers"))
+    with pytest.raises(ConfigError, match="neighbours would change answers"):
+        open_models([str(folder)], ctranslate2=True, shortlist=True)

@@ -1,5 +1,6 @@
 """The table of a shortlist: what it is made of, what it allows, and what is refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,25 @@ def test_the_likeliest_and_the_most_frequent() -> None:
     made = make_shortlist(LEXICON, FREQUENCY, sources=8, best=2, always=2, shared=False)
     assert made.always.tolist() == [0, 1, 2, 3, 5, 8]  # special ids whatever is frequent; of 5 and 7 the smaller
     assert [made.of(word) for word in range(8)] == [[], [], [], [], [8, 9], [], [5], [4, 6]]
-    assert made.signature == "shortlist:2+2"
+    assert re.fullmatch(r"shortlist:2\+2:[0-9a-f]{8}", made.signature)
+
+
+def test_signatures_say_which_table_it_is() -> None:
+    tables = [of_lists(lists, [0, 1, 2, 3]) for lists in ([[5, 8], [4]], [[5, 9], [4]], [[4], [5, 8]])]
+    assert len({one.signature for one in tables}) == 3
+    stored = read_shortlist(tables[0].tensors(), 2, 20, Path("here"))
+    assert stored.signature == tables[0].signature
+
+
+def test_words_that_were_never_said_are_not_frequent() -> None:
+    made = make_shortlist(LEXICON, FREQUENCY, sources=8, best=1, always=100, shared=False)
+    assert made.always.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_what_is_unknown_takes_no_place() -> None:
+    some = Lexicon(np.array([3, 4, 4, 4]), np.array([5, 3, 5, 8]), np.array([1.0, 0.6, 0.3, 0.1]))
+    made = make_shortlist(some, FREQUENCY, sources=8, best=2, always=0, shared=False)
+    assert [made.of(word) for word in (3, 4)] == [[], [5, 8]]
 
 
 def test_where_words_are_shared_each_allows_itself() -> None:

@@ -41,6 +41,9 @@ def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8:
 def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
     """The shortlist of a folder, if one is wanted."""
     if wanted and bundle.shortlist is None:
+        from allyouneed.lab.shortlist import require_translator
+
+        require_translator(bundle)  # others cannot have one
         raise ConfigError(
             f"{bundle.path}: has no shortlist; `allyouneed shortlist {bundle.path}` puts one into the folder"
         )
@@ -48,14 +51,12 @@ def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
 
 
 def check_engine(engine: str, device: str, shortlist: bool = False) -> None:
-    """Refuses an engine that is not there, or not for this device."""
+    """Refuses an engine that is not there, or not for this device or shortlists."""
     if engine == "ctranslate2":
-        if shortlist:
-            raise ConfigError(
-                "--engine ctranslate2 allows a text what any text of its batch allows, so neighbours would change "
-                "answers; --shortlist is for --engine torch"
-            )
         from allyouneed.interop.ctranslate2.files import require_package
+        from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
+
+        refuse_shortlist(shortlist)
 
         require_package()
         if device != "cpu":

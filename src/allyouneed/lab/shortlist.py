@@ -16,7 +16,7 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.lab.held_out import own_data, recipe_of
 from allyouneed.storage import lock, require_replaceable, sweep
-from allyouneed.tasks.base import PAD, Batch
+from allyouneed.tasks.base import EOS, PAD, Batch
 from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for
 from allyouneed.tasks.lexicon import learn_lexicon
 from allyouneed.tasks.pairs import PairData, PairTask
@@ -81,18 +81,25 @@ def learn_shortlist(
         shared = source is target
         shortlist = make_shortlist(lexicon, frequency, source.size, best=best, always=always, shared=shared)
         if data is not None:
-            notes.append(f"held-out references: {coverage(shortlist, list(data.held_out('valid')), size)}")
+            told = coverage(shortlist, list(data.held_out("valid")), size)
+            notes.append(f"references of the validation split: {told}")
     return shortlist, notes
 
 
 def require_translator(bundle: Bundle) -> None:
     """Refuses a model that does not say words about a source of words."""
-    codec, task = bundle.codec, recipe_of(bundle).task
-    if codec.source is None or codec.target is None or codec.classes is not None or not isinstance(task, PairTask):
+    if not translates(bundle):
         raise ConfigError(
-            f"{bundle.path}: task {task.type!r} does not translate one text into another; a shortlist says which words "
-            "a source text allows"
+            f"{bundle.path}: task {recipe_of(bundle).task.type!r} does not translate one text into another; a "
+            "shortlist says which words a source text allows"
         )
+
+
+def translates(bundle: Bundle) -> bool:
+    """Whether a model says words about a source of words."""
+    codec = bundle.codec
+    words = codec.source is not None and codec.target is not None and codec.classes is None
+    return words and isinstance(recipe_of(bundle).task, PairTask)
 
 
 def coverage(shortlist: Shortlist, batches: Sequence[Batch], size: int) -> str:
@@ -103,7 +110,7 @@ def coverage(shortlist: Shortlist, batches: Sequence[Batch], size: int) -> str:
         assert batch.output_BT is not None
         list_BL, count_B = shortlist.lists([[word for word in row if word != PAD] for row in batch.source_BS.tolist()])
         allowed_BV = torch.zeros(len(list_BL), size, dtype=torch.bool).scatter_(1, list_BL, value=True)
-        real_BT = batch.output_BT != PAD
+        real_BT = (batch.output_BT != PAD) & (batch.output_BT != EOS)  # which every source allows
         inside += int((allowed_BV.gather(1, batch.output_BT) & real_BT).sum())
         words, rows = words + int(real_BT.sum()), rows + len(list_BL)
         allowed += int(count_B.sum())

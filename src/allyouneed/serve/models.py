@@ -10,7 +10,9 @@ from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
+from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.lab.held_out import recipe_of
+from allyouneed.lab.shortlist import translates
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.tasks.shortlist import Shortlist
 
@@ -66,11 +68,13 @@ def open_models(
         if name in models:
             raise ConfigError(f"{entry}: there is already a model {name!r}; give it another name: other={folder}")
         bundle = load_folder(folder, device)
+        if ctranslate2:
+            refuse_shortlist(shortlist)
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         lay_out_for_prediction(bundle.model, int8)
         pair = given.pop(name, None) or languages_of(bundle.recipe)
         served = Served(name, bundle, pair, _search(bundle), engine, bundle.shortlist if shortlist else None)
-        if shortlist and served.shortlist is None and served.takes_source and served.says_text:
+        if shortlist and served.shortlist is None and translates(bundle):
             raise ConfigError(f"{folder}: has no shortlist; `allyouneed shortlist {folder}` puts one into the folder")
         models[name] = served
     if given:

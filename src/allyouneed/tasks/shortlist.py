@@ -12,6 +12,7 @@ In a model folder it is `shortlist.safetensors`: `always` (A), `words` of all so
 Paper: Jean et al. 2015, arXiv:1412.2007 (candidate lists); L'Hostis et al. 2016, arXiv:1610.00072 (how to choose them).
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,10 +77,11 @@ class Shortlist:
 
     @property
     def signature(self) -> str:
-        """What a score of decoded text must say of it: the longest list of a source word, and how much is always
-        allowed."""
+        """What a score of decoded text must say of it: the longest list of a source word, how much is always allowed,
+        and which table it is."""
         longest = int(self.ends.diff(prepend=self.ends.new_zeros(1)).max()) if len(self.ends) else 0
-        return f"shortlist:{longest}+{len(self.always) - SPECIALS}"
+        digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in self.tensors().values())).hexdigest()
+        return f"shortlist:{longest}+{len(self.always) - SPECIALS}:{digest[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
         """What is stored."""
@@ -97,15 +99,16 @@ def make_shortlist(
 
     `frequency` has a number for each target word; `shared`: a source word is the target word of the same id.
     """
-    likely = lexicon.best(best)
-    named = (likely.source >= SPECIALS) & (likely.target >= SPECIALS)  # what is unknown is translated by anything
-    source, target = likely.source[named].astype(np.int64), likely.target[named].astype(np.int64)
+    named = (lexicon.source >= SPECIALS) & (lexicon.target >= SPECIALS)  # what is unknown is translated by anything
+    likely = Lexicon(lexicon.source[named], lexicon.target[named], lexicon.probability[named]).best(best)
+    source, target = likely.source.astype(np.int64), likely.target.astype(np.int64)
     if shared:
         itself = np.arange(SPECIALS, sources)
         source, target = np.concatenate([source, itself]), np.concatenate([target, itself])
     pairs = np.unique(source * len(frequency) + target)
     source, target = pairs // len(frequency), pairs % len(frequency)
     real = np.argsort(-frequency[SPECIALS:], kind="stable")[:always] + SPECIALS
+    real = real[frequency[real] > 0]
     return Shortlist(
         always=torch.from_numpy(np.sort(np.concatenate([np.arange(SPECIALS), real]))),
         words=torch.from_numpy(target),

@@ -10,9 +10,19 @@ That is how they are compared, and why `--engine ctranslate2` refuses `--shortli
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from allyouneed.errors import ConfigError
 from allyouneed.tasks.shortlist import SPECIALS, Shortlist
 
 FILE = "vmap.txt"
+
+
+def refuse_shortlist(wanted: bool) -> None:
+    """Whoever searches with CTranslate2 cannot have our shortlists."""
+    if wanted:
+        raise ConfigError(
+            "--engine ctranslate2 allows a text what any text of its batch allows, so neighbours would change answers; "
+            "--shortlist is for --engine torch"
+        )
 
 
 def write_vmap(shortlist: Shortlist, source: Sequence[str], target: Sequence[str], folder: Path) -> None:
