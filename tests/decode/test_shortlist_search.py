@@ -1,7 +1,9 @@
 """Search among the words of a shortlist: what a search among all says whose other words are at minus infinity."""
 
 import copy
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from allyouneed import kernels
 from allyouneed.decode import Hypothesis, SearchConfig, search
+from allyouneed.decode import beam as decode_beam
 from allyouneed.decode import shortlist as decode_shortlist
 from allyouneed.decode.shortlist import Listed
 from allyouneed.errors import ConfigError
@@ -125,7 +128,7 @@ def longer_sources(words: int, count: int = 9) -> list[list[int]]:
     return [[*torch.randint(SPECIALS, words, (1 + 2 * row,)).tolist(), EOS] for row in range(count)]
 
 
-@pytest.fixture(params=["torch", "kernels", "many rows", "int8", "int8 lists"])
+@pytest.fixture(params=["torch", "kernels", "many rows", "whole", "int8", "int8 lists"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are computed."""
     if request.param == "torch":
@@ -134,8 +137,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("no C compiler")
     elif request.param == "many rows":
         monkeypatch.setattr(kernels, "few", lambda rows: False)
-    elif request.param.startswith("int8"):
-        monkeypatch.setattr(decode_shortlist, "ALONE", 0 if request.param == "int8 lists" else 1000)
+    monkeypatch.setattr(decode_shortlist, "ALONE", 0 if request.param == "int8 lists" else 1000)
+    monkeypatch.setattr(decode_shortlist, "GATHERED", 1000 if request.param == "whole" else 1)
     return str(request.param)
 
 
@@ -162,6 +165,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
     with torch.inference_mode():
         listed = Listed(model, shortlist, sources)
         assert isinstance(listed.model.head, WordLists) == (way == "int8 lists")
+        assert (listed.model is model) == (way in ("whole", "int8"))
         left = torch.arange(len(sources))
         for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of those that are left
             if len(stay) < len(left):
@@ -175,9 +179,59 @@ def test_logits_are_those_of_the_whole_head(way, beam):
                 words = listed.words(torch.arange(count).expand(len(left), -1))[row // beam]
                 assert words.tolist() == sorted(allowed(shortlist, source))
                 torch.testing.assert_close(own_BL[row, :count], all_BV[row, words], rtol=1e-6, atol=1e-6)
-                if way in ("kernels", "int8", "int8 lists"):
+                if way in ("kernels", "whole", "int8", "int8 lists"):
                     assert torch.equal(own_BL[row, :count], all_BV[row, words])
                 assert bool((own_BL[row, count:] == float("-inf")).all())
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "lists"), [(30, 1, True), (100, 1, False), (100, 2, True), (200, 2, False), (200, 5, True)]
+)
+def test_lists_where_they_pay(words, rows, lists):
+    """Of 301 words: a list that several rows share may be longer."""
+    if kernels._library() is None:
+        pytest.skip("no C compiler")
+    some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
+    with torch.inference_mode():
+        listed = Listed(laid_out(int8=True), some, SOURCES, rows)
+    assert isinstance(listed.model.head, WordLists) == lists
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+def test_searches_say_how_many_rows_share_a_list(monkeypatch, beam):
+    seen = []
+    monkeypatch.setattr(decode_beam, "Listed", lambda *given: seen.append(given[3]) or Listed(*given))
+    search(make_model("gru", WORDS), SOURCES, SearchConfig(beam=beam, max_length=2), shortlist=everything(WORDS))
+    assert set(seen) == {beam}
+
+
+def test_lines_for_lists_are_laid_out_once(monkeypatch):
+    """Though the lanes of a search ask for them at once."""
+    if kernels._library() is None:
+        pytest.skip("no C compiler")
+    made, head, make = [], laid_out(int8=True).head, kernels.LinesInt8
+
+    def slowly(packed: kernels.PackedInt8) -> kernels.LinesInt8:
+        time.sleep(0.05)
+        made.append(make(packed))
+        return made[-1]
+
+    def ask(_: int) -> None:
+        with torch.inference_mode():
+            head.of_lists(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
+
+    monkeypatch.setattr(kernels, "LinesInt8", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(("words", "gathered"), [(150, True), (151, False)])
+def test_a_union_of_most_words_is_not_gathered(words, gathered):
+    some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
+    model = laid_out(int8=False)
+    with torch.inference_mode():
+        assert (Listed(model, some, SOURCES).model is not model) == gathered
 
 
 def test_lists_take_half_precision(way):

@@ -19,7 +19,7 @@ from allyouneed import kernels
 from allyouneed.decode import SearchConfig, search
 from allyouneed.decode.base import FIRST_WORD
 from allyouneed.errors import ConfigError
-from allyouneed.kernels import OutputLists
+from allyouneed.kernels import LinesInt8, OutputLists
 from allyouneed.mixers.lookup import soft_lookup
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
@@ -57,9 +57,8 @@ def test_product_with_some_outputs_is_a_part_of_the_whole(
     torch.manual_seed(seed)
     weight_ND, bias_N, x_BD = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(rows, inputs)
     chosen_M = torch.tensor([number % outputs for number in some], dtype=torch.long)
-    for kind in (kernels.Packed, kernels.PackedInt8):
-        whole = kind(weight_ND, bias_N)
-        assert torch.equal(whole.some(chosen_M).project(x_BD), whole.project(x_BD)[:, chosen_M])
+    whole = kernels.Packed(weight_ND, bias_N)
+    assert torch.equal(whole.some(chosen_M).project(x_BD), whole.project(x_BD)[:, chosen_M])
 
 
 @given(
@@ -78,7 +77,7 @@ def test_product_with_lists_of_outputs_is_a_part_of_the_whole(
     )
     longest = max(map(len, lists))
     output_NL = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], dtype=torch.long)
-    found_BL = whole.project_lists(x_BD, OutputLists(output_NL, torch.tensor([len(one) for one in lists]), 70))
+    found_BL = LinesInt8(whole).project(x_BD, OutputLists(output_NL, torch.tensor([len(one) for one in lists]), 70))
     wanted_BV = whole.project(x_BD)
     for row in range(len(x_BD)):
         one = lists[row // sharing]
@@ -88,9 +87,8 @@ def test_product_with_lists_of_outputs_is_a_part_of_the_whole(
 
 @pytest.mark.parametrize("wrong", [torch.tensor([0, 7]), torch.tensor([-1]), torch.tensor([0, 1], dtype=torch.int32)])
 def test_outputs_that_are_not_there_are_refused(wrong: torch.Tensor) -> None:
-    for kind in (kernels.Packed, kernels.PackedInt8):
-        with pytest.raises(ValueError, match="not among 7"):
-            kind(torch.randn(7, 5), None).some(wrong)
+    with pytest.raises(ValueError, match="not among 7"):
+        kernels.Packed(torch.randn(7, 5), None).some(wrong)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +110,14 @@ def test_lists_of_outputs_that_are_not_there_are_refused(output: object, count: 
 
 def test_lists_take_numbers_of_one_kind() -> None:
     """C would read and write beside any others."""
-    whole, lists = (
-        kernels.PackedInt8(torch.randn(7, 5), None),
-        OutputLists(torch.tensor([[1, 2]]), torch.tensor([2]), 7),
-    )
-    assert whole.project_lists(torch.randn(3, 5), lists).shape == (3, 2)
+    seven, six = (LinesInt8(kernels.PackedInt8(torch.randn(outputs, 5), None)) for outputs in (7, 6))
+    lists = OutputLists(torch.tensor([[1, 2]]), torch.tensor([2]), 7)
+    assert seven.project(torch.randn(3, 5), lists).shape == (3, 2)
     for wrong in (torch.randn(3, 5, dtype=torch.bfloat16), torch.randn(3, 5).double(), torch.randn(3, 4)):
         with pytest.raises(ValueError, match="should be"):
-            whole.project_lists(wrong, lists)
+            seven.project(wrong, lists)
     with pytest.raises(ValueError, match="should be"):
-        kernels.PackedInt8(torch.randn(6, 5), None).project_lists(torch.randn(3, 5), lists)
+        six.project(torch.randn(3, 5), lists)
 
 
 @given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)

@@ -96,7 +96,7 @@ def search(
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
             limits = [most_new(model, config.limit(source), (), source) for source in chosen]
-            listed = None if shortlist is None else Listed(model, shortlist, chosen)
+            listed = None if shortlist is None else Listed(model, shortlist, chosen, config.beam)
             if config.beam == 1:
                 return greedy_batch(model, chosen, limits, config.length_penalty, listed)
             return _Beams(model, chosen, limits, config, listed).run()

@@ -3,12 +3,13 @@
     word_NL       the words that each of N sources allows, in order; the longest list has L
     logits_BL     = x_BD W_words^T + b    of each row's own words, minus infinity behind the end of its list
 
-So a step looks at L instead of V words. There are two ways to their logits:
+So a step looks at L instead of V words. There are three ways to their logits:
 
 - lists, in int8: each row is multiplied with the rows of the head that it wants, where they lie;
 - union, in float32: rows of the head are gathered and packed once for all words that any source of the batch allows, so
   that they serve all rows; each row then takes its own logits. (A row's own weights in float32 would be more than a
-  cache holds. But 32 sentences of Multi30k, which allow 320 of 4,000 words each, allow 1,800 together.)
+  cache holds.)
+- the whole head, where lists or the union are long: each row takes its own logits.
 
 What a row says depends on its own source alone, and probabilities are among the words that it allows (and PAD and BOS,
 which nobody says).
@@ -22,17 +23,20 @@ from torch import Tensor
 from allyouneed.decode.base import device_of
 from allyouneed.errors import ConfigError
 from allyouneed.models import Model
-from allyouneed.models.base import WordLists
 from allyouneed.tasks.shortlist import Shortlist
 
-# A word of a list takes as long as so many of a whole head, whose weights serve many rows.
-ALONE = 4
+# A word of a list takes as long as so many of a whole head, whose weights serve all rows, and those of a list the rows
+# that share it.
+ALONE = 5
+# A union of more than one in so many words is not worth gathering.
+GATHERED = 2
 
 
 class Listed:
     """The words of a batch. `model` computes their logits, `own` are those of each row: PAD and BOS come first."""
 
-    def __init__(self, model: Model, shortlist: Shortlist, sources: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Model, shortlist: Shortlist, sources: Sequence[Sequence[int]], rows: int = 1) -> None:
+        """`rows`: of logits for each source."""
         device, size, most = device_of(model), model.head.weight_VD.shape[0], len(shortlist.ends)
         if any(word >= most for source in sources for word in source):
             raise ConfigError(f"a shortlist of {most:,} source words, but a source holds others; it is another model's")
@@ -40,19 +44,22 @@ class Listed:
             raise ConfigError(f"a shortlist with words up to {shortlist.last:,}, but the model has {size:,}")
         word_NL, count_N = shortlist.lists(sources)
         N, L = word_NL.shape
+        self.model = model
         self._word_NL = word_NL.to(device)
-        self._column_NL: Tensor | None = None  # where a row's own words stand in the union
+        self._column_NL: Tensor | None = None  # where a row's own words stand in what `model` gives
         self._absent_NL: Tensor | None = None
-        self._lists: WordLists | None = None
-        if size > L * ALONE:
-            self._lists = model.head.of_lists(word_NL, count_N)
+        self._lists = model.head.of_lists(word_NL, count_N) if size * rows >= L * ALONE else None
         if self._lists is not None:
             self.model = model.with_head(self._lists)
             return
-        union_U, column_NL = word_NL.unique(return_inverse=True)
-        self.model = model.with_head(model.head.of_words(union_U.to(device)))
-        if N > 1:
-            self._column_NL = column_NL.to(device)
+        allowed_V = torch.zeros(size, dtype=torch.bool)
+        allowed_V[word_NL] = True
+        union_U = allowed_V.nonzero()[:, 0]
+        head = model.head.of_words(union_U.to(device)) if len(union_U) * GATHERED <= size else None
+        if head is not None:
+            self.model, word_NL = model.with_head(head), (allowed_V.cumsum(0) - 1)[word_NL]
+        if head is None or N > 1:
+            self._column_NL = word_NL.to(device)
             self._absent_NL = (torch.arange(L) >= count_N[:, None]).to(device)
 
     def only(self, stay_M: Tensor) -> None:

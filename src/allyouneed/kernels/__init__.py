@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,9 +174,13 @@ class Packed:
 
     def some(self, output_N: Tensor) -> "Packed":
         """Some of the outputs, in the given order."""
-        few = copy.copy(self)
-        few.outputs, few.packed = len(output_N), _some(self.packed, output_N, self.outputs, self.inputs)
+        if not _among(output_N, self.outputs):
+            raise ValueError(f"some outputs are not among {self.outputs}")
+        few, N, output_N = copy.copy(self), len(output_N), output_N.contiguous()
+        # Not from `_room`, which is for what stays: these are there for one batch.
+        few.outputs, few.packed = N, torch.zeros(-(-N // PANEL) * PANEL * self.inputs)
         few.bias = _padded(self.bias[output_N])
+        made().pack_some(self.packed.data_ptr(), output_N.data_ptr(), few.packed.data_ptr(), N, self.inputs)
         return few
 
     def project(self, x: Tensor) -> Tensor:
@@ -208,22 +212,32 @@ class PackedInt8:
             *(N, D, *weight_ND.stride()),
         )
 
-    def some(self, output_N: Tensor) -> "PackedInt8":
-        """Some of the outputs, in the given order, each rounded as it is here."""
-        few = copy.copy(self)
-        few.__dict__.pop("lines", None)
-        few.outputs = len(output_N)
-        few.packed = _some(self.packed.view(torch.int32), output_N, self.outputs, self._row // 4).view(torch.int8)
-        few.scale, few.sums, few.bias = (_padded(one[output_N]) for one in (self.scale, self.sums, self.bias))
-        return few
+    def project(self, x: Tensor) -> Tensor:
+        """x W^T + b of (..., D), nearly."""
+        x_BD = _rows(x)
+        B = x_BD.shape[0]
+        out_BN = x.new_empty(B, self.outputs)
+        bytes_BE = torch.empty(B, self._row, dtype=torch.uint8)
+        scale_B = x.new_empty(B)
+        made().project_int8(
+            *(x_BD.data_ptr(), self.packed.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()),
+            *(self.bias.data_ptr(), bytes_BE.data_ptr(), scale_B.data_ptr(), out_BN.data_ptr()),
+            *(B, self.inputs, self.outputs, x_BD.stride(0), False),
+        )
+        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
 
-    @cached_property
-    def lines(self) -> Tensor:
-        """The bytes of one output after another, each in whole lines of the cache."""
-        by_output = self.packed.view(-1, self._row // 4, PANEL, 4).transpose(1, 2).reshape(-1, self._row)
-        return torch.nn.functional.pad(by_output, (0, -self._row % LINE)).contiguous()
 
-    def project_lists(self, x: Tensor, lists: "OutputLists") -> Tensor:
+class LinesInt8:
+    """Such weights, each rounded as it is there, one output after another in whole lines of the cache: for lists."""
+
+    def __init__(self, packed: PackedInt8) -> None:
+        self.outputs, self.inputs = packed.outputs, packed.inputs
+        self.scale, self.sums, self.bias = packed.scale, packed.sums, packed.bias
+        row = 4 * -(-self.inputs // 4)
+        by_output = packed.packed.view(-1, row // 4, PANEL, 4).transpose(1, 2).reshape(-1, row)
+        self.lines = torch.nn.functional.pad(by_output, (0, -row % LINE)).contiguous()
+
+    def project(self, x: Tensor, lists: "OutputLists") -> Tensor:
         """Outputs (B, L) of their own for N groups of rows, and minus infinity behind the end of a list."""
         found = (lists.outputs, x.shape[-1], x.dtype, x.device.type)
         right = (self.outputs, self.inputs, torch.float32, "cpu")
@@ -241,27 +255,14 @@ class PackedInt8:
         )
         return out_BL if x.dim() == 2 else out_BL.view(*x.shape[:-1], L)
 
-    def project(self, x: Tensor) -> Tensor:
-        """x W^T + b of (..., D), nearly."""
-        x_BD = _rows(x)
-        B = x_BD.shape[0]
-        out_BN = x.new_empty(B, self.outputs)
-        bytes_BE = torch.empty(B, self._row, dtype=torch.uint8)
-        scale_B = x.new_empty(B)
-        made().project_int8(
-            *(x_BD.data_ptr(), self.packed.data_ptr(), self.scale.data_ptr(), self.sums.data_ptr()),
-            *(self.bias.data_ptr(), bytes_BE.data_ptr(), scale_B.data_ptr(), out_BN.data_ptr()),
-            *(B, self.inputs, self.outputs, x_BD.stride(0), False),
-        )
-        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
-
 
 class OutputLists:
     """Of so many outputs the first `count` of a row of `output`, for each of N groups of rows."""
 
     def __init__(self, output_NL: Tensor, count_N: Tensor, outputs: int) -> None:
         N, L = output_NL.shape
-        _require_outputs(output_NL, outputs)
+        if not _among(output_NL, outputs):
+            raise ValueError(f"some outputs are not among {outputs}")
         if count_N.shape != (N,) or not _among(count_N, L + 1):
             raise ValueError(f"lists should have between 0 and {L} outputs")
         self.output_NL, self.count_N, self.outputs = output_NL.contiguous(), count_N.contiguous(), outputs
@@ -302,26 +303,11 @@ class _Rooms:
 _room = _Rooms().take
 
 
-def _require_outputs(output: Tensor, outputs: int) -> None:
-    if not _among(output, outputs):
-        raise ValueError(f"some outputs are not among {outputs}")
-
-
 def _among(number: Tensor, count: int) -> bool:
     """Whether C may compute addresses from these: 0 to count - 1, in 64 bits, where it can read them."""
     if number.dtype != torch.long or number.device.type != "cpu":
         return False
     return not number.numel() or 0 <= int(number.min()) <= int(number.max()) < count
-
-
-def _some(packed: Tensor, output_N: Tensor, outputs: int, inputs: int) -> Tensor:
-    """Panels of some outputs of others; `packed` has units of four bytes."""
-    N, output_N = len(output_N), output_N.contiguous()
-    _require_outputs(output_N, outputs)
-    # Not from `_room`, which is for what stays: these are there for one batch.
-    some = torch.zeros(-(-N // PANEL) * PANEL * inputs, dtype=packed.dtype)
-    made().pack_some(packed.data_ptr(), output_N.data_ptr(), some.data_ptr(), N, inputs)
-    return some
 
 
 def _rows(x: Tensor) -> Tensor:

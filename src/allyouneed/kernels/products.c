@@ -147,12 +147,11 @@ void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 by_output,
     }
 }
 
-/* Some outputs of packed weights, packed: of a panel's units of four bytes (one float, or four int8) every output has one
-   in each row. Neighbours are often outputs of one panel, so they are read together. */
-void pack_some(const int32_t *packed, const i64 *output, int32_t *some, i64 outputs, i64 inputs) {
+/* Some outputs of packed weights, packed. Neighbours are often outputs of one panel, so they are read together. */
+void pack_some(const float *packed, const i64 *output, float *some, i64 outputs, i64 inputs) {
     for (i64 begin = 0; begin < outputs; begin += PANEL, some += PANEL * inputs) {
         i64 count = outputs - begin < PANEL ? outputs - begin : PANEL;
-        const int32_t *from[PANEL];
+        const float *from[PANEL];
         for (i64 j = 0; j < count; j++) {
             i64 n = output[begin + j];
             from[j] = packed + n / PANEL * PANEL * inputs + n % PANEL;

@@ -62,8 +62,8 @@ class Head(nn.Module):
         """(..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
         return nn.functional.linear(x, self.weight_VD, self.bias_V)
 
-    def of_words(self, word_N: Tensor) -> nn.Module:
-        """What gives the logits (..., N) of some words alone; for prediction."""
+    def of_words(self, word_N: Tensor) -> nn.Module | None:
+        """What gives the logits (..., N) of some words alone; for prediction. None: all take no longer."""
         few = Head(self.weight_VD.detach()[word_N])
         if self.bias_V is not None:
             few.bias_V = nn.Parameter(self.bias_V.detach()[word_N], requires_grad=False)

@@ -63,26 +63,29 @@ class _QuickHead(Head):
 
     __call__ = forward
 
-    def of_words(self, word_N: Tensor) -> nn.Module:
+    def of_words(self, word_N: Tensor) -> nn.Module | None:
+        if self._quick.int8 and kernels.usable(self.weight_VD):
+            return None
         return _WordsOfHead(self.weight_VD, self.bias_V, self._quick.some(word_N), word_N)
 
     def of_lists(self, word_NL: Tensor, count_N: Tensor) -> WordLists | None:
-        packed = self._quick.packed() if kernels.usable(self.weight_VD) else None
-        return _WordLists(packed, word_NL, count_N) if isinstance(packed, kernels.PackedInt8) else None
+        if self._quick.int8 and kernels.usable(self.weight_VD):
+            return _WordLists(self._quick.lines(), word_NL, count_N)
+        return None
 
 
 class _WordLists(WordLists):
     """Lists of words of such a head, in bytes. In float32 a row's own weights would be more than the caches hold."""
 
-    def __init__(self, packed: kernels.PackedInt8, word_NL: Tensor, count_N: Tensor) -> None:
+    def __init__(self, lines: kernels.LinesInt8, word_NL: Tensor, count_N: Tensor) -> None:
         super().__init__()
-        self._packed, self._lists = packed, kernels.OutputLists(word_NL, count_N, packed.outputs)
+        self._lines, self._lists = lines, kernels.OutputLists(word_NL, count_N, lines.outputs)
 
     def only(self, group_M: Tensor) -> None:
         self._lists = self._lists.only(group_M)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._packed.project_lists(x.float(), self._lists)  # under autocast x may be bfloat16
+        return self._lines.project(x.float(), self._lists)  # under autocast x may be bfloat16
 
     __call__ = forward
 
@@ -112,14 +115,15 @@ class _Quick:
     """x W^T + b by kernels, where they apply."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, int8: bool) -> None:
-        self._weight, self._bias, self._int8 = weight, bias, int8
+        self._weight, self._bias, self.int8 = weight, bias, int8
         self._packed: kernels.Packed | kernels.PackedInt8 | None = None
+        self._lines: kernels.LinesInt8 | None = None
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """None: torch has to do it."""
         if not kernels.usable(x):
             return None
-        if not self._int8 and not kernels.few(x.numel() // x.shape[-1]):
+        if not self.int8 and not kernels.few(x.numel() // x.shape[-1]):
             return None
         return (self._packed or self.packed()).project(x)
 
@@ -127,19 +131,29 @@ class _Quick:
         """The weights, packed when they are first asked for; several threads may ask at once."""
         with _PACKING:
             if self._packed is None:
-                self._packed = (kernels.PackedInt8 if self._int8 else kernels.Packed)(self._weight, self._bias)
+                self._packed = (kernels.PackedInt8 if self.int8 else kernels.Packed)(self._weight, self._bias)
             return self._packed
 
+    def lines(self) -> kernels.LinesInt8:
+        """The same bytes for lists of outputs."""
+        packed = self.packed()
+        assert isinstance(packed, kernels.PackedInt8)
+        with _PACKING:
+            if self._lines is None:
+                self._lines = kernels.LinesInt8(packed)
+            return self._lines
+
     def some(self, output_N: Tensor) -> "_Quick | None":
-        """The same for some of the outputs; None where kernels do not apply."""
-        if not kernels.usable(self._weight):
+        """The same in float32 for some of the outputs; None where kernels do not apply."""
+        if self.int8 or not kernels.usable(self._weight):
             return None
-        some = _Quick(self._weight, self._bias, self._int8)
-        some._packed = self.packed().some(output_N)
+        packed, some = self.packed(), _Quick(self._weight, self._bias, int8=False)
+        assert isinstance(packed, kernels.Packed)
+        some._packed = packed.some(output_N)
         return some
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_packed": None}  # a copy packs its own
+        return {**self.__dict__, "_packed": None, "_lines": None}  # a copy packs its own
 
 
 class _Norm(nn.Module):
