@@ -1,6 +1,7 @@
 """IBM Model 1 against loops straight from its equations, and on languages whose dictionary is known."""
 
 import random
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +111,21 @@ def test_memory_is_bounded_and_rare_words_keep_their_translations(
     first = found.best(1)
     assert first.source.tolist() == list(range(4, 400))
     assert first.target.tolist() == [403 - word for word in range(4, 400)]
+
+
+def test_memory_is_what_the_docstring_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = 1 << 9
+    monkeypatch.setattr(lexicon, "CELLS", lexicon.CELLS // scale)
+    monkeypatch.setattr(lexicon, "MOST", lexicon.MOST // scale)
+    pairs = stored(tmp_path, translated(4000, 8000))
+    tracemalloc.start()
+    try:
+        found = learn_lexicon(*pairs, iterations=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.source) > 0.9 * lexicon.MOST  # so there were more
+    assert peak < 160 * lexicon.MOST
 
 
 def test_of_no_pairs_nothing_is_learnt(tmp_path: Path) -> None:

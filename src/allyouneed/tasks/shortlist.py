@@ -58,7 +58,7 @@ class Shortlist:
         count = last - np.where(given > 0, ends[given - 1], 0)
         # The numbers of all words of one source word after the other.
         place = np.arange(count.sum()) + np.repeat(last - count.cumsum(), count)
-        allowed = np.zeros((len(sources), size), dtype=bool)  # sorting the words would take six times as long
+        allowed = np.zeros((len(sources), size), dtype=bool)  # sorting the words would take longer
         allowed[:, always] = True
         allowed.reshape(-1)[np.repeat(row * size, count) + words[place]] = True
         found = np.flatnonzero(allowed)
