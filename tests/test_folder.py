@@ -1,5 +1,6 @@
 """The model folder: a round trip to the bit, and everything that is not a model is refused in one line."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -277,6 +278,8 @@ def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path:
         add_shortlist(load_folder(path), a_shortlist())
         listed = load_folder(path).shortlist
         assert listed is not None
+        written = hashlib.sha256((path / "shortlist.safetensors").read_bytes()).hexdigest()
+        assert listed.signature == f"shortlist:2+0:{written[:8]}"
         assert [listed.of(word) for word in range(CHARACTERS.size)] == [[], [], [], [], [], [4, 5], [6]]
     after = {file.name: file.read_bytes() for file in path.iterdir()}
     assert after.keys() - before.keys() == {"shortlist.safetensors"}

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from allyouneed.errors import FolderError
@@ -78,9 +79,9 @@ class Shortlist:
     @property
     def signature(self) -> str:
         """What a score of decoded text must say of it: the longest list of a source word, how much is always allowed,
-        and which table it is."""
+        and which table it is: the sha256 of its file begins so."""
         longest = int(self.ends.diff(prepend=self.ends.new_zeros(1)).max()) if len(self.ends) else 0
-        digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in self.tensors().values())).hexdigest()
+        digest = hashlib.sha256(save(self.tensors())).hexdigest()
         return f"shortlist:{longest}+{len(self.always) - SPECIALS}:{digest[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
