@@ -125,13 +125,13 @@ def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
 
     Refused, if the model there is no longer the one that was loaded: a shortlist names the ids of one tokeniser.
     """
-    sealed = open_folder(bundle.path)
+    sealed = open_folder(bundle.path, without=[SHORTLIST])
     for name in sorted(sealed.files.keys() | bundle.files.keys()):
         if name not in (SHORTLIST, CARD) and sealed.files.get(name) != bundle.files.get(name):
             raise FolderError(f"{sealed.path / name}: changed since the model was loaded; make the shortlist again")
     with new_folder(sealed.path) as folder:
         folder.chmod(0o700)  # until it is as open as the old one
-        for name in sealed.files.keys() - {SHORTLIST}:
+        for name in sealed.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(sealed.read(name, LARGEST_TENSORS))
         write_tensors(folder / SHORTLIST, shortlist.tensors())
@@ -150,12 +150,15 @@ def _same_owners(old: Path, new: Path) -> None:
         path.chmod(stat.S_IMODE(known.st_mode))
 
 
-def load_folder(path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = ()) -> Bundle:
+def load_folder(
+    path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = (), *, shortlist: bool = True
+) -> Bundle:
     """A ready model from a model folder, or from the run folder that holds one.
 
     `sets` change what is no part of the weights (`model.mixer.memory=512`, `task.segment=128`); others do not fit.
+    Without its `shortlist`, a damaged one does not matter.
     """
-    sealed = open_folder(_model_folder(Path(path)))
+    sealed = open_folder(_model_folder(Path(path)), without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")

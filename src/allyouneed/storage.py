@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -402,13 +402,16 @@ def compare_listing(folder: Path) -> tuple[Sealed, list[Fault]]:
     return Sealed(folder, files), faults
 
 
-def open_folder(folder: Path) -> Sealed:
-    """A folder with a manifest: its listing and sizes are compared here, its bytes when they are read."""
+def open_folder(folder: Path, without: Collection[str] = ()) -> Sealed:
+    """A folder with a manifest: its listing and sizes are compared here, its bytes when they are read. `without`: files
+    that do not matter, whatever has become of them."""
     sealed, faults = compare_listing(folder)
     for fault in faults:
+        if fault.name in without:
+            continue
         where = f"{folder}: {fault.name}" if fault.missing else f"{folder / fault.name}:"
         raise FolderError(f"{where} {fault.what}")
-    return sealed
+    return Sealed(sealed.path, {name: entry for name, entry in sealed.files.items() if name not in without})
 
 
 def verify(folder: Path) -> Sealed:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cli_commands import Commands
+from num2words import num2words
 
 from allyouneed.cli.shortlist import command
 from allyouneed.errors import StorageError
@@ -25,8 +26,9 @@ def listed(run: Commands, numbers: str, tmp_path_factory: pytest.TempPathFactory
     folder = Path(shutil.copytree(numbers, tmp_path_factory.mktemp("listed") / "run"))
     done = run("shortlist", str(folder), "--best", "3", "--always", "5")
     assert done.status == 0, done.err
-    assert re.fullmatch(rf"{folder}/model: shortlist:3\+5:[0-9a-f]{{8}}\n", done.out)
-    told = r"references of the validation split: \d+\.\d% of their words are allowed; a source allows \d+ of \d+ "
+    use = rf"\(use it: allyouneed translate {folder} --shortlist\)"
+    assert re.fullmatch(rf"{folder}/model: shortlist:3\+5:[0-9a-f]{{8}} {use}\n", done.out)
+    told = r"references of the validation split: \d+\.\d% of the words are allowed; a source allows \d+ of \d+ "
     assert re.search(told, done.err)
     return folder
 
@@ -69,8 +71,8 @@ def test_coverage_is_that_of_words() -> None:
     some = Shortlist(torch.arange(4), torch.tensor([5, 6]), torch.tensor([0, 0, 0, 0, 0, 1, 2]))
     source_BS, output_BT = torch.tensor([[5, EOS, PAD], [6, 5, EOS]]), torch.tensor([[5, EOS, PAD], [6, 7, EOS]])
     batch = Batch(source_BS=source_BS, output_BT=output_BT)
-    told = lab_shortlist.coverage(some, [batch], 8)
-    assert told == "66.7% of their words are allowed; a source allows 6 of 8 words on average"
+    found = lab_shortlist.coverage(some, lab_shortlist.pairs_of_batches([batch]))
+    assert (found.share, found.words) == (pytest.approx(2 / 3), 5.5)
 
 
 def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None:
@@ -82,19 +84,53 @@ def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None
     done = run("verify", str(folder), "--no-scores")
     assert done.status == 2
     assert "shortlist.safetensors: is missing" in done.out
+    assert f"`allyouneed shortlist {folder}` makes its shortlist again" in done.out + done.err
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_damaged_one_is_made_again(run: Commands, listed: Path, tmp_path: Path, damage: str) -> None:
+    folder = Path(shutil.copytree(listed, tmp_path / "run"))
+    path = folder / "model" / "shortlist.safetensors"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert run("translate", str(folder), given="one\n").status == 2
+    done = run("shortlist", str(folder))
+    assert done.status == 0, done.err
+    assert run("translate", str(folder), "--shortlist", given="one\n").status == 0
 
 
 def test_from_files(run: Commands, listed: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
-    (tmp_path / "pairs.tsv").write_text("one\teins\ntwo\tzwei\n\tdrei\n" * 9)
-    (tmp_path / "en").write_text("one\ntwo\n")
-    (tmp_path / "de").write_text("eins\nzwei\n")
+    english, german = ([num2words(number, lang=lang) for number in range(100)] for lang in ("en", "de"))
+    lines = [f"{source}\t{target}\n" for source, target in zip(english, german, strict=True)]
+    (tmp_path / "pairs.tsv").write_text("".join([*lines, "\tdrei\n"]))
+    (tmp_path / "en").write_text("\n".join(english))
+    (tmp_path / "de").write_text("\n".join(german))
     done = run("shortlist", str(folder), "--data", str(tmp_path / "pairs.tsv"))
     assert done.status == 0, done.err
-    assert "18 pairs" in done.err
-    assert "9 of 27 skipped: empty source" in done.err
+    assert "100 pairs" in done.err
+    assert "1 of 101 skipped: empty source" in done.err
+    assert re.search(r"what the model says to texts of the files: \d+\.\d% of the words are allowed", done.err)
     done = run("shortlist", str(folder), "--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"))
     assert done.status == 0, done.err
+
+
+def test_files_the_wrong_way_round_are_noticed(run: Commands, listed: Path, tmp_path: Path) -> None:
+    """Nothing that the model says is among the words of the source's language."""
+    folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
+    (tmp_path / "en").write_text("one\ntwo\nthree\n" * 3)
+    (tmp_path / "fr").write_text("un\ndeux\ntrois\n" * 3)
+    before = (folder / "shortlist.safetensors").read_bytes()
+    done = run(
+        "shortlist", str(folder), "--always", "0", "--source", str(tmp_path / "en"), "--reference", str(tmp_path / "fr")
+    )
+    assert done.status == 2
+    assert (
+        "of what the model says to texts of the files would be allowed; are they of the model's languages" in done.err
+    )
+    assert (folder / "shortlist.safetensors").read_bytes() == before
 
 
 def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: str, tmp_path: Path) -> None:

@@ -18,7 +18,11 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Weights and products in bytes: faster, a little less exact.")]
 Listed = Annotated[
     bool,
-    typer.Option("--shortlist", help="Only words that the source allows (`allyouneed shortlist` says which): faster."),
+    typer.Option(
+        "--shortlist",
+        help="Only words that the source allows (`allyouneed shortlist` says which): faster with large vocabularies "
+        "and beams; answers may differ a little.",
+    ),
 ]
 Engine = Annotated[
     Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same translations.")

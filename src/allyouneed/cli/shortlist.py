@@ -21,8 +21,8 @@ def command(
 
     With it, translate --shortlist, evaluate --shortlist and serve --shortlist look at some hundred words in each step
     instead of all. Which words translate which is learnt from the model's own training pairs (IBM Model 1), or from
-    files. From its own pairs it also tells how many words of the references of the validation split are still allowed;
-    more --best and --always allow more.
+    files. It tells how many words of the references of the validation split are still allowed or, with files, of what
+    the model itself says to some of their texts; more --best and --always allow more.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note
@@ -43,4 +43,4 @@ def command(
         for line in notes:
             note(line)
         add_shortlist(bundle, shortlist)
-    print(f"{bundle.path}: {shortlist.signature}")
+    print(f"{bundle.path}: {shortlist.signature} (use it: allyouneed translate {model} --shortlist)")

@@ -25,7 +25,17 @@ import torch
 from allyouneed.errors import DataError, FolderError, UserError
 from allyouneed.folder import KINDS, SHORTLIST, Bundle, kind_of, load_folder, model_tensors
 from allyouneed.lab.held_out import recipe_of
-from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, Sealed, compare_listing, is_locked, verify
+from allyouneed.storage import (
+    ASIDE,
+    MANIFEST,
+    TEMPORARY,
+    Sealed,
+    compare_listing,
+    is_locked,
+    open_folder,
+    read_manifest,
+    verify,
+)
 from allyouneed.tasks import Score
 from allyouneed.train.checkpoint import checkpoint_paths, load_checkpoint
 from allyouneed.train.evaluate import evaluate
@@ -69,6 +79,11 @@ def remedy(path: Path, failed: set[str]) -> str:
     if failed.isdisjoint({"manifest", "sha256"}) or not path.is_dir():
         return ""
     run = path if _is_run(path) else path.parent if _is_run(path.parent) and path.name == "model" else None
+    with suppress(FolderError):
+        model = path if run is None else run / "model"
+        if SHORTLIST in read_manifest(model):
+            open_folder(model, without=[SHORTLIST]).check()  # all else is sound
+            return f"; `allyouneed shortlist {path}` makes its shortlist again"
     if run is not None:
         # Without a manifest nobody knows whose files these are, and `train` leaves them alone.
         first = "" if (run / "model" / MANIFEST).is_file() else f"remove {run / 'model'}, then "

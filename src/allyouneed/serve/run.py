@@ -89,5 +89,6 @@ def serve(config: ServeConfig, models: dict[str, Served]) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(name)s: %(message)s")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"serving {', '.join(models)} on http://{shown}:{port} (Ctrl-C ends it)", flush=True)
+    names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
+    print(f"serving {names} on http://{shown}:{port} (Ctrl-C ends it)", flush=True)
     Server(settings(app, config), app.state.backend).run(sockets=[listener])
