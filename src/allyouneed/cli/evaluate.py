@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, Int8, Listed, open_model, shortlist_of
+from allyouneed.cli.opening import Device, Int8, Listed, open_model, pair_files, shortlist_of
 
 
 def command(
@@ -36,13 +36,11 @@ def command(
     from allyouneed.errors import ConfigError
     from allyouneed.lab.held_out import evaluate_files, evaluate_held_out, search_config
 
-    if (source is None) != (reference is None):
-        raise ConfigError("--source and --reference belong together; give both, or --data")
+    files = pair_files(source, reference, data)
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
     bundle = open_model(model, device, sets or (), int8)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
-    files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
     listed = shortlist_of(bundle, shortlist)
     if files:
         scores = evaluate_files(bundle, files, search, note, listed)

@@ -54,6 +54,15 @@ def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
     return bundle.shortlist if wanted else None
 
 
+def pair_files(source: str | None, reference: str | None, data: str | None) -> list[str]:
+    """The files that --source and --reference, or --data, name; none, if neither is given. Callers refuse both."""
+    if (source is None) != (reference is None):
+        raise ConfigError("--source and --reference belong together; give both, or --data")
+    if data is not None:
+        return [data]
+    return [source, reference] if source is not None and reference is not None else []
+
+
 def check_engine(engine: str, device: str, shortlist: bool = False) -> None:
     """Refuses an engine that is not there, or not for this device or shortlists."""
     if engine == "ctranslate2":

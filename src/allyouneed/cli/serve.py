@@ -7,7 +7,13 @@ import typer
 from allyouneed.cli.opening import Device, Engine, Int8, Listed, check_device, check_engine
 from allyouneed.errors import ConfigError, unknown_name
 
-NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart", "prometheus_client": ""}
+NEEDED = {
+    "fastapi": "",
+    "uvicorn": "",
+    "httptools": "",
+    "python_multipart": "python-multipart",
+    "prometheus_client": "",
+}
 
 
 def command(

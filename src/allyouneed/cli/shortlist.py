@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from allyouneed.cli.opening import pair_files
+
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
@@ -30,11 +32,9 @@ def command(
     from allyouneed.folder import add_shortlist
     from allyouneed.lab.shortlist import learn_shortlist, opened
 
-    if (source is None) != (reference is None):
-        raise ConfigError("--source and --reference belong together; give both, or --data")
+    files = pair_files(source, reference, data)
     if data is not None and source is not None:
         raise ConfigError("give one of --data, or --source and --reference")
-    files = [data] if data is not None else [source, reference] if source is not None and reference is not None else []
     with opened(model) as bundle:
         with progress() as tell:
             shortlist, notes = learn_shortlist(
