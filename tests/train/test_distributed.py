@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from allyouneed.config import merge, parse, to_toml
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, TrainingError
 from allyouneed.train import Recipe, train
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.log import read_log
+from allyouneed.train.stopping import stop_signals
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.no_shapes
@@ -279,6 +280,23 @@ def workers(process: "subprocess.Popen[str]") -> list[int]:
         variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         by_rank |= {int(value[5:]): child for value in variables if value.startswith(b"RANK=")}
     return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def test_a_signal_does_not_silence_a_process_that_fails_beside_others() -> None:
+    """torchrun ends the processes that are left at once: the one that says why must come to say it."""
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    heard: list[str] = []
+    try:
+        with stop_signals(lambda: heard.append("stop"), patient=True):
+            pass
+        assert {number: signal.getsignal(number) for number in usual} == usual
+        with pytest.raises(TrainingError), stop_signals(lambda: heard.append("stop"), patient=True):
+            raise TrainingError("another process has ended")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == ["stop"]
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
