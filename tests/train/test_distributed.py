@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import distributed_run
 import pytest
@@ -20,10 +21,13 @@ from allyouneed.errors import ConfigError, TrainingError
 from allyouneed.train import Recipe, train
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.log import read_log
+from allyouneed.train.loop import Interrupted, Run, Silent
 from allyouneed.train.stopping import stop_signals
+from allyouneed.train.team import Team
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.no_shapes
+T = TypeVar("T")
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 4, "valid": 8, "test": 8},
@@ -315,3 +319,25 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
     assert process.returncode != 0
     assert f"going on from step {int(latest.name[5:]):,}" in errors
     assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
+
+
+def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(tmp_path: Path) -> None:
+    """A signal waits while the sum is awaited, and its handler runs before the answer is looked at."""
+
+    class Asked(Team):
+        def sum(self, numbers: Sequence[float]) -> list[float]:
+            run.stop()
+            return list(numbers)  # the other process adds nothing
+
+        def first(self, work: Callable[[], T]) -> T:
+            return work()
+
+    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
+    try:
+        run.team = Asked("none")
+        run.team.size = 2
+        assert run.has_budget()  # the other one knows nothing of it: both go on
+        with pytest.raises(Interrupted):
+            run.has_budget()
+    finally:
+        run.close()

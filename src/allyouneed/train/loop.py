@@ -216,8 +216,8 @@ class Run:
 
     def has_budget(self) -> bool:
         """Whether there is something left to spend, and nobody asked to stop."""
-        self._agree()
-        if self._asked_to_stop:
+        _, stop = self._agree()
+        if stop:
             self._stop_here()
         if self.config.patience and self.since_best >= self.config.patience:
             return False
@@ -371,21 +371,25 @@ class Run:
 
     def look_up_if_due(self) -> None:
         """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
-        save_now = self._agree()
+        save_now, _ = self._agree()
         if self._due() > self.evaluations:
             self._evaluate_or_stop()
         elif save_now:
             self.save()
 
-    def _agree(self) -> bool:
-        """One clock for all processes, and one decision to stop; whether it is time to save."""
-        save_now = time.monotonic() - self._saved_at > 60 * self.config.save_minutes
-        if self.team.size > 1:
-            clock = [self.spent.seconds, save_now] if self.team.is_first else [0.0, 0.0]
-            stop = self._asked_to_stop or self.team.orphaned()
-            self.spent.seconds, save, stops = self.team.sum([*clock, stop])
-            save_now, self._asked_to_stop = save > 0, stops > 0
-        return save_now
+    def _agree(self) -> tuple[bool, bool]:
+        """One clock for all processes, and one decision: whether it is time to save, and whether to stop.
+
+        What is agreed upon must not replace what this process has been asked: it may be asked while they agree, and
+        says so the next time.
+        """
+        save = time.monotonic() - self._saved_at > 60 * self.config.save_minutes
+        stop = self._asked_to_stop or self.team.orphaned()
+        if self.team.size == 1:
+            return save, stop
+        clock = [self.spent.seconds, save] if self.team.is_first else [0.0, 0.0]
+        self.spent.seconds, saves, stops = self.team.sum([*clock, stop])
+        return saves > 0, stops > 0
 
     def _due(self) -> int:
         """How many evaluations there should have been."""
