@@ -239,7 +239,7 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(url: str) ->
         assert httpx.post(url + path, content=b"a" * (1 << 21), headers=kind).status_code == 413
         assert httpx.post(url + path, content=pieces(), headers=kind).status_code == 413
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -247,7 +247,7 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(url: str) ->
 @pytest.mark.parametrize("begin", [b"GET /", b"GET /health HTTP/1.1\r\nX-Long: "])
 def test_headers_that_never_end(url: str, begin: bytes) -> None:
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # what came before does not count
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         answer = b""
@@ -268,7 +268,7 @@ def test_long_headers_and_bodies_that_come_together_are_taken(url: str) -> None:
 def test_bodies_that_never_come(folders: list[Path]) -> None:
     with running(folders[:1], deadline=0.3) as (url, _):
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
             connection.sendall(head + b"Content-Length: 50\r\n\r\n{")
             assert connection.recv(100).startswith(b"HTTP/1.1 408")

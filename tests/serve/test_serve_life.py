@@ -100,14 +100,13 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(folders: list[P
         until(lambda: running_rows(backend) == 1)
         waiting += [begin(url, LONG) for _ in range(2)]
         until(lambda: len(backend.engines["speaker"].waiting) == 2)
-        begun = time.monotonic()
         for stream in (False, True):
             found = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": stream})
             assert found.status_code == 429
             assert found.json()["error"]["code"] == "queue_full"
             assert int(found.headers["retry-after"]) >= 1
         assert httpx.get(f"{url}/health").status_code == 200
-        assert time.monotonic() - begun < 5  # long before those who wait are served
+        assert len(backend.engines["speaker"].waiting) == 2  # long before those who wait are served
         for connection in waiting:
             connection.close()
         until(lambda: backend.active == 0)
