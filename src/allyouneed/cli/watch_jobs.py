@@ -56,7 +56,7 @@ class JobLines:
         """A run is so far."""
         self._running[job] = fraction
         if time.monotonic() - self._said > SECONDS_A_LINE:
-            running = ", ".join(f"{name} {part:.0%}" for name, part in sorted(self._running.items()))
+            running = ", ".join(f"{name} {min(part, 1):.0%}" for name, part in sorted(self._running.items()))
             self.say(f"running: {running}")
 
     def done(self, outcome: "Outcome") -> None:
