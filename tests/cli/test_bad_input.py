@@ -127,7 +127,7 @@ OPTIONS = {
     "unknown limit": (["serve", "m", "--limit", "max_text=1"], ["--limit max_text=1", "did you mean 'max_texts'?"]),
     "what is no limit": (
         ["serve", "m", "--limit", "port=1"],
-        ["--limit port=1: unknown name 'port'; known: batch, conn"],
+        ["--limit port=1: unknown name 'port'; known: arrival, batch"],
     ),
     "no such keys": (
         ["serve", "m", "--keys", "nosuch"],

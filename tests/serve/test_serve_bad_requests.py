@@ -266,7 +266,7 @@ def test_long_headers_and_bodies_that_come_together_are_taken(url: str) -> None:
 
 
 def test_bodies_that_never_come(folders: list[Path]) -> None:
-    with running(folders[:1], deadline=0.3) as (url, _):
+    with running(folders[:1], arrival=0.3) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"

@@ -77,9 +77,9 @@ class Gate:
         return Refusal(413, f"a body of more than {self._most:,} bytes", code="body_too_large")
 
     def _limited(self, receive: Receive) -> Receive:
-        """The same body, but no more of it than is allowed, and no later than the deadline; chunked ones too."""
+        """The same body, but no more of it than is allowed, and no later than it has to come; chunked ones too."""
         read, more = 0, True
-        until = asyncio.get_running_loop().time() + self.backend.config.deadline
+        until = asyncio.get_running_loop().time() + self.backend.config.arrival
 
         async def limited() -> Message:
             nonlocal read, more

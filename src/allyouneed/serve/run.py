@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import sys
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -73,7 +74,7 @@ def settings(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     """What uvicorn has to know."""
     return uvicorn.Config(
         app,
-        http=Protocol,
+        http=partial(Protocol, arrival=config.arrival),  # type: ignore[arg-type]  # it is only called
         log_config=None,
         access_log=False,
         limit_concurrency=config.connections,
