@@ -8,7 +8,11 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from serve_folders import running
+from serve_folders import running, translator
+
+from allyouneed.config import parse
+from allyouneed.errors import ConfigError
+from allyouneed.serve import ServeConfig, create_app, open_models
 
 pytestmark = pytest.mark.no_shapes
 
@@ -104,6 +108,26 @@ def test_what_never_fits_the_queue_is_not_told_to_try_again(folders: list[Path])
             assert message.startswith(f"{param}: ")
             assert "at most 40" in message
             assert "--queue" in message
+
+
+@pytest.mark.parametrize(("setting", "limit", "most"), [("beam", "max_beam", 64), ("max_length", "max_tokens", 1024)])
+def test_models_that_search_for_too_much(tmp_path: Path, setting: str, limit: str, most: int) -> None:
+    """A folder says how it is searched, and it may be anybody's."""
+    folder = translator(tmp_path, "numbers", **{setting: 100_000})
+    with pytest.raises(
+        ConfigError, match=f"numbers-de: .* decode.{setting} = 100000, .* most {most}; .* {limit}=100000"
+    ):
+        create_app(ServeConfig(), open_models([str(folder)]))
+    create_app(parse(ServeConfig, {limit: 100_000}), open_models([str(folder)]))
+
+
+def test_alternatives_are_beams(folders: list[Path]) -> None:
+    with running(folders[:1], max_beam=3) as (url, _):
+        body = {"q": "one", "source": "en", "target": "de"}
+        for alternatives, status in ((2, 200), (3, 400)):
+            found = httpx.post(f"{url}/translate", json={**body, "alternatives": alternatives})
+            assert found.status_code == status
+        assert found.json() == {"error": "alternatives: at most 2"}
 
 
 def test_forms_json_lists_lines_and_alternatives(url: str) -> None:

@@ -15,7 +15,7 @@ from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.engine import Engine
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.models import Served
+from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.worker import Work
 from allyouneed.tasks import Tokenizer
 
@@ -29,6 +29,7 @@ class Backend:
     """Models by name, an engine for each, and the limits of what may be asked of them."""
 
     def __init__(self, config: ServeConfig, models: dict[str, Served]) -> None:
+        check_searches(models, config)
         self.config, self.models, self.metrics = config, models, Metrics()
         self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
         self.draining = False  # no new requests are taken

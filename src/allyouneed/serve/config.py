@@ -38,6 +38,7 @@ class ServeConfig(Config):
     max_input_tokens: PositiveInt = 1024  # of one text
     max_tokens: PositiveInt = 1024  # of one answer
     max_n: PositiveInt = 8  # answers to one text
+    max_beam: PositiveInt = 64  # hypotheses side by side, of one text to translate
     max_logprobs: PositiveInt = 20  # alternatives of one token
     max_attention_tokens: PositiveInt = 256  # of one text whose maps are shown
 

@@ -14,6 +14,7 @@ from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.lab.held_out import recipe_of
 from allyouneed.lab.shortlist import translates
 from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.serve.config import ServeConfig
 from allyouneed.tasks.shortlist import Shortlist
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -80,6 +81,20 @@ def open_models(
     if given:
         raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
     return models
+
+
+def check_searches(models: Mapping[str, Served], config: ServeConfig) -> None:
+    """Refuses models that search for more than a server gives: their folders say how, and those may be anybody's."""
+    for served in models.values():
+        if served.languages is None:
+            continue  # nobody asks it for a search
+        for setting, limit in (("beam", "max_beam"), ("max_length", "max_tokens")):
+            value, most = getattr(served.search, setting), getattr(config, limit)
+            if value is not None and value > most:
+                raise ConfigError(
+                    f"{served.bundle.path}: its recipe searches with decode.{setting} = {value}, and a server with at "
+                    f"most {most}; if that is meant, start it with --limit {limit}={value}"
+                )
 
 
 def named(entry: str) -> tuple[str, str]:

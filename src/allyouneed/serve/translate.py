@@ -127,8 +127,9 @@ def router(backend: Backend) -> APIRouter:
         texts = [body.q] if isinstance(body.q, str) else body.q
         if body.format == "html":
             raise Refusal(400, "format html is not supported; send text", param="format")
-        if body.alternatives >= backend.config.max_n:
-            raise Refusal(400, f"alternatives: at most {backend.config.max_n - 1}", param="alternatives")
+        most = min(backend.config.max_n, backend.config.max_beam)  # each takes a beam
+        if body.alternatives >= most:
+            raise Refusal(400, f"alternatives: at most {most - 1}", param="alternatives")
         backend.check_texts(texts, "q")
         found = await unless_gone(request, _translate(backend, pairs, body, texts))
         one = isinstance(body.q, str)
