@@ -44,14 +44,11 @@ def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8:
 
 def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
     """The shortlist of a folder, if one is wanted."""
-    if wanted and bundle.shortlist is None:
-        from allyouneed.lab.shortlist import require_translator
+    if not wanted:
+        return None
+    from allyouneed.lab.shortlist import require_shortlist
 
-        require_translator(bundle)  # others cannot have one
-        raise ConfigError(
-            f"{bundle.path}: has no shortlist; `allyouneed shortlist {bundle.path}` puts one into the folder"
-        )
-    return bundle.shortlist if wanted else None
+    return require_shortlist(bundle)
 
 
 def pair_files(source: str | None, reference: str | None, data: str | None) -> list[str]:

@@ -118,6 +118,16 @@ def require_translator(bundle: Bundle) -> None:
         )
 
 
+def require_shortlist(bundle: Bundle) -> Shortlist:
+    """The shortlist of a folder; refuses one that has none."""
+    if bundle.shortlist is None:
+        require_translator(bundle)  # others cannot have one
+        raise ConfigError(
+            f"{bundle.path}: has no shortlist; `allyouneed shortlist {bundle.path}` puts one into the folder"
+        )
+    return bundle.shortlist
+
+
 def translates(bundle: Bundle) -> bool:
     """Whether a model says words about a source of words."""
     codec = bundle.codec

@@ -12,7 +12,7 @@ from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.lab.held_out import recipe_of
-from allyouneed.lab.shortlist import translates
+from allyouneed.lab.shortlist import require_shortlist, translates
 from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.serve.config import ServeConfig
 from allyouneed.tasks.shortlist import Shortlist
@@ -74,10 +74,9 @@ def open_models(
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         lay_out_for_prediction(bundle.model, int8)
         pair = given.pop(name, None) or languages_of(bundle.recipe)
-        served = Served(name, bundle, pair, _search(bundle), engine, bundle.shortlist if shortlist else None)
-        if shortlist and served.shortlist is None and translates(bundle):
-            raise ConfigError(f"{folder}: has no shortlist; `allyouneed shortlist {folder}` puts one into the folder")
-        models[name] = served
+        needed = shortlist and (bundle.shortlist is not None or translates(bundle))
+        listed = require_shortlist(bundle) if needed else None
+        models[name] = Served(name, bundle, pair, _search(bundle), engine, listed)
     if given:
         raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
     return models
