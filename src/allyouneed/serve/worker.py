@@ -67,30 +67,34 @@ class Waiting:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.rows: deque[tuple[Ticket, Row]] = deque()
-        self.items: deque[tuple[Ticket, int]] = deque()
+        self.items: dict[Ticket, list[int]] = {}  # whose turn is next comes first
         self.closed = False
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.items)
+        return len(self.rows) + sum(map(len, self.items.values()))
 
     def add(self, ticket: Ticket) -> None:
         """All that a request asks for."""
         self.rows.extend((ticket, row) for row in ticket.rows)
-        self.items.extend((ticket, item) for item in range(len(ticket.items)))
+        if ticket.items:
+            self.items[ticket] = list(range(len(ticket.items)))
         self.changed.notify_all()
 
     def forget_cancelled(self) -> None:
         """Whoever went away makes room for others."""
-        if any(ticket.cancelled for ticket, _ in (*self.rows, *self.items)):
+        if any(ticket.cancelled for ticket in self._tickets()):
             self.rows = deque(one for one in self.rows if not one[0].cancelled)
-            self.items = deque(one for one in self.items if not one[0].cancelled)
+            self.items = {ticket: items for ticket, items in self.items.items() if not ticket.cancelled}
 
     def close(self) -> set[Ticket]:
         """Nothing is taken any more; whoever waited."""
-        left = {ticket for ticket, _ in (*self.rows, *self.items)}
-        self.rows, self.items, self.closed = deque(), deque(), True
+        left = self._tickets()
+        self.rows, self.items, self.closed = deque(), {}, True
         self.changed.notify_all()
         return left
+
+    def _tickets(self) -> set[Ticket]:
+        return {*(ticket for ticket, _ in self.rows), *self.items}
 
 
 class Worker(ABC):
