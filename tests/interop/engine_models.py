@@ -44,7 +44,8 @@ SETTINGS: list[dict[str, Any]] = [
 
 def bundle_of(kind: str, settings: dict[str, Any], sharp: float = 1.0, paired: bool = True) -> Bundle:
     """A random model of kind "encoder-decoder" or "decoder" that reads and says letters."""
-    mixer = {"type": "softmax", "heads": 4, **settings.get("mixer", {})}
+    given = settings.get("mixer", {})  # settings of softmax attention, or another mixer
+    mixer = {"type": "softmax", "heads": 4, **given} if isinstance(given, dict) and "type" not in given else given
     tree = {"width": 16, "hidden": 24, **settings, "mixer": mixer}
     letters = of_symbols(LETTERS, "characters")
     sizes = Sizes(letters.size, letters.size + 3, shared=False)  # room for more than there is

@@ -19,6 +19,7 @@ from allyouneed.interop.onnx import transformer
 from allyouneed.interop.onnx.check import Written
 from allyouneed.interop.onnx.export import export_folder
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
+from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import BOS
@@ -33,12 +34,66 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
+LINEAR: dict[str, Any] = {"type": "linear", "heads": 4}
+SOFTMAX: dict[str, Any] = {"type": "softmax", "heads": 4}
+CONSTANT: list[dict[str, Any]] = [
+    {"mixer": {"type": "gru"}},
+    {"mixer": {"type": "lstm"}, "norm": "pre"},
+    {"mixer": {"type": "rnn"}, "positions": "none"},
+    {"mixer": LINEAR},
+    {"mixer": {**LINEAR, "bias": False}, "positions": "none"},
+    {"mixer": [LINEAR, {"type": "gru"}], "positions": {"type": "learned", "max_length": 80}},
+    {"mixer": [{"type": "lstm"}, SOFTMAX]},  # how many tokens came before is how many keys the second layer has
+]
+MIXED: list[dict[str, Any]] = [
+    {"mixer": {"type": "gru"}, "encoder_mixer": SOFTMAX, "cross": SOFTMAX},  # as multi30k-en-de-recurrent
+    {"mixer": {"type": "rnn"}, "encoder_mixer": LINEAR, "cross": LINEAR, "encoder_layers": 2},
+    {"mixer": SOFTMAX, "encoder_mixer": {"type": "lstm"}, "cross": LINEAR, "encoder_layers": 2},
+]
+
+
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-@pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, *MORE], ids=str)
+@pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, *MORE, *CONSTANT], ids=str)
 def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
     assert "at once and step by step" in notes[0]
     assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
+
+
+@pytest.mark.parametrize("settings", MIXED, ids=str)
+def test_the_parts_may_be_of_different_kinds(settings: dict[str, Any], tmp_path: Path) -> None:
+    notes = export_folder(bundle_of("encoder-decoder", settings), tmp_path / "out")
+    assert "at once and step by step" in notes[0]
+
+
+@pytest.mark.parametrize("mixer", [{"type": "gru"}, {"type": "lstm"}, LINEAR], ids=str)
+def test_a_constant_state_stays_as_large_as_it_is(mixer: dict[str, Any], tmp_path: Path) -> None:
+    bundle = bundle_of("decoder", {"mixer": mixer})
+    export_folder(bundle, tmp_path / "out")
+    written, numbers = Written(tmp_path / "out"), np.random.default_rng(0)
+    state = written.start(None, 2)
+    sizes = {name: value.shape for name, value in state.items()}
+    row = [BOS, *numbers.integers(4, 30, 99)]
+    for begin in range(0, 100, 10):  # some tokens at a time
+        found, state = written.step([row[begin : begin + 10]] * 2, state)
+    assert {name: value.shape for name, value in state.items()} == sizes
+    assert state["past_seen"].tolist() == [100, 100]
+    with torch.inference_mode():
+        expected, _ = bundle.model.step(torch.tensor([row]), bundle.model.start())
+    assert np.abs(found - expected[:, -10:].numpy()).max() < 1e-4
+
+
+def test_rows_that_have_read_different_numbers_of_tokens_go_on_together(tmp_path: Path) -> None:
+    bundle = bundle_of("decoder", {"mixer": [{"type": "gru"}, LINEAR]})
+    export_folder(bundle, tmp_path / "out")
+    written, rows = Written(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
+    states = [written.step([row], written.start(None, 1))[1] for row in rows]
+    joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
+    found, _ = written.step([[10], [11]], joined)
+    for row, logits, last in zip(rows, found, (10, 11), strict=True):
+        with torch.inference_mode():
+            expected, _ = bundle.model.step(torch.tensor([[*row, last]]), bundle.model.start())
+        assert np.abs(logits[-1] - expected[0, -1].numpy()).max() < 1e-4
 
 
 def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
@@ -76,10 +131,13 @@ def test_a_folder_that_disagrees_is_not_left_behind(tmp_path: Path, monkeypatch:
 
 def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
     bundle = bundle_of("encoder-decoder", {})
-    tree = {"width": 16, "hidden": 8, "mixer": {"type": "linear", "heads": 4}, "positions": "sinusoidal"}
-    linear = EncoderDecoderConfig.model_validate(tree).build(Sizes(40, 40))
+    tree = {"width": 16, "hidden": 8, "mixer": {"type": "performer", "heads": 4}, "positions": "sinusoidal"}
+    performer = EncoderDecoderConfig.model_validate(tree).build(Sizes(40, 40))
+    recurrent = Seq2SeqConfig.model_validate({"cell": "gru", "width": 8}).build(Sizes(40, 40))
     for model, codec, named in [
-        (linear, bundle.codec, "model.mixer linear"),
+        (performer, bundle.codec, "model.mixer performer .*; softmax, linear, rnn, lstm, gru can"),
+        (recurrent, bundle.codec, "model.type seq2seq"),
+        (bundle_of("encoder-decoder", {"decoder_layers": 0}).model, bundle.codec, "model.decoder_layers 0"),
         (bundle.model, Codec(source=bundle.codec.source, classes=("a", "b")), "classes"),
     ]:
         with pytest.raises(ConfigError, match=named):
@@ -88,8 +146,10 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, tmp_path: Path) -> None:
-    bundle, out, room = bundle_of(kind, {"norm": "pre"}, sharp=3.0), tmp_path / "out", tmp_path / "room"
+@pytest.mark.parametrize("mixer", [SOFTMAX, {"type": "gru"}], ids=str)
+def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, mixer: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"norm": "pre", "mixer": mixer}
+    bundle, out, room = bundle_of(kind, settings, sharp=3.0), tmp_path / "out", tmp_path / "room"
     room.mkdir()
     lines = ["a man", "zwölf", "blue - green"]
     export_folder(bundle, out)

@@ -1,4 +1,4 @@
-"""The settings of softmax Transformers that engines of others are told about; one that is not listed is refused.
+"""The settings of Transformers that engines of others are told about; one that is not listed is refused.
 
 A setting that is added to our models some day changes what they compute. Unless its exporter knows it, it must be at
 its default, which is what the model computed before there was the setting.
@@ -15,7 +15,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 BLOCKS = {"type", "width", "hidden", "norm", "normalisation", "feedforward", "feedforward_bias", "epsilon", "dropout"}
 MODEL = BLOCKS | {"mixer", "positions", "embedding_scale", "embedding_norm", "output_bias", "tied", "layers"}
 MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross"}
-MIXERS = {"softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias"}}
+MIXERS: dict[str, set[str]] = {"softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias"}}
 POSITIONS = {
     "none": {"type"},
     "sinusoidal": {"type", "halves"},
@@ -27,8 +27,8 @@ POSITIONS = {
 }
 
 
-def require_known(model: Model, engine: str) -> EncoderDecoder | Decoder:
-    """The model, if all that it is made of has a name here."""
+def require_known(model: Model, engine: str, mechanisms: dict[str, set[str]] = MIXERS) -> EncoderDecoder | Decoder:
+    """The model, if all that it is made of has a name here, or among the mechanisms that an engine knows."""
     if not isinstance(model, EncoderDecoder | Decoder):
         kind = getattr(getattr(model, "config", None), "type", model.kind)
         raise ConfigError(f"{engine}: model.type {kind} cannot be expressed there; encoder-decoder and decoder can")
@@ -40,7 +40,7 @@ def require_known(model: Model, engine: str) -> EncoderDecoder | Decoder:
     for name, given in mixers.items():
         for mixer in given if isinstance(given, list) else [given]:
             if mixer is not None:
-                _require_kind(mixer, MIXERS, f"{engine}: model.{name}")
+                _require_kind(mixer, mechanisms, f"{engine}: model.{name}")
     _require_kind(config.positions, POSITIONS, f"{engine}: model.positions")
     return model
 

@@ -1,1 +1,1 @@
-"""ONNX: encoder and decoder step of our softmax Transformers as graphs that any runtime can run."""
+"""ONNX: encoder and decoder step of our Transformers as graphs that any runtime can run."""

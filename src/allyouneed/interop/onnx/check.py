@@ -48,7 +48,8 @@ class Written:
             state["valid"] = valid
         for one in self._decoder.get_inputs():
             if one.name.startswith("past_"):
-                state[one.name] = np.zeros((rows, one.shape[1], 0, one.shape[3]), np.float32)
+                shape = [{"B": rows, "P": 0}.get(size, size) for size in one.shape]
+                state[one.name] = np.zeros(shape, np.int64 if one.type == "tensor(int64)" else np.float32)
         return state
 
     def step(self, tokens: Sequence[Sequence[int]], state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

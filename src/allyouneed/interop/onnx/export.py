@@ -117,7 +117,8 @@ target = {target}
 def answer(text, longest=100):
 {start}{limit}    for one in decoder.get_inputs():
         if one.name.startswith("past_"):
-            state[one.name] = np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32)
+            shape = [{{"B": 1, "P": 0}}.get(size, size) for size in one.shape]
+            state[one.name] = np.zeros(shape, np.int64 if one.type == "tensor(int64)" else np.float32)
     said = []
     while len(said) < longest:
         logits, *present = decoder.run(None, {{"tokens": np.array([tokens]), **state}})
@@ -128,7 +129,8 @@ def answer(text, longest=100):
             break
         said.append(token)
         tokens = [token]
-    words = [token for token in said if not target.id_to_token(token).startswith("< ")]
+    named = [(token, target.id_to_token(token)) for token in said]  # a model may have room for more than there is
+    words = [token for token, name in named if name and not name.startswith("< ")]
     return target.decode(words, skip_special_tokens=False)
 
 

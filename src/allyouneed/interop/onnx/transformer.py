@@ -1,19 +1,28 @@
-"""Softmax Transformers as two graphs, their state in the open.
+"""Transformers as two graphs, their state in the open.
 
-    encoder.onnx   source (B, S), valid (B, S)
-                   -> for each decoder layer i: cross_i_key (B, G, S, K), cross_i_value (B, G, S, R)
-    decoder.onnx   tokens (B, T), past_i_key (B, G, P, K), past_i_value (B, G, P, R); and valid, cross_i_*, if there are
-                   -> logits (B, T, V), present_i_key (B, G, P + T, K), present_i_value (B, G, P + T, R)
+    encoder.onnx   source (B, S), valid (B, S) -> for each decoder layer i: cross_i_*
+    decoder.onnx   tokens (B, T), for each layer i: past_i_*; and valid, cross_i_*, if there are
+                   -> logits (B, T, V), present_i_*
 
-A decoder alone has decoder.onnx only. The first step has P = 0; what is `present` after one step is `past` in the next,
-and rows of a beam are rows of these tensors. Any number of tokens at a time: a prompt at once, then one by one. Padding
-is for sources; the rows of `tokens` are equally long.
+    mixer of a layer   past_i_* (present_i_* has P + T for P, cross_i_* has S)
+    softmax            key (B, G, P, K), value (B, G, P, R)
+    linear             sum (B, H, K, K + 1)
+    rnn, gru           h (B, D)
+    lstm               h (B, D), c (B, D)
+
+A decoder alone has decoder.onnx only. The first step has P = 0 and zeros; what is `present` after one step is `past` in
+the next, and rows of a beam are rows of these tensors. Any number of tokens at a time: a prompt at once, then one by
+one. Padding is for sources, behind them; the rows of `tokens` are equally long.
+
+Where no layer of a decoder has keys, nothing says how many tokens were read: if added positions need it, there is
+past_seen (B). Rows of such a decoder may have read different numbers of tokens.
 
 Added and rotary positions are in the graphs as tables of `TABLE` rows (or as many as were learnt); a runtime refuses
 longer sequences. The other schemes know no end.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.block import FUNCTIONS, Block, FeedForward
-from allyouneed.interop.known import require_known
-from allyouneed.interop.onnx.graph import Graph
+from allyouneed.errors import ConfigError
+from allyouneed.interop.known import MIXERS, require_known
+from allyouneed.interop.onnx import constant
+from allyouneed.interop.onnx.graph import Graph, Shape
+from allyouneed.mixers.linear import Linear
+from allyouneed.mixers.recurrent import Recurrent
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
@@ -33,12 +46,15 @@ from allyouneed.positions import Alibi, Learned, Rotary, ScorePosition, Shaw, T5
 TABLE = 2048  # positions of sines and angles
 FLOAT = 1  # TensorProto.FLOAT
 HIDDEN = -1e30  # the score of what may not be read
+KNOWN = MIXERS | {"linear": {"type", "heads", "bias"}, "rnn": {"type"}, "lstm": {"type"}, "gru": {"type"}}
 Kept = dict[str, str]  # what a step needs or gives, by its name outside
 
 
 def graphs_of(model: Model) -> dict[str, Graph]:
     """The files of a model and what they hold."""
-    model = require_known(model, "onnx")
+    model = require_known(model, "onnx", KNOWN)
+    if isinstance(model, EncoderDecoder) and not len(model.decoder.blocks):
+        raise ConfigError("onnx: model.decoder_layers 0 cannot be expressed there; a source is read by one at least")
     graphs = {"decoder.onnx": _decoder(model)}
     return {"encoder.onnx": _encoder(model), **graphs} if isinstance(model, EncoderDecoder) else graphs
 
@@ -47,12 +63,12 @@ def _encoder(model: EncoderDecoder) -> Graph:
     g = Graph("encoder")
     source, valid = g.input("source", int, ["B", "S"]), g.input("valid", bool, ["B", "S"])
     place = g.counted(g.constant(0), g.size(source, 1))
-    run = _Run(g, place, place, g.unsqueeze(valid, 1, 2), {})
+    run = _Run(g, place, place, g.unsqueeze(valid, 1, 2), {"valid": valid})
     x = run.stack(model.encoder, run.embedding(model.source, source))
     for number, mixer in enumerate(_mixers(model.decoder, "cross")):
-        key, value = run.keys_values(mixer, run.linear(mixer.key_value, x))
-        for name, part, width in (("key", key, mixer.keys), ("value", value, mixer.values)):
-            g.output(part, f"cross_{number}_{name}", float, ["B", mixer.groups, "S", width // mixer.groups])
+        made = run.remembered(mixer, x)
+        for (name, shape), part in zip(_kept_by(mixer, "S").items(), made, strict=True):
+            g.output(part, f"cross_{number}_{name}", float, shape)
     return g
 
 
@@ -61,42 +77,80 @@ def _decoder(model: EncoderDecoder | Decoder) -> Graph:
     tokens = g.input("tokens", int, ["B", "T"])
     kept: Kept = {}
     if isinstance(model, EncoderDecoder):
-        kept["valid"] = g.unsqueeze(g.input("valid", bool, ["B", "S"]), 1, 2)
+        kept["valid"] = g.input("valid", bool, ["B", "S"])
     for what, length, kind in (("past", "P", "mixer"), ("cross", "S", "cross")):
         for number, mixer in enumerate(_mixers(model.decoder, kind)):
-            for name, width in (("key", mixer.keys), ("value", mixer.values)):
+            for name, shape in _kept_by(mixer, length).items():
                 full = f"{what}_{number}_{name}"
-                kept[full] = g.input(full, float, ["B", mixer.groups, length, width // mixer.groups])
-    before = g.size("past_0_key", 2) if model.decoder.blocks else g.constant(0)
-    after = g("Add", before, g.size(tokens, 1))
-    query, key = g.counted(before, after), g.counted(g.constant(0), after)
-    causal = g("LessOrEqual", g.unsqueeze(key, 0), g.unsqueeze(query, 1))
-    run = _Run(g, query, key, causal, kept)
+                kept[full] = g.input(full, float, shape)
+    run = _begin(g, model, tokens, kept)
     x = run.stack(model.decoder, run.embedding(model.target, tokens))
     logits = g("MatMul", x, g("Transpose", g.weight(model.head.weight_VD), perm=[1, 0]))
     if model.head.bias_V is not None:
         logits = g("Add", logits, g.weight(model.head.bias_V))
     g.output(logits, "logits", float, ["B", "T", model.head.weight_VD.shape[0]])
     for number, mixer in enumerate(_mixers(model.decoder, "mixer")):
-        for name, width in (("key", mixer.keys), ("value", mixer.values)):
+        for name, shape in _kept_by(mixer, "P + T").items():
             full = f"present_{number}_{name}"
-            g.output(kept[full], full, float, ["B", mixer.groups, "P + T", width // mixer.groups])
+            g.output(kept[full], full, float, shape)
+    if "present_seen" in kept:
+        g.output(kept["present_seen"], "present_seen", int, ["B"])
     return g
 
 
-def _mixers(stack: Stack, kind: str) -> list[Softmax]:
+def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -> "_Run":
+    """A run of the decoder: how many tokens came before is how many keys there are or, without keys, a number."""
+    new = g.size(tokens, 1)
+    grown = next((name for name in kept if name.startswith("past_") and name.endswith("_key")), None)
+    if grown is not None:
+        before = g.size(grown, 2)
+        after = g("Add", before, new)
+        query, key = g.counted(before, after), g.counted(g.constant(0), after)
+        return _Run(g, query, key, g("LessOrEqual", g.unsqueeze(key, 0), g.unsqueeze(query, 1)), kept)
+    place = g.counted(g.constant(0), new)
+    if model.target.position is not None:
+        seen = g.input("past_seen", int, ["B"])
+        place, kept["present_seen"] = g("Add", g.unsqueeze(seen, 1), place), g("Add", seen, new)
+    return _Run(g, place, "", "", kept)
+
+
+def _mixers(stack: Stack, kind: str) -> list[nn.Module]:
     """The self or the cross mixers of a stack, from the bottom up."""
-    found = [getattr(block, kind) for block in stack.blocks]
-    return [mixer for mixer in found if isinstance(mixer, Softmax)]
+    return [mixer for block in stack.blocks if (mixer := getattr(block, kind)) is not None]
+
+
+def _kept_by(mixer: nn.Module, length: str) -> dict[str, Shape]:
+    """What a mixer keeps of a past or a memory of some length."""
+    if isinstance(mixer, Softmax):
+        widths = {"key": mixer.keys, "value": mixer.values}
+        return {name: ["B", mixer.groups, length, width // mixer.groups] for name, width in widths.items()}
+    if isinstance(mixer, Linear):
+        heads, width = mixer.project.heads, mixer.project.width
+        return {"sum": ["B", heads, width // heads, width // heads + 1]}
+    assert isinstance(mixer, Recurrent)
+    return {name: ["B", mixer.forth.width] for name in ("hc" if mixer.forth.kind == "lstm" else "h")}
 
 
 class _Run:
     """The operations of one graph: who stands where, who may read whom, and what is kept between calls."""
 
     def __init__(self, g: Graph, query_place: str, key_place: str, visible: str, kept: Kept) -> None:
-        self.g, self.query_place, self.visible, self.kept = g, query_place, visible, kept
-        self._distance = g("Sub", g.unsqueeze(key_place, 0), g.unsqueeze(query_place, 1))  # (T, S)
+        self.g, self.query_place, self.key_place, self.visible, self.kept = g, query_place, key_place, visible, kept
         self._tables: dict[int, list[str]] = {}
+
+    @cached_property
+    def _distance(self) -> str:
+        """How far each key is ahead of each query: (T, S)."""
+        return self.g("Sub", self.g.unsqueeze(self.key_place, 0), self.g.unsqueeze(self.query_place, 1))
+
+    @cached_property
+    def _valid(self) -> str:
+        """What of a memory is real: (B, 1, 1, S)."""
+        return self.g.unsqueeze(self.kept["valid"], 1, 2)
+
+    @cached_property
+    def _lengths(self) -> str:
+        return constant.lengths_of(self.g, self.kept["valid"])
 
     def embedding(self, layer: Embedding, tokens: str) -> str:
         """Ids to vectors."""
@@ -120,9 +174,8 @@ class _Run:
     def block(self, block: Block, number: int, x: str) -> str:
         """Mixer, cross mixer, feed-forward, each with its residual."""
         mixer, cross = block.mixer, block.cross
-        assert isinstance(mixer, Softmax)
         x = self._residual(block, block.mixer_norm, x, lambda y: self.itself(mixer, number, y))
-        if isinstance(cross, Softmax):
+        if cross is not None:
             x = self._residual(block, block.cross_norm, x, lambda y: self.memory(cross, number, y))
         return self._residual(block, block.feedforward_norm, x, lambda y: self.feedforward(block.feedforward, y))
 
@@ -170,8 +223,36 @@ class _Run:
         assert layer.function is FUNCTIONS["gelu-tanh"]
         return g("Gelu", x, approximate="tanh")
 
-    def itself(self, mixer: Softmax, number: int, x: str) -> str:
+    def itself(self, mixer: nn.Module, number: int, x: str) -> str:
         """A sequence that reads itself and, if it is causal, what is kept of its past."""
+        if isinstance(mixer, Softmax):
+            return self._softmax(mixer, number, x)
+        if isinstance(mixer, Linear):
+            return self._linear(mixer, number, x)
+        assert isinstance(mixer, Recurrent)
+        return self._recurrent(mixer, number, x)
+
+    def _recurrent(self, mixer: Recurrent, number: int, x: str) -> str:
+        if mixer.role == "bidirectional":
+            return constant.recur(self.g, [mixer.forth, mixer.back], x, self._lengths)[0]
+        names = list(_kept_by(mixer, ""))
+        before = [self.kept[f"past_{number}_{name}"] for name in names]
+        y, after = constant.recur(self.g, [mixer.forth], x, before=before)
+        self.kept |= {f"present_{number}_{name}": one for name, one in zip(names, after, strict=True)}
+        return y
+
+    def _linear(self, mixer: Linear, number: int, x: str) -> str:
+        g, project = self.g, mixer.project
+        parts = g.parts(self.linear(project.query_key_value, x), *[project.width] * 3)
+        query, key, value = (self.heads(part, project.heads) for part in parts)
+        if mixer.role == "causal":
+            before = self.kept[f"past_{number}_sum"]
+            y, self.kept[f"present_{number}_sum"] = constant.read_causally(g, query, key, value, before)
+        else:
+            y = constant.read(g, query, constant.total(g, key, value, self.kept["valid"]))
+        return self.linear(project.output, self.merged(y))
+
+    def _softmax(self, mixer: Softmax, number: int, x: str) -> str:
         g = self.g
         query, key, value = g.parts(self.linear(mixer.query_key_value, x), mixer.queries, mixer.keys, mixer.values)
         query, key, value = (
@@ -188,20 +269,38 @@ class _Run:
         bias = None if mixer.position is None else self._bias(mixer.position, mixer, query)
         return self._look_up(mixer, query, key, value, bias, self.visible)
 
-    def memory(self, mixer: Softmax, number: int, x: str) -> str:
+    def memory(self, mixer: nn.Module, number: int, x: str) -> str:
         """A sequence that reads a memory."""
+        if isinstance(mixer, Linear):
+            query = self.heads(self.linear(mixer.project.query, x), mixer.project.heads)
+            y = constant.read(self.g, query, self.kept[f"cross_{number}_sum"])
+            return self.linear(mixer.project.output, self.merged(y))
+        assert isinstance(mixer, Softmax)
         query = self.heads(self.linear(mixer.query, x), mixer.heads)
         key, value = self.kept[f"cross_{number}_key"], self.kept[f"cross_{number}_value"]
-        return self._look_up(mixer, query, key, value, None, self.kept["valid"])
+        return self._look_up(mixer, query, key, value, None, self._valid)
 
-    def keys_values(self, mixer: Softmax, both: str) -> tuple[str, str]:
+    def remembered(self, mixer: nn.Module, x: str) -> list[str]:
         """What a cross mixer makes of a memory, once."""
-        key, value = self.g.parts(both, mixer.keys, mixer.values)
-        return self.heads(key, mixer.groups), self.heads(value, mixer.groups)
+        g = self.g
+        if isinstance(mixer, Linear):
+            project = mixer.project
+            both = g.parts(self.linear(project.key_value, x), project.width, project.width)
+            key, value = (self.heads(part, project.heads) for part in both)
+            return [constant.total(g, key, value, self.kept["valid"])]
+        assert isinstance(mixer, Softmax)
+        return [
+            self.heads(part, mixer.groups)
+            for part in g.parts(self.linear(mixer.key_value, x), mixer.keys, mixer.values)
+        ]
 
     def heads(self, x: str, heads: int) -> str:
         """(B, T, H K) -> (B, H, T, K)."""
         return self.g("Transpose", self.g.reshape(x, 0, 0, heads, -1), perm=[0, 2, 1, 3])
+
+    def merged(self, x: str) -> str:
+        """(B, H, T, K) -> (B, T, H K)."""
+        return self.g.reshape(self.g("Transpose", x, perm=[0, 2, 1, 3]), 0, 0, -1)
 
     def _look_up(self, mixer: Softmax, query: str, key: str, value: str, bias: str | None, visible: str) -> str:
         g = self.g
@@ -210,8 +309,7 @@ class _Run:
         score = g("MatMul", g("Mul", query, g.constant(mixer.scale)), g("Transpose", key, perm=[0, 1, 3, 2]))
         score = score if bias is None else g("Add", score, bias)
         alpha = g("Softmax", g("Where", visible, score, g.constant(HIDDEN)), axis=-1)
-        merged = g.reshape(g("Transpose", g("MatMul", alpha, value), perm=[0, 2, 1, 3]), 0, 0, -1)
-        return self.linear(mixer.output, merged)
+        return self.linear(mixer.output, self.merged(g("MatMul", alpha, value)))
 
     def _repeated(self, x: str, mixer: Softmax) -> str:
         """(B, G, S, K) -> (B, H, S, K): each for the queries it serves."""
