@@ -1,6 +1,7 @@
 """Our search run by CTranslate2 says what ours says: all beams, penalties, n best, limits."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,33 @@ from engine_models import bundle_of
 
 pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip install 'allyouneed[ct2]'")
 
-from allyouneed.decode import Hypothesis, SearchConfig, search
-from allyouneed.errors import ConfigError
-from allyouneed.interop.ctranslate2.engine import CTranslate2Engine, settled
+from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, search, stream
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.interop.ctranslate2.engine import CTranslate2Engine, Try, settled
+from allyouneed.models.seq2seq import Seq2SeqConfig
+from allyouneed.tasks import Codec
 
 pytestmark = pytest.mark.no_shapes
-TEXTS = ["a", "zwölf und zwei", "the blue house - on a hill", "ab", "x y z", "grün", "a man in a shirt", "b" * 30]
+TEXTS = [
+    "a",
+    "zwölf und zwei",
+    "the blue house - on a hill",
+    "ab",
+    "x y z",
+    "grün",
+    "a man in a shirt",
+    "b" * 30,
+    "blau",
+    "zwölf und drei",
+]
 
 
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("sharp", [1.0, 4.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.2])
 @pytest.mark.parametrize(("beam", "n_best"), [(1, 1), (3, 1), (4, 4), (5, 2)])
-def test_the_same_answers(beam: int, n_best: int, alpha: float, sharp: float) -> None:
-    bundle = bundle_of("encoder-decoder", {"output_bias": True}, sharp)
+def test_the_same_answers(beam: int, n_best: int, alpha: float, sharp: float, kind: str) -> None:
+    bundle = bundle_of(kind, {"output_bias": True}, sharp)
     engine = CTranslate2Engine(bundle)
     sources = bundle.codec.encode_sources(TEXTS)
     for longest in (None, 1, 7):
@@ -54,22 +69,61 @@ def test_what_is_alive_and_could_overtake_asks_for_more_steps() -> None:
     config = SearchConfig(beam=2, length_penalty=1.0, n_best=1)
     ended = Hypothesis([5, 6], -4.0, 0.0, finished=True)  # scores -4 / (8 / 6) = -3
     far, near = (Hypothesis([5, 7, 8], logprob, 0.0, finished=False) for logprob in (-40.0, -20.0))
-    assert settled([ended, far], 3, 55, config) is not None  # -40 / (60 / 6) = -4: too late
-    assert settled([ended, near], 3, 55, config) is None
-    found = settled([ended, near], 3, 3, config)  # no more steps are permitted
+    assert settled([ended, far], Try(3, False), 55, config) is not None  # -40 / (60 / 6) = -4: too late
+    assert settled([ended, near], Try(3, False), 55, config) is None
+    found = settled([ended, near], Try(3, False), 3, config)  # no more steps are permitted
     assert found is not None
     assert found[0].ids == [5, 6]
     assert math.isclose(found[0].score, -3.0)
 
 
 def test_other_kinds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="encoder-decoder"):
-        CTranslate2Engine(bundle_of("decoder", {}))
+    bundle = bundle_of("encoder-decoder", {})
+    recurrent = Seq2SeqConfig.model_validate({"cell": "gru", "width": 8}).build(bundle.model.sizes)
+    with pytest.raises(ConfigError, match="encoder-decoder and decoder models"):
+        CTranslate2Engine(replace(bundle, model=recurrent))
+    with pytest.raises(ConfigError, match="answers with classes"):
+        CTranslate2Engine(replace(bundle, codec=Codec(source=bundle.codec.source, classes=("a", "b"))))
+
+
+@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize(("beam", "n_best", "alpha"), [(1, 1, 0.0), (3, 1, 0.0), (3, 3, 0.8)])
+def test_the_same_answers_up_to_the_last_learned_position(kind: str, beam: int, n_best: int, alpha: float) -> None:
+    bundle = bundle_of(kind, {"positions": {"type": "learned", "max_length": 24}, "output_bias": True}, sharp=2.0)
+    sources = bundle.codec.encode_sources(["a", "zwölf und zwei", "ab", "x y z", "a blue house on"])
+    config = SearchConfig(beam=beam, n_best=n_best, length_penalty=alpha, max_length=40)
+    found = CTranslate2Engine(bundle).search(sources, config)
+    for ours, theirs in zip(search(bundle.model, sources, config), found, strict=True):
+        assert [one.ids for one in theirs] == [one.ids for one in ours]
+        # What is cut at the last position keeps the log-probabilities that leave padding and begin-of-text out.
+        assert [one.score for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "paired"), [("encoder-decoder", True), ("decoder", True), ("decoder", False)])
+def test_the_same_text_token_by_token(kind: str, paired: bool) -> None:
+    bundle = bundle_of(kind, {"positions": {"type": "learned", "max_length": 24}}, sharp=3.0, paired=paired)
+    engine, codec = CTranslate2Engine(bundle), bundle.codec
+    for text in ["", "a", "zwölf", "x y z"] if kind == "decoder" else ["a", "zwölf", "x y z"]:
+        ids = codec.encode_source(text) if codec.source is not None else codec.encode_prompt(text)[1:]
+        for longest in (0, 1, 5, 100):
+            config = SampleConfig(temperature=0, max_length=longest)
+            prompt, source = ([], ids) if paired else (ids, None)
+            assert list(engine.stream(ids, config)) == list(stream(bundle.model, prompt, config, source))
+
+
+def test_an_empty_source_to_which_ctranslate2_says_nothing_is_refused() -> None:
+    bundle = bundle_of("encoder-decoder", {})
+    with pytest.raises(DataError, match="an empty text"):
+        CTranslate2Engine(bundle).stream(bundle.codec.encode_source(""), SampleConfig(temperature=0))
+
+
+def test_draws_are_refused() -> None:
+    engine = CTranslate2Engine(bundle_of("decoder", {}, paired=False))
+    with pytest.raises(ConfigError, match=r"--temperature 0\.5: .*; --temperature 0 .* says the same"):
+        engine.stream([5], SampleConfig(temperature=0.5))
 
 
 def test_positions_that_were_not_learnt_are_told(tmp_path: Path) -> None:
-    from allyouneed.errors import DataError
-
     bundle = bundle_of("encoder-decoder", {"positions": {"type": "learned", "max_length": 10}})
     with pytest.raises(DataError, match="position"):
         CTranslate2Engine(bundle).search(bundle.codec.encode_sources(["a" * 20]), SearchConfig())

@@ -13,6 +13,7 @@ from engine_models import LETTERS, stir
 from allyouneed import kernels
 from allyouneed.cli import run
 from allyouneed.config import parse
+from allyouneed.errors import ConfigError
 from allyouneed.folder import save_folder
 from allyouneed.serve import ServeConfig, open_models
 from allyouneed.serve.backend import Backend
@@ -44,17 +45,56 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
     return saved(tmp_path_factory.mktemp("models") / "translator", model)
 
 
-def said(*arguments: str) -> str:
-    """What `allyouneed translate` prints."""
-    code = f"import sys; from allyouneed.cli import run; sys.exit(run({['translate', *arguments]!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=TEXTS, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that reads source and target as one text."""
+    torch.manual_seed(0)
+    return saved(tmp_path_factory.mktemp("models") / "decoder", {"type": "decoder", **SMALL, "layers": 2})
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    model = {"type": "decoder", **SMALL, "layers": 1}
+    recipe = parse(Recipe, {"task": {"type": "language", "train": "x.txt", "split": [0.9, 0.1]}, "model": model})
+    letters = of_symbols(LETTERS, "characters")
+    built = recipe.model.build(Sizes(letters.size, letters.size))
+    stir(built, 4.0)
+    folder = tmp_path_factory.mktemp("models") / "language"
+    return str(save_folder(folder, built, Codec(target=letters), recipe, ""))
+
+
+def said(*arguments: str, given: str = TEXTS) -> str:
+    """What a command prints."""
+    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize("options", [["--beam", "1"], ["--n-best", "3", "--scores"]], ids=str)
-def test_both_engines_print_the_same(translator: str, options: list[str]) -> None:
-    assert said(translator, *options, "--engine", "ctranslate2") == said(translator, *options)
+@pytest.mark.parametrize("kind", ["translator", "decoder"])
+def test_both_engines_print_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
+    command = ["translate", request.getfixturevalue(kind), *options]
+    assert said(*command, "--engine", "ctranslate2") == said(*command)
+
+
+@pytest.mark.parametrize("options", [[], ["--n", "2"]], ids=str)
+@pytest.mark.parametrize("kind", ["translator", "decoder", "language"])
+def test_both_engines_generate_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
+    command = ["generate", request.getfixturevalue(kind), "--temperature", "0", "--max-length", "30", *options]
+    found = said(*command, "--engine", "ctranslate2", given="forty-one")
+    assert found == said(*command, given="forty-one")
+    assert found.strip()
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_generate_in_bytes(language: str, engine: str) -> None:
+    with torch.no_grad():
+        if not kernels.usable(torch.empty(0)):
+            pytest.skip("no C compiler: int8 is refused")
+    options = ["--temperature", "0", "--max-length", "5", "--engine", engine, "--int8"]
+    assert said("generate", language, *options, given="forty").strip()
 
 
 def test_export_says_what_it_has_checked(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +111,7 @@ REFUSED = [
     (["export", "{}", "--to", "onnx", "--quantization", "int8", "--out", "o"], "--quantization int8"),
     (["export", "{}", "--to", "tflite", "--out", "o"], "--to tflite"),
     (["translate", "{}", "--engine", "ctranslate2", "--device", "cuda"], "--engine ctranslate2 runs on the cpu"),
+    (["generate", "{}", "--engine", "ctranslate2", "--prompt", "a"], "--temperature 1: --engine ctranslate2"),
 ]
 
 
@@ -140,7 +181,7 @@ def test_an_export_is_verified(
 def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(tmp_path / "lstm", {"type": "seq2seq", "cell": "lstm", "width": 8})
     assert run(["translate", folder, "--engine", "ctranslate2"]) == 2
-    assert "--engine ctranslate2 runs encoder-decoder models" in capsys.readouterr().err
+    assert "--engine ctranslate2 runs encoder-decoder and decoder models" in capsys.readouterr().err
 
 
 def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,11 +195,17 @@ def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pyt
     assert all(line.endswith("|int8") for line in lines)
 
 
-def test_a_server_searches_with_ctranslate2(translator: str) -> None:
-    texts = TEXTS.split()
+def test_a_server_refuses_a_model_for_which_ctranslate2_would_do_nothing(language: str) -> None:
+    with pytest.raises(ConfigError, match="--engine ctranslate2 searches for translations here"):
+        open_models([f"m={language}"], ctranslate2=True)
+
+
+@pytest.mark.parametrize("kind", ["translator", "decoder"])
+def test_a_server_searches_with_ctranslate2(kind: str, request: pytest.FixtureRequest) -> None:
+    texts, folder = TEXTS.split(), request.getfixturevalue(kind)
     found = []
     for ctranslate2 in (False, True):
-        models = open_models([f"m={translator}"], {"m": ("en", "de")}, ctranslate2=ctranslate2)
+        models = open_models([f"m={folder}"], {"m": ("en", "de")}, ctranslate2=ctranslate2)
         backend, served = Backend(ServeConfig(), models), models["m"]
         work = backend.search(served, served.search.model_copy(update={"n_best": 3}))
         found.append([[answer.text for answer in answers] for answers in work.run(texts)])

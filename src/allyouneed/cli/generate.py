@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.opening import Device, Engine, Int8, check_engine, open_model
 
 if TYPE_CHECKING:
+    from allyouneed.decode import SampleConfig
+    from allyouneed.folder import Bundle
     from allyouneed.tasks import Codec
 
 
@@ -24,21 +27,30 @@ def command(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default="0")] = None,
     max_length: Annotated[int | None, typer.Option(help="New tokens at most.", show_default="256")] = None,
     n: Annotated[int | None, typer.Option("--n", help="How many samples.", show_default="1")] = None,
+    engine: Engine = "torch",
+    int8: Int8 = False,
     device: Device = "cpu",
 ) -> None:
     """Continue a text, token by token.
 
-    A model that has a source samples an answer to the text instead. Only what is new is printed.
+    A model that has a source samples an answer to the text instead. Only what is new is printed. `--engine ctranslate2`
+    draws nothing: it needs `--temperature 0`.
     """
     from allyouneed.cli.stdin import NAME, read_all
     from allyouneed.config import parse
-    from allyouneed.decode import SampleConfig, sample, stream
+    from allyouneed.decode import SampleConfig
+    from allyouneed.folder import load_folder
     from allyouneed.lab.held_out import require_generator, require_short
 
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     asked |= {"seed": seed, "max_length": max_length, "n": n}
     config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
-    bundle = open_model(model, device)
+    check_engine(engine, device)
+    if engine == "ctranslate2":
+        from allyouneed.interop.ctranslate2.engine import refuse_draws
+
+        refuse_draws(config)
+    bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_generator(bundle)
     where = "--prompt" if prompt is not None else str(NAME)
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
@@ -46,14 +58,39 @@ def command(
     require_short(codec.source or codec.target, [text], where)
     begin = [] if codec.source is not None else codec.encode_prompt(text)[1:]
     source = codec.encode_source(text) if codec.source is not None else None
+    said = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)
+    samples = said(bundle, begin, config, source)
     if config.n == 1:
-        for piece in _pieces(codec, begin, stream(bundle.model, begin, config, source)):
+        for piece in _pieces(codec, begin, next(samples)):
             _say(piece)
         _say("\n")
         return
-    samples = sample(bundle.model, [begin], config, None if source is None else [source])[0]
-    for number, one in enumerate(samples, start=1):
-        _say(f"--- {number}\n{''.join(_pieces(codec, begin, iter(one.ids)))}\n")
+    for number, ids in enumerate(samples, start=1):
+        _say(f"--- {number}\n{''.join(_pieces(codec, begin, ids))}\n")
+
+
+def _in_torch(
+    bundle: "Bundle", begin: list[int], config: "SampleConfig", source: list[int] | None
+) -> Iterator[Iterator[int]]:
+    """The ids of each sample; of a single one as they come."""
+    from allyouneed.decode import sample, stream
+
+    if config.n == 1:
+        yield stream(bundle.model, begin, config, source)
+        return
+    for one in sample(bundle.model, [begin], config, None if source is None else [source])[0]:
+        yield iter(one.ids)
+
+
+def _in_ctranslate2(
+    int8: bool, bundle: "Bundle", begin: list[int], config: "SampleConfig", source: list[int] | None
+) -> Iterator[Iterator[int]]:
+    """The same, of an engine that draws nothing: what it says again is what it said."""
+    from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
+
+    engine, given = CTranslate2Engine(bundle, int8), begin if source is None else source
+    for _ in range(config.n):
+        yield engine.stream(given, config)
 
 
 def _pieces(codec: "Codec", begin: Sequence[int], ids: Iterator[int]) -> Iterator[str]:

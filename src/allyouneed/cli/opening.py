@@ -25,7 +25,7 @@ Listed = Annotated[
     ),
 ]
 Engine = Annotated[
-    Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same translations.")
+    Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same answers.")
 ]
 
 

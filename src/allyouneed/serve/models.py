@@ -71,6 +71,11 @@ def open_models(
         bundle = load_folder(folder, device)
         if ctranslate2:
             refuse_shortlist(shortlist)
+            if bundle.codec.source is None:
+                raise ConfigError(
+                    f"{folder}: --engine ctranslate2 searches for translations here; a language model has none, "
+                    "--engine torch serves it"
+                )
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         lay_out_for_prediction(bundle.model, int8)
         pair = given.pop(name, None) or languages_of(bundle.recipe)
