@@ -38,8 +38,12 @@ def listed(sharp: float = 3.0) -> Bundle:
 
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
 def test_an_export_has_it_and_was_compared(tmp_path: Path, quantization: str) -> None:
-    notes = export_folder(listed(), tmp_path / "out", quantization)
+    told: list[tuple[float, str]] = []
+    notes = export_folder(listed(), tmp_path / "out", quantization, lambda *one: told.append(one))
     assert any("vmap.txt is the shortlist" in note for note in notes)
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == [stage / len(told) for stage in range(len(told))]  # none was left out
+    assert told[-1][1] == "both engines search with the shortlist"
     assert (tmp_path / "out" / "vmap.txt").exists()
     assert "use_vmap=True" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 

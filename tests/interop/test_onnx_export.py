@@ -62,8 +62,10 @@ def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: P
 
 @pytest.mark.parametrize("settings", MIXED, ids=str)
 def test_the_parts_may_be_of_different_kinds(settings: dict[str, Any], tmp_path: Path) -> None:
-    notes = export_folder(bundle_of("encoder-decoder", settings), tmp_path / "out")
+    told: list[tuple[float, str]] = []
+    notes = export_folder(bundle_of("encoder-decoder", settings), tmp_path / "out", lambda *one: told.append(one))
     assert "at once and step by step" in notes[0]
+    assert (told[0][0], told[-1]) == (0.0, (1.0, "8 of 8 sequences compared in both engines"))
 
 
 @pytest.mark.parametrize("mixer", [{"type": "gru"}, {"type": "lstm"}, LINEAR], ids=str)

@@ -21,6 +21,7 @@ def command(
     hf: a folder that Hugging Face's transformers loads. ctranslate2, onnx: folders that these engines run; both engines
     are compared with ours first, and a folder that disagrees is not written.
     """
+    from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError, unknown_name
     from allyouneed.folder import load_folder
@@ -30,6 +31,9 @@ def command(
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
     require_place(out, Path(model), to)  # of a run folder all; an exporter knows the model folder in it alone
-    for line in EXPORTS[to](load_folder(model), out, quantization):
+    bundle = load_folder(model)
+    with progress() as tell:
+        lines = EXPORTS[to](bundle, out, quantization, tell)
+    for line in lines:
         note(line)
     print(out)

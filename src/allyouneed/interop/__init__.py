@@ -1,6 +1,7 @@
 """Models from elsewhere, and ours elsewhere: explicit maps of names and settings; what is not understood is refused.
 
-`EXPORTS` is what `allyouneed export --to` knows: each writes a folder and gives the lines that a person should read.
+`EXPORTS` is what `allyouneed export --to` knows: each writes a folder, tells how far it is, and gives the lines that a
+person should read.
 """
 
 from collections.abc import Callable
@@ -8,26 +9,27 @@ from pathlib import Path
 
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
+from allyouneed.interop.stages import Tell
 
 
-def _hugging_face(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
+def _hugging_face(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
     from allyouneed.interop.hf.export import export_folder
 
     _refuse(quantization, "hf")
     return export_folder(bundle, out)
 
 
-def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
+def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
     from allyouneed.interop.ctranslate2.export import export_folder
 
-    return export_folder(bundle, out, quantization)
+    return export_folder(bundle, out, quantization, tell)
 
 
-def _onnx(bundle: Bundle, out: Path, quantization: str | None) -> list[str]:
+def _onnx(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
     from allyouneed.interop.onnx.export import export_folder
 
     _refuse(quantization, "onnx")
-    return export_folder(bundle, out)
+    return export_folder(bundle, out, tell)
 
 
 def _refuse(quantization: str | None, to: str) -> None:
@@ -37,7 +39,7 @@ def _refuse(quantization: str | None, to: str) -> None:
         )
 
 
-Export = Callable[[Bundle, Path, str | None], list[str]]
+Export = Callable[[Bundle, Path, str | None, Tell], list[str]]
 EXPORTS: dict[str, Export] = {
     "hf": _hugging_face,
     "ctranslate2": _ctranslate2,

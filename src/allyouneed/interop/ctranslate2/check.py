@@ -7,7 +7,7 @@ A quantised file is read back in float32 and compared with our model whose weigh
 they must agree to `ROUNDED`. How far the rounding itself moves the model is measured apart, and told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,15 @@ class Written:
 
 
 def check_folder(
-    folder: Path, model: Model, codec: Codec, quantization: Quantization, prompts: Sequence[Prompt]
+    folder: Path,
+    model: Model,
+    codec: Codec,
+    quantization: Quantization,
+    prompts: Sequence[Prompt],
+    begin: Callable[[str], None] = lambda words: None,
 ) -> list[str]:
-    """Refuses a folder that disagrees; else says how far it agrees."""
+    """Refuses a folder that disagrees; else says how far it agrees. `begin` hears what is done next."""
+    begin(f"log-probabilities of {len(prompts)} sequences in both engines")
     expected = rounded(model, quantization)
     written = Written(model, codec, folder, "float32")
     given = [one.given for one in prompts]
@@ -98,14 +104,16 @@ def check_folder(
     close = CLOSE if quantization == "float32" else ROUNDED
     if furthest > close:
         raise FolderError(f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}; nothing was written")
+    begin(f"greedy search for {len(prompts)} sequences in both engines")
     said, theirs = greedy(expected, given), written.greedy(given)
     for one, two, source in zip(said, theirs, given, strict=True):
         if one != two and not _tie(expected, source, one, two, close):
             raise FolderError("ctranslate2: greedy search says something else than ours; nothing was written")
     notes = [f"checked on {len(prompts)} sequences: log-probabilities within {furthest:.1e}, greedy search the same"]
-    return (
-        notes if quantization == "float32" else [*notes, _moved(model, written, folder, codec, prompts, quantization)]
-    )
+    if quantization == "float32":
+        return notes
+    begin(f"what {quantization} changes")
+    return [*notes, _moved(model, written, folder, codec, prompts, quantization)]
 
 
 def check_shortlist(

@@ -15,6 +15,7 @@ from allyouneed.interop.ctranslate2.vmap import FILE, cannot_be_said, write_vmap
 from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.place import require_place
 from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.stages import Stages, Tell, silent
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -31,7 +32,7 @@ Every text of a batch is then allowed what any of them is.
 """
 
 
-def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
+def export_folder(bundle: Bundle, out: Path, quantization: str | None = None, tell: Tell = silent) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
     require_place(out, bundle.path, "ctranslate2")
     require_package()
@@ -41,10 +42,14 @@ def export_folder(bundle: Bundle, out: Path, quantization: str | None = None) ->
     model, codec = bundle.model, bundle.codec
     with new_folder(out) as folder:
         write_model(model, codec, folder, chosen)
+        listed = bundle.shortlist is not None and isinstance(model, EncoderDecoder)
+        begin = Stages(tell, 3 + (chosen != "float32") + listed)
         texts = own_texts(bundle)
+        begin(f"our engine answers {len(texts)} texts of the task")
         prompts = prompts_of(model, codec, texts)
-        notes = check_folder(folder, model, codec, chosen, prompts)
-        if bundle.shortlist is not None and isinstance(model, EncoderDecoder):
+        notes = check_folder(folder, model, codec, chosen, prompts, begin)
+        if bundle.shortlist is not None and listed:
+            begin("both engines search with the shortlist")
             notes.append(_with_shortlist(bundle, bundle.shortlist, folder, chosen, prompts))
         else:
             notes += without_shortlist(bundle, "CTranslate2 has a vmap.txt for encoder-decoder models alone")

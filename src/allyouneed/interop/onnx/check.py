@@ -13,6 +13,7 @@ import torch
 
 from allyouneed.decode.base import pad_right
 from allyouneed.errors import FolderError
+from allyouneed.interop.stages import Tell, silent
 from allyouneed.models import Model
 from allyouneed.models.encoder_decoder import EncoderDecoder
 
@@ -60,9 +61,9 @@ class Written:
         return logits, {**state, **{name.replace("present", "past"): value for name, value in found.items()}}
 
 
-def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt]) -> list[str]:
+def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt], tell: Tell = silent) -> list[str]:
     """Refuses a folder that disagrees; else says how far it agrees."""
-    written, furthest = Written(folder), 0.0
+    written, furthest, done = Written(folder), 0.0, 0
     for length in {len(tokens) for _, tokens in prompts}:
         some = [one for one in prompts if len(one[1]) == length]  # rows of one batch are equally long
         tokens = [tokens for _, tokens in some]
@@ -77,6 +78,8 @@ def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt]) -> list[
         for found in (whole, np.concatenate(single, axis=1)):
             gap = float(np.abs(found - expected).max())
             furthest = max(furthest, gap if gap == gap else float("inf"))
+        done += len(some)
+        tell(done / len(prompts), f"{done} of {len(prompts)} sequences compared in both engines")
     if furthest > CLOSE:
         raise FolderError(f"onnx: logits differ from ours by {furthest:.2g}; nothing was written")
     return [f"checked on {len(prompts)} sequences, at once and step by step: logits within {furthest:.1e}"]

@@ -15,6 +15,7 @@ from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.place import require_place
 from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.stages import Tell, silent
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
@@ -23,7 +24,7 @@ from allyouneed.tasks.base import BOS, EOS
 CARD = "README.md"
 
 
-def export_folder(bundle: Bundle, out: Path) -> list[str]:
+def export_folder(bundle: Bundle, out: Path, tell: Tell = silent) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
     require_place(out, bundle.path, "onnx")
     if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
@@ -35,7 +36,8 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
         for name, graph in graphs.items():
             (folder / name).write_bytes(graph.model().SerializeToString())
         texts = own_texts(bundle)
-        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts))
+        tell(0.0, f"our engine answers {len(texts)} texts of the task")
+        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), tell)
         notes += without_shortlist(bundle, "the graphs give the logits of all words")
         bundle.codec.save(folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
