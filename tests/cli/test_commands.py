@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from cli_commands import ENVIRONMENT, HEADS, NUMBERS, SMALL
 
+from allyouneed import kernels
 from allyouneed.cli import COMMANDS
 from allyouneed.cli.terminal import printable
 
@@ -298,18 +300,22 @@ def test_terminals_get_no_orders():
 # --- distill ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_student_learns_from_a_teacher(run, numbers, tmp_path):
+@pytest.mark.parametrize("how", [[], ["--int8"]], ids=str)
+def test_a_student_learns_from_a_teacher(run, numbers, tmp_path, how):
+    with torch.no_grad():
+        if how and not kernels.usable(torch.empty(0)):
+            pytest.skip("no C compiler: int8 is refused")
     texts = ["one", "two", "twenty-one", "ninety-nine"]
     for name in ("train", "valid"):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{text}\tx{text}\n" for text in texts), encoding="utf-8")
     sets = [f'task.train="{tmp_path}/train.tsv"', f'task.valid="{tmp_path}/valid.tsv"', "task.tokenizer.size=300"]
     sets += ["task.batch_tokens=512", "model.width=16", "model.hidden=16", "model.encoder_layers=1"]
     flags = [flag for pair in sets for flag in ("--set", pair)]
-    asked = ["distill", numbers, "translation", *flags, "--steps", "3", "--out", str(tmp_path / "student")]
+    asked = ["distill", numbers, "translation", *how, *flags, "--steps", "3", "--out", str(tmp_path / "student")]
     done = run(*asked)
     assert done.status == 0, done.err
     assert done.out.endswith(f"model: {tmp_path}/student/model\n")
-    said = run("translate", numbers, given="\n".join(texts) + "\n").out
+    said = run("translate", numbers, *how, given="\n".join(texts) + "\n").out
     assert (tmp_path / "student" / "distilled" / "train.target").read_text(encoding="utf-8") == said
     assert "finished" in run(*asked).err
     refused = run("distill", numbers, "copy", "--out", str(tmp_path / "other"))

@@ -1,5 +1,6 @@
 """A student learns from what its teacher says; what was taught is written once, and goes on where it was left."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,8 +116,15 @@ def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp
     teach(teacher, task, lesson(), tmp_path / "out")
     with pytest.raises(ConfigError, match=f"{LESSON}: another teacher"):
         teach(replace(teacher, sha256="the second"), task, lesson(), tmp_path / "out")
-    with pytest.raises(ConfigError, match="choose another --out"):
-        teach(teacher, task, lesson(references=True), tmp_path / "out")
+    for other in (lesson(references=True), lesson(int8=True)):
+        with pytest.raises(ConfigError, match="choose another --out"):
+            teach(teacher, task, other, tmp_path / "out")
+
+
+def test_lessons_from_before_there_was_int8_go_on(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    teach(teacher, task, lesson(), tmp_path / "out")
+    kept = json.loads((tmp_path / "out" / LESSON).read_text())["lesson"]
+    assert set(kept) == {"search", "choose", "references"}
 
 
 def test_two_at_once_are_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, check_device, open_model
+from allyouneed.cli.opening import Device, Int8, check_device, open_model
 from allyouneed.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ def command(
     ] = "best",
     references: Annotated[bool, typer.Option("--references", help="Learn from the references, too.")] = False,
     beam: Annotated[int | None, typer.Option(help="Of the teacher.", show_default="its recipe's")] = None,
+    int8: Int8 = False,
     minutes: Annotated[float | None, typer.Option(help="Budget of the student: minutes of wall clock.")] = None,
     steps: Annotated[int | None, typer.Option(help="Budget: updates of the weights.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
@@ -29,7 +30,10 @@ def command(
     device: Device = "cpu",
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
 ) -> None:
-    """Train a student on what a teacher says to the student's training texts. The same command line goes on."""
+    """Train a student on what a teacher says to the student's training texts. The same command line goes on.
+
+    With `--int8` the teacher translates in bytes; the student is trained as ever.
+    """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.train import base_tree, print_scores
     from allyouneed.cli.watch import watching
@@ -46,9 +50,9 @@ def command(
         )
     check_device(device)
     folder = out or Path("runs") / Path(student).stem
-    bundle = open_model(teacher, device)
+    bundle = open_model(teacher, device, int8=int8)
     require_source(bundle, "teach with")
-    lesson = Lesson(search=search_config(bundle, {"beam": beam}), choose=choose, references=references)
+    lesson = Lesson(search=search_config(bundle, {"beam": beam}), choose=choose, references=references, int8=int8)
     with progress() as tell:
 
         def translated(done: int, count: int) -> None:

@@ -33,6 +33,7 @@ class Lesson(Config):
     search: SearchConfig
     choose: Literal["best", "nearest"] = "best"
     references: bool = False  # the student learns from what people wrote, too
+    int8: bool = False  # the teacher is laid out in bytes, as whoever opened it knows
 
 
 def teach(
@@ -52,7 +53,8 @@ def teach(
     files = _names(task, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
-        _begin(folder, {"teacher": teacher.sha256, "lesson": lesson.model_dump(mode="json"), "task": task.sources(0)})
+        taught = lesson.model_dump(mode="json", exclude=None if lesson.int8 else {"int8"})  # as before there was int8
+        _begin(folder, {"teacher": teacher.sha256, "lesson": taught, "task": task.sources(0)})
         if not all(file.exists() for file in files):
             _write(teacher, task, lesson, folder, progress)
     return task.model_copy(update={"train": tuple(str(file) for file in files)})
@@ -68,7 +70,8 @@ def _begin(folder: Path, depends_on: dict[str, object]) -> None:
     """Refuses a folder in which something else was taught."""
     text, file = json.dumps(depends_on, indent=1, ensure_ascii=False) + "\n", folder / LESSON
     if file.exists() and file.read_text(encoding="utf-8") != text:
-        raise ConfigError(f"{file}: another teacher, another search or other data were used here; choose another --out")
+        what = "another teacher, another search, --int8 or not, or other data"
+        raise ConfigError(f"{file}: {what} were used here; choose another --out")
     write_atomic(file, text.encode())
 
 
