@@ -26,7 +26,7 @@ def test_one_claim_twice(run, tmp_path: Path):
     assert json.loads((tmp_path / "quick" / "report.json").read_text())["claims"][0]["outcome"] == "confirmed"
     again = run(*arguments)
     assert again.out == first.out
-    assert "2 of 2 measurements are kept" in again.err
+    assert "2 of 2 measurements kept" in again.err
 
 
 def test_mistakes(run, tmp_path: Path):

@@ -79,7 +79,7 @@ def test_a_killed_comparison_goes_on_to_the_same_bits(compared: Path, tmp_path: 
 def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     printed = (compared / "printed").read_text(encoding="utf-8")
     assert "norm=pre: is what copy has anyway" in printed
-    assert "4 runs: 2 systems x 1 tasks x 2 seeds" in printed
+    assert "4 runs: 2 systems x 1 task x 2 seeds" in printed
     assert "could be shown with 2 seeds" in printed
     assert f"report: {compared / 'report.html'}" in printed
     page = (compared / "report.html").read_text(encoding="utf-8")
@@ -106,9 +106,9 @@ def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
 
 
 def test_it_says_what_is_kept(compared: Path, run: Commands) -> None:
-    assert "1 of 4 runs are kept from before" in (compared / "printed").read_text(encoding="utf-8")
+    assert "1 of 4 runs kept from before" in (compared / "printed").read_text(encoding="utf-8")
     again = run(*COMPARE, "--out", str(compared))
-    assert "4 of 4 runs are kept from before" in again.err
+    assert "4 of 4 runs kept from before" in again.err
     assert "1/4" not in again.err
 
 

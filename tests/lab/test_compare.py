@@ -12,7 +12,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.lab import compare_page
 from allyouneed.lab.compare import Comparison, judge, summary
 from allyouneed.lab.compare_charts import bars, learning_curves, matrix, pareto, pareto_front, worth_drawing
-from allyouneed.lab.compare_page import cost_table, result_table, transfer, words_of, write_comparison
+from allyouneed.lab.compare_page import budget_text, cost_table, result_table, transfer, words_of, write_comparison
 from allyouneed.lab.equal import count_parameters, with_parameters
 from allyouneed.lab.plan import Plan, Question, System, TaskFacts, make_plan, settings_that_differ
 from allyouneed.lab.runs import Outcome, Point, failure, finished, outcome_of
@@ -281,6 +281,14 @@ def test_one_seed_shows_nothing(tmp_path: Path) -> None:
     comparison = judge(plan, runs)
     assert not comparison.found["copy", "norm=post"].shown
     assert "One seed" in summary(comparison)
+    page = write_comparison(comparison, tmp_path / "out", "").read_text(encoding="utf-8")
+    assert "2 systems on copy, 1 seed each: 2 runs of" in page
+    assert "1 seeds" not in page
+
+
+def test_a_budget_of_one_is_no_plural(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "copy", vary=["model.norm=post"], budget={"minutes": 1})
+    assert budget_text(plan.tasks[0]) == "1 minute"
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

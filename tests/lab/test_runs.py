@@ -64,7 +64,7 @@ def test_other_cores_are_refused(tmp_path: Path) -> None:
     train(split, tmp_path / "one", cores=1)
     (outcome,) = run_all([Job("one", split)], tmp_path)
     assert outcome.steps == 2
-    with pytest.raises(ConfigError, match=r"made on 1 cores .*not on --cores 2"):
+    with pytest.raises(ConfigError, match=r"made on 1 core .*not on --cores 2"):
         run_all([Job("one", split)], tmp_path, cores=2)
     train(split, tmp_path / "two", cores=3)  # two workers of one thread: a core is left over
     run_all([Job("two", split)], tmp_path, cores=3)

@@ -106,7 +106,7 @@ def test_the_command_prints_tables_and_writes_the_report(
     arguments = ["scaling", plan.recipe, "--sizes", plan.sizes, "--budgets", "5e6,1e7,2e7", "--lr-power", "0"]
     assert command([*arguments, "--predict", "5", "--at", "16x1", "--out", str(folder)]) == 0
     printed = capsys.readouterr()
-    assert "6 of 6 runs are kept from before" in printed.err
+    assert "6 of 6 runs kept from before" in printed.err
     assert "8x1-5e6 " in printed.out
     assert "prediction: Size 16x1" in printed.out
     report = json.loads((folder / "report.json").read_text())

@@ -8,6 +8,7 @@ import typer
 
 from allyouneed.cli.terminal import note
 from allyouneed.errors import ConfigError
+from allyouneed.words import counted
 
 if TYPE_CHECKING:
     from allyouneed.lab.claims.verdicts import Tried
@@ -66,7 +67,7 @@ class Lines:
         """So many were measured before."""
         self._left -= count
         if count:
-            note(f"{count} of {count + self._left} measurements are kept from before")
+            note(f"{count} of {counted(count + self._left, 'measurement')} kept from before")
 
     def done(self, measured: "Measured") -> None:
         """One more."""

@@ -9,6 +9,7 @@ from allyouneed.cli.terminal import note, printable, text_table, typed
 from allyouneed.cli.train import one_budget
 from allyouneed.cli.watch_jobs import Cores, On, Workers, watching_jobs
 from allyouneed.errors import TrainingError
+from allyouneed.words import counted
 
 if TYPE_CHECKING:
     from allyouneed.lab.compare import Comparison
@@ -79,7 +80,8 @@ def command(
     for line in plan.notes:
         note(line)
     jobs = plan.jobs()
-    note(f"{len(jobs)} runs: {len(plan.systems)} systems x {len(plan.tasks)} tasks x {seeds} seeds, in {out / 'runs'}")
+    sides = (len(plan.systems), "system"), (len(plan.tasks), "task"), (seeds, "seed")
+    note(f"{counted(len(jobs), 'run')}: {' x '.join(counted(*side) for side in sides)}, in {out / 'runs'}")
     try:
         with watching_jobs(len(jobs)) as watch:
             comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
@@ -107,5 +109,6 @@ def _complain_of_failures(comparison: "Comparison") -> None:
     failed = comparison.failures()
     if failed:
         raise TrainingError(
-            f"{len(failed)} runs failed; the first: {failed[0].name}: {failed[0].error} (the same command tries again)"
+            f"{counted(len(failed), 'run')} failed; the first: {failed[0].name}: {failed[0].error} "
+            "(the same command tries again)"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from allyouneed.cli.terminal import printable
+from allyouneed.words import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -102,7 +103,7 @@ class JobBars:
 
 def kept(outcomes: "Sequence[Outcome]", total: int) -> str:
     """How much need not be done again, in a line."""
-    return f"{len(outcomes)} of {total} runs are kept from before"
+    return f"{len(outcomes)} of {counted(total, 'run')} kept from before"
 
 
 def describe(outcome: "Outcome") -> str:

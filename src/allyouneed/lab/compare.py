@@ -21,6 +21,7 @@ from allyouneed.lab.last_look import scores_on_test_split
 from allyouneed.lab.plan import Plan, TaskFacts, job_name
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
+from allyouneed.words import counted
 
 Cell = tuple[str, str]  # task, system
 
@@ -60,7 +61,7 @@ class Comparison:
         """How many runs of a system have no result, in words; they are in no mean and no test."""
         outcomes = self.outcomes.get((task.name, system), ())
         failed = sum(outcome.failed for outcome in outcomes)
-        return f"{failed} of {len(outcomes)} runs of {system} failed" if failed else ""
+        return f"{failed} of {counted(len(outcomes), 'run')} of {system} failed" if failed else ""
 
     def failures(self) -> list[Outcome]:
         """Runs without a result."""
@@ -152,6 +153,7 @@ def summary(comparison: Comparison) -> str:
     if len(plan.seeds) < 2:
         return "One seed shows no difference, whatever it is: ask for --seeds 3 or more"
     return (
-        f"Of {len(found)} comparisons with {plan.baseline.name}, {better} came out better, {len(shown) - better} "
-        f"worse, and {len(found) - len(shown)} could not be told apart with {len(plan.seeds)} seeds"
+        f"Of {counted(len(found), 'comparison')} with {plan.baseline.name}, {better} came out better, "
+        f"{len(shown) - better} worse, and {len(found) - len(shown)} could not be told apart with "
+        f"{counted(len(plan.seeds), 'seed')}"
     )

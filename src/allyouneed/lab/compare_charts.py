@@ -8,6 +8,7 @@ from allyouneed.lab.compare import Comparison
 from allyouneed.lab.plan import TaskFacts
 from allyouneed.lab.runs import Outcome, Point
 from allyouneed.lab.statistics import how_sure
+from allyouneed.words import counted
 
 MOST_CURVES = 9  # more cannot be told apart
 EQUAL = 1.02  # costs so near to each other are one
@@ -159,7 +160,7 @@ def _seeds(comparison: Comparison, tasks: Sequence[TaskFacts]) -> str:
     if min(counts) < max(counts):
         return f"{min(counts)} to {max(counts)} seeds (runs that failed are left out)"
     lost = len(comparison.plan.seeds) - counts[0]
-    return f"{counts[0]} seed{'s' * (counts[0] > 1)}" + (" (runs that failed are left out)" if lost else "")
+    return counted(counts[0], "seed") + (" (runs that failed are left out)" if lost else "")
 
 
 def _mean(comparison: Comparison, task: TaskFacts) -> str:

@@ -16,6 +16,7 @@ from allyouneed.lab.plan import BASELINE, System, TaskFacts, settings_that_diffe
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
 from allyouneed.lab.runs import Outcome
 from allyouneed.lab.statistics import FEW
+from allyouneed.words import counted, plural
 
 METHOD = (
     f"Intervals hold the mean over seeds with 95 %: Student's t for fewer than {FEW} seeds, else a bootstrap. "
@@ -68,8 +69,8 @@ def _question(comparison: Comparison) -> str:
     budgets = dict.fromkeys(budget_text(task) for task in plan.tasks)
     runs = sum(len(outcomes) for outcomes in comparison.outcomes.values())
     return (
-        f"{len(plan.systems)} systems on {', '.join(task.name for task in plan.tasks)}, {len(plan.seeds)} seeds each: "
-        f"{runs} runs of {' or '.join(budgets)}. "
+        f"{len(plan.systems)} systems on {', '.join(task.name for task in plan.tasks)}, "
+        f"{counted(len(plan.seeds), 'seed')} each: {runs} runs of {' or '.join(budgets)}. "
         + ("The baseline is the recipe as it is." if plan.baseline.name == BASELINE else "The first is the baseline.")
     )
 
@@ -77,7 +78,7 @@ def _question(comparison: Comparison) -> str:
 def budget_text(task: TaskFacts) -> str:
     """What every run on a task may spend."""
     ((name, amount),) = task.baseline.train.budget.model_dump(exclude_none=True).items()
-    return f"{short(amount)} {'FLOPs' if name == 'flops' else name}"
+    return f"{short(amount)} {'FLOPs' if name == 'flops' else plural(amount, name.removesuffix('s'))}"
 
 
 def result_table(comparison: Comparison, task: TaskFacts) -> Table:
@@ -141,7 +142,7 @@ def transfer(comparison: Comparison) -> list[str]:
         if tried:
             lines.append(
                 f"{system.name}: better on {sum(shown)}, worse on {len(shown) - sum(shown)}, "
-                f"not told apart on {len(tried) - len(shown)} of {len(tried)} tasks."
+                f"not told apart on {len(tried) - len(shown)} of {counted(len(tried), 'task')}."
             )
     return lines
 

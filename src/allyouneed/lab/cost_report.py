@@ -7,6 +7,7 @@ from typing import Any
 from allyouneed.lab.charts import AnyChart, Chart, Curve, Dots, save_chart
 from allyouneed.lab.cost import Crossing, Line, Study
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
+from allyouneed.words import counted
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "attention": ("softmax", "memory-compressed", "sparse", "reformer", "linear", "performer", "linformer"),
@@ -94,7 +95,7 @@ def verdicts(study: Study) -> list[str]:
     said = [
         f"FLOPs stated and FLOPs counted differ for {', '.join(unequal)}."
         if unequal
-        else f"FLOPs stated are those counted, exactly: {len(lines)} mixers, {sizes} sizes.",
+        else f"FLOPs stated are those counted, exactly: {counted(len(lines), 'mixer')}, {counted(sizes, 'size')}.",
         f"FLOP exponents farther than 0.15 from theory: {', '.join(off)}."
         if off
         else "Every FLOP exponent, in n and in d, is within 0.15 of theory.",

@@ -29,6 +29,7 @@ from allyouneed.train.log import read_log
 from allyouneed.train.loop import Watcher
 from allyouneed.train.recipe import require_same_recipe
 from allyouneed.train.workers import shares, usable_cores
+from allyouneed.words import counted
 
 ORPHAN_SECONDS = 60.0
 Place = Literal["local", "ray"]
@@ -147,8 +148,9 @@ def require_same_cores(folder: Path, recipe: Recipe, cores: int) -> None:
         # On a GPU there is one worker, whatever the recipe says, and cores do not matter.
         if (count, threads) not in (wanted, (1, cores)):
             raise ConfigError(
-                f"{folder}: was made on {count * threads} cores ({count} workers x {threads} threads), not on --cores "
-                f"{cores}, and the numbers depend on it; give the same --cores, choose another --out, or remove it"
+                f"{folder}: was made on {counted(count * threads, 'core')} ({counted(count, 'worker')} x "
+                f"{counted(threads, 'thread')}), not on --cores {cores}, and the numbers depend on it; "
+                "give the same --cores, choose another --out, or remove it"
             )
 
 

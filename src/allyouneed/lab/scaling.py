@@ -37,6 +37,7 @@ from allyouneed.lab.scaling_plan import (
     short,
 )
 from allyouneed.storage import write_atomic, writing
+from allyouneed.words import counted
 
 FORMS: tuple[Form, ...] = (CHINCHILLA, KAPLAN)  # the first one predicts
 NEAR = 0.03  # a prediction should be as near as this
@@ -155,7 +156,9 @@ def study(
     unique = float("nan") if data.train_tokens is None else float(data.train_tokens)
     runs = [_run(job, outcome, unique) for job, outcome in zip(jobs, outcomes, strict=True) if not outcome.failed]
     if len(runs) <= len(CHINCHILLA.parameters):
-        raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0].name}: {failed[0].error}")
+        raise TrainingError(
+            f"{len(failed)} of {counted(len(jobs), 'run')} failed; the first: {failed[0].name}: {failed[0].error}"
+        )
     fits = {form.name: fit(form, _variables(runs), _losses(runs), draws) for form in FORMS}
     sizes = candidates(plan, data)
     prediction, job = _predict(plan, runs, fits, sizes if chosen is None else [chosen], times)
@@ -223,7 +226,7 @@ def _require_enough(jobs: Sequence[GridJob]) -> None:
     sizes, budgets = {job.size.name for job in jobs}, {job.budget for job in jobs}
     if len(jobs) < fewest or len(sizes) < 2 or len(budgets) < 2:
         raise ConfigError(
-            f"{len(sizes)} sizes and {len(budgets)} budgets are {len(jobs)} runs; "
+            f"{counted(len(sizes), 'size')} and {counted(len(budgets), 'budget')} are {counted(len(jobs), 'run')}; "
             f"a law of {fewest - 1} parameters needs at least {fewest} runs, over 2 sizes and 2 budgets"
         )
 

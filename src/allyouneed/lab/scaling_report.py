@@ -11,6 +11,7 @@ from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
 from allyouneed.lab.scaling import NEAR, Run, Study, best_exponents, best_sizes
 from allyouneed.lab.scaling_plan import short
+from allyouneed.words import counted
 
 SHOWN = 60  # points of a drawn law
 
@@ -45,8 +46,8 @@ def verdicts(found: Study) -> list[str]:
     if found.backtest is not None:
         errors = [abs(error) for error in found.backtest.errors.values()]
         lines.append(
-            f"the largest budget, predicted from the smaller ones: {found.backtest.inside} of {len(errors)} runs "
-            f"inside their interval, {max(errors):.2%} off at most"
+            f"the largest budget, predicted from the smaller ones: {found.backtest.inside} of "
+            f"{counted(len(errors), 'run')} inside their interval, {max(errors):.2%} off at most"
         )
     return lines + _doubts(found)
 
@@ -56,7 +57,7 @@ def _doubts(found: Study) -> list[str]:
     lines = []
     if found.failed:
         names = ", ".join(outcome.name for outcome in found.failed)
-        lines.append(f"{len(found.failed)} runs failed and are left out: {names}")
+        lines.append(f"{counted(len(found.failed), 'run')} failed, left out here: {names}")
     law = found.best_fit.law.named
     if law["E"] < 0.02 * min(run.loss for run in found.runs):
         lines.append("E is about zero: the runs do not reach far enough to show where the loss ends")

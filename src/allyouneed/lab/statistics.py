@@ -22,6 +22,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from allyouneed.words import counted
+
 DRAWS = 10_000
 LEVEL = 0.95
 FEW = 8  # values: below, a bootstrap claims too much
@@ -115,7 +117,7 @@ def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str, *
     """The difference in words, never more than the numbers say. `is_shown`: where several tests were made at once."""
     count = found.interval.count
     if not (found.is_shown() if is_shown is None else is_shown):
-        return f"no difference between {ours} and {theirs} could be shown with {count} seed{'s' * (count > 1)}"
+        return f"no difference between {ours} and {theirs} could be shown with {counted(count, 'seed')}"
     better = (found.interval.mean > 0) == higher_is_better
     return (
         f"{ours} is {'better' if better else 'worse'} than {theirs} by {abs(found.interval.mean):.3g} ({count} seeds)"

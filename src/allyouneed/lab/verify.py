@@ -41,6 +41,7 @@ from allyouneed.train.checkpoint import checkpoint_paths, load_checkpoint
 from allyouneed.train.evaluate import evaluate
 from allyouneed.train.log import read_log
 from allyouneed.train.recipe import load_recipe
+from allyouneed.words import counted
 
 # Of a score, if the sums were made in another order: a probability moves in its last digits; with it, now and then, a
 # chosen word.
@@ -126,7 +127,7 @@ def _model(path: Path, with_scores: bool) -> Iterator[Finding]:
     for fault in faults:
         yield Finding("manifest", str(path / fault.name), "failed", fault.what)
     if not faults:
-        yield Finding("manifest", str(path), "ok", f"{len(sealed.files)} files, all listed, none a link")
+        yield Finding("manifest", str(path), "ok", f"{counted(len(sealed.files), 'file')}, all listed, none a link")
     sound = not faults
     for name in sorted(sealed.files.keys() - {fault.name for fault in faults}):
         finding = _try("sha256", path / name, partial(_same_bytes, sealed, name))
@@ -144,7 +145,9 @@ def _model(path: Path, with_scores: bool) -> Iterator[Finding]:
         yield _failed("loads", path, error)
         return
     tensors = model_tensors(bundle.model)
-    yield Finding("loads", str(path), "ok", f"{len(tensors)} tensors, names, shapes and types as config.json says")
+    yield Finding(
+        "loads", str(path), "ok", f"{counted(len(tensors), 'tensor')}, names, shapes and types as config.json says"
+    )
     yield _finite(path / "model.safetensors", tensors)
     if (listed := bundle.shortlist) is not None:
         detail = f"{len(listed.words):,} words of {len(listed.ends):,} source words, in order, all in the vocabulary"
@@ -267,7 +270,8 @@ def _run(path: Path, with_scores: bool) -> Iterator[Finding]:
         yield Finding("model", str(path / "model"), "skipped", "is not written yet: the run has not ended")
     yield from _checkpoints(path, model)
     if (path / "data" / "prepared").exists():
-        yield _try("data", path / "data" / "prepared", lambda: f"{len(verify(path / 'data' / 'prepared').files)} files")
+        prepared = path / "data" / "prepared"
+        yield _try("data", prepared, lambda: counted(len(verify(prepared).files), "file"))
     for left in sorted([*path.rglob(f"{TEMPORARY}*"), *path.rglob(f"{ASIDE}*")]):
         yield Finding("leftover", str(left), "skipped", "unfinished; the next `allyouneed train` removes it")
 
@@ -277,7 +281,7 @@ def _log(path: Path) -> str:
     steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
     if steps != sorted(steps):
         raise FolderError("its steps are not in order")
-    return f"{len(records):,} records up to step {max(steps, default=0):,}"
+    return f"{counted(len(records), 'record')} up to step {max(steps, default=0):,}"
 
 
 def _checkpoints(path: Path, model: dict[str, torch.Tensor] | None) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepar
 from allyouneed.tasks.scores import accuracy
 from allyouneed.tasks.text import Pair, Skips, chunks, columns, filled, resolve
 from allyouneed.tasks.tokenizer import TokenizerConfig, train
+from allyouneed.words import counted
 
 MOST_CLASSES = 100_000
 SIDES = ("text", "label")
@@ -89,7 +90,7 @@ def _classes(task: ClassificationConfig) -> tuple[str, ...]:
             raise DataError(f"{task.train}: more than {MOST_CLASSES:,} different labels; are the columns swapped?")
     if len(names) < 2:
         raise DataError(
-            f"{task.train}: {len(names)} label{'s' * (len(names) != 1)} in {skips.read:,} lines; "
+            f"{task.train}: {counted(len(names), 'label')} in {skips.read:,} lines; "
             "there should be two or more to choose from"
         )
     return tuple(sorted(names))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from allyouneed.errors import DataError
+from allyouneed.words import counted
 
 LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without ever being held
 BLOCK = 1 << 20  # bytes read at a time
@@ -206,7 +207,7 @@ def columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         row = tuple(line.split("\t")) if line else ("",) * len(names)
         if len(row) != len(names):
             raise DataError(
-                f"{path}: line {number}: {len(row)} column{'s' * (len(row) != 1)}; "
+                f"{path}: line {number}: {counted(len(row), 'column')}; "
                 f"should be {len(names)}, parted by TABs: {', '.join(names)}"
             )
         yield row

@@ -14,6 +14,7 @@ from allyouneed.lab.claims.work import Cell, Measured, Watch, kept, measure_all
 from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, write_report
 from allyouneed.lab.report import Part as PagePart
 from allyouneed.storage import write_atomic, writing
+from allyouneed.words import counted
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
     kind = "quick" if effort == "quick" else "full"
     parts: list[PagePart] = [
         Text(
-            f"{_count(tried)} Each rule is a function of the numbers of all {seeds} seeds; where it or the protocol "
-            "was changed after numbers had been seen, the claim says so. A difference counts as shown only if its "
-            "95 % interval leaves out the margin and a paired t-test agrees. One part that is refuted "
+            f"{_count(tried)} Each rule is a function of the numbers of {counted(seeds, 'seed')}; where it or the "
+            "protocol was changed after numbers had been seen, the claim says so. A difference counts as shown only if "
+            "its 95 % interval leaves out the margin and a paired t-test agrees. One part that is refuted "
             "refutes the claim, after a correction for the number of its parts (Holm)."
         ),
         Table(["claim", "outcome", "what it says", "source", "CPU seconds"], rows),
@@ -114,7 +115,7 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
     for one in tried:
         parts += _section(one, seeds, effort)
     data = {"effort": effort, "seeds": seeds, "claims": [_data(one, seeds, effort) for one in tried]}
-    title = f"Claims of the literature, tried ({kind}, {seeds} seed{'s' * (seeds > 1)})"
+    title = f"Claims of the literature, tried ({kind}, {counted(seeds, 'seed')})"
     return write_report(folder / effort, "claims", title, parts, data)
 
 
@@ -132,7 +133,11 @@ def markdown(tried: Sequence[Tried]) -> str:
 def _count(tried: Sequence[Tried]) -> str:
     results = [one.result or "not measured" for one in tried]
     counts = {name: results.count(name) for name in ("confirmed", "refuted", "not shown", "not measured")}
-    return f"{len(tried)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + "."
+    return (
+        f"{counted(len(tried), 'claim')}: "
+        + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        + "."
+    )
 
 
 def _section(one: Tried, seeds: int, effort: Effort) -> list[PagePart]:

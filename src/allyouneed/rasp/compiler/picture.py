@@ -32,6 +32,7 @@ from allyouneed.rasp.compiler.attention import HeadView, View
 from allyouneed.rasp.compiler.report import LayerReport
 from allyouneed.rasp.display import given_text
 from allyouneed.rasp.errors import RaspLimitError
+from allyouneed.words import counted
 
 LONGEST: Final = 30  # positions
 TITLE: Final = 52
@@ -58,19 +59,15 @@ def draw_compiled(view: View) -> Canvas:
     largest = max((head.difference for heads in view.heads for head in heads), default=0.0)
     kind = "decoder" if view.compiled.causal else "encoder"
     about = (
-        f"{kind} of {_many(len(report.layers), 'layer')}, width {report.width}, {report.parameters:,} parameters; "
+        f"{kind} of {counted(len(report.layers), 'layer')}, width {report.width}, {report.parameters:,} parameters; "
         f"no weight of its attention is further than {largest:.0e} from what is selected"
     )
     return stack(title, about, bands, arrow)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 def _about(heads: Sequence[HeadView], layer: LayerReport) -> str:
     neurons = sum(group.neurons for group in layer.functions)
-    return f"{_many(len(heads), 'head')}, {_many(neurons, 'neuron')}"
+    return f"{counted(len(heads), 'head')}, {counted(neurons, 'neuron')}"
 
 
 def _inputs(view: View) -> Block:
@@ -78,12 +75,12 @@ def _inputs(view: View) -> Block:
     for slot in view.compiled.report.slots:
         if slot.layer == 0:
             slots[slot.name] = slots.get(slot.name, 0) + 1
-    known = [f"{name}: {_many(count, 'number')}" for name, count in slots.items()]
+    known = [f"{name}: {counted(count, 'number')}" for name, count in slots.items()]
     return Lines([_Rows([("tokens", list(view.given))]), _Lists(["residual stream", *known], hue(0))])
 
 
 def _functions(layer: LayerReport) -> list[str]:
-    return [f"{cut(printable(one.name), 2 * TITLE)}: {_many(one.neurons, 'neuron')}" for one in layer.functions]
+    return [f"{cut(printable(one.name), 2 * TITLE)}: {counted(one.neurons, 'neuron')}" for one in layer.functions]
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from allyouneed.rasp.compiler.assemble import FIRST, Output
 from allyouneed.rasp.compiler.report import Report
 from allyouneed.rasp.graph import Input
 from allyouneed.tasks.base import BOS, PAD
+from allyouneed.words import counted
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Verified:
     def __str__(self) -> str:
         which = "all there are" if self.exhaustive else "edge cases and random ones"
         defined = self.inputs - self.undefined
-        text = f"equal to the interpreter on {defined:,} input{'s' * (defined != 1)} ({which})"
+        text = f"equal to the interpreter on {counted(defined, 'input')} ({which})"
         if self.undefined:
             text += f"; on {self.undefined:,} others the program itself fails, and the answer means nothing: "
             text += self.failure

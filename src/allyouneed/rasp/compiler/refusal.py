@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from allyouneed.rasp.errors import RaspError
+from allyouneed.words import counted
 
 
 class CannotCompile(RaspError):
@@ -12,7 +13,7 @@ class CannotCompile(RaspError):
         self.reasons = tuple(dict.fromkeys(reasons))
         count = len(self.reasons)
         listed = "; ".join(f"({number}) {reason}" for number, reason in enumerate(self.reasons, start=1))
-        super().__init__(f"cannot be compiled, for {count} reason{'s' * (count != 1)}: {listed}")
+        super().__init__(f"cannot be compiled, for {counted(count, 'reason')}: {listed}")
 
 
 class Unable(Exception):

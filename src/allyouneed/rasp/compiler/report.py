@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from allyouneed.models.base import Model
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.realise import Network
+from allyouneed.words import counted
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{_counted(len(self.layers), 'layer')}, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
+            f"{counted(len(self.layers), 'layer')}, heads {self.heads}, width {self.width}, hidden {self.hidden}, "
             f"{self.parameters:,} parameters",
             "slots:",
             *(f"  {slot.place:3} {slot.name}, from layer {slot.layer}" for slot in self.slots),
@@ -73,14 +74,10 @@ class Report:
                 lines.append(f"  head {head.selector}: {what} into {_listed(head.slots)}")
             for group in layer.functions:
                 lines.append(
-                    f"  {_counted(group.neurons, 'neuron')}: {group.name} into {_listed(group.slots)} "
+                    f"  {counted(group.neurons, 'neuron')}: {group.name} into {_listed(group.slots)} "
                     f"(margin {group.margin:.0f})"
                 )
         return "\n".join(lines)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _listed(slots: Sequence[int]) -> str:
