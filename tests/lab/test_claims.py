@@ -13,7 +13,7 @@ import torch
 
 from allyouneed.cli import run
 from allyouneed.errors import ConfigError, StorageError
-from allyouneed.lab.charts import svg
+from allyouneed.lab.charts import Chart, svg
 from allyouneed.lab.claims import CLAIMS, work
 from allyouneed.lab.claims.base import (
     Claim,
@@ -226,6 +226,21 @@ def test_every_claim_says_what_is_measured_and_draws_it(name: str) -> None:
     assert claim.rule.startswith("confirmed:")
     assert "refuted:" in claim.rule
     assert svg(claim.chart(made_up(claim, MADE_UP.get(name, (steps,))[0]))).endswith("</svg>\n")
+
+
+def test_every_claim_has_a_picture_of_its_own() -> None:
+    """Two that judge the same measurements show what each is about."""
+    found = made_up(CLAIMS["power-law"], sizes(0.1))
+    law, exponent = (CLAIMS[name].chart(found) for name in ("power-law", "kaplan-exponent"))
+    assert isinstance(law, Chart)
+    assert isinstance(exponent, Chart)
+    unseen = law.curves[-1]
+    assert list(unseen.x) == found.values("96", "parameters")[:1]
+    assert unseen.y[0] == pytest.approx(law.curves[-2].y[-1], rel=0.01)  # made up by a law, so it is predicted
+    kaplan = exponent.curves[-1]
+    slope = math.log(kaplan.y[0] / kaplan.y[-1]) / math.log(kaplan.x[-1] / kaplan.x[0])
+    assert slope == pytest.approx(0.076)
+    assert all(low <= y <= high for low, y, high in zip(kaplan.low, kaplan.y, kaplan.high, strict=True))
 
 
 # --- for real --------------------------------------------------------------------------------------------------------

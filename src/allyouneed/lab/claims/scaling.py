@@ -25,6 +25,7 @@ from allyouneed.lab.claims.trial import adam, learn, loss, number_words, right, 
 from allyouneed.lab.statistics import difference, holm, interval
 
 KAPLAN = 0.076
+SIZE = "parameters (embeddings left out)"
 
 
 class _Sizes(Claim):
@@ -59,22 +60,27 @@ class _Sizes(Claim):
             fits.append((float(-slope), float(1 - left), abs(predicted / rows[-1]["loss"] - 1)))
         return fits
 
-    def chart(self, found: Found) -> AnyChart:
-        sizes = [found.interval(arm, "parameters").mean for arm in self.arms]
-        mean, low, high = band(found, [(arm, "loss") for arm in self.arms])
-        slope, height = np.polyfit(np.log(sizes[:-1]), np.log(mean[:-1]), 1)
-        line = [float(np.exp(slope * np.log(size) + height)) for size in sizes]
-        curves = [
-            Curve("measured", sizes, mean, low, high, style="points"),
-            Curve(f"a line through all but the last: exponent {-slope:.3f}", sizes, line, style="dashed"),
-        ]
-        return Chart("Loss and size", "parameters (embeddings left out)", "loss, nats", curves, log_x=True, log_y=True)
+    def sizes(self, found: Found) -> list[float]:
+        """Parameters of each arm, the one that the line has not seen last."""
+        return [found.interval(arm, "parameters").mean for arm in self.arms]
+
+    def line(self, found: Found, sizes: Sequence[float]) -> list[float]:
+        """What the line says of some sizes: the mean of the lines of all seeds, on logarithmic axes."""
+        known = np.log(self.sizes(found)[:-1])
+        losses = [np.mean(np.log(found.values(arm, "loss"))) for arm in self.arms[:-1]]
+        return [float(loss) for loss in np.exp(np.polyval(np.polyfit(known, losses, 1), np.log(sizes)))]
+
+    def measured(self, found: Found, name: str, arms: Sequence[str], **look: Any) -> Curve:
+        """The losses of some arms as points with intervals."""
+        sizes = [found.interval(arm, "parameters").mean for arm in arms]
+        return Curve(name, sizes, *band(found, [(arm, "loss") for arm in arms]), style="points", **look)
 
 
 @final
 class PowerLaw(_Sizes):
     """The prediction is made from the smaller ones alone."""
 
+    NEAR: ClassVar[float] = 0.03
     name = "power-law"
     says = (
         "loss follows a power law in the size of the model, with diminishing returns, so that larger runs can be "
@@ -92,8 +98,24 @@ class PowerLaw(_Sizes):
             at_least("larger is better (exponent)", exponents, 0),
             at_most("with diminishing returns (exponent)", exponents, 0.5),
             at_least("by a power law (R2)", straight, 0.95),
-            at_most("and a size 2 times as wide is predicted (share off)", off, 0.03),
+            at_most("and a size 2 times as wide is predicted (share off)", off, self.NEAR),
         ]
+
+    def chart(self, found: Found) -> AnyChart:
+        *known, last = self.sizes(found)
+        *line, predicted = self.line(found, [*known, last])
+        exponents, straight, off = (interval(list(numbers)) for numbers in zip(*self.fits(found), strict=True))
+        curves = [
+            self.measured(found, "measured, and the line is fitted to them", self.arms[:-1], colour=0),
+            Curve("the line", known, line, style="dashed", colour=0),
+            Curve("what it predicts", [known[-1], last], [line[-1], predicted], style="dashed", colour=1),
+            self.measured(found, "measured, not seen by the line", self.arms[-1:], colour=1),
+        ]
+        note = (
+            f"Exponent {exponents.mean:.3f}, R2 {straight.mean:.3f}; the prediction is {off.mean:.1%} off, "
+            f"where {self.NEAR:.0%} are allowed."
+        )
+        return Chart("Is the largest model predicted?", SIZE, "loss, nats", curves, log_x=True, log_y=True, note=note)
 
 
 @final
@@ -101,10 +123,11 @@ class KaplanExponent(_Sizes):
     """The paper found it in models trained until they had converged, with ample text; it is often quoted as if it were
     a constant of nature. Here all sizes are trained for as many steps, far from converged: one more setup."""
 
+    MARGIN: ClassVar[float] = 0.02
     name = "kaplan-exponent"
     says = f"the exponent of the power law in the size of the model, {KAPLAN}, is a constant: any setup has it"
     source = "often said of Kaplan et al. 2020, arXiv:2001.08361, equation 1.1 (there: of converged models, ample data)"
-    rule = f"confirmed: the exponent is within 0.02 of {KAPLAN}; refuted: it is shown to be farther from it"
+    rule = f"confirmed: the exponent is within {MARGIN} of {KAPLAN}; refuted: it is shown to be farther from it"
     changed = (
         "The claim was put as the paper's own at first, which this setup cannot refute: equation 1.1 has conditions."
     )
@@ -112,8 +135,34 @@ class KaplanExponent(_Sizes):
 
     def judge(self, found: Found) -> list[Part]:
         exponents = [exponent for exponent, _, _ in self.fits(found)]
-        part = alike("the exponent", exponents, [KAPLAN] * len(exponents), 0.02)
+        part = alike("the exponent", exponents, [KAPLAN] * len(exponents), self.MARGIN)
         return [replace(part, words=f"{interval(exponents).text()} instead of {KAPLAN}")]
+
+    def chart(self, found: Found) -> AnyChart:
+        sizes = self.sizes(found)[:-1]
+        middle = float(np.exp(np.mean(np.log(sizes))))
+        (height,) = self.line(found, [middle])
+
+        def falling(exponent: float) -> list[float]:
+            return [height * (size / middle) ** -exponent for size in sizes]
+
+        steep, flat = falling(KAPLAN + self.MARGIN), falling(KAPLAN - self.MARGIN)
+        exponents = interval([exponent for exponent, _, _ in self.fits(found)])
+        curves = [
+            self.measured(found, "measured", self.arms[:-1], colour=0),
+            Curve(f"exponent {exponents.mean:.3f}, fitted", sizes, self.line(found, sizes), style="dashed", colour=0),
+            Curve(
+                f"exponent {KAPLAN}; shaded: within {self.MARGIN}",
+                sizes,
+                falling(KAPLAN),
+                list(map(min, steep, flat)),
+                list(map(max, steep, flat)),
+                style="dashed",
+                colour=1,
+            ),
+        ]
+        note = f"Fitted: {exponents.text()}. All lines meet in the middle of the sizes: their slopes are compared."
+        return Chart("Is the exponent Kaplan's?", SIZE, "loss, nats", curves, log_x=True, log_y=True, note=note)
 
 
 @final
