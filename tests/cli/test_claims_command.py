@@ -29,6 +29,15 @@ def test_one_claim_twice(run, tmp_path: Path):
     assert "2 of 2 measurements kept" in again.err
 
 
+def test_the_report_of_another_question_is_not_replaced(run, tmp_path: Path):
+    (tmp_path / "quick").mkdir()
+    (tmp_path / "quick" / "report.json").write_text('{"question": "cost"}')
+    done = run("claims", "lookup", "--quick", "--out", str(tmp_path))
+    assert done.status == 2
+    assert "holds the report of 'cost', not of 'claims'" in done.err
+    assert [path.name for path in (tmp_path / "quick").iterdir()] == ["report.json"]
+
+
 def test_mistakes(run, tmp_path: Path):
     for arguments, words in ((["gradient"], "did you mean 'gradients'"), (["lookup", "--seeds", "0"], "--seeds 0")):
         done = run("claims", *arguments, "--out", str(tmp_path))

@@ -119,6 +119,15 @@ def test_the_report_of_another_question_is_not_replaced(compared: Path, run: Com
     assert (compared / "report.html").read_bytes() == before
 
 
+def test_a_folder_of_another_question_is_refused_before_data_is_prepared(run: Commands, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"question": "cost"}')
+    done = run("compare", "numbers-en-de", "--vary", "model.norm=pre", "--out", str(tmp_path))
+    assert_one_line(done, 2, "holds the report of 'cost', not of 'compare numbers-en-de'")
+    done = run("compare", "numbers-en-ge", "--vary", "model.norm=pre", "--out", str(tmp_path))
+    assert_one_line(done, 2, "did you mean 'numbers-en-de'")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
 def test_an_interrupted_comparison_has_not_succeeded(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "allyouneed", *COMPARE, "--steps", "5000", "--out", str(tmp_path)]
     with subprocess.Popen(program, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:

@@ -9,7 +9,8 @@ import pytest
         (["--budgets", "much"], "should be numbers with commas"),
         (["--sizes", "big"], "should be a width"),
         (["--predict", "0.5"], "should be above 1"),
-        (["--budgets", "1e6"], "needs at least 6 runs"),
+        (["--budgets", "1e6"], "3 sizes and 1 budget are 3 runs; a law of 5 parameters needs at least 6 runs"),
+        (["--budgets", "1e6,1e6"], "should be different numbers"),
         (["--at", "wide"], "should be a width"),
     ],
 )
@@ -18,4 +19,4 @@ def test_a_mistake_is_one_line(run, tmp_path, arguments, words):
     assert done.status == 2
     assert words in done.err.splitlines()[-1]
     assert done.err.splitlines()[-1].startswith("error: ")
-    assert not (tmp_path / "out" / "runs").exists()
+    assert not (tmp_path / "out").exists()

@@ -35,7 +35,8 @@ def command(
     What was measured is kept in the folder and not measured again: the same command goes on after an interruption.
     """
     from allyouneed.lab.claims.base import Effort
-    from allyouneed.lab.claims.verdicts import cells_of, chosen, finished, try_claims, write_page
+    from allyouneed.lab.claims.verdicts import QUESTION, cells_of, chosen, finished, try_claims, write_page
+    from allyouneed.lab.report import require_own
 
     claims = chosen(names or [])
     if names and everything:
@@ -48,6 +49,7 @@ def command(
         return
     seeds, out = 3 if seeds is None else seeds, out or Path("runs/claims")
     effort: Effort = "quick" if quick else "full"
+    require_own(out / effort, QUESTION)
     watch = Lines(len(cells_of(claims, seeds, effort)))
     tried = try_claims(claims, out, seeds=seeds, effort=effort, workers=workers or 0, watch=watch)
     known = {one.claim.name: one for one in (*finished(out, seeds=seeds, effort=effort), *tried)}

@@ -68,6 +68,7 @@ def command(
     from allyouneed.lab.compare_page import cost_table, result_table, words_of, write_comparison
     from allyouneed.lab.plan import Question, make_plan
     from allyouneed.lab.report import require_own
+    from allyouneed.train.recipe import find_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     given = one_budget(budget)
@@ -75,8 +76,9 @@ def command(
     question = Question(
         recipes, vary or [], model or [], further, sets or [], seeds, given, equal == "parameters", metric
     )
+    find_recipe(recipes[0])  # a name that is none is told before whose the folder is
+    require_own(out, question.words)  # before data is prepared, which may take long
     plan = make_plan(question, out / "data")
-    require_own(out, plan.question)
     for line in plan.notes:
         note(line)
     jobs = plan.jobs()

@@ -44,6 +44,11 @@ class Question:
     equal_parameters: bool = False
     metric: str | None = None  # default: the first score of each task
 
+    @property
+    def words(self) -> str:
+        """What a folder is for: seeds, systems and further tasks can be added, another first task is another matter."""
+        return f"compare {_stem(self.recipes[0])}"
+
 
 @dataclass(frozen=True)
 class TaskFacts:
@@ -77,7 +82,7 @@ class Plan:
 
     @property
     def question(self) -> str:
-        """What a folder is for: seeds, systems and further tasks can be added, another first task is another matter."""
+        """What a folder is for: see `Question.words`."""
         return f"compare {self.tasks[0].name}"
 
     @property

@@ -34,6 +34,7 @@ from allyouneed.lab.scaling_plan import (
     measure,
     read_size,
     read_sizes,
+    require_budgets,
     short,
 )
 from allyouneed.storage import write_atomic, writing
@@ -145,12 +146,14 @@ def study(
     if not 1 < times < math.inf:
         raise ConfigError(f"--predict {times:g}: should be above 1: times the largest compute of the grid")
     recipe = plan.load()
+    wanted, sizes = None if at is None else read_size(plan, at), read_sizes(plan)
+    require_budgets(plan)
+    _require_enough(plan, len(sizes))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     data = recipe.task.prepare(folder / "data", recipe.seed)
-    chosen = None if at is None else measure(plan, read_size(plan, at), data)
-    jobs = grid(plan, [measure(plan, size, data) for size in read_sizes(plan)])
-    _require_enough(jobs)
+    chosen = None if wanted is None else measure(plan, wanted, data)
+    jobs = grid(plan, [measure(plan, size, data) for size in sizes])
     outcomes = (how or How()).make(jobs, folder)
     failed = [outcome for outcome in outcomes if outcome.failed]
     unique = float("nan") if data.train_tokens is None else float(data.train_tokens)
@@ -160,9 +163,9 @@ def study(
             f"{len(failed)} of {counted(len(jobs), 'run')} failed; the first: {failed[0].name}: {failed[0].error}"
         )
     fits = {form.name: fit(form, _variables(runs), _losses(runs), draws) for form in FORMS}
-    sizes = candidates(plan, data)
-    prediction, job = _predict(plan, runs, fits, sizes if chosen is None else [chosen], times)
-    iso = _isoflops(runs, fits[FORMS[0].name], plan, sizes)
+    larger = candidates(plan, data)
+    prediction, job = _predict(plan, runs, fits, larger if chosen is None else [chosen], times)
+    iso = _isoflops(runs, fits[FORMS[0].name], plan, larger)
     found = Study(
         plan,
         runs,
@@ -170,7 +173,7 @@ def study(
         fits,
         _single(runs, plan, draws) | _of_compute(iso, draws),
         iso,
-        sizes,
+        larger,
         _backtest(runs, draws),
         prediction,
         job,
@@ -221,12 +224,13 @@ def best_exponents(found: Study) -> tuple[Estimate, Estimate]:
     return estimate(by_law[0], drawn_R2[:, 0]), estimate(by_law[1], drawn_R2[:, 1])
 
 
-def _require_enough(jobs: Sequence[GridJob]) -> None:
+def _require_enough(plan: Plan, sizes: int) -> None:
     fewest = len(CHINCHILLA.parameters) + 1
-    sizes, budgets = {job.size.name for job in jobs}, {job.budget for job in jobs}
-    if len(jobs) < fewest or len(sizes) < 2 or len(budgets) < 2:
+    budgets = len(plan.budgets)
+    runs = sizes * budgets * len(plan.seeds)
+    if runs < fewest or sizes < 2 or budgets < 2:
         raise ConfigError(
-            f"{counted(len(sizes), 'size')} and {counted(len(budgets), 'budget')} are {counted(len(jobs), 'run')}; "
+            f"{counted(sizes, 'size')} and {counted(budgets, 'budget')} are {counted(runs, 'run')}; "
             f"a law of {fewest - 1} parameters needs at least {fewest} runs, over 2 sizes and 2 budgets"
         )
 

@@ -185,11 +185,15 @@ def flops_per_token(model: Model, data: TaskData, recipe: Recipe, batches: int =
     return flops / tokens
 
 
-def grid(plan: Plan, sizes: Sequence[Measured]) -> list[GridJob]:
-    """All runs of a plan."""
+def require_budgets(plan: Plan) -> None:
+    """Refuses budgets that cannot be spent."""
     fair = all(0 < budget < math.inf for budget in plan.budgets)
     if not plan.budgets or not fair or len(set(plan.budgets)) < len(plan.budgets):
         raise ConfigError("--budgets: should be different numbers above 0: 1e11,2e11,4e11")
+
+
+def grid(plan: Plan, sizes: Sequence[Measured]) -> list[GridJob]:
+    """All runs of a plan."""
     jobs = [
         job_of(plan, size, budget, seed, plan.unit) for budget in plan.budgets for size in sizes for seed in plan.seeds
     ]

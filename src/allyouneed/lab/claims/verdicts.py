@@ -16,6 +16,8 @@ from allyouneed.lab.report import Part as PagePart
 from allyouneed.storage import write_atomic, writing
 from allyouneed.words import counted
 
+QUESTION = "claims"  # what a folder is for: claims and seeds can be added
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -116,7 +118,7 @@ def write_page(tried: Sequence[Tried], folder: Path, *, seeds: int, effort: Effo
         parts += _section(one, seeds, effort)
     data = {"effort": effort, "seeds": seeds, "claims": [_data(one, seeds, effort) for one in tried]}
     title = f"Claims of the literature, tried ({kind}, {counted(seeds, 'seed')})"
-    return write_report(folder / effort, "claims", title, parts, data)
+    return write_report(folder / effort, QUESTION, title, parts, data)
 
 
 def markdown(tried: Sequence[Tried]) -> str:
