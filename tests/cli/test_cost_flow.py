@@ -27,6 +27,18 @@ def test_flow_of_a_trained_model(run: Commands, language: str) -> None:
     assert (run.folder / "flow" / "flow-2.png").exists()
 
 
+def test_flow_says_how_far_its_training_is(run: Commands) -> None:
+    mixers = ["--mixer", "rnn", "--mixer", "softmax", "--length", "16", "--width", "16", "--symbols", "3"]
+    arguments = ["flow", *mixers, "--steps", "4", "--out", "flows"]
+    done = run(*arguments)
+    assert done.status == 0, done.err
+    assert "training 2 models for 4 steps" in done.err
+    assert {line[:3] for line in done.err.splitlines() if ": exact " in line} == {"1/2", "2/2"}
+    again = run(*arguments)
+    assert "2 of 2 runs kept from before" in again.err
+    assert again.out == done.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,7 +15,9 @@ from allyouneed.lab.flow_study import (
     flow_table,
     recipe,
     study_folders,
-    study_mixers,
+    study_layers,
+    study_models,
+    train_models,
     write_flow_report,
 )
 from allyouneed.lab.flow_study import verdicts as words_of
@@ -116,7 +118,7 @@ def test_the_gradient_of_a_model_is_that_of_differences(tmp_path: Path) -> None:
 @pytest.mark.no_shapes
 def test_a_whole_study(tmp_path: Path) -> None:
     settings = FlowSettings(mixers=("rnn", "softmax"), length=40, width=16, draws=2, symbols=4, steps=4)
-    study = study_mixers(settings, tmp_path)
+    study = study_models(study_layers(settings), train_models(settings, tmp_path), tmp_path, settings.seed)
     assert [flow.name for flow in study.after] == ["rnn", "softmax"]
     assert set(study.scores) == {"rnn", "softmax"}
     assert study.after != study.before

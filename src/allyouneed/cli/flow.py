@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from allyouneed.errors import ConfigError
+from allyouneed.words import counted
 
 
 def command(
@@ -32,7 +33,8 @@ def command(
     vanish, explode or stay; the reach is the effective receptive field.
     """
     from allyouneed.cli.progress import progress
-    from allyouneed.cli.terminal import text_table, typed
+    from allyouneed.cli.terminal import note, text_table, typed
+    from allyouneed.cli.watch_jobs import watching_jobs
     from allyouneed.lab.charts import text_chart
     from allyouneed.lab.flow_study import (
         USUAL,
@@ -41,7 +43,9 @@ def command(
         flow_table,
         parts_of,
         study_folders,
-        study_mixers,
+        study_layers,
+        study_models,
+        train_models,
         write_flow_report,
     )
     from allyouneed.lab.report import require_own
@@ -49,12 +53,18 @@ def command(
     if models:
         _refuse_settings(context)
     require_own(out, "flow")
-    with progress() as report:
-        if models:
+    if models:
+        with progress() as report:
             study = study_folders(models, report)
-        else:
-            settings = FlowSettings(tuple(mixers or USUAL), length, width, symbols=symbols, steps=steps, seed=seed)
-            study = study_mixers(settings, out, report)
+    else:
+        settings = FlowSettings(tuple(mixers or USUAL), length, width, symbols=symbols, steps=steps, seed=seed)
+        with progress() as report:
+            layers = study_layers(settings, report)
+        note(f"training {counted(len(settings.mixers), 'model')} for {counted(steps, 'step')}, in {out / 'runs'}")
+        with watching_jobs(len(settings.mixers)) as watch:
+            outcomes = train_models(settings, out, watch)
+        with progress() as report:
+            study = study_models(layers, outcomes, out, seed, report)
     for title, flows in parts_of(study):
         print(f"{title}\n\n{text_table(flow_table(flows), ruled=True)}\n\n{text_chart(flow_chart(title, flows))}\n")
     for name, words in study.scores.items():

@@ -23,13 +23,17 @@ from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.flow import FACTOR, HELD, Flow, flow_of, gradient_by_distance, model_gradient_by_distance
 from allyouneed.lab.held_out import own_data, recipe_of
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
-from allyouneed.lab.runs import Job, Outcome, run_all
+from allyouneed.lab.runs import Job, Outcome, Watch, run_all
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
 from allyouneed.train import Recipe
 
 Report = Callable[[float, str], None]
 USUAL = ("rnn", "lstm", "gru", "convolution", "softmax")
+
+
+def silent(fraction: float, words: str) -> None:
+    """Tells nobody how far it is."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +72,40 @@ class FlowStudy:
     scores: dict[str, str]  # what the trained ones are worth
 
 
-def study_mixers(settings: FlowSettings, out: Path, report: Report = lambda fraction, words: None) -> FlowStudy:
-    """Of single layers, and of decoders that are trained for it."""
+def study_layers(settings: FlowSettings, report: Report = silent) -> list[Flow]:
+    """Of single layers with random weights."""
     layers = []
     for number, name in enumerate(settings.mixers):
-        report(0.3 * number / len(settings.mixers), f"one layer of {name}")
+        report(number / len(settings.mixers), f"one layer of {name}")
         config = parse(MIXERS[name], _mixer(name, settings))
         points = gradient_by_distance(config, settings.length, settings.width, draws=settings.draws, seed=settings.seed)
         layers.append(flow_of(name, points))
-    recipes = {name: recipe(name, settings) for name in settings.mixers}
-    watch = _Watch(len(recipes), lambda part, words: report(0.3 + 0.6 * part, words))
-    outcomes = run_all([Job(name, one) for name, one in recipes.items()], out / "runs", watch=watch)
+    return layers
+
+
+def train_models(settings: FlowSettings, out: Path, watch: Watch | None = None) -> list[Outcome]:
+    """The decoders that are trained for it; those in the folder are not trained again."""
+    return run_all([Job(name, recipe(name, settings)) for name in settings.mixers], out / "runs", watch=watch)
+
+
+def study_models(
+    layers: Sequence[Flow], outcomes: Sequence[Outcome], out: Path, seed: int, report: Report = silent
+) -> FlowStudy:
+    """All: single layers as they were found, and these decoders, before and after."""
     before, after, scores = [], [], {}
-    for outcome in outcomes:
-        report(0.95, f"the model of {outcome.name}")
+    for number, outcome in enumerate(outcomes):
+        report(number / len(outcomes), f"the model of {outcome.name}, before and after")
         if outcome.failed:
             scores[outcome.name] = f"failed: {outcome.error}"
             continue
-        one, other = _both(load_folder(out / "runs" / outcome.name), outcome.name, settings.seed)
+        one, other = _both(load_folder(out / "runs" / outcome.name), outcome.name, seed)
         before.append(one)
         after.append(other)
         scores[outcome.name] = ", ".join(f"{name} {value:.3f}" for name, value in outcome.scores.items())
     return FlowStudy(layers, before, after, scores)
 
 
-def study_folders(folders: Sequence[str], report: Report = lambda fraction, words: None) -> FlowStudy:
+def study_folders(folders: Sequence[str], report: Report = silent) -> FlowStudy:
     """Of models that were trained elsewhere."""
     before, after = [], []
     short = [Path(folder).resolve().name for folder in folders]
@@ -156,24 +169,6 @@ def _both(bundle: Bundle, name: str, seed: int) -> tuple[Flow, Flow]:
         data = own_data(bundle, Path(temporary))
         points = [model_gradient_by_distance(model, data.held_out("valid")) for model in (fresh, bundle.model)]
     return flow_of(name, points[0]), flow_of(name, points[1])
-
-
-class _Watch:
-    """Tells how far all runs are."""
-
-    def __init__(self, runs: int, report: Report) -> None:
-        self._parts: dict[str, float] = {}
-        self._runs, self._report = runs, report
-
-    def kept(self, outcomes: Sequence[Outcome]) -> None:
-        self._parts |= {outcome.name: 1.0 for outcome in outcomes}
-
-    def progress(self, job: str, fraction: float, record: Any) -> None:
-        self._parts[job] = min(1.0, fraction)
-        self._report(sum(self._parts.values()) / self._runs, f"training {job}")
-
-    def done(self, outcome: Outcome) -> None:
-        self._parts[outcome.name] = 1.0
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
