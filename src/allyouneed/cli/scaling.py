@@ -1,5 +1,6 @@
 """`allyouneed scaling`: small runs become a law, the law predicts a larger run, and that run is made."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -50,6 +51,9 @@ def command(
 
     The prediction is in OUT/prediction.json before the larger run begins, and is not changed afterwards.
     """
+    # Fits solve thousands of systems of a few equations: shared among threads, that takes up to 50 times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
+
     from allyouneed.lab.report import require_own
     from allyouneed.lab.scaling import How, study
     from allyouneed.lab.scaling import verify as make_predicted

@@ -213,7 +213,7 @@ def _run_child(
     children: "set[subprocess.Popen[str]]",
 ) -> Outcome:
     told = json.dumps({"recipe": job.recipe.model_dump(mode="json"), "folder": str(folder / job.name), "cores": cores})
-    environment = os.environ | {"OMP_NUM_THREADS": str(cores)}
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(cores))
     with subprocess.Popen(
         [sys.executable, "-m", "allyouneed.lab.job"],
         stdin=subprocess.PIPE,
