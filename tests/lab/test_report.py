@@ -35,6 +35,14 @@ def test_the_numbers_are_json_for_everybody(tmp_path: Path) -> None:
     assert data["list"] == [1, 2.5]
 
 
+def test_columns_of_words_are_read_from_the_left() -> None:
+    rows = [["1e9", "confirmed", "0.1 (0.0 to 0.2)", "× 0.9", "baseline"], ["2e9", "not shown", "–", "", "+0.3"]]
+    table = Table(["FLOPs", "outcome", "loss", "rate", "difference"], rows)
+    assert [table.holds_text(place) for place in range(5)] == [True, True, False, False, False]
+    text = page("t", [table])
+    assert '<td class="text">not shown</td><td>–</td>' in text
+
+
 def test_a_report_is_not_replaced_by_that_of_another_question(tmp_path: Path) -> None:
     require_own(tmp_path, "cost")  # nothing is there
     write_report(tmp_path, "cost", "T", [], {})

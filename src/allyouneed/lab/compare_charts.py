@@ -63,7 +63,8 @@ def learning_curves(comparison: Comparison, task: TaskFacts, axis: str) -> Chart
         x = [sum(where(point) for point in at) / len(at) for at in points]
         y = [sum(loss) / len(loss) for loss in losses]
         curves.append(Curve(name, x, y, [min(loss) for loss in losses], [max(loss) for loss in losses]))
-    note = f"Mean and range of {_seeds(comparison, [task])}, validation split."
+    one = max(_counts(comparison, [task])) == 1
+    note = f"{'One seed' if one else f'Mean and range of {_seeds(comparison, [task])}'}, validation split."
     if len(shown) < len(comparison.plan.systems):
         note += f" The baseline and the {len(shown) - 1} that differ most from it; the table has all."
     y = [loss for curve in curves for loss in curve.y if loss > 0]
@@ -82,10 +83,11 @@ def pareto(comparison: Comparison, task: TaskFacts, cost: str) -> Chart:
         curves.append(Curve(system.name, [x], [at.mean], [at.low], [at.high], style="points"))
         ends.append((x, at.mean))
     front = pareto_front(ends, task.higher_is_better)
-    if len(front) > 1:
+    drawn = len(front) > 1
+    if drawn:
         curves.append(Curve("front", [x for x, _ in front], [y for _, y in front], style="dashed"))
     costs = [x for x, _ in ends]
-    note = f"{_mean(comparison, task)}; the front joins systems that nothing cheaper equals."
+    note = _mean(comparison, task) + ("; the front joins systems that nothing cheaper equals." if drawn else ".")
     wide = max(costs) > 20 * min(costs)
     return Chart(f"{task.metric} on {task.name} over {cost}", cost, task.metric, curves, log_x=wide, note=note)
 

@@ -135,13 +135,15 @@ def charts(study: Study) -> dict[str, AnyChart]:
     drawn: dict[str, AnyChart] = {}
     for number, (family, names) in enumerate(FAMILIES.items(), start=1):
         lines = [line for name in names for line in study.lines if line.row.name == name]
-        if not lines:
-            continue
+        if not lines or (len(lines) == 1 < len(study.lines) and lines[0].row.name == "softmax"):
+            continue  # softmax is in all of them, to be compared with
         note = f"One layer, one sequence, width {settings.width}, forward and backward, one core."
         for kind, label in (("seconds", "seconds"), ("memory", "megabytes at the most")):
             curves = [_curve(line, kind) for line in lines]
+            shorter = kind == "memory" and any(line.row.by_steps for line in lines)
+            more = " Recurrences at a quarter of the lengths." if shorter else ""
             drawn[f"{kind}-{number}"] = Chart(
-                f"{kind.capitalize()} over length: {family}", "length n", label, curves, True, True, note
+                f"{kind.capitalize()} over length: {family}", "length n", label, curves, True, True, note + more
             )
     widths = sorted({one.width for one in study.crossings})
     for width in widths:

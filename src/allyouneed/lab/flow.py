@@ -61,7 +61,7 @@ class Flow:
         told: str = self.kind
         if self.kind != "constant":
             steps = math.log(2) / abs(math.log(self.rate))
-            told += f", {'halves' if self.kind == 'vanishing' else 'doubles'} every {steps:.1f}"
+            told += f", {'halves' if self.kind == 'vanishing' else 'doubles'} every {steps:.1f} positions"
         return told if self.cut is None else f"{told}; nothing beyond {self.cut}"
 
 

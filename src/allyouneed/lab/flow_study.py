@@ -227,7 +227,8 @@ def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
         pictures[out / f"flow-{number}.png"] = chart
         parts += [Heading(title), flow_table(flows), chart]
     if study.scores:
-        parts.append(Table(["model", "after training"], [[name, text] for name, text in study.scores.items()]))
+        parts.append(Heading("What the models have learnt"))
+        parts.append(Table(["model", "scores after training"], [[name, text] for name, text in study.scores.items()]))
     parts += [
         Note(
             "The norm of the gradient of one late position's output, in a random direction, by the vector of every "

@@ -8,6 +8,7 @@ import base64
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,15 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1b2a41; max-width: 60rem; m
 h1 { font-size: 1.7rem } h2 { font-size: 1.25rem; margin-top: 2.2rem; border-bottom: 1px solid #d9dee7 }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e6e9ef }
-th { font-weight: 600; border-bottom: 2px solid #8d99ae } th:first-child, td:first-child { text-align: left }
-.scroll { overflow-x: auto } img { max-width: 100%; height: auto } .note { color: #5b6779 }
-pre { background: #f4f6f9; padding: .7rem 1rem; overflow-x: auto; border-radius: 4px }
+th { font-weight: 600; border-bottom: 2px solid #8d99ae; vertical-align: bottom }
+td { vertical-align: top; white-space: nowrap } .text { text-align: left; white-space: normal; min-width: 5rem }
+.scroll { overflow-x: auto } img { max-width: 100%; min-width: 32rem; height: auto } .note { color: #5b6779 }
+pre { background: #f4f6f9; padding: .7rem 1rem; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere }
+h1, h2, p { overflow-wrap: break-word }
 .verdict { border-left: 4px solid #0072b2; padding: .3rem 1rem; background: #f4f6f9; margin: .6rem 0 }
 """
 DATA = "report.json"
+NUMBER = re.compile(r"[(×+-]* ?\d")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -73,6 +77,10 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def holds_text(self, place: int) -> bool:
+        """Whether a column is read from the left: the first one, and those in which no cell begins with a number."""
+        return place == 0 or not any(NUMBER.match(row[place]) for row in self.rows)
 
 
 Part = Heading | Text | Note | Verdict | Code | Table | AnyChart
@@ -142,10 +150,18 @@ def _part(part: Part) -> str:
             return _table(part)
         case _:
             encoded = base64.b64encode(svg(part).encode()).decode()
-            return f'<p><img alt="{html.escape(part.title)}" src="data:image/svg+xml;base64,{encoded}"></p>'
+            return (
+                f'<p class="scroll"><img alt="{html.escape(part.title)}" src="data:image/svg+xml;base64,{encoded}"></p>'
+            )
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    looks = [' class="text"' * table.holds_text(place) for place in range(len(table.columns))]
+    head = "".join(f"<th{look}>{html.escape(cell)}</th>" for look, cell in zip(looks, table.columns, strict=True))
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{look}>{html.escape(cell)}</td>" for look, cell in zip(looks, row, strict=True))
+        + "</tr>\n"
+        for row in table.rows
+    )
     return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>'
