@@ -242,8 +242,9 @@ class Modifications(Claim):
             row = [self.gains(found, name, task) for task in self.TASKS]
             values.append([100 * float(np.mean(gains)) for gains in row])
             sure.append([difference(gains, [0.0] * len(gains), paired=True).is_shown() for gains in row])
-        title, note = "How much lower the loss is, %", "Bold: a difference is shown. Blue is better."
-        return Matrix(title, list(self.CHANGES), list(self.TASKS), values, sure, note, 1)
+        title = "How much lower the loss is, %"
+        note = "Bold: a difference is shown. Blue is better, orange worse; colours end at 50 %."
+        return Matrix(title, list(self.CHANGES), list(self.TASKS), values, sure, note, 1, reach=50.0)
 
 
 @final
