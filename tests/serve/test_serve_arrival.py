@@ -8,9 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
 from serve_folders import running
+from uvicorn.server import ServerState
+
+from allyouneed.serve.protocol import Protocol
 
 pytestmark = pytest.mark.no_shapes
 
@@ -149,3 +154,46 @@ def test_a_connection_may_rest_between_requests(hurried: tuple[str, int]) -> Non
             connection.sendall(HEALTH + b"\r\n")
             assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
             time.sleep(3 * ARRIVAL)  # uvicorn would end it after five seconds
+
+
+def test_answers_that_nobody_takes(hurried: tuple[str, int]) -> None:
+    """They are more than all buffers on the way hold. Nobody reads either that the connection ends: writing tells."""
+    with socket.create_connection(hurried, timeout=60) as connection:
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 300)
+
+        def write() -> None:
+            for _ in range(600):
+                time.sleep(ARRIVAL / 5)
+                connection.send(b"G")
+
+        with pytest.raises(ConnectionError):
+            write()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_answers_may_be_taken_bit_by_bit(closing: bool) -> None:
+    """Only a reader who took nothing between two looks is given up, also while the connection waits for its end."""
+    transport, loop = MagicMock(), MagicMock()
+    transport.get_extra_info.return_value = None
+    transport.is_closing.return_value = closing
+    config = uvicorn.Config(MagicMock(), lifespan="off", log_config=None)
+    protocol = Protocol(config, ServerState(), {}, loop, arrival=30.0)
+    protocol.connection_made(transport)
+
+    def look(waits: int) -> bool:
+        """Whether the connection was ended when so many bytes waited."""
+        transport.get_write_buffer_size.return_value = waits
+        (seconds, act), _ = loop.call_later.call_args
+        assert seconds == 30
+        act()
+        return bool(transport.abort.called)
+
+    if not closing:
+        assert not any(look(99) for _ in range(3))  # more may be written yet
+        protocol.pause_writing()
+    assert not any(look(waits) for waits in (99, 98, 97, 0, 0, 97))
+    if not closing:
+        protocol.resume_writing()  # all was taken, and as much was written
+        protocol.pause_writing()
+        assert not look(97)
+    assert look(97)

@@ -27,7 +27,7 @@ class ServeConfig(Config):
     batch: PositiveInt = 64  # rows of a model that decode side by side
     queue: PositiveInt = 256  # rows of a model that wait; more are refused with 429
     deadline: PositiveFloat = 60.0  # seconds until a request is given up
-    arrival: PositiveFloat = 30.0  # seconds in which a request's headers have to come, and as many for its body
+    arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and to take some of an answer
     drain: PositiveFloat = 30.0  # seconds that running requests have left after SIGTERM
     connections: PositiveInt = 1024  # at a time; more are refused with 503
     workers: PositiveInt = 2  # attention maps, programs and scores at a time

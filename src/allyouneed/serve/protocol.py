@@ -3,10 +3,10 @@
 A request's line and headers come before any of our own checks: what never ends would fill the memory, and what comes
 byte by byte would keep a connection, of which there are only so many, for ever. So would a body, also after its answer.
 
-    silence | line and headers | body      at most `arrival` seconds each
+    silence | line and headers | body | nothing of an answer taken      at most `arrival` seconds each
 
 Between two requests uvicorn's own bound holds. Nobody who has sent a request is hurried: an answer takes its time, and
-so does whoever reads it. If one is under way, the connection ends behind it.
+so does whoever reads it, as long as they read. If one is under way, the connection ends behind it.
 """
 
 import asyncio
@@ -30,16 +30,26 @@ class Protocol(HttpToolsProtocol):
         self._head = 0  # bytes since the last request ended, while headers are read, but for the piece it ended in
         self._ended = False  # whether a request did in this piece
         self._alarm: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._untaken = 0  # bytes of answers, at the last look
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
         self._set_alarm()
+        self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._stop_alarm()
+        if self._look is not None:
+            self._look.cancel()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """Called by the event loop: something was taken."""
+        self._untaken = 0
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """Called by the parser; another request may have ended in the same piece."""
@@ -96,6 +106,22 @@ class Protocol(HttpToolsProtocol):
             self.transport.write(_answer(Refusal(408, message, code="request_timeout")))
         # Closes at once, or behind the answer that is under way. Who waits for a body answers for itself (`gate.py`).
         self.shutdown()
+
+    def _look_later(self) -> None:
+        self._look = self.loop.call_later(self._arrival, self._look_whether_taken)
+
+    def _look_whether_taken(self) -> None:
+        """Ends a connection on which an answer waits that nobody takes. It could not be closed: that waits, too.
+
+        While writing is paused, or the connection closes, nothing is added: what waits gets less, or nobody reads.
+        """
+        ends = self.flow.write_paused or self.transport.is_closing()
+        untaken = self.transport.get_write_buffer_size() if ends else 0
+        if untaken and untaken == self._untaken:
+            self.transport.abort()
+            return
+        self._untaken = untaken
+        self._look_later()
 
 
 def _answer(refusal: Refusal) -> bytes:
