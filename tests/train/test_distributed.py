@@ -341,3 +341,25 @@ def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(tmp_pat
             run.has_budget()
     finally:
         run.close()
+
+
+def test_processes_that_agree_to_stop_begin_no_evaluation(tmp_path: Path) -> None:
+    """Where one process alone is asked (its host goes down), the first would evaluate until that one is killed."""
+
+    class OtherAsked(Team):
+        def sum(self, numbers: Sequence[float]) -> list[float]:
+            return [*numbers[:-1], numbers[-1] + 1]
+
+        def first(self, work: Callable[[], T]) -> T:
+            return work()
+
+    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
+    try:
+        run.team = OtherAsked("none")
+        run.team.size = 2
+        run.spent.steps = 1000  # an evaluation is due
+        with pytest.raises(Interrupted):
+            run.look_up_if_due()
+        assert run.evaluated_at == -1
+    finally:
+        run.close()

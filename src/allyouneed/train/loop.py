@@ -371,8 +371,10 @@ class Run:
 
     def look_up_if_due(self) -> None:
         """Evaluates after each `evaluate_every` of the budget; saves then, and every few minutes."""
-        save_now, _ = self._agree()
+        save_now, stop = self._agree()
         if self._due() > self.evaluations:
+            if stop:  # perhaps another process was asked, and the first, which evaluates, knows nothing of it
+                self._stop_here()
             self._evaluate_or_stop()
         elif save_now:
             self.save()
