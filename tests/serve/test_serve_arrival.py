@@ -15,7 +15,7 @@ import uvicorn
 from serve_folders import running
 from uvicorn.server import ServerState
 
-from allyouneed.serve.protocol import Protocol
+from allyouneed.serve.protocol import AHEAD, Protocol
 
 pytestmark = pytest.mark.no_shapes
 
@@ -156,18 +156,22 @@ def test_a_connection_may_rest_between_requests(hurried: tuple[str, int]) -> Non
             time.sleep(3 * ARRIVAL)  # uvicorn would end it after five seconds
 
 
-def test_answers_that_nobody_takes(hurried: tuple[str, int]) -> None:
+def test_answers_that_nobody_takes(hurried: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
     """They are more than all buffers on the way hold. Nobody reads either that the connection ends: writing tells."""
-    with socket.create_connection(hurried, timeout=60) as connection:
-        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 300)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        connection.settimeout(60)
+        connection.connect(hurried)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * (AHEAD - 1))
 
         def write() -> None:
             for _ in range(600):
                 time.sleep(ARRIVAL / 5)
-                connection.send(b"G")
+                connection.send(b"\r\n")
 
         with pytest.raises(ConnectionError):
             write()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("closing", [False, True])
@@ -197,3 +201,15 @@ def test_answers_may_be_taken_bit_by_bit(closing: bool) -> None:
         protocol.pause_writing()
         assert not look(97)
     assert look(97)
+
+
+def test_requests_that_wait_for_the_answer_to_another(hurried: tuple[str, int]) -> None:
+    last = HEALTH + b"Connection: close\r\n\r\n"
+    with socket.create_connection(hurried, timeout=60) as connection:
+        connection.sendall((HEALTH + b"\r\n") * AHEAD + last)
+        assert heard(connection).count(b"HTTP/1.1 200") == AHEAD + 1
+    with socket.create_connection(hurried, timeout=60) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n" * 10 * AHEAD)
+        answer = heard(connection)
+    assert b"HTTP/1.1 400" in answer
+    assert answer.endswith(b"more than 128 requests at once")

@@ -7,17 +7,21 @@ byte by byte would keep a connection, of which there are only so many, for ever.
 
 Between two requests uvicorn's own bound holds. Nobody who has sent a request is hurried: an answer takes its time, and
 so does whoever reads it, as long as they read. If one is under way, the connection ends behind it.
+
+Requests may follow each other before they are answered, but each that waits takes a hundred times the memory that it
+took on the way: only so many wait.
 """
 
 import asyncio
 import json
 from typing import Any, Literal
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from allyouneed.serve.errors import Refusal
 
 MOST = 1 << 16  # bytes before the body
+AHEAD = 128  # requests on one connection that wait for the answer to another
 
 
 class Protocol(HttpToolsProtocol):
@@ -32,6 +36,7 @@ class Protocol(HttpToolsProtocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._untaken = 0  # bytes of answers, at the last look
+        self._asked: list[RequestResponseCycle] = []  # and not answered yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
@@ -44,6 +49,9 @@ class Protocol(HttpToolsProtocol):
         self._stop_alarm()
         if self._look is not None:
             self._look.cancel()
+        for cycle in self._asked:  # uvicorn tells the last one alone, and others would write where nothing is
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -61,6 +69,9 @@ class Protocol(HttpToolsProtocol):
         self._part = "body"
         self._stop_alarm()
         super().on_headers_complete()
+        self._asked = [*(cycle for cycle in self._asked if not cycle.response_complete), self.cycle]
+        if len(self.pipeline) > AHEAD:
+            raise ValueError  # the parser ends, and `send_400_response` is called
 
     def on_message_complete(self) -> None:
         """Called by the parser; another request may follow."""
@@ -84,6 +95,10 @@ class Protocol(HttpToolsProtocol):
                 return
         if self._alarm is None:  # most requests come in one piece and need none
             self._set_alarm()
+
+    def send_400_response(self, msg: str) -> None:
+        """Ends the connection."""
+        super().send_400_response(msg if len(self.pipeline) <= AHEAD else f"more than {AHEAD} requests at once")
 
     def _set_alarm(self) -> None:
         self._alarm = self.loop.call_later(self._arrival, self._late)
@@ -115,8 +130,8 @@ class Protocol(HttpToolsProtocol):
 
         While writing is paused, or the connection closes, nothing is added: what waits gets less, or nobody reads.
         """
-        ends = self.flow.write_paused or self.transport.is_closing()
-        untaken = self.transport.get_write_buffer_size() if ends else 0
+        closing = self.transport.is_closing()
+        untaken = self.transport.get_write_buffer_size() if closing or self.flow.write_paused else 0
         if untaken and untaken == self._untaken:
             self.transport.abort()
             return

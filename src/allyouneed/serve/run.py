@@ -75,6 +75,7 @@ def settings(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(Protocol, arrival=config.arrival),  # type: ignore[arg-type]  # it is only called
+        ws="none",  # there is none, and `Protocol` would lose sight of a connection that becomes one
         log_config=None,
         access_log=False,
         limit_concurrency=config.connections,
