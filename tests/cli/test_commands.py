@@ -250,6 +250,14 @@ def test_generate_ends_at_the_last_position_of_a_model(run, language):
     assert "positions end at 20" in refused.err
 
 
+@pytest.mark.parametrize("command", [("generate", "--prompt"), ("inspect",)], ids=str)
+def test_text_arguments_are_text(run, language, command):
+    name, *option = command
+    done = run(name, language, *option, "a \udcff")  # how Python names a byte that is no text
+    assert done.status == 2
+    assert "holds bytes that are not UTF-8" in done.err
+
+
 def test_generate_several(run, language):
     done = run("generate", language, "--n", "3", "--max-length", "5", "--temperature", "2.0", "--top-k", "50")
     assert re.findall(r"^--- (\d)$", done.out, re.MULTILINE) == ["1", "2", "3"]

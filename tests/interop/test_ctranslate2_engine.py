@@ -1,5 +1,6 @@
 """Our search run by CTranslate2 says what ours says: all beams, penalties, n best, limits."""
 
+import errno
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from engine_models import bundle_of
 pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip install 'allyouneed[ct2]'")
 
 from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, search, stream
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, FolderError
+from allyouneed.interop.ctranslate2 import opened
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine, Try, settled
 from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.tasks import Codec
@@ -84,6 +86,17 @@ def test_other_kinds_are_refused() -> None:
         CTranslate2Engine(replace(bundle, model=recurrent))
     with pytest.raises(ConfigError, match="answers with classes"):
         CTranslate2Engine(replace(bundle, codec=Codec(source=bundle.codec.source, classes=("a", "b"))))
+    with pytest.raises(ConfigError, match=r"^\S+: ctranslate2: model.mixer gru cannot be expressed there"):
+        CTranslate2Engine(bundle_of("encoder-decoder", {"mixer": {"type": "gru"}}))
+
+
+def test_a_place_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(opened, "write_model", full)
+    with pytest.raises(FolderError, match="weights cannot be written there: No space left"):
+        CTranslate2Engine(bundle_of("encoder-decoder", {}))
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])

@@ -104,7 +104,7 @@ def test_export_says_what_it_has_checked(translator: str, tmp_path: Path, capsys
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'o'}\n"
     assert "log-probabilities within" in captured.err
-    assert "0%  our engine answers" in captured.err  # no terminal: a line now and then
+    assert "0%  our engine reads random ids" in captured.err  # no terminal: a line now and then
     assert {path.name for path in (tmp_path / "o").iterdir()} >= {"model.bin", "tokenizer.json", "README.md"}
 
 

@@ -135,7 +135,7 @@ def test_stop(client: openai.OpenAI, stream: bool) -> None:
 def test_keys(folders: list[Path]) -> None:
     with running(folders[:1], keys=["open-sesame", "other"]) as (url, _):
         for key in ("wrong", "open-sesam", "open-sesame2"):
-            with pytest.raises(openai.AuthenticationError):
+            with pytest.raises(openai.AuthenticationError, match="the key is none of this server's"):
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key).models.list()
         assert openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame").models.list().data
         assert LibreTranslateAPI(url + "/", api_key="other").translate("two", "en", "de")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allyouneed.cli.opening import Device, Engine, Int8, check_engine, open_model
+from allyouneed.cli.stdin import NAME, read_all, text_argument
 
 if TYPE_CHECKING:
     from allyouneed.decode import SampleConfig
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
-    prompt: Annotated[str | None, typer.Option(help="The text to go on from.", show_default="standard input")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The text to go on from.", show_default="standard input", callback=text_argument)
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0: always the most probable token.", show_default="1")
     ] = None,
@@ -36,7 +39,6 @@ def command(
     A model that has a source samples an answer to the text instead. Only what is new is printed. `--engine ctranslate2`
     draws nothing: it needs `--temperature 0`.
     """
-    from allyouneed.cli.stdin import NAME, read_all
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig
     from allyouneed.folder import load_folder

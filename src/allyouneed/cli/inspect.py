@@ -6,12 +6,16 @@ from typing import Annotated
 import typer
 
 from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.stdin import text_argument
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
-    text: Annotated[str, typer.Argument(help="The text it reads.")],
-    target: Annotated[str | None, typer.Option(help="What it should say to it.", show_default="its own answer")] = None,
+    text: Annotated[str, typer.Argument(help="The text it reads.", callback=text_argument)],
+    target: Annotated[
+        str | None,
+        typer.Option(help="What it should say to it.", show_default="its own answer", callback=text_argument),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder that is written.")] = Path("inspect"),
     max_tokens: Annotated[int | None, typer.Option(help="Tokens that it says at most.", min=0)] = None,
     device: Device = "cpu",

@@ -25,7 +25,8 @@ Listed = Annotated[
     ),
 ]
 Engine = Annotated[
-    Literal["torch", "ctranslate2"], typer.Option(help="What computes; ctranslate2 gives the same answers.")
+    Literal["torch", "ctranslate2"],
+    typer.Option(help="What computes; ctranslate2 gives the same answers, once a model is trained."),
 ]
 
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import typer
+
 from allyouneed.errors import DataError
 
 NAME = Path("standard input")
@@ -34,6 +36,17 @@ def line_batches(
         raise
     if batch:
         yield batch
+
+
+def text_argument(value: str | None) -> str | None:
+    """A text among the arguments of a command; refuses bytes that are none, as those of standard input are refused."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(
+            "holds bytes that are not UTF-8; the terminal, or a script, writes otherwise"
+        ) from None
+    return value
 
 
 def read_all() -> str:

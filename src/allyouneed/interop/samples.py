@@ -10,10 +10,12 @@ from allyouneed.folder import Bundle
 from allyouneed.tasks import Codec
 from allyouneed.tasks.base import UNK
 from allyouneed.tasks.text import blocks, pairs, resolve
+from allyouneed.words import counted
 
 TEXTS = 16  # of the task
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)  # of random sequences
 LONGEST = 64  # tokens of a text that are looked at
+NO_TEXTS = "its task names no file of texts that is here: only random sequences were compared"
 
 
 def random_rows(size: int, most: int, seed: int = 0) -> list[list[int]]:
@@ -39,6 +41,11 @@ def own_texts(bundle: Bundle) -> list[str]:
         return [text for text in islice(_texts(list(names), bundle.codec.source is not None), TEXTS) if text.strip()]
     except (UserError, OSError):  # data that is gone, or of another shape: random ids are tried in any case
         return []
+
+
+def answering(texts: Sequence[str]) -> str:
+    """What is being done with them."""
+    return f"our engine answers {counted(len(texts), 'text')} of the task" if texts else "our engine reads random ids"
 
 
 def _texts(names: list[str], paired: bool) -> Iterable[str]:

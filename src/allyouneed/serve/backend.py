@@ -57,7 +57,8 @@ class Backend:
         known = [key.encode() for key in self.config.keys]
         tries = [key.encode("utf-8", "surrogatepass") for key in given if key is not None]
         if known and True not in [hmac.compare_digest(key, one) for key in known for one in tries]:
-            raise Refusal(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            what = "the key is none of this server's" if tries else "a key is needed"
+            raise Refusal(401, f"{what}: Authorization: Bearer KEY, or api_key of /translate", code="invalid_api_key")
 
     def check_texts(self, texts: Sequence[str], param: str) -> None:
         """Refuses what is too much, before anything looks at it."""

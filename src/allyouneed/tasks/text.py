@@ -57,7 +57,9 @@ def open_text(path: Path) -> BinaryIO:
             raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
         return path.open("rb")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; the recipe or --set task.train=... should name your own") from None
+        raise DataError(
+            f"{path}: no such file; those of a recipe are set by --set task.train=..., for example"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

@@ -14,7 +14,7 @@ from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, na
 from allyouneed.interop.ctranslate2.vmap import FILE, cannot_be_said, write_vmap
 from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.samples import LONGEST, NO_TEXTS, answering, framed, own_texts, random_rows
 from allyouneed.interop.stages import Stages, Tell, silent
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
@@ -45,7 +45,7 @@ def export_folder(bundle: Bundle, out: Path, quantization: str | None = None, te
         listed = bundle.shortlist is not None and isinstance(model, EncoderDecoder)
         begin = Stages(tell, 3 + (chosen != "float32") + listed)
         texts = own_texts(bundle)
-        begin(f"our engine answers {len(texts)} texts of the task")
+        begin(answering(texts))
         prompts = prompts_of(model, codec, texts)
         notes = check_folder(folder, model, codec, chosen, prompts, begin)
         if bundle.shortlist is not None and listed:
@@ -93,7 +93,7 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
 
 
 def _told(quantization: Quantization, texts: list[str]) -> list[str]:
-    notes = [] if texts else ["the texts of its task are not here: only random sequences were compared"]
+    notes = [] if texts else [NO_TEXTS]
     if not computes(quantization):
         notes.append(f"CTranslate2 has no {quantization} arithmetic for this CPU and computes in another type here")
     return notes

@@ -13,9 +13,9 @@ from typing import Any, final
 
 import torch
 
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, FolderError
 from allyouneed.folder import Bundle
-from allyouneed.interop.ctranslate2.files import NEVER_SAID, names_of, write_model
+from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, write_model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.tasks.base import BOS, EOS
@@ -31,9 +31,14 @@ def open_engine(bundle: Bundle, int8: bool) -> "Opened":
     if not isinstance(bundle.model, EncoderDecoder | Decoder):
         kind = "encoder-decoder and decoder models"
         raise ConfigError(f"{bundle.path}: --engine ctranslate2 runs {kind}; this is another kind")
-    precision = "int8" if int8 else "float32"
+    precision: Quantization = "int8" if int8 else "float32"
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as folder:
-        write_model(bundle.model, bundle.codec, Path(folder), "int8" if int8 else "float32")
+        try:
+            write_model(bundle.model, bundle.codec, Path(folder), precision)
+        except ConfigError as error:
+            raise ConfigError(f"{bundle.path}: {error}") from None
+        except OSError as error:  # nobody has named this place, and standard output would be blamed
+            raise FolderError(f"{folder}: CTranslate2's weights cannot be written there: {error.strerror}") from None
         # One batch on each core, as in decode/spread.py.
         threads = {"inter_threads": torch.get_num_threads(), "intra_threads": 1}
         opener = ctranslate2.Translator if isinstance(bundle.model, EncoderDecoder) else ctranslate2.Generator

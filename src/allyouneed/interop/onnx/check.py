@@ -32,7 +32,10 @@ class Written:
 
         def opened(name: str) -> Any:
             path = folder / name
-            return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"]) if path.exists() else None
+            if not path.exists():
+                return None
+            # Its bytes: a path may hold what is no text, which onnxruntime does not take.
+            return onnxruntime.InferenceSession(path.read_bytes(), options, ["CPUExecutionProvider"])
 
         self._encoder, self._decoder = opened("encoder.onnx"), opened("decoder.onnx")
 

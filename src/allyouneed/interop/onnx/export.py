@@ -14,7 +14,7 @@ from allyouneed.interop.left_out import without_shortlist
 from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, framed, own_texts, random_rows
+from allyouneed.interop.samples import LONGEST, NO_TEXTS, answering, framed, own_texts, random_rows
 from allyouneed.interop.stages import Tell, silent
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -36,12 +36,12 @@ def export_folder(bundle: Bundle, out: Path, tell: Tell = silent) -> list[str]:
         for name, graph in graphs.items():
             (folder / name).write_bytes(graph.model().SerializeToString())
         texts = own_texts(bundle)
-        tell(0.0, f"our engine answers {len(texts)} texts of the task")
+        tell(0.0, answering(texts))
         notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), tell)
         notes += without_shortlist(bundle, "the graphs give the logits of all words")
         bundle.codec.save(folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
-    return notes if texts else [*notes, "the texts of its task are not here: only random sequences were compared"]
+    return notes if texts else [*notes, NO_TEXTS]
 
 
 def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
@@ -104,6 +104,9 @@ def _program(bundle: Bundle) -> str:
     else:
         prompt = f"[{BOS}] + {ids}" if codec.source is None else f"{text} + [{BOS}]"
         start = f"    state, tokens = {{}}, {prompt}\n{check}"
+    said = 'answer(line.rstrip("\\n"))'
+    if codec.source is not None:
+        said += ' if line.strip() else ""'
     encoder = 'encoder = onnxruntime.InferenceSession("encoder.onnx")\n' if paired else ""
     return f"""import sys
 
@@ -137,5 +140,5 @@ def answer(text, longest=100):
 
 
 for line in sys.stdin:
-    print(answer(line.rstrip("\\n")))
+    print({said})
 """
