@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import uvicorn
 
 from allyouneed.config import parse
 from allyouneed.folder import save_folder
+from allyouneed.models.decoder import Decoder
 from allyouneed.rasp.compiler import compile_file
 from allyouneed.serve import ServeConfig, create_app, open_models
 from allyouneed.serve.backend import Backend
@@ -92,3 +94,14 @@ def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend
         thread.join()
         listener.close()
         torch.set_num_threads(threads)
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every step of a decoder takes so much longer."""
+    advance = Decoder.advance
+
+    def slowly(self: Decoder, *args: Any) -> Any:
+        time.sleep(seconds)
+        return advance(self, *args)
+
+    monkeypatch.setattr(Decoder, "advance", slowly)

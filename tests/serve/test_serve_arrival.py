@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import uvicorn
-from serve_folders import running
+from serve_folders import running, slow_down
 from uvicorn.server import ServerState
 
 from allyouneed.serve.protocol import AHEAD, Protocol
@@ -118,15 +118,7 @@ def test_a_body_that_trickles_in_after_its_answer(hurried: tuple[str, int]) -> N
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose answer takes much longer than a request may."""
-    from allyouneed.models.decoder import Decoder
-
-    advance = Decoder.advance
-
-    def slowly(self: Decoder, *args: Any) -> Any:
-        time.sleep(ARRIVAL / 10)
-        return advance(self, *args)
-
-    monkeypatch.setattr(Decoder, "advance", slowly)
+    slow_down(monkeypatch, ARRIVAL / 10)
 
 
 LONG = {"model": "speaker", "prompt": "to be", "max_tokens": 40, "temperature": 0}

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from serve_folders import running, speaker
+from serve_folders import running, slow_down, speaker
 
 from allyouneed.serve.backend import Backend
 
@@ -55,15 +55,7 @@ def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.soc
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that needs its time for a step, as large ones do."""
-    from allyouneed.models.decoder import Decoder
-
-    advance = Decoder.advance
-
-    def slowly(self: Decoder, *args: Any) -> Any:
-        time.sleep(0.01)
-        return advance(self, *args)
-
-    monkeypatch.setattr(Decoder, "advance", slowly)
+    slow_down(monkeypatch, 0.01)
 
 
 @pytest.mark.usefixtures("slow")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -321,45 +321,44 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
     assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
 
 
-def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(tmp_path: Path) -> None:
+class Beside(Team):
+    """The first of two processes; what the sum of both is, a test says."""
+
+    def __init__(self, sum_of_both: Callable[[list[float]], list[float]]) -> None:
+        super().__init__()
+        self.size, self._sum_of_both = 2, sum_of_both
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        return self._sum_of_both(list(numbers))
+
+    def first(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[Run]:
+    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
+    yield run
+    run.close()
+
+
+def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(begun: Run) -> None:
     """A signal waits while the sum is awaited, and its handler runs before the answer is looked at."""
 
-    class Asked(Team):
-        def sum(self, numbers: Sequence[float]) -> list[float]:
-            run.stop()
-            return list(numbers)  # the other process adds nothing
+    def asked_meanwhile(numbers: list[float]) -> list[float]:
+        begun.stop()
+        return numbers  # the other process adds nothing
 
-        def first(self, work: Callable[[], T]) -> T:
-            return work()
-
-    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
-    try:
-        run.team = Asked("none")
-        run.team.size = 2
-        assert run.has_budget()  # the other one knows nothing of it: both go on
-        with pytest.raises(Interrupted):
-            run.has_budget()
-    finally:
-        run.close()
+    begun.team = Beside(asked_meanwhile)
+    assert begun.has_budget()  # the other one knows nothing of it: both go on
+    with pytest.raises(Interrupted):
+        begun.has_budget()
 
 
-def test_processes_that_agree_to_stop_begin_no_evaluation(tmp_path: Path) -> None:
+def test_processes_that_agree_to_stop_begin_no_evaluation(begun: Run) -> None:
     """Where one process alone is asked (its host goes down), the first would evaluate until that one is killed."""
-
-    class OtherAsked(Team):
-        def sum(self, numbers: Sequence[float]) -> list[float]:
-            return [*numbers[:-1], numbers[-1] + 1]
-
-        def first(self, work: Callable[[], T]) -> T:
-            return work()
-
-    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
-    try:
-        run.team = OtherAsked("none")
-        run.team.size = 2
-        run.spent.steps = 1000  # an evaluation is due
-        with pytest.raises(Interrupted):
-            run.look_up_if_due()
-        assert run.evaluated_at == -1
-    finally:
-        run.close()
+    begun.team = Beside(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
+    begun.spent.steps = 1000  # an evaluation is due
+    with pytest.raises(Interrupted):
+        begun.look_up_if_due()
+    assert begun.evaluated_at == -1

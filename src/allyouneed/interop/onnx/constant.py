@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from allyouneed.interop.onnx.graph import Graph
+from allyouneed.interop.onnx.graph import FLOAT, INT32, Graph
 from allyouneed.mixers.recurrent import Cell, CellKind
 
-FLOAT, INT32 = 1, 6  # TensorProto.FLOAT, TensorProto.INT32
 # ONNX's gates among ours. LSTM: i, o, f, c of i, f, g, o; GRU: z, r, h of r, z, n.
 GATES: dict[CellKind, tuple[int, ...]] = {"rnn": (0,), "lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 OPSET = 20  # Gelu
+FLOAT, INT32 = 1, 6  # TensorProto.FLOAT, TensorProto.INT32: what a Cast is told
 Shape = Sequence[int | str]  # a name is a length that may change from call to call
 
 

@@ -33,7 +33,7 @@ from allyouneed.block import FUNCTIONS, Block, FeedForward
 from allyouneed.errors import ConfigError
 from allyouneed.interop.known import MIXERS, require_known
 from allyouneed.interop.onnx import constant
-from allyouneed.interop.onnx.graph import Graph, Shape
+from allyouneed.interop.onnx.graph import FLOAT, Graph, Shape
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.recurrent import Recurrent
 from allyouneed.mixers.softmax import Softmax
@@ -44,7 +44,6 @@ from allyouneed.models.stack import Embedding, Stack
 from allyouneed.positions import Alibi, Learned, Rotary, ScorePosition, Shaw, T5Bias
 
 TABLE = 2048  # positions of sines and angles
-FLOAT = 1  # TensorProto.FLOAT
 HIDDEN = -1e30  # the score of what may not be read
 KNOWN = MIXERS | {"linear": {"type", "heads", "bias"}, "rnn": {"type"}, "lstm": {"type"}, "gru": {"type"}}
 Kept = dict[str, str]  # what a step needs or gives, by its name outside
