@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from kept import kept
 
+from allyouneed.evaluation.measure import evaluate_held_out
 from allyouneed.folder import load_folder
-from allyouneed.lab.held_out import evaluate_held_out
 from allyouneed.train import load_recipe, train
 from allyouneed.train.evaluate import find_score
 

@@ -16,10 +16,10 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from allyouneed.decode import SearchConfig, translate
+from allyouneed.evaluation.measure import own_data
 from allyouneed.folder import Bundle, load_folder
-from allyouneed.lab.held_out import own_data
-from allyouneed.lab.maps import record_maps
-from allyouneed.lab.pictures import ACCENT, FAINT, INK
+from allyouneed.inspection.maps import record_maps
+from allyouneed.inspection.pictures import ACCENT, FAINT, INK
 from allyouneed.tasks.babi import SEPARATOR, BabiData
 
 matplotlib.use("svg")

@@ -19,9 +19,9 @@ from kept import kept
 
 from allyouneed.decode import translate
 from allyouneed.decode.base import evaluating
+from allyouneed.evaluation.measure import evaluate_held_out, recipe_of
 from allyouneed.folder import load_folder
-from allyouneed.lab.held_out import evaluate_held_out, recipe_of
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.models.show_attend_tell import ShowAttendTell
 from allyouneed.tasks.captioning import CHANNELS, FIRST_CHARACTER, SIDE
 from allyouneed.train import load_recipe, train

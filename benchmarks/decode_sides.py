@@ -25,15 +25,15 @@ from peers import marian
 
 from allyouneed.decode import SearchConfig, search
 from allyouneed.folder import load_folder
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head
 from allyouneed.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
-from allyouneed.models.layout import lay_out_for_prediction
+from allyouneed.shortlist.lexicon import Lexicon
+from allyouneed.shortlist.table import SPECIALS, Shortlist, make_shortlist
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, EOS, PAD
-from allyouneed.tasks.lexicon import Lexicon
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist, make_shortlist
+from allyouneed.text.specials import BOS, EOS, PAD
 
 SIDES = ("ours", "ours int8", "generate", "generate+malloc", "ctranslate2", "ctranslate2 int8")
 LISTED = " shortlist"  # how the names of sides end that use one
@@ -109,7 +109,7 @@ def decoder(name: str, weights: Weights, threads: int) -> Decode:
     model = model_of(weights)
     if name.startswith("ours"):
         shortlist = shortlist_of(weights) if name.endswith(LISTED) else None
-        lay_out_for_prediction(model, int8="int8" in name)
+        optimize_for_inference(model, int8="int8" in name)
         return lambda sources, beam, longest: decode_ours(model, sources, beam, longest, shortlist)
     if name.startswith("ctranslate2"):
         return through_ctranslate2(model, "int8" if name.endswith("int8") else "float32", threads)

@@ -28,7 +28,7 @@ from typing import Any
 
 from decode_sides import EXACT, LISTED, NEVER, SIDES, VOCABULARY, Ids, Request, Side, Weights, shortlist_of
 
-from allyouneed.tasks.base import EOS
+from allyouneed.text.specials import EOS
 
 LONGEST = 24
 STUDENT = "student int8"

@@ -26,7 +26,7 @@ from allyouneed.config import parse
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import MIXERS, Role
 from allyouneed.models.decoder import DecoderConfig
-from allyouneed.models.stack import Stack
+from allyouneed.models.parts.stack import Stack
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
 BLOCK, RANDOM = 64, 3  # of BigBird

@@ -20,7 +20,7 @@ from kept import kept
 from allyouneed import load
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.tasks.bits import CopyBitsConfig, bit_errors
 from allyouneed.train import load_recipe
 

@@ -126,10 +126,10 @@ def serve(options: argparse.Namespace) -> None:
     """One process of an arm."""
     from allyouneed.train import load_recipe
     from allyouneed.train.loop import Run, Silent
-    from allyouneed.train.team import Team
+    from allyouneed.train.process_group import ProcessGroup
 
     recipe = load_recipe(options.recipe, None, [*options.sets, *ARMS[options.serve], "train.log_every=1000000"])
-    team = Team(recipe.train.parallel)
+    team = ProcessGroup(recipe.train.parallel)
     team.join(torch.device("cpu"))
     folder = Path(options.folder)
     folder.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.tasks import BOS, EOS, PAD
+from allyouneed.text.specials import BOS, EOS, PAD
 
 Named = dict[str, Tensor]
 

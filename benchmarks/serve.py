@@ -36,17 +36,17 @@ from pathlib import Path
 import torch
 
 from allyouneed.config import parse
-from allyouneed.decode.running import Row
+from allyouneed.decode.running_batch import Row
 from allyouneed.folder import save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.serve import ServeConfig, open_models
-from allyouneed.serve.lane import Lane
+from allyouneed.serve.decode_worker import DecodeWorker
 from allyouneed.serve.run import serve
 from allyouneed.serve.worker import Ticket
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import EOS
-from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import EOS
+from allyouneed.text.tokenizer import of_symbols
 from allyouneed.train import Recipe
 
 MODES = ("continuous", "static", "one")
@@ -71,12 +71,12 @@ def run_server(mode: str, folder: str, batch: int) -> None:
     """One of the servers, until a signal comes."""
     keep_freed_memory()
     if mode == "static":
-        admitted = Lane._admitted
+        admitted = DecodeWorker._admitted
 
-        def admitted_to_empty(self: Lane) -> list[tuple[Ticket, Row]]:
+        def admitted_to_empty(self: DecodeWorker) -> list[tuple[Ticket, Row]]:
             return [] if self.owner else admitted(self)
 
-        Lane._admitted = admitted_to_empty  # type: ignore[method-assign]
+        DecodeWorker._admitted = admitted_to_empty  # type: ignore[method-assign]
     config = ServeConfig(port=0, batch=1 if mode == "one" else batch, queue=1024, deadline=600)
     serve(config, open_models([f"model={folder}"]))
 

@@ -204,7 +204,7 @@ class Arm:
         import torch
         from torch.nn import functional as F
 
-        from allyouneed.tasks import PAD
+        from allyouneed.text.specials import PAD
 
         source, inputs, outputs = batch.source_BS, batch.input_BT, batch.output_BT
         if self.name.startswith("torch.nn"):

@@ -22,11 +22,11 @@ class Spy(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: Any = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, Any]:
-        self.given = {"x": x_BTD, "valid": valid_BT, "memory": memory}
+        self.given = {"x": x_BTD, "valid": mask_BT, "memory": memory}
         return 2 * x_BTD, (state or 0) + 1
 
 
@@ -105,9 +105,9 @@ def test_feedforward_matrices_start_as_glorot_wants_them(activation: Any) -> Non
 def test_everything_reaches_its_mixer() -> None:
     net, x = block("pre", crossed=True), torch.randn(2, 5, WIDTH, dtype=torch.float64)
     valid, memory = torch.ones(2, 5, dtype=torch.bool), Memory(torch.randn(2, 4, WIDTH, dtype=torch.float64))
-    _, state = net(x, valid_BT=valid, memory=memory)
+    _, state = net(x, mask_BT=valid, memory=memory)
     assert (state.mixer, state.cross) == (1, 1)
-    _, state = net(x, valid_BT=valid, memory=memory, state=state)
+    _, state = net(x, mask_BT=valid, memory=memory, state=state)
     assert (state.mixer, state.cross) == (2, 2)
     assert isinstance(net.mixer, Spy)
     assert isinstance(net.cross, Spy)

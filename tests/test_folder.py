@@ -23,11 +23,11 @@ from allyouneed.mixers.xl import XLConfig
 from allyouneed.models import MODELS, Model
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.positions import NoPositionConfig
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.sizes import Sizes
 from allyouneed.storage import new_folder
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.shortlist import Shortlist
-from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import of_symbols
 
 CHARACTERS = of_symbols("abc", "characters")
 WORDS = of_symbols(["ein", "zwei", "drei"], "words")

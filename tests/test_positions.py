@@ -83,10 +83,10 @@ def test_a_sequence_beyond_the_learned_table_is_a_clear_error() -> None:
 def test_offsets_come_from_the_state(positions: str) -> None:
     """Token by token, with rows that begin at different places, equals each row alone and whole."""
     model, tokens_BT = decoder(positions), torch.randint(11, (2, 9))
-    valid_BT = torch.ones(2, 4, dtype=torch.bool)
-    valid_BT[1, :2] = False  # the second row is shorter: padded on the left
+    mask_BT = torch.ones(2, 4, dtype=torch.bool)
+    mask_BT[1, :2] = False  # the second row is shorter: padded on the left
     with torch.no_grad():
-        _, state = model.step(tokens_BT[:, :4], model.start(), valid_BT)
+        _, state = model.step(tokens_BT[:, :4], model.start(), mask_BT)
         pieces = []
         for t in range(4, 9):
             logits_BTV, state = model.step(tokens_BT[:, t : t + 1], state)

@@ -124,12 +124,12 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         memory: Memory | None = None,
         state: BlockState | None = None,
     ) -> tuple[Tensor, BlockState]:
         """The block's output for the new positions, and the state that the next ones need."""
-        return self._run(x_BTD, partial(self.mixer, valid_BT=valid_BT), self.cross, memory, state, self.feedforward)
+        return self._run(x_BTD, partial(self.mixer, mask_BT=mask_BT), self.cross, memory, state, self.feedforward)
 
     def advance(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
         """The same for one new position of each row."""

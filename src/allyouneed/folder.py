@@ -31,6 +31,7 @@ from allyouneed import __version__
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
+from allyouneed.shortlist.table import Shortlist, read_shortlist
 from allyouneed.sizes import Sizes
 from allyouneed.storage import (
     LARGEST_TENSORS,
@@ -43,8 +44,7 @@ from allyouneed.storage import (
     write_tensors,
 )
 from allyouneed.tasks.base import FIRST_CLASS
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.shortlist import Shortlist, read_shortlist
+from allyouneed.text.codec import Codec
 
 CONFIG, WEIGHTS, CARD, SHORTLIST = "config.json", "model.safetensors", "README.md", "shortlist.safetensors"
 FORMAT: Final = 1
@@ -260,7 +260,7 @@ def _read_shortlist(sealed: Sealed, codec: Codec, targets: int) -> Shortlist | N
     return read_shortlist(sealed.read_tensors(SHORTLIST), codec.source.size, targets, sealed.path / SHORTLIST)
 
 
-class Room(TorchFunctionMode):
+class SizeGuard(TorchFunctionMode):
     """Stops the building of a model that is too large: a small config can ask for terabytes, or a billion layers."""
 
     def __init__(self, tensors: int, numbers: int, than: str) -> None:
@@ -278,11 +278,11 @@ class Room(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def room_for(weights: Mapping[str, Tensor]) -> Room:
-    """Room for a model with such weights."""
+def room_for(weights: Mapping[str, Tensor]) -> SizeGuard:
+    """SizeGuard for a model with such weights."""
     # A model may hold masks and tables beside its weights, and a draw may need a second tensor.
     numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
-    return Room(4 * len(weights) + 256, numbers, f"the weights in {WEIGHTS}")
+    return SizeGuard(4 * len(weights) + 256, numbers, f"the weights in {WEIGHTS}")
 
 
 def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import allyouneed.cli
-import allyouneed.lab.compare_page
-import allyouneed.lab.held_out
-import allyouneed.lab.maps
+import allyouneed.evaluation.measure
+import allyouneed.inspection.maps
+import allyouneed.lab.compare.page
 import allyouneed.train
 
 

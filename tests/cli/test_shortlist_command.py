@@ -14,10 +14,11 @@ from num2words import num2words
 from allyouneed.cli.shortlist import command
 from allyouneed.errors import StorageError
 from allyouneed.folder import Bundle, add_shortlist, load_folder
-from allyouneed.lab import shortlist as lab_shortlist
+from allyouneed.shortlist import build as lab_shortlist
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.storage import is_locked, lock
-from allyouneed.tasks.base import EOS, PAD, Batch
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.tasks.base import Batch
+from allyouneed.text.specials import EOS, PAD
 
 
 @pytest.fixture(scope="module")

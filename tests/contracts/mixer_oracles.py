@@ -21,9 +21,9 @@ from allyouneed.mixers.local import Local, LocalConfig
 from allyouneed.mixers.longformer import Longformer
 from allyouneed.mixers.memory_compressed import MemoryCompressed
 from allyouneed.mixers.naive import attend_by_loops, scaled_dot_product_by_loops
-from allyouneed.mixers.patterned import Patterned
+from allyouneed.mixers.parts.patterned import Patterned
+from allyouneed.mixers.parts.projections import Projections
 from allyouneed.mixers.performer import Performer
-from allyouneed.mixers.projections import Projections
 from allyouneed.mixers.recurrent import Cell, Recurrent
 from allyouneed.mixers.reformer import Reformer
 from allyouneed.mixers.softmax import Softmax

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allyouneed.decode.base import pad_left, pad_right
 from allyouneed.mixers import MixerConfig, select_rows
-from allyouneed.mixers.state import join_rows
+from allyouneed.mixers.parts.state import join_rows
 from allyouneed.models import Model
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig

@@ -232,7 +232,7 @@ few = settings(max_examples=10)
 def run(mixer: Mixer, x_BTD: Tensor, read: "Read") -> tuple[Tensor, State]:
     """The mixer on whole sequences: a self mixer reads `x`, a cross mixer the memory; validity is of what is read."""
     if read.memory_BSD is None:
-        return mixer(x_BTD, valid_BT=read.valid)
+        return mixer(x_BTD, mask_BT=read.valid)
     return mixer(x_BTD, memory=Memory(read.memory_BSD, read.valid))
 
 
@@ -267,19 +267,19 @@ def test_equals_its_oracle(case: Case, padded: bool) -> None:
     mixer = case.build()
     x_BTD, memory_BSD = inputs(case, T=5, S=4)
     read_length = x_BTD.shape[1] if memory_BSD is None else memory_BSD.shape[1]
-    valid_BS = torch.ones(2, read_length, dtype=torch.bool)
+    mask_BS = torch.ones(2, read_length, dtype=torch.bool)
     if padded:
-        valid_BS[0, 0] = valid_BS[1, 2:4] = False
-    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, valid_BS if padded else None))
+        mask_BS[0, 0] = mask_BS[1, 2:4] = False
+    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, mask_BS if padded else None))
     assert y_BTD.shape == x_BTD.shape
 
     rows = []
     for b in range(2):
         memory_SD = None if memory_BSD is None else memory_BSD[b]
-        reading = Reading(case.role, case.position, valid_BS[b].tolist(), memory_SD)
+        reading = Reading(case.role, case.position, mask_BS[b].tolist(), memory_SD)
         rows.append(ORACLES[case.name].run(mixer, x_BTD[b], reading))
     # What a padded position itself gives is of no interest to anybody.
-    counts = valid_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
+    counts = mask_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
     sources = [x for x in (x_BTD, memory_BSD, *mixer.parameters()) if x is not None]
     _assert_close_with_gradients(y_BTD[counts], torch.stack(rows)[counts], sources, ORACLES[case.name].tolerance)
 
@@ -359,19 +359,17 @@ def test_any_chunking_equals_the_whole(case: Case, seed: int, chunks: list[int],
     torch.manual_seed(seed)
     mixer, length = case.build(), sum(chunks)
     x_BTD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=gradients)
-    valid_BT = torch.rand(2, length) < 0.7 if padded else None
+    mask_BT = torch.rand(2, length) < 0.7 if padded else None
     with torch.set_grad_enabled(gradients):
-        whole_BTD, _ = mixer(x_BTD, valid_BT=valid_BT)
+        whole_BTD, _ = mixer(x_BTD, mask_BT=mask_BT)
         pieces, state = [], None
         starts = [sum(chunks[:i]) for i in range(len(chunks))]
         for start, size in zip(starts, chunks, strict=True):
             now = slice(start, start + size)
-            piece_BTD, state = mixer(
-                x_BTD[:, now], valid_BT=None if valid_BT is None else valid_BT[:, now], state=state
-            )
+            piece_BTD, state = mixer(x_BTD[:, now], mask_BT=None if mask_BT is None else mask_BT[:, now], state=state)
             pieces.append(piece_BTD)
     chunked_BTD = torch.cat(pieces, dim=1)
-    counts = torch.ones(2, length, dtype=torch.bool) if valid_BT is None else valid_BT
+    counts = torch.ones(2, length, dtype=torch.bool) if mask_BT is None else mask_BT
     torch.testing.assert_close(chunked_BTD[counts], whole_BTD[counts], rtol=1e-10, atol=1e-10)
     if gradients and counts.any():
         sources = [x_BTD, *mixer.parameters()]
@@ -392,8 +390,8 @@ def test_advancing_by_single_positions_equals_the_whole(case: Case, padded: bool
             whole_BTD, _ = mixer(x_BTD, memory=memory)
         elif valid is not None:
             begin = 5
-            whole_BTD, _ = mixer(x_BTD, valid_BT=torch.cat([valid, torch.ones_like(valid[:, :4])], dim=1))
-            _, state = mixer(x_BTD[:, :begin], valid_BT=valid)
+            whole_BTD, _ = mixer(x_BTD, mask_BT=torch.cat([valid, torch.ones_like(valid[:, :4])], dim=1))
+            _, state = mixer(x_BTD[:, :begin], mask_BT=valid)
         else:
             whole_BTD, _ = mixer(x_BTD)
         for t in range(begin, 9):
@@ -421,10 +419,10 @@ def test_states_are_values(case: Case, gradients: bool) -> None:
 # Clause 3: padding (wherever it stands) and the other rows of a batch change nothing; a padded row gives no NaN.
 
 
-def scatter(x_BTD: Tensor, valid_BS: Tensor) -> Tensor:
+def scatter(x_BTD: Tensor, mask_BS: Tensor) -> Tensor:
     """Large garbage with the vectors of `x` at the real slots."""
-    wide_BSD = torch.randn(*valid_BS.shape, WIDTH, dtype=torch.float64) * 100
-    wide_BSD[valid_BS] = x_BTD.flatten(0, 1)
+    wide_BSD = torch.randn(*mask_BS.shape, WIDTH, dtype=torch.float64) * 100
+    wide_BSD[mask_BS] = x_BTD.flatten(0, 1)
     return wide_BSD
 
 
@@ -438,11 +436,11 @@ def masks(rows: int, real: int, extra: int) -> Tensor:
 @given(seed=seeds, real=st.integers(1, 6), extra=st.integers(1, 4))
 def test_padding_anywhere_changes_nothing(case: Case, seed: int, real: int, extra: int) -> None:
     torch.manual_seed(seed)
-    mixer, x_BTD, valid_BS = case.build(), torch.randn(3, real, WIDTH, dtype=torch.float64), masks(3, real, extra)
+    mixer, x_BTD, mask_BS = case.build(), torch.randn(3, real, WIDTH, dtype=torch.float64), masks(3, real, extra)
     with torch.no_grad():
         bare_BTD, _ = mixer(x_BTD)
-        padded_BSD, _ = mixer(scatter(x_BTD, valid_BS), valid_BT=valid_BS)
-    torch.testing.assert_close(padded_BSD[valid_BS], bare_BTD.flatten(0, 1), rtol=1e-10, atol=1e-10)
+        padded_BSD, _ = mixer(scatter(x_BTD, mask_BS), mask_BT=mask_BS)
+    torch.testing.assert_close(padded_BSD[mask_BS], bare_BTD.flatten(0, 1), rtol=1e-10, atol=1e-10)
 
 
 @cross_cases
@@ -450,11 +448,11 @@ def test_padding_anywhere_changes_nothing(case: Case, seed: int, real: int, extr
 @given(seed=seeds, real=st.integers(1, 6), extra=st.integers(1, 4))
 def test_padding_of_a_memory_changes_nothing(case: Case, seed: int, real: int, extra: int) -> None:
     torch.manual_seed(seed)
-    mixer, x_BTD, valid_BS = case.build(), torch.randn(3, 4, WIDTH, dtype=torch.float64), masks(3, real, extra)
+    mixer, x_BTD, mask_BS = case.build(), torch.randn(3, 4, WIDTH, dtype=torch.float64), masks(3, real, extra)
     memory_BSD = torch.randn(3, real, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         bare_BTD, _ = mixer(x_BTD, memory=Memory(memory_BSD))
-        padded_BTD, _ = mixer(x_BTD, memory=Memory(scatter(memory_BSD, valid_BS), valid_BS))
+        padded_BTD, _ = mixer(x_BTD, memory=Memory(scatter(memory_BSD, mask_BS), mask_BS))
     torch.testing.assert_close(padded_BTD, bare_BTD, rtol=1e-10, atol=1e-10)
 
 

@@ -19,9 +19,9 @@ from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, score, search
 from allyouneed.mixers import select_rows
 from allyouneed.models import MODELS, Model
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import EOS
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.text.specials import EOS
 
 SOURCE, TARGET = 11, 13  # ids
 
@@ -112,11 +112,11 @@ def texts(B: int = 3, S: int = 5, T: int = 7) -> tuple[Tensor, Tensor]:
     return torch.randint(4, SOURCE, (B, S)), torch.randint(4, TARGET, (B, T))
 
 
-def answer(model: Model, source_BS: Tensor, target_BT: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+def answer(model: Model, source_BS: Tensor, target_BT: Tensor, mask_BS: Tensor | None = None) -> Tensor:
     """Logits for every token of the target, or for the classes."""
     if model.kind == "encoder":
-        return model.classify(source_BS, valid_BS)
-    return model.step(target_BT, model.condition(source_BS, valid_BS))[0]
+        return model.classify(source_BS, mask_BS)
+    return model.step(target_BT, model.condition(source_BS, mask_BS))[0]
 
 
 def assert_close(one: Tensor, two: Tensor) -> None:
@@ -163,11 +163,11 @@ def test_padding_of_sources_and_other_rows_change_nothing(case: Case, seed: int)
     torch.manual_seed(seed)
     model, (source_BS, target_BT) = case.build(), texts()
     length_B = torch.randint(1, 6, (3,))
-    valid_BN = torch.arange(8) < length_B[:, None]
+    mask_BN = torch.arange(8) < length_B[:, None]
     padded_BN = torch.randint(SOURCE, (3, 8))
     padded_BN[:, :5] = source_BS
     with torch.no_grad():
-        together = answer(model, padded_BN, target_BT, valid_BN)
+        together = answer(model, padded_BN, target_BT, mask_BN)
         for row, length in enumerate(length_B.tolist()):
             here = slice(row, row + 1)
             assert_close(answer(model, source_BS[here, :length], target_BT[here]), together[here])

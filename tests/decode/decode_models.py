@@ -14,7 +14,7 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.positions import PositionConfig
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, EOS, PAD
+from allyouneed.text.specials import BOS, EOS, PAD
 
 HEADS2 = {"type": "softmax", "heads": 2}
 KINDS = ("encoder-decoder", "decoder", "gru")
@@ -39,16 +39,16 @@ class GruModel(Model):
         self.cell = nn.GRUCell(width, width)
         self.head = Head(nn.Parameter(torch.randn(vocabulary, width)), bias=True)
 
-    def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> GruState:
+    def condition(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> GruState:
         zero_BD = self.head.weight_VD.new_zeros(source_BS.shape[0], self.cell.hidden_size)
-        return GruState(self.hidden(source_BS, GruState(((zero_BD,),)), valid_BS)[1].layers)
+        return GruState(self.hidden(source_BS, GruState(((zero_BD,),)), mask_BS)[1].layers)
 
-    def hidden(self, tokens_BT: Tensor, state: GruState, valid_BT: Tensor | None = None) -> tuple[Tensor, GruState]:
+    def hidden(self, tokens_BT: Tensor, state: GruState, mask_BT: Tensor | None = None) -> tuple[Tensor, GruState]:
         ((h_BD,),) = state.layers
         outputs = []
         for t in range(tokens_BT.shape[1]):
             new_BD = self.cell(self.embedding(tokens_BT[:, t]), h_BD)
-            h_BD = new_BD if valid_BT is None else torch.where(valid_BT[:, t, None], new_BD, h_BD)
+            h_BD = new_BD if mask_BT is None else torch.where(mask_BT[:, t, None], new_BD, h_BD)
             outputs.append(h_BD)
         return torch.stack(outputs, dim=1), GruState(((h_BD,),), state.steps + tokens_BT.shape[1])
 
@@ -80,8 +80,8 @@ def next_logprobs(model: Model, source: Sequence[int], prefixes: Sequence[Sequen
     was = model.training
     model.eval()
     source_BS = torch.tensor([list(source) or [PAD]] * len(prefixes))
-    valid_BS = None if source else torch.zeros_like(source_BS, dtype=torch.bool)  # empty: all of it is padding
-    state = model.condition(source_BS, valid_BS)
+    mask_BS = None if source else torch.zeros_like(source_BS, dtype=torch.bool)  # empty: all of it is padding
+    state = model.condition(source_BS, mask_BS)
     logits_BTV, _ = model.step(torch.tensor([[BOS, *prefix] for prefix in prefixes]), state)
     model.train(was)
     rows: list[list[float]] = logits_BTV[:, -1].log_softmax(dim=-1).tolist()

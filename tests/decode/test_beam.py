@@ -11,11 +11,11 @@ from allyouneed.config import parse
 from allyouneed.decode import Hypothesis, SearchConfig, score, search
 from allyouneed.decode.base import pack
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.past import CrossState
+from allyouneed.mixers.parts.kv_cache import CrossState
 from allyouneed.models.encoder import EncoderConfig
-from allyouneed.models.stack import StackState
+from allyouneed.models.parts.stack import StackState
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import EOS
+from allyouneed.text.specials import EOS
 
 kinds = st.sampled_from(KINDS)
 seeds = st.integers(0, 10**6)

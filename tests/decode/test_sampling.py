@@ -11,7 +11,7 @@ from allyouneed.config import parse
 from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, sample, score, search, stream
 from allyouneed.decode.sample import kept
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.tasks.base import BOS, EOS, PAD
+from allyouneed.text.specials import BOS, EOS, PAD
 
 
 def plain_kept(logits: list[float], config: SampleConfig) -> dict[int, float]:

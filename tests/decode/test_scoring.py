@@ -6,7 +6,7 @@ from decode_models import KINDS, exhaustive, make_model, next_logprobs
 
 from allyouneed.decode import score
 from allyouneed.errors import ConfigError
-from allyouneed.tasks.base import EOS
+from allyouneed.text.specials import EOS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,8 +19,8 @@ import torch
 from allyouneed.config import override, parse, read_recipe, to_toml
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.storage import _parse_manifest, parse_tensors
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.tokenizer import Kind, Tokenizer, TokenizerConfig, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import Kind, Tokenizer, TokenizerConfig, train
 from allyouneed.train.recipe import Recipe
 
 WHERE = Path("file")

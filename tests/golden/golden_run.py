@@ -32,9 +32,9 @@ def losses(name: str) -> list[float]:
     for _ in range(STEPS):
         tokens_BT = torch.randint(VOCABULARY, (BATCH, 1)) + torch.arange(LENGTH + 1)  # counting, from anywhere
         tokens_BT %= VOCABULARY
-        valid_BT = torch.arange(LENGTH) < torch.randint(5, LENGTH + 1, (BATCH, 1))
-        logits_BTV, _ = model.step(tokens_BT[:, :-1], model.start(), valid_BT)
-        loss = F.cross_entropy(logits_BTV[valid_BT], tokens_BT[:, 1:][valid_BT])
+        mask_BT = torch.arange(LENGTH) < torch.randint(5, LENGTH + 1, (BATCH, 1))
+        logits_BTV, _ = model.step(tokens_BT[:, :-1], model.start(), mask_BT)
+        loss = F.cross_entropy(logits_BTV[mask_BT], tokens_BT[:, 1:][mask_BT])
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

@@ -16,9 +16,9 @@ from allyouneed.models import Model
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import BOS, EOS, PAD
-from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS, PAD
+from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
 POSITIONS: list[Any] = [

@@ -15,7 +15,7 @@ from allyouneed.errors import ConfigError, DataError, FolderError
 from allyouneed.interop.ctranslate2 import opened
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine, Try, settled
 from allyouneed.models.seq2seq import Seq2SeqConfig
-from allyouneed.tasks import Codec
+from allyouneed.text.codec import Codec
 
 pytestmark = pytest.mark.no_shapes
 TEXTS = [

@@ -18,7 +18,7 @@ from allyouneed.interop.ctranslate2.check import check_folder
 from allyouneed.interop.ctranslate2.export import export_folder, prompts_of
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
+from allyouneed.text.codec import Codec
 
 pytestmark = pytest.mark.no_shapes
 ALIBI = [{"positions": {"type": "alibi"}}, {"positions": {"type": "alibi", "interleaved": True}, "mixer": {"heads": 3}}]

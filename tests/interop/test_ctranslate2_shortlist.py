@@ -18,8 +18,8 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2 import export, vmap
 from allyouneed.interop.ctranslate2.export import export_folder
 from allyouneed.interop.ctranslate2.files import NEVER_SAID, names_of
-from allyouneed.tasks.base import EOS
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist
+from allyouneed.shortlist.table import SPECIALS, Shortlist
+from allyouneed.text.specials import EOS
 
 pytestmark = pytest.mark.no_shapes
 

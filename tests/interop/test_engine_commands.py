@@ -18,8 +18,8 @@ from allyouneed.folder import save_folder
 from allyouneed.serve import ServeConfig, open_models
 from allyouneed.serve.backend import Backend
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
-from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import of_symbols
 from allyouneed.train import Recipe
 
 pytestmark = [

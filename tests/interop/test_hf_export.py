@@ -17,11 +17,11 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import import_folder, read_folder
 from allyouneed.models import MODELS, Model
+from allyouneed.shortlist.table import SPECIALS, Shortlist
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec, TokenizerConfig
-from allyouneed.tasks.base import BOS, EOS
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist
-from allyouneed.tasks.tokenizer import train
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS
+from allyouneed.text.tokenizer import TokenizerConfig, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.interop.hf.load import Imported, read_folder
-from allyouneed.models.layout import lay_out_for_prediction
-from allyouneed.tasks.base import BOS, EOS
+from allyouneed.text.specials import BOS, EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -72,22 +72,22 @@ def test_encoder_decoders(tmp_path: Path, make: Maker) -> None:
         assert to_theirs(read, ids) == whole
     longest = max(map(len, sources))
     source_BS = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sources])
-    valid_BS = torch.tensor([[n < len(ids) for n in range(longest)] for ids in sources])
+    mask_BS = torch.tensor([[n < len(ids) for n in range(longest)] for ids in sources])
     target_BT = torch.tensor(
         [[BOS, *read.codec.encode_target(text)[:6]] for text in ["the cat and", "a dog ran", "number 42"]]
     )
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
         ours_model, their_model = read.model.to(dtype), theirs.to(dtype)
         with torch.no_grad():
-            state = ours_model.condition(source_BS, valid_BS)
+            state = ours_model.condition(source_BS, mask_BS)
             ours = ours_model.step(target_BT, state)[0]
             right = their_model(
                 input_ids=torch.tensor([to_theirs(read, row) for row in source_BS.tolist()]),
-                attention_mask=valid_BS.long(),
+                attention_mask=mask_BS.long(),
                 decoder_input_ids=torch.tensor([to_theirs(read, row) for row in target_BT.tolist()]),
             ).logits
         same_logits(read, ours, right, tolerance if dtype is torch.float32 else float64_tolerance(theirs))
-    same_searches(read, theirs, source_BS, valid_BS, sources)
+    same_searches(read, theirs, source_BS, mask_BS, sources)
 
 
 def float64_tolerance(theirs: Any) -> float:
@@ -103,13 +103,13 @@ def unsaid(theirs: Any) -> list[list[int]] | None:
     return [[number] for number in sorted(never)] or None
 
 
-def same_searches(read: Imported, theirs: Any, source_BS: Tensor, valid_BS: Tensor, sources: list[list[int]]) -> None:
+def same_searches(read: Imported, theirs: Any, source_BS: Tensor, mask_BS: Tensor, sources: list[list[int]]) -> None:
     """Greedy and beam search find the same, in float64 (a tie in float32 is nobody's fault)."""
     for beam in (1, 4):
         found = search(read.model, sources, SearchConfig(beam=beam, length_penalty=0.0, max_length=12))
         right = theirs.generate(
             input_ids=torch.tensor([to_theirs(read, row) for row in source_BS.tolist()]),
-            attention_mask=valid_BS.long(),
+            attention_mask=mask_BS.long(),
             num_beams=beam,
             length_penalty=0.0,
             max_new_tokens=12,
@@ -157,7 +157,7 @@ def laid_out(read: Imported, rows: list[list[int]]) -> None:
     ids_BT = torch.tensor([row[: min(map(len, rows))] for row in rows])
     with torch.inference_mode():
         right, _ = model.step(ids_BT, model.start())
-        lay_out_for_prediction(model)
+        optimize_for_inference(model)
         state, logits = model.start(), right
         for token_B in ids_BT.T:
             logits, state = model.advance(token_B, state)

@@ -41,15 +41,15 @@ def test_sentences_have_the_vectors_of_theirs(tmp_path: Path) -> None:
     batch = transformers.AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
     sources = bundle.codec.encode_sources(TEXTS)
     numbers = [[read.vocabulary.rows.theirs[number] for number in ids] for ids in sources]
-    valid_BS = batch.attention_mask.bool()
-    assert [row[real].tolist() for row, real in zip(batch.input_ids, valid_BS, strict=True)] == numbers
-    ids_BS = torch.tensor([[*ids, *[0] * (valid_BS.shape[1] - len(ids))] for ids in sources])
+    mask_BS = batch.attention_mask.bool()
+    assert [row[real].tolist() for row, real in zip(batch.input_ids, mask_BS, strict=True)] == numbers
+    ids_BS = torch.tensor([[*ids, *[0] * (mask_BS.shape[1] - len(ids))] for ids in sources])
     with torch.no_grad():
-        x_BSD = model.encode(ids_BS, valid_BS).x_BSD
+        x_BSD = model.encode(ids_BS, mask_BS).x_BSD
         right = theirs(**batch)
-        pooled = model.pooled(ids_BS, valid_BS)
-    torch.testing.assert_close(x_BSD[valid_BS], right.last_hidden_state[valid_BS], rtol=0, atol=1e-5)
+        pooled = model.pooled(ids_BS, mask_BS)
+    torch.testing.assert_close(x_BSD[mask_BS], right.last_hidden_state[mask_BS], rtol=0, atol=1e-5)
     torch.testing.assert_close(pooled, right.pooler_output, rtol=0, atol=1e-5)
-    mean_BD = torch.stack([x_SD[real].mean(dim=0) for x_SD, real in zip(x_BSD, valid_BS, strict=True)])
+    mean_BD = torch.stack([x_SD[real].mean(dim=0) for x_SD, real in zip(x_BSD, mask_BS, strict=True)])
     alike = torch.nn.functional.normalize(mean_BD) @ torch.nn.functional.normalize(mean_BD).T
     assert alike[0, 1] > 0.4 > 0.1 > alike[0, 2]

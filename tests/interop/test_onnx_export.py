@@ -20,10 +20,10 @@ from allyouneed.interop.onnx.check import Written
 from allyouneed.interop.onnx.export import export_folder
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
+from allyouneed.shortlist.table import SPECIALS, Shortlist
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import BOS
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS
 
 pytestmark = pytest.mark.no_shapes
 MORE: list[dict[str, Any]] = [

@@ -19,13 +19,13 @@ from allyouneed import kernels
 from allyouneed.decode import SearchConfig, search
 from allyouneed.decode.base import FIRST_WORD
 from allyouneed.errors import ConfigError
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.kernels import LinesInt8, OutputLists
 from allyouneed.mixers.lookup import soft_lookup
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.positions import AlibiConfig, RotaryConfig, ShawConfig, T5Config
 from allyouneed.sizes import Sizes
 
@@ -263,7 +263,7 @@ def test_models_say_the_same(number: int, beam: int, monkeypatch: pytest.MonkeyP
         patch.setattr(kernels, "_library", lambda: None)
         right = search(models()[number], sources, config)
     model = models()[number]
-    lay_out_for_prediction(model)
+    optimize_for_inference(model)
     for said in (search(models()[number], sources, config), search(model, sources, config)):
         for one, two in zip(said, right, strict=True):
             assert [found.ids for found in one] == [found.ids for found in two]
@@ -273,7 +273,7 @@ def test_models_say_the_same(number: int, beam: int, monkeypatch: pytest.MonkeyP
 def test_models_in_bytes_are_near() -> None:
     for number in range(7):
         model, right = models()[number], models()[number]
-        lay_out_for_prediction(model, int8=True)
+        optimize_for_inference(model, int8=True)
         ids_BT = torch.tensor([[1, 5, 6, 7, 8]])
         states = [one.condition(torch.tensor([[9, 8, 2]])) for one in (model, right)]
         near, far = (one.step(ids_BT, state)[0] for one, state in zip((model, right), states, strict=True))
@@ -283,7 +283,7 @@ def test_models_in_bytes_are_near() -> None:
 def test_bytes_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_library", lambda: None)
     with pytest.raises(ConfigError, match="C compiler"):
-        lay_out_for_prediction(models()[0], int8=True)
+        optimize_for_inference(models()[0], int8=True)
 
 
 def test_gradients_and_other_numbers_are_left_to_torch() -> None:
@@ -325,7 +325,7 @@ def test_compiled_once_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.M
 
 def laid_out(number: int = 0, int8: bool = False) -> Model:
     model = models()[number]
-    lay_out_for_prediction(model, int8)
+    optimize_for_inference(model, int8)
     return model
 
 
@@ -342,9 +342,9 @@ def test_rows_that_do_not_fit_a_state_are_refused() -> None:
 
 def test_masks_may_lie_anyhow() -> None:
     model, source_BS = laid_out(), torch.tensor([[5, 6, 7, 2], [7, 8, 2, 0]])
-    valid_BS = source_BS != 0
+    dense_BS = source_BS != 0
     said = []
-    for mask_BS in (valid_BS, valid_BS.T.contiguous().T):
+    for mask_BS in (dense_BS, dense_BS.T.contiguous().T):
         _, state = model.advance(torch.tensor([1, 1]), model.condition(source_BS, mask_BS))
         said.append(model.advance(torch.tensor([5, 6]), state)[0])
     assert_close(said[0], said[1])
@@ -354,7 +354,7 @@ def test_masks_may_lie_anyhow() -> None:
 def test_what_is_no_number_is_not_hidden(int8: bool) -> None:
     model = models()[0]
     model.decoder.blocks[1].feedforward.inner.weight[3] = math.nan
-    lay_out_for_prediction(model, int8)
+    optimize_for_inference(model, int8)
     _, state = model.advance(torch.tensor([1]), model.condition(torch.tensor([[5, 6, 2]])))
     assert model.advance(torch.tensor([5]), state)[0].isnan().all()
     assert kernels.PackedInt8(torch.ones(2, 3), None).project(torch.tensor([[1.0, math.nan, 0.0]])).isnan().all()

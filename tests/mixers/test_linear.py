@@ -19,10 +19,10 @@ def test_segments_do_not_show(
 ) -> None:
     mixer = config.build(8).double()
     x_BTD = torch.randn(2, length, 8, dtype=torch.float64)
-    valid_BT = torch.rand(2, length) < 0.7
-    whole = [mixer(x_BTD)[0], mixer(x_BTD, valid_BT=valid_BT)[0][valid_BT]]
+    mask_BT = torch.rand(2, length) < 0.7
+    whole = [mixer(x_BTD)[0], mixer(x_BTD, mask_BT=mask_BT)[0][mask_BT]]
     monkeypatch.setattr(module, "SEGMENT", 16)
-    torch.testing.assert_close([mixer(x_BTD)[0], mixer(x_BTD, valid_BT=valid_BT)[0][valid_BT]], whole)
+    torch.testing.assert_close([mixer(x_BTD)[0], mixer(x_BTD, mask_BT=mask_BT)[0][mask_BT]], whole)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         mixer(x_BTD[:1])
     assert config.cost(length, 8).flops == counter.get_total_flops()

@@ -25,8 +25,8 @@ def test_longer_than_its_projection_is_a_clear_error() -> None:
     config = LinformerConfig(heads=1, slots=2, max_length=5)
     with pytest.raises(DataError, match=r"a sequence of 6 tokens, .* ends at 5; .* larger mixer.max_length"):
         config.build(4)(torch.randn(1, 6, 4))
-    valid_BS = torch.tensor([[True, False, True, True, True, True, True]])
+    mask_BS = torch.tensor([[True, False, True, True, True, True, True]])
     with pytest.raises(DataError, match="6 tokens"):
-        config.build(4, role="cross")(torch.randn(1, 1, 4), memory=Memory(torch.randn(1, 7, 4), valid_BS))
-    shorter, _ = config.build(4)(torch.randn(1, 7, 4), valid_BT=valid_BS.clone().logical_and(torch.arange(7) != 3))
+        config.build(4, role="cross")(torch.randn(1, 1, 4), memory=Memory(torch.randn(1, 7, 4), mask_BS))
+    shorter, _ = config.build(4)(torch.randn(1, 7, 4), mask_BT=mask_BS.clone().logical_and(torch.arange(7) != 3))
     assert shorter.shape == (1, 7, 4)  # padding does not count

@@ -64,11 +64,11 @@ def test_the_size_of_a_block_changes_nothing(position: str, padded: bool, monkey
     """Padded rows and biases, whose blocks are computed twice in training, forward and gradient."""
     mixer = build(3, position=position)
     x_BTD = torch.randn(3, 41, 12, dtype=torch.float64, requires_grad=True)
-    valid_BT = torch.rand(3, 41) < 0.7 if padded else None
-    whole, _ = mixer(x_BTD, valid_BT=valid_BT)
+    mask_BT = torch.rand(3, 41) < 0.7 if padded else None
+    whole, _ = mixer(x_BTD, mask_BT=mask_BT)
     monkeypatch.setattr(memory_compressed, "BLOCK", 8)
-    in_blocks, _ = mixer(x_BTD, valid_BT=valid_BT)
-    counts = slice(None) if valid_BT is None else valid_BT
+    in_blocks, _ = mixer(x_BTD, mask_BT=mask_BT)
+    counts = slice(None) if mask_BT is None else mask_BT
     assert_same_gradients(in_blocks[counts], whole[counts], [x_BTD, *mixer.parameters()])
 
 

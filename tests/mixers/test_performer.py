@@ -75,10 +75,10 @@ def test_a_text_of_several_segments_is_read_as_one(monkeypatch):
     """Long texts go through the state in segments; that must not show, with padding and a state of their own too."""
     torch.manual_seed(0)
     mixer = PerformerConfig(heads=2, features=8).build(12).double()
-    x_BTD, valid_BT = torch.randn(2, 700, 12, dtype=torch.float64), torch.rand(2, 700) < 0.9
+    x_BTD, mask_BT = torch.randn(2, 700, 12, dtype=torch.float64), torch.rand(2, 700) < 0.9
     _, state = mixer(torch.randn(2, 5, 12, dtype=torch.float64))
-    whole, after = mixer(x_BTD, valid_BT=valid_BT, state=state)
+    whole, after = mixer(x_BTD, mask_BT=mask_BT, state=state)
     monkeypatch.setattr("allyouneed.mixers.performer.SEGMENT", 256)
-    parts, after_parts = mixer(x_BTD, valid_BT=valid_BT, state=state)
+    parts, after_parts = mixer(x_BTD, mask_BT=mask_BT, state=state)
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(after_parts.sum_BHMR, after.sum_BHMR)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from allyouneed.errors import ConfigError
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.mixers import MIXERS
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, Recurrent, RecurrentState
 from allyouneed.models.decoder import DecoderConfig
-from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.sizes import Sizes
 
 PEERS: dict[CellKind, type[nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -79,12 +79,12 @@ def test_both_ways_it_is_torchs_own_over_packed_rows(kind: CellKind, way: str) -
     peer = PEERS[kind](8, 4, batch_first=True, bidirectional=True).double()
     pairs = copy(mixer.forth, peer) + copy(mixer.back, peer, "_reverse")
     x_BTD, length_B = torch.randn(4, 6, 8, dtype=torch.float64), torch.tensor([6, 3, 1, 5])
-    valid_BT = torch.arange(6) < length_B[:, None]
+    mask_BT = torch.arange(6) < length_B[:, None]
     packed = nn.utils.rnn.pack_padded_sequence(x_BTD, length_B, batch_first=True, enforce_sorted=False)
     wanted_BTK, _ = nn.utils.rnn.pad_packed_sequence(peer(packed)[0], batch_first=True)
     with ways(way):
-        y_BTK, _ = mixer(x_BTD, valid_BT=valid_BT)
-        assert_same([y_BTK[valid_BT]], [wanted_BTK[valid_BT]], pairs)
+        y_BTK, _ = mixer(x_BTD, mask_BT=mask_BT)
+        assert_same([y_BTK[mask_BT]], [wanted_BTK[mask_BT]], pairs)
 
 
 @every_kind
@@ -117,7 +117,7 @@ def test_laid_out_for_prediction_it_says_the_same(kind: CellKind) -> None:
     tokens_BT = torch.randint(9, (2, 5))
     with torch.inference_mode():
         before_BTV, _ = model.step(tokens_BT, model.start())
-        lay_out_for_prediction(model)
+        optimize_for_inference(model)
         state = model.start()
         torch.testing.assert_close(model.step(tokens_BT, state)[0], before_BTV)
         for t in range(5):

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Role
 from allyouneed.mixers.base import send_maps_to
-from allyouneed.mixers.buckets import PADDING, Reach, Sorting, attend_in_buckets, attend_plainly, sees
+from allyouneed.mixers.parts.buckets import PADDING, Reach, Sorting, attend_in_buckets, attend_plainly, sees
 from allyouneed.mixers.reformer import Reformer, ReformerConfig
 from helpers import assert_same_gradients
 
@@ -57,7 +57,7 @@ def test_the_kernel_is_dense_attention_over_the_union_of_windows(
     inputs = [torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     wanted = F.scaled_dot_product_attention(*inputs, attn_mask=visible_BHTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("allyouneed.mixers.buckets.AT_ONCE", 2**21 if at_once else 1)
+        patch.setattr("allyouneed.mixers.parts.buckets.AT_ONCE", 2**21 if at_once else 1)
         assert_same_gradients(attend_in_buckets(*inputs, bucket_BHRT, reach), wanted, inputs)
     plain = attend_plainly(torch.cat(inputs, dim=-1), Sorting.of(bucket_BHRT, reach), reach)
     assert_same_gradients(plain, wanted, inputs)
@@ -156,13 +156,13 @@ def test_training_reads_what_evaluation_reads_and_a_copy_keeps_its_buckets() -> 
 @pytest.mark.parametrize("role", ["causal", "bidirectional"])
 def test_maps_are_what_is_read(role: Role) -> None:
     mixer = ReformerConfig(heads=2, buckets=4, rounds=2, chunk=3).build(8, role=role).double()
-    x_BTD, valid_BT = torch.randn(2, 13, 8, dtype=torch.float64), torch.rand(2, 13) < 0.8
+    x_BTD, mask_BT = torch.randn(2, 13, 8, dtype=torch.float64), torch.rand(2, 13) < 0.8
     seen: list[Tensor] = []
     with torch.no_grad(), send_maps_to(lambda _, weights: seen.append(weights)):
-        y_BTD, _ = mixer(x_BTD, valid_BT=valid_BT)
+        y_BTD, _ = mixer(x_BTD, mask_BT=mask_BT)
         v_BHTK = mixer.query_value(x_BTD)[..., 8:].unflatten(2, (2, 4)).transpose(1, 2)
         again_BTD = mixer.output((seen[0] @ v_BHTK.nan_to_num()).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(again_BTD[valid_BT], y_BTD[valid_BT])
+    torch.testing.assert_close(again_BTD[mask_BT], y_BTD[mask_BT])
 
 
 def test_nothing_grows_with_the_square_of_the_length() -> None:

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers import select_rows
-from allyouneed.mixers.past import CrossState
-from allyouneed.mixers.taps import Taps
+from allyouneed.mixers.parts.conv_window import ConvWindow
+from allyouneed.mixers.parts.kv_cache import CrossState
 from allyouneed.models import Model
 from allyouneed.models.bytenet import ByteNet, ByteNetConfig, MultiplicativeBlock, ReluBlock
-from allyouneed.models.convolution import Columns
 from allyouneed.models.convs2s import Attention, ConvS2S, ConvS2SConfig, GatedConvolution, NormedLinear
+from allyouneed.models.parts.convolution import Columns
 from allyouneed.sizes import Sizes
 
 BYTENET = {"width": 12, "dilations": [1, 2], "encoder_sets": 1, "decoder_sets": 2}
@@ -54,7 +54,7 @@ def assert_same(fast: Tensor, slow: Tensor, inputs: list[Tensor]) -> None:
     torch.testing.assert_close(torch.autograd.grad(fast, inputs, noise), torch.autograd.grad(slow, inputs, noise))
 
 
-def looped(x_BSD: Tensor, taps: Taps, weight_ON: Tensor, bias_O: Tensor, ahead: int = 0) -> Tensor:
+def looped(x_BSD: Tensor, taps: ConvWindow, weight_ON: Tensor, bias_O: Tensor, ahead: int = 0) -> Tensor:
     """y_t = b + sum_j W_j x_(t - (k - 1 - j) d + ahead), a position and a tap at a time; zeros beyond both ends."""
     B, S, D = x_BSD.shape
     steps = []
@@ -68,16 +68,16 @@ def looped(x_BSD: Tensor, taps: Taps, weight_ON: Tensor, bias_O: Tensor, ahead: 
     return torch.stack(steps, dim=1)
 
 
-def weights(taps: Taps, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+def weights(taps: ConvWindow, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
     weight = torch.randn(outputs, taps.kernel * inputs, dtype=torch.float64, requires_grad=True)
     return weight, torch.randn(outputs, dtype=torch.float64, requires_grad=True)
 
 
-TAPS = [Taps(1), Taps(2), Taps(3), Taps(3, 2), Taps(2, 5), Taps(5, 3)]
+TAPS = [ConvWindow(1), ConvWindow(2), ConvWindow(3), ConvWindow(3, 2), ConvWindow(2, 5), ConvWindow(5, 3)]
 
 
 @pytest.mark.parametrize("taps", TAPS, ids=str)
-def test_masked_windows_are_the_equation_and_torchs_convolution(taps: Taps) -> None:
+def test_masked_windows_are_the_equation_and_torchs_convolution(taps: ConvWindow) -> None:
     x_BTD = torch.randn(2, 11, 3, dtype=torch.float64, requires_grad=True)
     weight, bias = weights(taps, 3, 4)
     windows, _ = taps.causal(x_BTD, taps.start(x_BTD, 3))
@@ -89,7 +89,7 @@ def test_masked_windows_are_the_equation_and_torchs_convolution(taps: Taps) -> N
 
 
 @pytest.mark.parametrize("taps", TAPS, ids=str)
-def test_centred_windows_are_the_equation_and_torchs_convolution(taps: Taps) -> None:
+def test_centred_windows_are_the_equation_and_torchs_convolution(taps: ConvWindow) -> None:
     x_BTD = torch.randn(2, 11, 3, dtype=torch.float64, requires_grad=True)
     weight, bias = weights(taps, 3, 4)
     fast = F.linear(taps.centred(x_BTD), weight, bias)
@@ -103,7 +103,7 @@ def test_centred_windows_are_the_equation_and_torchs_convolution(taps: Taps) -> 
 
 @pytest.mark.parametrize("taps", TAPS, ids=str)
 @torch.no_grad()
-def test_a_past_is_never_longer_than_its_reach(taps: Taps) -> None:
+def test_a_past_is_never_longer_than_its_reach(taps: ConvWindow) -> None:
     x_BTD = torch.randn(2, 40, 3, dtype=torch.float64)
     whole_BTN, _ = taps.causal(x_BTD, taps.start(x_BTD, 3))
     past = taps.start(x_BTD, 3)
@@ -152,13 +152,13 @@ def multiplicative_block(block: MultiplicativeBlock, x_BTD: Tensor) -> Tensor:
     four = zip(block.gates.weight.chunk(4), block.gates.bias.chunk(4), strict=True)
     h = each(block.last_norm, unit(h, [looped(h, block.taps, weight, bias) for weight, bias in four]))
     four = zip(block.last_gates.weight.chunk(4), block.last_gates.bias.chunk(4), strict=True)
-    h = unit(h, [looped(h, Taps(1), weight, bias) for weight, bias in four])
+    h = unit(h, [looped(h, ConvWindow(1), weight, bias) for weight, bias in four])
     return x_BTD + position_by_position(block.widen, h)
 
 
 @pytest.mark.parametrize("kind", ["relu", "multiplicative"])
-@pytest.mark.parametrize("taps", [Taps(3, 2), Taps(2, 1)], ids=str)
-def test_bytenets_blocks_are_their_equations(kind: str, taps: Taps) -> None:
+@pytest.mark.parametrize("taps", [ConvWindow(3, 2), ConvWindow(2, 1)], ids=str)
+def test_bytenets_blocks_are_their_equations(kind: str, taps: ConvWindow) -> None:
     config = parse(ByteNetConfig, {**BYTENET, "block": kind})
     block = randomised(ReluBlock(config, taps) if kind == "relu" else MultiplicativeBlock(config, taps))
     assert isinstance(block, ReluBlock | MultiplicativeBlock)
@@ -184,8 +184,8 @@ def test_a_convolution_of_the_encoder_looks_both_ways_and_one_of_the_decoder_onl
 def test_columns_end_where_the_paper_says_and_beyond_them_is_nothing() -> None:
     model = bytenet(unfold=1.5, unfold_more=1)
     source_BS = torch.randint(4, 11, (2, 6))
-    valid_BS = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
-    columns = model.start(model.encode(source_BS, valid_BS)).source
+    mask_BS = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    columns = model.start(model.encode(source_BS, mask_BS)).source
     filled = columns.x_NLD.abs().sum(dim=2) > 0
     assert filled.sum(dim=1).tolist() == [10, 6]  # 1.5 * 6 + 1, and 1.5 * 3 + 1 rounded up
     assert columns.at(8, 4).abs().sum(dim=2).bool().tolist() == [[True, True, False, False], [False] * 4]
@@ -291,9 +291,9 @@ def test_signals_keep_their_size_through_fifteen_layers() -> None:
 def test_every_layer_shows_where_it_looked() -> None:
     model = convs2s()
     source_BS = torch.randint(4, 11, (2, 5))
-    valid_BS = torch.arange(5) < torch.tensor([[5], [3]])
+    mask_BS = torch.arange(5) < torch.tensor([[5], [3]])
     with record_maps(model) as maps:
-        model.step(torch.randint(4, 13, (2, 4)), model.condition(source_BS, valid_BS))
+        model.step(torch.randint(4, 13, (2, 4)), model.condition(source_BS, mask_BS))
     assert [one.name for one in maps] == ["decoder.blocks.0.cross", "decoder.blocks.1.cross"]
     for one in maps:
         assert one.weights_BHTS.shape == (2, 1, 4, 5)
@@ -310,10 +310,10 @@ def both() -> list[Model]:
 def test_padding_between_the_tokens_of_a_source_changes_nothing(number: int) -> None:
     model = both()[number].eval()
     source_BS, target_BT = torch.randint(4, 11, (1, 5)), torch.randint(4, 13, (1, 6))
-    valid_BN = torch.tensor([[False, True, True, False, False, True, False, True, True]])
-    padded_BN = torch.randint(11, (1, 9)).masked_scatter(valid_BN, source_BS)
+    mask_BN = torch.tensor([[False, True, True, False, False, True, False, True, True]])
+    padded_BN = torch.randint(11, (1, 9)).masked_scatter(mask_BN, source_BS)
     alone, _ = model.step(target_BT, model.condition(source_BS))
-    torch.testing.assert_close(model.step(target_BT, model.condition(padded_BN, valid_BN))[0], alone)
+    torch.testing.assert_close(model.step(target_BT, model.condition(padded_BN, mask_BN))[0], alone)
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -322,21 +322,21 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing(number: int) -> 
     """Rows end at different steps, in two pieces, and go on one token at a time."""
     model = both()[number].eval()
     source_BS, target_BT = torch.randint(4, 11, (2, 5)), torch.randint(4, 13, (2, 6))
-    valid_BN = torch.tensor([[0, 1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0, 1, 0]]).bool()
+    mask_BN = torch.tensor([[0, 1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0, 1, 0]]).bool()
     taken = [4, 3]
     padded_BN = torch.randint(13, (2, 8))
     for row, count in enumerate(taken):
-        padded_BN[row, valid_BN[row]] = target_BT[row, :count]
+        padded_BN[row, mask_BN[row]] = target_BT[row, :count]
     alone_BTV, _ = model.step(target_BT, model.condition(source_BS))
     state = model.condition(source_BS)
     said = []
     for begin, end in pairwise([0, 3, 8]):
-        logits, state = model.step(padded_BN[:, begin:end], state, valid_BN[:, begin:end])
+        logits, state = model.step(padded_BN[:, begin:end], state, mask_BN[:, begin:end])
         said.append(logits)
     next_B = target_BT[torch.arange(2), torch.tensor(taken)]
     next_BV, _ = model.advance(next_B, state)
     for row, count in enumerate(taken):
-        torch.testing.assert_close(torch.cat(said, dim=1)[row, valid_BN[row]], alone_BTV[row, :count])
+        torch.testing.assert_close(torch.cat(said, dim=1)[row, mask_BN[row]], alone_BTV[row, :count])
         torch.testing.assert_close(next_BV[row], alone_BTV[row, count])
 
 

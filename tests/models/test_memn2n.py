@@ -10,7 +10,7 @@ from torch import Tensor
 from allyouneed.config import parse
 from allyouneed.dropout import seed_dropout
 from allyouneed.folder import load_folder
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.models.memn2n import MemN2N, MemN2NConfig
 from allyouneed.sizes import Sizes
 from allyouneed.train import Recipe, evaluate, train

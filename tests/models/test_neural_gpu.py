@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import send_losses_to
-from allyouneed.models.cgru import CGRU
 from allyouneed.models.neural_gpu import NeuralGPU, NeuralGPUConfig
-from allyouneed.models.tape import Tape
+from allyouneed.models.parts.cgru import CGRU
+from allyouneed.models.parts.tape import Tape
 from allyouneed.sizes import Sizes
 
 SMALL = {"rows": 3, "channels": 7, "layers": 2, "dropout": 0.0}
@@ -214,14 +214,14 @@ def test_the_loss_of_limits_knows_no_padding() -> None:
     """Rows of every length have, beside others and padding between their tokens, the loss and gradient that they have
     alone."""
     model = build(limits="hard")
-    valid_BS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0]]).bool()
+    mask_BS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0]]).bool()
     source_BS = torch.randint(4, 11, (4, 6))
     weights = [model.source_VD, *model.layers.parameters()]
-    together_B = model.encode(source_BS, valid_BS).cost_B
+    together_B = model.encode(source_BS, mask_BS).cost_B
     assert together_B is not None
     assert float(together_B[2].detach()) == 0.0
     for row in (0, 1, 3):
-        alone_B = model.encode(source_BS[row : row + 1, valid_BS[row]]).cost_B
+        alone_B = model.encode(source_BS[row : row + 1, mask_BS[row]]).cost_B
         assert alone_B is not None
         torch.testing.assert_close(together_B[row], alone_B[0])
         found = torch.autograd.grad(together_B[row], weights, retain_graph=True)
@@ -240,18 +240,18 @@ def test_a_source_without_tokens_gives_numbers() -> None:
 def test_padding_between_the_tokens_of_a_target_changes_nothing(decoder: str) -> None:
     """In two calls: the second goes on from rows of different lengths. Answers may outgrow their image."""
     model = build(decoder=decoder).eval()
-    source_BS, source_valid_BS = torch.randint(4, 11, (3, 5)), torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
-    valid_BN = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
+    source_BS, source_mask_BS = torch.randint(4, 11, (3, 5)), torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    mask_BN = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
     tokens_BN, token_B = torch.randint(4, 13, (3, 6)), torch.randint(4, 13, (3,))
-    state, said = model.condition(source_BS, source_valid_BS), []
-    for tokens, valid in zip(tokens_BN.split([3, 3], dim=1), valid_BN.split([3, 3], dim=1), strict=True):
+    state, said = model.condition(source_BS, source_mask_BS), []
+    for tokens, valid in zip(tokens_BN.split([3, 3], dim=1), mask_BN.split([3, 3], dim=1), strict=True):
         logits, state = model.step(tokens, state, valid)
         said.append(logits)
     said_BNV, (next_BV, _) = torch.cat(said, dim=1), model.advance(token_B, state)
     for row in range(3):
-        words = torch.cat([tokens_BN[row, valid_BN[row]], token_B[row : row + 1]])[None]
-        alone, _ = model.step(words, model.condition(source_BS[row : row + 1, source_valid_BS[row]]))
-        torch.testing.assert_close(torch.cat([said_BNV[row, valid_BN[row]], next_BV[row : row + 1]]), alone[0])
+        words = torch.cat([tokens_BN[row, mask_BN[row]], token_B[row : row + 1]])[None]
+        alone, _ = model.step(words, model.condition(source_BS[row : row + 1, source_mask_BS[row]]))
+        torch.testing.assert_close(torch.cat([said_BNV[row, mask_BN[row]], next_BV[row : row + 1]]), alone[0])
 
 
 @pytest.mark.parametrize(

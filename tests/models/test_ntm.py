@@ -6,11 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.config import parse
-from allyouneed.lab.maps import record_maps
+from allyouneed.inference.optimize import optimize_for_inference
+from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers import select_rows
-from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.models.ntm import NTM, NTMConfig, bit_table
-from allyouneed.models.ntm_run import Shape, run
+from allyouneed.models.parts.ntm_run import Shape, run
 from allyouneed.sizes import Sizes
 from helpers import tensors_of
 
@@ -195,7 +195,7 @@ def test_what_is_fixed_is_no_parameter_and_is_not_saved() -> None:
     assert not [name for name in model.state_dict() if "table" in name or "head.weight" in name]
     source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))
     before_BTV = model.step(target_BT, model.condition(source_BS))[0]
-    lay_out_for_prediction(model)
+    optimize_for_inference(model)
     torch.testing.assert_close(model.step(target_BT, model.condition(source_BS))[0], before_BTV)
 
 
@@ -211,11 +211,11 @@ def test_answers_hear_what_was_said_only_if_told(feedback: bool) -> None:
 def test_padding_may_stand_anywhere() -> None:
     model = machine()
     source_BS, target_BT = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 2))
-    valid_BS = torch.tensor([[0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]).bool()
-    together_BTV = model.step(target_BT, model.condition(source_BS, valid_BS))[0]
+    mask_BS = torch.tensor([[0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]).bool()
+    together_BTV = model.step(target_BT, model.condition(source_BS, mask_BS))[0]
     alone_BTV = model.step(target_BT[:1], model.condition(source_BS[:1, [1, 3, 4]]))[0]
     torch.testing.assert_close(together_BTV[:1], alone_BTV)
-    empty_BTV = model.step(target_BT[2:], model.condition(source_BS[2:], valid_BS[2:]))[0]
+    empty_BTV = model.step(target_BT[2:], model.condition(source_BS[2:], mask_BS[2:]))[0]
     torch.testing.assert_close(together_BTV[2:], empty_BTV)
 
 
@@ -223,14 +223,14 @@ def test_padding_may_stand_anywhere() -> None:
 def test_weightings_are_maps(padded: bool) -> None:
     model = machine(read_heads=2)
     source_BS = torch.randint(4, 12, (2, 5))
-    valid_BS = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]).bool()
+    mask_BS = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]).bool()
     with record_maps(model) as maps, torch.no_grad():
-        state = model.condition(source_BS, valid_BS if padded else None)
+        state = model.condition(source_BS, mask_BS if padded else None)
         model.step(source_BS[:, :3], state)
     assert [one.name for one in maps] == ["heads", "heads"]
     assert [tuple(one.weights_BHTS.shape) for one in maps] == [(2, 3, 5, 6), (2, 3, 3, 6)]
     sums_BHT = maps[0].weights_BHTS.sum(dim=3)
-    expected_BT = valid_BS.double() if padded else torch.ones(2, 5, dtype=torch.float64)
+    expected_BT = mask_BS.double() if padded else torch.ones(2, 5, dtype=torch.float64)
     torch.testing.assert_close(sums_BHT, expected_BT[:, None].expand(2, 3, 5))
     torch.testing.assert_close(maps[0].weights_BHTS[:, :, 4], state.weight_BHM)
 

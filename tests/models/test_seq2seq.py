@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers.recurrent import Cell
 from allyouneed.models.bahdanau import BahdanauDecoder, BothWaysEncoder
 from allyouneed.models.luong import LuongDecoder
+from allyouneed.models.parts.sequence import PlainDecoder, Tower, TowerEncoder
 from allyouneed.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from allyouneed.models.sequence import PlainDecoder, Tower, TowerEncoder
 from allyouneed.sizes import Sizes
 
 WIDTH, SOURCE, TARGET = 6, 11, 13
@@ -217,6 +217,6 @@ def test_how_much_padding_a_source_of_padding_has_changes_nothing(attention: str
     target_BT = torch.randint(4, 13, (1, 4))
     answers = []
     for length in (3, 5):
-        source_BS, valid_BS = torch.zeros(1, length, dtype=torch.long), torch.zeros(1, length, dtype=torch.bool)
-        answers.append(model.step(target_BT, model.condition(source_BS, valid_BS))[0])
+        source_BS, mask_BS = torch.zeros(1, length, dtype=torch.long), torch.zeros(1, length, dtype=torch.bool)
+        answers.append(model.step(target_BT, model.condition(source_BS, mask_BS))[0])
     torch.testing.assert_close(*answers, rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from allyouneed.config import parse
 from allyouneed.errors import DataError
-from allyouneed.lab.maps import record_maps
+from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers import send_losses_to
 from allyouneed.models.show_attend_tell import LSTMWriter, ShowAttendTell, ShowAttendTellConfig
 from allyouneed.sizes import Sizes

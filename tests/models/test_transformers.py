@@ -47,8 +47,8 @@ def texts(B: int = 3) -> tuple[Tensor, Tensor]:
     return torch.randint(11, (B, 5)), torch.randint(13, (B, 7))
 
 
-def begin(model: Model, source_BS: Tensor, valid_BS: Tensor | None = None) -> Any:
-    return model.condition(source_BS, valid_BS)
+def begin(model: Model, source_BS: Tensor, mask_BS: Tensor | None = None) -> Any:
+    return model.condition(source_BS, mask_BS)
 
 
 @every_position
@@ -71,11 +71,11 @@ def test_step_by_step_is_the_whole(kind: str, positions: str) -> None:
 def test_padding_of_sources_changes_nothing(kind: str, seed: int, positions: str) -> None:
     torch.manual_seed(seed)
     model, (source_BS, target_BT) = build(kind, positions=positions), texts()
-    valid_BN = torch.stack([torch.randperm(8) < 5 for _ in range(3)])
-    padded_BN = torch.randint(11, (3, 8)).masked_scatter(valid_BN, source_BS)
+    mask_BN = torch.stack([torch.randperm(8) < 5 for _ in range(3)])
+    padded_BN = torch.randint(11, (3, 8)).masked_scatter(mask_BN, source_BS)
     with torch.no_grad():
         bare_BTV, _ = model.step(target_BT, begin(model, source_BS))
-        padded_BTV, _ = model.step(target_BT, begin(model, padded_BN, valid_BN))
+        padded_BTV, _ = model.step(target_BT, begin(model, padded_BN, mask_BN))
     torch.testing.assert_close(padded_BTV, bare_BTV, rtol=1e-9, atol=1e-9)
 
 
@@ -123,11 +123,11 @@ def test_ties() -> None:
 @every_position
 def test_pooling_ignores_padding(pool: str, positions: str) -> None:
     model, (source_BS, _) = build("encoder", pool=pool, positions=positions), texts()
-    valid_BN = torch.stack([torch.randperm(8) < 5 for _ in range(3)])
-    padded_BN = torch.randint(11, (3, 8)).masked_scatter(valid_BN, source_BS)
+    mask_BN = torch.stack([torch.randperm(8) < 5 for _ in range(3)])
+    padded_BN = torch.randint(11, (3, 8)).masked_scatter(mask_BN, source_BS)
     logits_BV = model.classify(source_BS)
     assert logits_BV.shape == (3, 13)
-    torch.testing.assert_close(model.classify(padded_BN, valid_BN), logits_BV, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.classify(padded_BN, mask_BN), logits_BV, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("pool", ["mean", "first"])

@@ -19,9 +19,10 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-from allyouneed.mixers import Role, bigbird, patterned
+from allyouneed.mixers import Role, bigbird
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.mixers.parts import patterned
 from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.xl import XLConfig
 from helpers import assert_same_gradients

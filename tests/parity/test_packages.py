@@ -20,8 +20,8 @@ from allyouneed.mixers.compressive import Compressive, CompressiveConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
+from allyouneed.mixers.parts.projections import Projections
 from allyouneed.mixers.performer import PerformerConfig
-from allyouneed.mixers.projections import Projections
 from allyouneed.mixers.window import WindowConfig
 from allyouneed.positions import RotaryConfig
 from helpers import assert_same_gradients
@@ -224,10 +224,10 @@ def test_causal_linear_attention_with_given_features(length: int, padded: bool) 
     """Theirs has the features softmax(q) and exp(k), and with buckets of one position no blind spot."""
     package = peer("linear_attention_transformer.linear_attention_transformer")
     q_BHTK, k_BHTK, v_BHTK = torch.randn(3, 2, HEADS, length, 8, dtype=torch.float64, requires_grad=True).unbind()
-    valid_BT = torch.rand(2, length) < 0.7 if padded else None
-    our_y_BHTK, _ = linear.read_causally(q_BHTK.softmax(dim=-1), k_BHTK.exp(), v_BHTK, valid_BT, None)
+    mask_BT = torch.rand(2, length) < 0.7 if padded else None
+    our_y_BHTK, _ = linear.read_causally(q_BHTK.softmax(dim=-1), k_BHTK.exp(), v_BHTK, mask_BT, None)
     # It writes into the values it masks.
-    their_y_BHTK = package.causal_linear_attn(q_BHTK, k_BHTK, v_BHTK.clone(), kv_mask=valid_BT, bucket_size=1)
+    their_y_BHTK = package.causal_linear_attn(q_BHTK, k_BHTK, v_BHTK.clone(), kv_mask=mask_BT, bucket_size=1)
     assert_same_gradients(our_y_BHTK, their_y_BHTK, [q_BHTK, k_BHTK, v_BHTK])
 
 

@@ -12,7 +12,7 @@ from allyouneed.mixers import Memory, Role
 from allyouneed.mixers.softmax import Softmax, SoftmaxConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-from allyouneed.models.stack import Stack, StackConfig
+from allyouneed.models.parts.stack import Stack, StackConfig
 from allyouneed.sizes import Sizes
 
 WIDTH, HEADS, HIDDEN = 12, 3, 20
@@ -157,7 +157,7 @@ def test_multi_head_attention(role: Role, padded: bool) -> None:
         z, _ = theirs(x[1], memory[1], memory[1], key_padding_mask=hidden, need_weights=False)
         assert_equal_backward(y, z, gradients, [x, memory])
     else:
-        y, _ = ours(x[0], valid_BT=VALID_BT if padded else None)
+        y, _ = ours(x[0], mask_BT=VALID_BT if padded else None)
         hidden = ~VALID_BT if padded else None
         mask = causal_mask(5) if role == "causal" else None
         z, _ = theirs(x[1], x[1], x[1], key_padding_mask=hidden, attn_mask=mask, need_weights=False)

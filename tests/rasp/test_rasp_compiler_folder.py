@@ -14,16 +14,16 @@ from allyouneed.cli.train import _without_none
 from allyouneed.config import merge, parse, to_toml
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError, FolderError
+from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out
 from allyouneed.folder import folder_recipe, save_folder
-from allyouneed.lab.held_out import evaluate_files, evaluate_held_out
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
 from allyouneed.storage import write_atomic
-from allyouneed.tasks import Codec
 from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
+from allyouneed.text.codec import Codec
 from allyouneed.train import Recipe, load_recipe, recipe_folder, train
 from allyouneed.train.loop import Run, Silent
 from allyouneed.train.start import StartConfig

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from allyouneed.cli.rasp import app
 from allyouneed.rasp import api
-from allyouneed.rasp.canvas import cut, printable, tint
 from allyouneed.rasp.compiler.attention import look
 from allyouneed.rasp.compiler.picture import draw_compiled
-from allyouneed.rasp.draw import draw, file_name, into_folder
+from allyouneed.rasp.drawing.canvas import cut, printable, tint
+from allyouneed.rasp.drawing.draw import draw, file_name, into_folder
+from allyouneed.rasp.drawing.png import save_png
+from allyouneed.rasp.drawing.titles import expression, title
 from allyouneed.rasp.errors import RaspError, RaspLimitError
 from allyouneed.rasp.loading import program_of, read_program
-from allyouneed.rasp.png import save_png
 from allyouneed.rasp.repl import Session
-from allyouneed.rasp.titles import expression, title
 
 pytestmark = pytest.mark.no_shapes
 FOLDER = Path(__file__).parents[2] / "recipes" / "rasp"

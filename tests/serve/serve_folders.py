@@ -20,8 +20,8 @@ from allyouneed.serve import ServeConfig, create_app, open_models
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.run import settings as uvicorn_settings
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
-from allyouneed.tasks.tokenizer import TokenizerConfig, of_symbols, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import TokenizerConfig, of_symbols, train
 from allyouneed.train import Recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"

@@ -23,8 +23,8 @@ if CHROMIUM is None:
 from page_models import PROGRAM, make_folders, serving, write_run  # noqa: E402
 
 from allyouneed.folder import load_folder  # noqa: E402
-from allyouneed.lab.inspect_page import write_inspection  # noqa: E402
-from allyouneed.lab.look import look  # noqa: E402
+from allyouneed.inspection.inspect import look  # noqa: E402
+from allyouneed.inspection.page import write_inspection  # noqa: E402
 
 pytestmark = pytest.mark.no_shapes
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}

@@ -11,7 +11,7 @@ from allyouneed.decode import translate
 from allyouneed.errors import ConfigError
 from allyouneed.folder import add_shortlist, load_folder
 from allyouneed.serve import ServeConfig, create_app, open_models
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist
+from allyouneed.shortlist.table import SPECIALS, Shortlist
 
 TEXTS = ["one", "twenty-two", "a", "two hundred"]
 

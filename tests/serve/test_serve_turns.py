@@ -13,7 +13,7 @@ from serve_folders import running, translator
 
 from allyouneed.decode import translate
 from allyouneed.folder import load_folder
-from allyouneed.serve.pieces import Pieces, Turns
+from allyouneed.serve.batch_worker import BatchWorker, Turns
 from allyouneed.serve.worker import Ticket, Waiting, Work
 
 pytestmark = pytest.mark.no_shapes
@@ -27,11 +27,11 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class Desk:
-    """Pieces of at most 12 rows, one at a time as a test calls for them, and what was in each."""
+    """BatchWorker of at most 12 rows, one at a time as a test calls for them, and what was in each."""
 
     def __init__(self) -> None:
         self.waiting, self._pieces = Waiting(), []
-        self._worker = Pieces("pieces", self.waiting, 1, 12)
+        self._worker = BatchWorker("pieces", self.waiting, 1, 12)
 
     def ask(self, items: str, key: str = "search", rows: int = 3) -> Ticket:
         ticket = Ticket(work=Work(key, self._run, rows), items=items)

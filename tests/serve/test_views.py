@@ -13,7 +13,7 @@ from page_models import PROGRAM, ask, make_folders, serving, write_run
 
 from allyouneed.errors import DataError
 from allyouneed.serve.program import STARTING, Workers, given_of, zoo
-from allyouneed.serve.watch import POINTS, list_runs, read_run, thinned
+from allyouneed.serve.runs import POINTS, list_runs, read_run, thinned
 
 pytestmark = pytest.mark.no_shapes  # another thread answers
 

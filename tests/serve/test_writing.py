@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.serve.writing import Detokenizer, whole_text
-from allyouneed.tasks import Codec
-from allyouneed.tasks.tokenizer import TokenizerConfig, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import TokenizerConfig, train
 
 TOKENIZER = train(["größer als zuvor", "größer und größer", "日本語 🙂"], TokenizerConfig(kind="bpe", size=300))
 CODEC = Codec(None, TOKENIZER)

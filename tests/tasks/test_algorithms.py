@@ -152,5 +152,5 @@ def test_a_padded_row_is_declared() -> None:
     _, data = make("copy")
     batch = data.batch(0, 0)
     assert batch.source_BS is not None
-    assert batch.source_valid_BS is not None
-    assert torch.equal(batch.source_valid_BS, batch.source_BS != 0)
+    assert batch.source_mask_BS is not None
+    assert torch.equal(batch.source_mask_BS, batch.source_BS != 0)

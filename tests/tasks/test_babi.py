@@ -7,8 +7,8 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.tasks import BOS, PAD, UNK
 from allyouneed.tasks.babi import SEPARATOR, BabiConfig, BabiData, Question, read_questions
+from allyouneed.text.specials import BOS, PAD, UNK
 from helpers import shared_data
 
 STORY = (
@@ -66,7 +66,7 @@ def test_batches_hold_every_question_of_an_epoch_once(tmp_path: Path) -> None:
             assert batch.source_BS is not None
             assert batch.class_B is not None
             assert (batch.source_BS[:, 0] == BOS).all()
-            assert batch.source_valid_BS is None or torch.equal(batch.source_valid_BS, batch.source_BS != PAD)
+            assert batch.source_mask_BS is None or torch.equal(batch.source_mask_BS, batch.source_BS != PAD)
             rows.append(batch.tokens)
             for row, number in zip(batch.source_BS, batch.class_B, strict=True):
                 text = babi.codec.source.decode(row.tolist())

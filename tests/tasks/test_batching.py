@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.errors import DataError, FolderError
-from allyouneed.tasks.batching import STEPS, Batches, bucket_sizes, generator, pack
-from allyouneed.tasks.ids import Ragged, RaggedWriter, padded, prepared
+from allyouneed.randomness import generator
+from allyouneed.tasks.batching import STEPS, Batches, bucket_sizes, pack
+from allyouneed.text.ids import Ragged, RaggedWriter, padded, prepared
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 

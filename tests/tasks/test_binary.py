@@ -50,7 +50,7 @@ def lengths_of(data: AlgorithmData, indices: range) -> list[int]:
     for index in indices:
         batch = data.batch(1, index)
         assert batch.source_BS is not None
-        assert batch.source_valid_BS is None
+        assert batch.source_mask_BS is None
         found.append((batch.source_BS.shape[1] - 2) // 2)
     return found
 

@@ -9,8 +9,8 @@ from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.tasks import TASKS
 from allyouneed.tasks.algorithms import AlgorithmData
-from allyouneed.tasks.base import EOS
 from allyouneed.tasks.bits import BitsTask, bit_errors
+from allyouneed.text.specials import EOS
 
 SMALL: dict[str, dict[str, object]] = {
     "copy-bits": {"lengths": [1, 5]},
@@ -69,7 +69,7 @@ def test_a_training_batch_is_of_one_length(name: str) -> None:
         batch = data.batch(1, index)
         assert batch.source_BS is not None
         assert batch.output_BT is not None
-        assert batch.source_valid_BS is None
+        assert batch.source_mask_BS is None
         assert torch.equal(batch.output_BT[:, -1], torch.full((16,), EOS))
         shapes.add((batch.source_BS.shape[1], batch.output_BT.shape[1]))
     assert len(shapes) > 2

@@ -9,8 +9,7 @@ from matplotlib.image import imsave
 
 from allyouneed.config import parse
 from allyouneed.errors import DataError
-from allyouneed.tasks import BOS, EOS, PAD
-from allyouneed.tasks.batching import generator
+from allyouneed.randomness import generator
 from allyouneed.tasks.captioning import (
     SIDE,
     VALUES,
@@ -22,6 +21,7 @@ from allyouneed.tasks.captioning import (
     read_table,
 )
 from allyouneed.tasks.scores import word_scores
+from allyouneed.text.specials import BOS, EOS, PAD
 from helpers import shared_data
 
 COLUMNS = "index\tsplit\thexcode\ten"

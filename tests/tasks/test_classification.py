@@ -7,8 +7,8 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.tasks import BOS, PAD
 from allyouneed.tasks.classification import ClassificationConfig, ClassificationData
+from allyouneed.text.specials import BOS, PAD
 
 TRAIN = "good\ta fine film\nbad\ta dull film with no end\ngood\tfine\n\nbad\t\nso so\twell\n"
 VALID = "bad\tdull\ngood\tfine and\n"
@@ -39,7 +39,7 @@ def test_texts_and_classes(tmp_path: Path) -> None:
         assert batch.class_B is not None
         assert data.codec.source is not None
         assert (batch.source_BS[:, 0] == BOS).all()
-        assert batch.source_valid_BS is None or torch.equal(batch.source_valid_BS, batch.source_BS != PAD)
+        assert batch.source_mask_BS is None or torch.equal(batch.source_mask_BS, batch.source_BS != PAD)
         for row, number in zip(batch.source_BS, batch.class_B, strict=True):
             text = data.codec.source.decode(row.tolist())
             assert row[row != PAD].tolist() == data.codec.encode_source(text)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.tasks import BOS, PAD, Batch, Units
+from allyouneed.tasks import Batch, Units
 from allyouneed.tasks.language import LanguageConfig, LanguageData
+from allyouneed.text.specials import BOS, PAD
 from helpers import shared_data
 
 TEXT = "".join(f"line {number} of the text\n" for number in range(60))

@@ -8,8 +8,9 @@ from allyouneed.config import parse
 from allyouneed.models.decoder import Decoder, DecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks import loss as module
-from allyouneed.tasks.base import PAD, Batch
+from allyouneed.tasks.base import Batch
 from allyouneed.tasks.loss import batch_loss, linear_cross_entropy, losses
+from allyouneed.text.specials import PAD
 
 XL: dict[str, object] = {"type": "xl", "heads": 2, "memory": 5}
 

@@ -7,10 +7,11 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.tasks import BOS, EOS, PAD, TASKS, Batch
+from allyouneed.tasks import TASKS, Batch
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig, number_languages, number_words
 from allyouneed.tasks.pairs import PairData, PairTask
 from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.text.specials import BOS, EOS, PAD
 from helpers import shared_data
 
 SMALL = {"pairs": 60, "valid": 12, "test": 13, "up_to": 200, "batch_tokens": 128, "max_length": 64}
@@ -22,7 +23,7 @@ def numbers(tmp_path: Path) -> PairData:
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    fields = ("source_BS", "source_valid_BS", "input_BT", "output_BT", "class_B")
+    fields = ("source_BS", "source_mask_BS", "input_BT", "output_BT", "class_B")
     pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
     return all((a is None and b is None) or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
@@ -47,7 +48,7 @@ def test_a_batch_says_what_the_texts_say(numbers: PairData) -> None:
             assert source[source != PAD].tolist() == codec.encode_source(english)
             assert said[:length].tolist() == codec.encode_target(german)
             known.add((english, german))
-        valid = batch.source_valid_BS
+        valid = batch.source_mask_BS
         assert (batch.source_BS != PAD).all() if valid is None else torch.equal(valid, batch.source_BS != PAD)
     assert len(known) == 60
     assert ("one", "eins") in known | set(numbers.examples("valid")) | set(numbers.examples("test"))

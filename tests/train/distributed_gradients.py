@@ -22,9 +22,9 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch
 from allyouneed.tasks.loss import losses
-from allyouneed.train.parallel import Placement, Whole
+from allyouneed.train.parallel import Parallelism, Whole
+from allyouneed.train.process_group import ProcessGroup
 from allyouneed.train.shards import Shards
-from allyouneed.train.team import Team
 
 MICRO_BATCHES = 4
 
@@ -59,7 +59,7 @@ def batches(model: Model, segment: int | None, sourced: bool) -> list[Batch]:
     return found
 
 
-def learn(model: Model, placement: Placement, all_batches: list[Batch], numbers: range) -> None:
+def learn(model: Model, placement: Parallelism, all_batches: list[Batch], numbers: range) -> None:
     tokens = sum(batch.tokens for batch in all_batches)
     for number in numbers:
         seed_dropout(100 + number)
@@ -70,7 +70,7 @@ def learn(model: Model, placement: Placement, all_batches: list[Batch], numbers:
     placement.add_gradients()
 
 
-def difference(model: Model, segment: int | None, sourced: bool, team: Team) -> float:
+def difference(model: Model, segment: int | None, sourced: bool, team: ProcessGroup) -> float:
     """The largest one between the rows of this process and the same rows of the whole."""
     given = batches(model, segment, sourced)
     alone = copy.deepcopy(model).train()
@@ -88,14 +88,14 @@ def difference(model: Model, segment: int | None, sourced: bool, team: Team) -> 
     return max(team.sum([worst if rank == team.rank else 0.0 for rank in range(team.size)]))
 
 
-def lonely() -> Team:
-    team = Team("fsdp")
+def lonely() -> ProcessGroup:
+    team = ProcessGroup("fsdp")
     team.rank, team.size = 0, 1
     return team
 
 
 def main() -> None:
-    team = Team("fsdp")
+    team = ProcessGroup("fsdp")
     team.join(torch.device("cpu"))
     found: dict[str, float | str] = {}
     torch.manual_seed(0)  # every process builds the same models

@@ -15,11 +15,11 @@ from allyouneed.models.base import Head
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.storage import lock
-from allyouneed.tasks import Codec
-from allyouneed.tasks import text as text_module
-from allyouneed.tasks.base import EOS, UNK
-from allyouneed.tasks.tokenizer import TokenizerConfig, train
 from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.text import lines as text_module
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import EOS, UNK
+from allyouneed.text.tokenizer import TokenizerConfig, train
 from allyouneed.train import distil
 from allyouneed.train.distil import LESSON, PART, Lesson, teach
 

@@ -22,8 +22,8 @@ from allyouneed.train import Recipe, train
 from allyouneed.train.checkpoint import Checkpoints
 from allyouneed.train.log import read_log
 from allyouneed.train.loop import Interrupted, Run, Silent
+from allyouneed.train.process_group import ProcessGroup
 from allyouneed.train.stopping import stop_signals
-from allyouneed.train.team import Team
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.no_shapes
@@ -321,7 +321,7 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
     assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
 
 
-class Beside(Team):
+class Beside(ProcessGroup):
     """The first of two processes; what the sum of both is, a test says."""
 
     def __init__(self, sum_of_both: Callable[[list[float]], list[float]]) -> None:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from allyouneed.cli.jobs_progress import Cores, On, Workers, watching_jobs
 from allyouneed.cli.terminal import note, printable, text_table, typed
 from allyouneed.cli.train import one_budget
-from allyouneed.cli.watch_jobs import Cores, On, Workers, watching_jobs
 from allyouneed.errors import TrainingError
 from allyouneed.words import counted
 
 if TYPE_CHECKING:
-    from allyouneed.lab.compare import Comparison
+    from allyouneed.lab.compare.comparison import Comparison
 
 
 def command(
@@ -64,9 +64,9 @@ def command(
 
     All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
     """
-    from allyouneed.lab.compare import compare, look_at_test_split, summary
-    from allyouneed.lab.compare_page import cost_table, result_table, words_of, write_comparison
-    from allyouneed.lab.plan import Question, make_plan
+    from allyouneed.lab.compare.comparison import compare, look_at_test_split, summary
+    from allyouneed.lab.compare.page import cost_table, result_table, words_of, write_comparison
+    from allyouneed.lab.compare.plan import Question, make_plan
     from allyouneed.lab.report import require_own
     from allyouneed.train.recipe import find_recipe
 

@@ -37,8 +37,8 @@ def command(
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import text_table, typed
     from allyouneed.lab.charts import Chart, text_chart
-    from allyouneed.lab.cost import FULL, CostSettings, study_cost
-    from allyouneed.lab.cost_report import (
+    from allyouneed.lab.cost.measure import FULL, CostSettings, study_cost
+    from allyouneed.lab.cost.report import (
         charts,
         crossing_table,
         formulas_table,

@@ -25,9 +25,9 @@ PARTS = re.compile(
 def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Learn number words, and show where it looked."""
     from allyouneed.cli.terminal import note
-    from allyouneed.cli.watch import watching
+    from allyouneed.cli.train_progress import watching
+    from allyouneed.evaluation.measure import own_data
     from allyouneed.folder import load_folder
-    from allyouneed.lab.held_out import own_data
     from allyouneed.train import evaluate, load_recipe, train
 
     recipe = load_recipe(RECIPE)
@@ -62,8 +62,8 @@ def _translate_unseen(bundle: "Bundle", data: "TaskData", recipe: "Recipe") -> N
 
 def _draw(bundle: "Bundle", data: "TaskData", path: Path) -> Path:
     """A held-out number that ends in forty-one, and the head that shows best that German says the one first."""
-    from allyouneed.lab.maps import heads_of, translation_maps
-    from allyouneed.lab.pictures import Group, draw_attention
+    from allyouneed.inspection.maps import heads_of, translation_maps
+    from allyouneed.inspection.pictures import Group, draw_attention
 
     texts = [source for source, _ in data.examples("test") if source.endswith(INVERTED) and len(source.split()) > 3]
     translations = [translation_maps(bundle, text) for text in texts]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, Int8, check_device, open_model
+from allyouneed.cli.model_options import Device, Int8, check_device, open_model
 from allyouneed.errors import ConfigError
 
 
@@ -36,8 +36,8 @@ def command(
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.train import base_tree, print_scores
-    from allyouneed.cli.watch import watching
-    from allyouneed.lab.held_out import require_source, search_config
+    from allyouneed.cli.train_progress import watching
+    from allyouneed.evaluation.measure import require_source, search_config
     from allyouneed.tasks.translation import TranslationConfig
     from allyouneed.train import load_recipe, train
     from allyouneed.train.distil import Lesson, teach

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, Int8, Listed, open_model, pair_files, shortlist_of
+from allyouneed.cli.model_options import Device, Int8, Listed, open_model, pair_files, shortlist_of
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
     """
     from allyouneed.cli.terminal import note, printable
     from allyouneed.errors import ConfigError
-    from allyouneed.lab.held_out import evaluate_files, evaluate_held_out, search_config
+    from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out, search_config
 
     files = pair_files(source, reference, data)
     if (data is not None) + (source is not None) + (split is not None) > 1:

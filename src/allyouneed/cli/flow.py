@@ -32,11 +32,11 @@ def command(
     the given models, against the same architectures with random weights. A fitted rate per step says whether they
     vanish, explode or stay; the reach is the effective receptive field.
     """
+    from allyouneed.cli.jobs_progress import watching_jobs
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note, text_table, typed
-    from allyouneed.cli.watch_jobs import watching_jobs
     from allyouneed.lab.charts import text_chart
-    from allyouneed.lab.flow_study import (
+    from allyouneed.lab.flow.study import (
         USUAL,
         FlowSettings,
         flow_chart,

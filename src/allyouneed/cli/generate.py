@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, Engine, Int8, check_engine, open_model
+from allyouneed.cli.model_options import Device, Engine, Int8, check_engine, open_model
 from allyouneed.cli.stdin import NAME, read_all, text_argument
 
 if TYPE_CHECKING:
     from allyouneed.decode import SampleConfig
     from allyouneed.folder import Bundle
-    from allyouneed.tasks import Codec
+    from allyouneed.text.codec import Codec
 
 
 def command(
@@ -41,8 +41,8 @@ def command(
     """
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig
+    from allyouneed.evaluation.measure import require_generator, require_short
     from allyouneed.folder import load_folder
-    from allyouneed.lab.held_out import require_generator, require_short
 
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     asked |= {"seed": seed, "max_length": max_length, "n": n}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.model_options import Device, open_model
 from allyouneed.cli.stdin import text_argument
 
 
@@ -22,8 +22,8 @@ def command(
 ) -> None:
     """Look into a model: its answer with the odds of every token, and who read whom, as one HTML file and a PNG."""
     from allyouneed.cli.terminal import one_line
-    from allyouneed.lab.inspect_page import write_inspection
-    from allyouneed.lab.look import look
+    from allyouneed.inspection.inspect import look
+    from allyouneed.inspection.page import write_inspection
 
     bundle = open_model(model, device)
     found = look(bundle, text, target, new_tokens=max_tokens)

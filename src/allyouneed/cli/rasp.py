@@ -26,7 +26,7 @@ def _rasp(context: typer.Context) -> None:
 def repl(compat: Compat = False) -> None:
     """Type RASP, see what it computes. Sentences end with ; and exit leaves."""
     from allyouneed.cli.terminal import shown
-    from allyouneed.rasp.draw import into_folder
+    from allyouneed.rasp.drawing.draw import into_folder
     from allyouneed.rasp.repl import Session, read_line
     from allyouneed.rasp.repl import run as talk
 
@@ -117,8 +117,8 @@ def draw(
     compat: Compat = False,
 ) -> None:
     """Draw how an s-op comes about on an input: layers, heads, selectors, values."""
-    from allyouneed.rasp.draw import draw as picture
-    from allyouneed.rasp.draw import save
+    from allyouneed.rasp.drawing.draw import draw as picture
+    from allyouneed.rasp.drawing.draw import save
     from allyouneed.rasp.loading import read_program
 
     given = _given(text, values)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from allyouneed.cli.jobs_progress import Cores, On, Workers, watching_jobs
 from allyouneed.cli.terminal import note, printable, text_table, typed
-from allyouneed.cli.watch_jobs import Cores, On, Workers, watching_jobs
 from allyouneed.errors import ConfigError
 
 
@@ -55,10 +55,8 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
 
     from allyouneed.lab.report import require_own
-    from allyouneed.lab.scaling import How, study
-    from allyouneed.lab.scaling import verify as make_predicted
-    from allyouneed.lab.scaling_plan import Plan
-    from allyouneed.lab.scaling_report import (
+    from allyouneed.lab.scaling.plan import Plan
+    from allyouneed.lab.scaling.report import (
         law_table,
         optimum_table,
         prediction_text,
@@ -66,6 +64,8 @@ def command(
         verdicts,
         write_study,
     )
+    from allyouneed.lab.scaling.study import How, study
+    from allyouneed.lab.scaling.study import verify as make_predicted
 
     amounts = _numbers(budgets)
     plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)

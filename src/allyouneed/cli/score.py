@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, open_model
+from allyouneed.cli.model_options import Device, open_model
 
 
 def command(
@@ -18,7 +18,7 @@ def command(
     for a language model it is a text.
     """
     from allyouneed.cli.stdin import NAME, line_batches
-    from allyouneed.lab.held_out import score_lines
+    from allyouneed.evaluation.measure import score_lines
 
     bundle = open_model(model, device)
     number = 0

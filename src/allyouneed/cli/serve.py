@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.opening import Device, Engine, Int8, Listed, check_device, check_engine
+from allyouneed.cli.model_options import Device, Engine, Int8, Listed, check_device, check_engine
 from allyouneed.errors import ConfigError, unknown_name
 
 NEEDED = {

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from allyouneed.cli.opening import pair_files
+from allyouneed.cli.model_options import pair_files
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError
     from allyouneed.folder import add_shortlist
-    from allyouneed.lab.shortlist import learn_shortlist, opened
+    from allyouneed.shortlist.build import learn_shortlist, opened
 
     files = pair_files(source, reference, data)
     if data is not None and source is not None:

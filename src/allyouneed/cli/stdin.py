@@ -56,7 +56,7 @@ def read_all() -> str:
 
 def _lines(file: int) -> Iterator[tuple[str, bool]]:
     """Each line, and whether more can be had without waiting."""
-    from allyouneed.tasks.text import BLOCK, LONGEST_LINE, decode_text, without_mark
+    from allyouneed.text.lines import BLOCK, LONGEST_LINE, decode_text, without_mark
 
     rest, number, first = b"", 0, True
     while block := os.read(file, BLOCK):

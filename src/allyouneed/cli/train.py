@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from allyouneed.cli.opening import Device, check_device
+from allyouneed.cli.model_options import Device, check_device
 from allyouneed.errors import ConfigError
 
 
@@ -40,10 +40,10 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
 ) -> None:
     """Train a model. Killed or stopped, the same command line goes on where it was."""
-    from allyouneed.cli.watch import watching
+    from allyouneed.cli.train_progress import watching
     from allyouneed.train import load_recipe
     from allyouneed.train import train as run
-    from allyouneed.train.team import is_first, said_once
+    from allyouneed.train.process_group import is_first, said_once
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     with said_once():

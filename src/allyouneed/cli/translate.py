@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.opening import Device, Engine, Int8, Listed, check_engine, open_model, shortlist_of
+from allyouneed.cli.model_options import Device, Engine, Int8, Listed, check_engine, open_model, shortlist_of
 
 if TYPE_CHECKING:
     from allyouneed.decode import Answer, SearchConfig
     from allyouneed.folder import Bundle
-    from allyouneed.tasks.shortlist import Shortlist
+    from allyouneed.shortlist.table import Shortlist
 
 Say = Callable[[list[str]], "list[list[Answer]]"]
 
@@ -35,8 +35,8 @@ def command(
     """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
+    from allyouneed.evaluation.measure import has_unknown, require_known, require_short, require_source, search_config
     from allyouneed.folder import load_folder
-    from allyouneed.lab.held_out import has_unknown, require_known, require_short, require_source, search_config
 
     check_engine(engine, device, shortlist)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)

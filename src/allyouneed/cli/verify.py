@@ -20,7 +20,7 @@ def command(
     """
     from allyouneed.cli.terminal import printable, text_table
     from allyouneed.lab.report import Table
-    from allyouneed.lab.verify import remedy, verify_folder
+    from allyouneed.verification.verify import remedy, verify_folder
 
     counts: dict[str, dict[str, int]] = {}
     for finding in verify_folder(folder, scores):

@@ -15,7 +15,7 @@ from allyouneed import kernels
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import State
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS, PAD
+from allyouneed.text.specials import BOS, PAD
 
 # PAD and BOS are never generated. They are the first two ids, so leaving them out is a view, not a copy.
 FIRST_WORD = max(PAD, BOS) + 1

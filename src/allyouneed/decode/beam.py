@@ -40,12 +40,12 @@ from allyouneed.decode.base import (
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
-from allyouneed.decode.shortlist import Listed
-from allyouneed.decode.spread import lanes, side_by_side
+from allyouneed.decode.shortlist_head import Listed
+from allyouneed.decode.threads import lanes, side_by_side
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS, EOS, PAD
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.shortlist.table import Shortlist
+from allyouneed.text.specials import BOS, EOS, PAD
 
 BEYOND_SOURCE = 50  # section 6.1: "maximum output length during inference to input length + 50"
 NEVER = float("-inf")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode.base import Hypothesis, device_of, pad_right
+from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.decode.penalty import length_penalty
-from allyouneed.decode.shortlist import Listed
-from allyouneed.decode.walk import best_token, walk
+from allyouneed.decode.shortlist_head import Listed
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS
+from allyouneed.text.specials import BOS
 
 
 def greedy_batch(
@@ -29,9 +29,11 @@ def greedy_batch(
     state = model.condition(*pad_right(sources, device))
     logits, state = model.advance(torch.full((len(sources),), BOS, device=device), state)
     if listed is None:
-        said = walk(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
+        said = generation_loop(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
     else:
-        said = walk(model, logits, state, limits, lambda logits_BL, _: _best_of(listed, logits_BL), listed.only)
+        said = generation_loop(
+            model, logits, state, limits, lambda logits_BL, _: _best_of(listed, logits_BL), listed.only
+        )
     return [[_ranked(hypothesis, alpha)] for hypothesis in said]
 
 

@@ -29,11 +29,11 @@ from allyouneed.decode.base import (
     pad_left,
     predicting,
 )
-from allyouneed.decode.walk import best_token, walk
+from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.errors import DataError
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS
+from allyouneed.text.specials import BOS
 
 SHARPEST = 1e-3  # below it float32 scores overflow; 0 says what is meant
 
@@ -116,15 +116,15 @@ def _sample_batch(
 ) -> list[Hypothesis]:
     device = device_of(model)
     state = begin(model, [source for _, source in pairs], device)
-    token_BT, valid_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
+    token_BT, mask_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
     # The prompt is read once, and only its last position is projected; then its row becomes one for each sample.
-    x_BTD, state = model.hidden(token_BT, state, valid_BT)
+    x_BTD, state = model.hidden(token_BT, state, mask_BT)
     group_N = torch.arange(len(pairs), device=device).repeat_interleave(config.n)
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
     if config.n > 1:
         state = select_rows(state, group_N)
     limits = [most_new(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
-    return walk(
+    return generation_loop(
         model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, draws.next(row_B))
     )
 

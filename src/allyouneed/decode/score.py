@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from allyouneed.decode.base import as_float32, begin, device_of, pack, pad_right, predicting
 from allyouneed.mixers import State
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS, EOS
+from allyouneed.text.specials import BOS, EOS
 
 Pair = tuple[Sequence[int] | None, Sequence[int]]  # source (None: the model needs none) and target
 
@@ -61,12 +61,12 @@ def _score_batch(
 ) -> list[list[float]]:
     device = device_of(model)
     state = begin(model, sources, device)
-    output_BT, valid_BT = pad_right(targets, device)
+    output_BT, mask_BT = pad_right(targets, device)
     input_BT = F.pad(output_BT[:, :-1], (1, 0), value=BOS)
     pieces = []
     for start in range(0, output_BT.shape[1], SEGMENT):
         columns = slice(start, start + SEGMENT)
-        valid = None if valid_BT is None else valid_BT[:, columns]
+        valid = None if mask_BT is None else mask_BT[:, columns]
         piece, state = _score_segment(model, state, input_BT[:, columns], output_BT[:, columns], valid)
         pieces.append(piece)
     rows: list[list[float]] = torch.cat(pieces, dim=1).tolist()
@@ -74,9 +74,9 @@ def _score_batch(
 
 
 def _score_segment(
-    model: Model, state: State, input_BT: Tensor, output_BT: Tensor, valid_BT: Tensor | None
+    model: Model, state: State, input_BT: Tensor, output_BT: Tensor, mask_BT: Tensor | None
 ) -> tuple[Tensor, State]:
-    x_BTD, state = model.hidden(input_BT, state, valid_BT)
+    x_BTD, state = model.hidden(input_BT, state, mask_BT)
     x_ND, output_N = x_BTD.flatten(0, 1), output_BT.flatten()
     piece = max(1, LOGITS // model.head.weight_VD.shape[0])
     parts = [

@@ -7,7 +7,7 @@ import torch
 from allyouneed.decode.base import as_float32, begin, device_of, most_new, predicting
 from allyouneed.decode.sample import Draws, SampleConfig, draw_token
 from allyouneed.models import Model
-from allyouneed.tasks.base import BOS, EOS
+from allyouneed.text.specials import BOS, EOS
 
 
 def stream(

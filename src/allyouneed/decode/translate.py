@@ -10,9 +10,10 @@ from allyouneed.decode.base import Hypothesis, device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.models import Model
-from allyouneed.tasks import UNK, Codec
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import FIRST_CLASS
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import UNK
 
 ROWS = 64  # texts classified at a time
 
@@ -71,9 +72,9 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for begin in range(0, len(order), ROWS):
         chosen = order[begin : begin + ROWS]
-        source_BS, valid_BS = pad_right([sources[i] for i in chosen], device_of(model))
+        source_BS, mask_BS = pad_right([sources[i] for i in chosen], device_of(model))
         with evaluating(model):
-            logprobs = list(_logprobs(model, source_BS, valid_BS, len(codec.classes)))
+            logprobs = list(_logprobs(model, source_BS, mask_BS, len(codec.classes)))
         if codec.each:  # the frame has no classes
             logprobs = [one_SV[codec.inside(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
         yield chosen, logprobs
@@ -86,11 +87,11 @@ def check_known(text: str, ids: Sequence[int], where: str) -> None:
         raise DataError(f"{where}: {text!r} {what}")
 
 
-def _logprobs(model: Model, source_BS: Tensor, valid_BS: Tensor | None, classes: int) -> Tensor:
+def _logprobs(model: Model, source_BS: Tensor, mask_BS: Tensor | None, classes: int) -> Tensor:
     if model.kind == "decoder":  # says a class by its id
-        logits_BSV, _ = model.step(source_BS, model.start(), valid_BS)
+        logits_BSV, _ = model.step(source_BS, model.start(), mask_BS)
         return logits_BSV.float().log_softmax(dim=-1).narrow(-1, FIRST_CLASS, classes)
-    return model.classify(source_BS, valid_BS).float().log_softmax(dim=-1)
+    return model.classify(source_BS, mask_BS).float().log_softmax(dim=-1)
 
 
 def _named(logprob_V: Tensor, classes: Sequence[str], config: SearchConfig) -> list[Answer]:

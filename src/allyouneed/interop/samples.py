@@ -7,9 +7,9 @@ from typing import Any
 
 from allyouneed.errors import UserError
 from allyouneed.folder import Bundle
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import UNK
-from allyouneed.tasks.text import blocks, pairs, resolve
+from allyouneed.text.codec import Codec
+from allyouneed.text.lines import blocks, pairs, resolve
+from allyouneed.text.specials import UNK
 from allyouneed.words import counted
 
 TEXTS = 16  # of the task

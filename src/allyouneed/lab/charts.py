@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from allyouneed.lab.pictures import FAINT, INK
+from allyouneed.inspection.pictures import FAINT, INK
 from allyouneed.storage import write_atomic, writing
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
+from allyouneed.mixers.parts.state import detach, select_rows
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.recurrent import GruConfig, LstmConfig, RnnConfig
 from allyouneed.mixers.reformer import ReformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.sparse import SparseConfig
-from allyouneed.mixers.state import detach, select_rows
 from allyouneed.mixers.window import WindowConfig
 from allyouneed.mixers.xl import XLConfig
 

@@ -1,6 +1,6 @@
 """The contract of a mixer: a layer that moves information between positions.
 
-    y, state = mixer(x_BTD, valid_BT=..., state=..., memory=...)
+    y, state = mixer(x_BTD, mask_BT=..., state=..., memory=...)
 
 One method serves whole sequences, segments and single steps: with a state, `x` holds only the new positions.
 `tests/contracts/` holds every clause of the contract as a property test over the whole table `MIXERS`:
@@ -39,12 +39,12 @@ class Memory:
     """What a cross mixer reads: vectors and which of them are real (None: all)."""
 
     x_BSD: Tensor
-    valid_BS: Tensor | None = None
+    mask_BS: Tensor | None = None
 
     def select(self, rows_B: Tensor) -> "Memory":
         """The memories of some rows of the batch."""
-        valid_BS = None if self.valid_BS is None else self.valid_BS.index_select(0, rows_B)
-        return Memory(self.x_BSD.index_select(0, rows_B), valid_BS)
+        mask_BS = None if self.mask_BS is None else self.mask_BS.index_select(0, rows_B)
+        return Memory(self.x_BSD.index_select(0, rows_B), mask_BS)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Mixer(nn.Module, ABC):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: State | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, State]:

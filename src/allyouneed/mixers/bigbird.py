@@ -26,8 +26,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Role
-from allyouneed.mixers.patterned import PatternedConfig
-from allyouneed.mixers.rectangles import Band, grouped
+from allyouneed.mixers.parts.block_sparse import Band, grouped
+from allyouneed.mixers.parts.patterned import PatternedConfig
 
 
 class BigBirdConfig(PatternedConfig):

@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import packed
-from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
-from allyouneed.mixers.state import Growable, join_fields
+from allyouneed.mixers.parts.kv_cache import packed
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
+from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.mixers.xl import Distances, Known, farthest, longer, nearest, shift
 from allyouneed.positions import ScorePosition
 
@@ -140,7 +140,7 @@ class Compressive(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: CompressiveState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, CompressiveState]:
@@ -148,8 +148,8 @@ class Compressive(Mixer):
         if isinstance(seen, Tensor) and bool((seen == seen[0]).all()):
             seen = int(seen[0])
             state = None if state is None else self._unpadded(state, seen)
-        if valid_BT is not None or isinstance(seen, Tensor):
-            return self._row_by_row(x_BTD, valid_BT, state)
+        if mask_BT is not None or isinstance(seen, Tensor):
+            return self._row_by_row(x_BTD, mask_BT, state)
         return self._forward(x_BTD, state, seen)
 
     def _forward(self, x_BTD: Tensor, state: CompressiveState | None, seen: int) -> tuple[Tensor, CompressiveState]:
@@ -275,15 +275,15 @@ class Compressive(Mixer):
         return (read[0] - read[1]).square().sum() / D
 
     def _row_by_row(
-        self, x_BTD: Tensor, valid_BT: Tensor | None, state: CompressiveState | None
+        self, x_BTD: Tensor, mask_BT: Tensor | None, state: CompressiveState | None
     ) -> tuple[Tensor, CompressiveState]:
         """Rows whose real positions differ: each is read without its padding."""
         outputs, rows = [], []
         for row in range(x_BTD.shape[0]):
             here = slice(row, row + 1)
             real_N = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-            if valid_BT is not None:
-                real_N = valid_BT[row].nonzero()[:, 0]
+            if mask_BT is not None:
+                real_N = mask_BT[row].nonzero()[:, 0]
             alone = self._nothing(x_BTD[here]) if state is None else self._of_row(state, row)
             y = torch.zeros_like(x_BTD[here])
             if len(real_N):

@@ -20,10 +20,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
-from allyouneed.mixers.past import pushed_left
-from allyouneed.mixers.projections import initialise, refuse_state
-from allyouneed.mixers.state import Growable
-from allyouneed.mixers.taps import Taps
+from allyouneed.mixers.parts.conv_window import ConvWindow
+from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.projections import initialise, refuse_state
+from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
 
@@ -37,9 +37,9 @@ class ConvolutionConfig(MixerConfig):
     dilation: PositiveInt = 1  # how far they stand apart
 
     @property
-    def taps(self) -> Taps:
+    def taps(self) -> ConvWindow:
         """Which positions are read."""
-        return Taps(self.kernel, self.dilation)
+        return ConvWindow(self.kernel, self.dilation)
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Convolution":
         self.require(role, position)
@@ -73,14 +73,14 @@ class Convolution(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: ConvolutionState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, ConvolutionState | None]:
         order_BT, real_B = None, None
-        if valid_BT is not None:  # a convolution sees who stands beside whom, so padding between tokens has to go
-            order_BT, real_B = pushed_left(valid_BT), valid_BT.sum(dim=1)
-            x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0).gather(1, _wide(order_BT, x_BTD))
+        if mask_BT is not None:  # a convolution sees who stands beside whom, so padding between tokens has to go
+            order_BT, real_B = pushed_left(mask_BT), mask_BT.sum(dim=1)
+            x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0).gather(1, _wide(order_BT, x_BTD))
         if self.role == "causal":
             past = self.taps.start(x_BTD, self.width) if state is None else state.past
             windows_BTN, past = self.taps.causal(x_BTD, past, real_B)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
-from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
 Sums = TypeVar("Sums")  # a state
@@ -60,7 +60,7 @@ class Linear(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: "SumState | None" = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, "SumState | None"]:
@@ -73,12 +73,12 @@ class Linear(Mixer):
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                y_BHTK, state = by_segments(_read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), valid_BT, state)
+                y_BHTK, state = by_segments(_read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), mask_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
                 if k_BHSK is not None and v_BHSK is not None:
-                    valid = valid_BT if memory is None else memory.valid_BS
+                    valid = mask_BT if memory is None else memory.mask_BS
                     state = SumState(total(feature(widened(k_BHSK)), widened(v_BHSK), valid))
                 assert state is not None
                 y_BHTK = read(feature(widened(q_BHTK)), state.sum_BHMR)
@@ -89,7 +89,7 @@ def by_segments(
     read: Callable[..., tuple[Tensor, Sums]],
     segment: int,
     queries_keys_values: tuple[Tensor, ...],
-    valid_BT: Tensor | None,
+    mask_BT: Tensor | None,
     state: Sums | None,
 ) -> tuple[Tensor, Sums]:
     """A long text, segment by segment through the state: what is computed in between stays in the cache.
@@ -99,7 +99,7 @@ def by_segments(
     outputs = []
     parts = zip(*(x.split(segment, dim=2) for x in queries_keys_values), strict=True)
     for number, (q, k, v) in enumerate(parts):
-        valid = None if valid_BT is None else valid_BT[:, number * segment : (number + 1) * segment]
+        valid = None if mask_BT is None else mask_BT[:, number * segment : (number + 1) * segment]
         y, state = read(q, k, v, valid, state)
         outputs.append(y)
     assert state is not None
@@ -107,9 +107,9 @@ def by_segments(
 
 
 def _read(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: "SumState | None"
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: "SumState | None"
 ) -> tuple[Tensor, "SumState"]:
-    return read_causally(feature(widened(q_BHTK)), feature(widened(k_BHTK)), widened(v_BHTK), valid_BT, state)
+    return read_causally(feature(widened(q_BHTK)), feature(widened(k_BHTK)), widened(v_BHTK), mask_BT, state)
 
 
 def feature(x: Tensor) -> Tensor:
@@ -129,14 +129,14 @@ def with_ones(v_BHSK: Tensor) -> Tensor:
     return F.pad(v_BHSK, (0, 1), value=1.0)
 
 
-def hide(x_BHSM: Tensor, valid_BS: Tensor | None) -> Tensor:
+def hide(x_BHSM: Tensor, mask_BS: Tensor | None) -> Tensor:
     """Key features that weigh nothing, and values that add nothing, where there is only padding."""
-    return x_BHSM if valid_BS is None else x_BHSM.masked_fill(~valid_BS[:, None, :, None], 0.0)
+    return x_BHSM if mask_BS is None else x_BHSM.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
-def total(k_BHSM: Tensor, v_BHSK: Tensor, valid_BS: Tensor | None) -> Tensor:
+def total(k_BHSM: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
     """S over whole sequences."""
-    return hide(k_BHSM, valid_BS).mT @ hide(with_ones(v_BHSK), valid_BS)
+    return hide(k_BHSM, mask_BS).mT @ hide(with_ones(v_BHSK), mask_BS)
 
 
 def read(q_BHTM: Tensor, sum_BHMR: Tensor) -> Tensor:
@@ -150,11 +150,11 @@ def divide(y: Tensor) -> Tensor:
 
 
 def read_causally(
-    q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: SumState | None
+    q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: SumState | None
 ) -> tuple[Tensor, SumState]:
     """Each position reads itself and what stands before it, chunk by chunk."""
     T = q_BHTM.shape[2]
-    k_BHTM, v_BHTR = hide(k_BHTM, valid_BT), hide(with_ones(v_BHTK), valid_BT)
+    k_BHTM, v_BHTR = hide(k_BHTM, mask_BT), hide(with_ones(v_BHTK), mask_BT)
     if T == 1:
         sum_BHMR = k_BHTM.mT @ v_BHTR
         sum_BHMR = sum_BHMR if state is None else state.sum_BHMR + sum_BHMR

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from allyouneed.errors import DataError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions
-from allyouneed.mixers.projections import HeadsConfig, Projections, given, refuse_state
-from allyouneed.mixers.state import join_fields
+from allyouneed.mixers.parts.kv_cache import count_positions
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, given, refuse_state
+from allyouneed.mixers.parts.state import join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -90,33 +90,33 @@ class Linformer(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: SlotState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, SlotState | None]:
         if self.role == "cross":
             if state is None:
                 read = given(memory)
-                state = self._slots(read.x_BSD, read.valid_BS)
+                state = self._slots(read.x_BSD, read.mask_BS)
             return self._read(self.project.queries(x_BTD), state), state
         refuse_state(state)
-        return self._read(self.project.queries(x_BTD), self._slots(x_BTD, valid_BT)), None
+        return self._read(self.project.queries(x_BTD), self._slots(x_BTD, mask_BT)), None
 
-    def _slots(self, x_BSD: Tensor, valid_BS: Tensor | None) -> SlotState:
+    def _slots(self, x_BSD: Tensor, mask_BS: Tensor | None) -> SlotState:
         S = x_BSD.shape[1]
-        longest = S if valid_BS is None else int(valid_BS.sum(dim=1).max())
+        longest = S if mask_BS is None else int(mask_BS.sum(dim=1).max())
         if longest > self.config.max_length:
             raise DataError(
                 f"a sequence of {longest} tokens, but the linformer's projection ends at {self.config.max_length}; "
                 "shorten it, or train with a larger mixer.max_length"
             )
-        if valid_BS is None:
+        if mask_BS is None:
             along, something_B = self.along_NHRS[:, None, :, :, :S], None
         else:
-            column_BS, something_B = count_positions(valid_BS, S, x_BSD.device), valid_BS.any(dim=1)
-            along = self.along_NHRS[..., column_BS].movedim(-2, 1) * valid_BS[:, None, None, :]  # (N, B, H, R, S)
+            column_BS, something_B = count_positions(mask_BS, S, x_BSD.device), mask_BS.any(dim=1)
+            along = self.along_NHRS[..., column_BS].movedim(-2, 1) * mask_BS[:, None, None, :]  # (N, B, H, R, S)
             # Padding may hold anything, and zero times infinity is no number.
-            x_BSD = x_BSD.masked_fill(~valid_BS.unsqueeze(-1), 0.0)
+            x_BSD = x_BSD.masked_fill(~mask_BS.unsqueeze(-1), 0.0)
         if self.config.sums_up_first(S):
             return SlotState(*self._project(along.squeeze(2), x_BSD), something_B)
         k_BHSK, v_BHSK = self.project.split(self.project.keys_and_values(x_BSD), 2)

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import compact, count_positions, packed
-from allyouneed.mixers.patterned import Patterned, PatternedConfig
-from allyouneed.mixers.projections import Projections, refuse_state
-from allyouneed.mixers.rectangles import Band, grouped
-from allyouneed.mixers.state import Growable, join_numbers, join_padded
+from allyouneed.mixers.parts.block_sparse import Band, grouped
+from allyouneed.mixers.parts.kv_cache import compact, count_positions, packed
+from allyouneed.mixers.parts.patterned import Patterned, PatternedConfig
+from allyouneed.mixers.parts.projections import Projections, refuse_state
+from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
 
@@ -100,7 +100,7 @@ class Local(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: LocalState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, LocalState | None]:
@@ -109,7 +109,7 @@ class Local(Mixer):
         packed_BTN = self.project.query_key_value(x_BTD)
         q_BHTK, k_BHTK, v_BHTK = self.project.split(packed_BTN, 3)
         new = packed_BTN[..., self.project.width :]
-        place = count_positions(valid_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins
+        place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins
         if state is not None:
             place = place + (state.past.length if state.begun_B is None else state.begun_B.unsqueeze(1))
         if self.position is not None:  # only distances inside a block matter
@@ -117,9 +117,9 @@ class Local(Mixer):
             q_BHTK, turned_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
             if turned_BHTK is not k_BHTK:
                 new = packed(turned_BHTK, v_BHTK)
-        if valid_BT is None and (state is None or state.begun_B is None):
+        if mask_BT is None and (state is None or state.begun_B is None):
             return self._read_evenly(q_BHTK, new, place, state)
-        return self._read_unevenly(q_BHTK, new, place, valid_BT, state)
+        return self._read_unevenly(q_BHTK, new, place, mask_BT, state)
 
     def _read_evenly(
         self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
@@ -142,11 +142,11 @@ class Local(Mixer):
         return y_BTD, LocalState(line, None)
 
     def _read_unevenly(
-        self, q_BHTK: Tensor, new_BTN: Tensor, place: Tensor, valid_BT: Tensor | None, state: LocalState | None
+        self, q_BHTK: Tensor, new_BTN: Tensor, place: Tensor, mask_BT: Tensor | None, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
         """Rows differ: each becomes a line without padding, beginning with the block of its state."""
         (B, T, _), device = new_BTN.shape, new_BTN.device
-        real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if valid_BT is None else valid_BT
+        real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
         both_BSN, R = new_BTN, 0
         if state is not None:
             R = state.past.length

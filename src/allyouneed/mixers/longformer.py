@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import SHORT, count_positions, pushed_left
-from allyouneed.mixers.projections import HeadsConfig, Projections, initialise, refuse_state
-from allyouneed.mixers.rectangles import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
+from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
+from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, pushed_left
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.positions import ScorePosition
 
 
@@ -91,19 +91,19 @@ class Longformer(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: State | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, None]:
         refuse_state(state)
-        if valid_BT is None:
+        if mask_BT is None:
             return self._read(x_BTD), None
-        x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0)  # padding may hold anything
+        x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)  # padding may hold anything
         if x_BTD.shape[1] <= SHORT:
-            return self._read_together(x_BTD, valid_BT), None
+            return self._read_together(x_BTD, mask_BT), None
         rows = []
-        for x_TD, valid_T in zip(x_BTD, valid_BT, strict=True):  # each row without its padding
-            real_N = valid_T.nonzero()[:, 0]
+        for x_TD, mask_T in zip(x_BTD, mask_BT, strict=True):  # each row without its padding
+            real_N = mask_T.nonzero()[:, 0]
             if len(real_N):
                 read_ND = self._read(x_TD.index_select(0, real_N)[None])[0]
                 rows.append(read_ND.new_zeros(x_TD.shape).index_copy(0, real_N, read_ND))
@@ -137,12 +137,12 @@ class Longformer(Mixer):
         y_BTHK = torch.cat([global_BHGK.transpose(1, 2), y_BHTK.transpose(1, 2)[:, G:]], dim=1)
         return self.project.merge(y_BTHK.transpose(1, 2))
 
-    def _read_together(self, x_BTD: Tensor, valid_BT: Tensor) -> Tensor:
+    def _read_together(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Short rows with padding: one call for everybody and one for the global positions, with masks."""
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
-        place_BT = count_positions(valid_BT, T, valid_BT.device)
+        place_BT = count_positions(mask_BT, T, mask_BT.device)
         # The first real slots of each row; where there are fewer, padding, whose results mean nothing.
-        slot_BG = pushed_left(valid_BT)[:, : self.config.everywhere]
+        slot_BG = pushed_left(mask_BT)[:, : self.config.everywhere]
         place_BG = place_BT.gather(1, slot_BG)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         chosen_BGD = x_BTD.gather(1, slot_BG.unsqueeze(-1).expand(-1, -1, D))
@@ -154,7 +154,7 @@ class Longformer(Mixer):
         bias, far_bias = None, None
         if scheme is not None:
             bias, far_bias = scheme(q_BHTK, place_BT, place_BT), scheme(far_BHGK, place_BG, place_BT)
-        real_B11T = valid_BT[:, None, None]
+        real_B11T = mask_BT[:, None, None]
         visible = self.config.pattern.sees(place_BT[:, None, :, None], place_BT[:, None, None]) & real_B11T
         y_BHTK = soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=visible)
         global_BHGK = soft_lookup(far_BHGK, keys, values, bias=far_bias, visible=real_B11T)

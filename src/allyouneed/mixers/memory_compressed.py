@@ -30,10 +30,10 @@ from torch.utils.checkpoint import checkpoint
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import compact, next_positions
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import Band, attend_sparsely, bias_of, has_kernel
-from allyouneed.mixers.state import Growable, join_numbers, join_padded
+from allyouneed.mixers.parts.block_sparse import Band, attend_sparsely, bias_of, has_kernel
+from allyouneed.mixers.parts.kv_cache import compact, next_positions
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
 BLOCK = 512  # queries that are read at a time
@@ -117,7 +117,7 @@ class MemoryCompressed(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: CompressedState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, CompressedState | None]:
@@ -125,20 +125,20 @@ class MemoryCompressed(Mixer):
             if state is None:
                 if memory is None:
                     raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-                state = self._whole(self.project.key_value(memory.x_BSD), memory.valid_BS)
+                state = self._whole(self.project.key_value(memory.x_BSD), memory.mask_BS)
             return self._read(self.project.queries(x_BTD), state, None), state
         if self.role == "bidirectional":
             refuse_state(state)
         packed_BTN = self.project.query_key_value(x_BTD)
         (q_BHTK,) = self.project.split(packed_BTN[..., : self.project.width], 1)
         new = packed_BTN[..., self.project.width :]
-        even = valid_BT is None and (state is None or isinstance(state.seen, int))
-        place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
+        even = mask_BT is None and (state is None or isinstance(state.seen, int))
+        place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)
         if self.position is not None:
             q_BHTK = self.position.rotate(q_BHTK, place)
         if self.role == "bidirectional":
-            return self._read(q_BHTK, self._whole(new, valid_BT), place), None
-        state = self._grown_evenly(new, state) if even else self._grown_unevenly(new, valid_BT, state)
+            return self._read(q_BHTK, self._whole(new, mask_BT), place), None
+        state = self._grown_evenly(new, state) if even else self._grown_unevenly(new, mask_BT, state)
         return self._read(q_BHTK, state, place), state
 
     # Compression.
@@ -177,9 +177,9 @@ class MemoryCompressed(Mixer):
     def _null(self, like_BSN: Tensor) -> Tensor:
         return self.null_N.to(like_BSN.dtype).expand(like_BSN.shape[0], 1, -1)
 
-    def _whole(self, new_BTN: Tensor, valid_BT: Tensor | None) -> CompressedState:
+    def _whole(self, new_BTN: Tensor, mask_BT: Tensor | None) -> CompressedState:
         """All slots of a text that is there as a whole; the last one may end in zeros."""
-        line, seen = (new_BTN, new_BTN.shape[1]) if valid_BT is None else (compact(new_BTN, valid_BT), valid_BT.sum(1))
+        line, seen = (new_BTN, new_BTN.shape[1]) if mask_BT is None else (compact(new_BTN, mask_BT), mask_BT.sum(1))
         line = F.pad(line, (0, 0, 0, -line.shape[1] % self.config.stride))
         slots = self._compress(line, 0, seen)
         return CompressedState(Growable(torch.cat([self._null(slots), slots], dim=1)), line[:, :0].clone(), seen)
@@ -199,11 +199,11 @@ class MemoryCompressed(Mixer):
         return CompressedState(slots, line_BLN[:, complete:].clone(), before + new_BTN.shape[1])
 
     def _grown_unevenly(
-        self, new_BTN: Tensor, valid_BT: Tensor | None, state: CompressedState | None
+        self, new_BTN: Tensor, mask_BT: Tensor | None, state: CompressedState | None
     ) -> CompressedState:
         """Rows differ: each becomes a line without padding, and its slots are written behind those it has."""
         (B, T, N), device, stride = new_BTN.shape, new_BTN.device, self.config.stride
-        real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if valid_BT is None else valid_BT
+        real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
         old, seen_B, both_BSN = self._null(new_BTN), torch.zeros(B, dtype=torch.long, device=device), new_BTN
         if state is not None:
             old, seen_B = state.slots.tensor, seen_B + state.seen

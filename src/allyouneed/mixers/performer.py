@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role
 from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, with_ones
-from allyouneed.mixers.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
 CHUNK = 128  # positions; more features than linear attention has want larger chunks: 64 take 1.6 times as long
@@ -87,7 +87,7 @@ class Performer(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: ScaledState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, ScaledState | None]:
@@ -100,12 +100,12 @@ class Performer(Mixer):
             if self.role == "causal":
                 assert k_BHSK is not None
                 assert v_BHSK is not None
-                y_BHTK, state = by_segments(self._read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), valid_BT, state)
+                y_BHTK, state = by_segments(self._read, SEGMENT, (q_BHTK, k_BHSK, v_BHSK), mask_BT, state)
             else:
                 if self.role == "bidirectional":
                     refuse_state(state)
                 if k_BHSK is not None and v_BHSK is not None:
-                    valid = valid_BT if memory is None else memory.valid_BS
+                    valid = mask_BT if memory is None else memory.mask_BS
                     k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, valid))
                     state = ScaledState(k_BHSM.mT @ hide(with_ones(widened(v_BHSK)), valid), largest_BH11)
                 assert state is not None
@@ -113,20 +113,20 @@ class Performer(Mixer):
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
     def _read(
-        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: ScaledState | None
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: ScaledState | None
     ) -> tuple[Tensor, ScaledState]:
-        values = hide(with_ones(widened(v_BHTK)), valid_BT)
-        return read_scaled(self._query_features(q_BHTK), self._exponents(k_BHTK, valid_BT), values, state)
+        values = hide(with_ones(widened(v_BHTK)), mask_BT)
+        return read_scaled(self._query_features(q_BHTK), self._exponents(k_BHTK, mask_BT), values, state)
 
     def _query_features(self, q_BHTK: Tensor) -> Tensor:
         exponent_BHTM = self._exponents(q_BHTK)
         return (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
 
-    def _exponents(self, x_BHTK: Tensor, valid_BT: Tensor | None = None) -> Tensor:
+    def _exponents(self, x_BHTK: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         x_BHTK = widened(x_BHTK) * self.shape[-1] ** -0.25
         direction_HMK = self.direction_HMK.to(x_BHTK.dtype)
         exponent_BHTM = x_BHTK @ direction_HMK.mT - x_BHTK.square().sum(dim=-1, keepdim=True) / 2
-        return exponent_BHTM if valid_BT is None else exponent_BHTM.masked_fill(~valid_BT[:, None, :, None], EMPTY)
+        return exponent_BHTM if mask_BT is None else exponent_BHTM.masked_fill(~mask_BT[:, None, :, None], EMPTY)
 
 
 def scaled(exponent: Tensor) -> tuple[Tensor, Tensor]:

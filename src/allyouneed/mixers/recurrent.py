@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
-from allyouneed.mixers.past import pushed_left
-from allyouneed.mixers.projections import full_precision, initialise, refuse_state, widened
-from allyouneed.mixers.rectangles import has_kernel
-from allyouneed.mixers.scan import scan_gru, scan_lstm, scan_rnn
+from allyouneed.mixers.parts.block_sparse import has_kernel
+from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.projections import full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.parts.scan import scan_gru, scan_lstm, scan_rnn
 from allyouneed.positions import ScorePosition
 
 CellKind = Literal["rnn", "lstm", "gru"]
@@ -178,14 +178,14 @@ class Recurrent(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: RecurrentState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, RecurrentState | None]:
         if self.role == "causal":
-            return run(self.forth, x_BTD, valid_BT, state)
+            return run(self.forth, x_BTD, mask_BT, state)
         refuse_state(state)
-        return run_both_ways(self.forth, self.back, x_BTD, valid_BT)[0], None
+        return run_both_ways(self.forth, self.back, x_BTD, mask_BT)[0], None
 
     def advance(
         self, x_BD: Tensor, *, state: RecurrentState | None = None, memory: Memory | None = None
@@ -197,29 +197,29 @@ class Recurrent(Mixer):
 
 
 def run(
-    cell: Cell, x_BTD: Tensor, valid_BT: Tensor | None, state: RecurrentState | None = None
+    cell: Cell, x_BTD: Tensor, mask_BT: Tensor | None, state: RecurrentState | None = None
 ) -> tuple[Tensor, RecurrentState]:
     """h of every position, and the last state; padded positions leave it as it is."""
     state = state or cell.start(x_BTD, x_BTD.shape[0])
-    if valid_BT is None:
+    if mask_BT is None:
         y_BTK, state = cell(x_BTD, state)
         return y_BTK, state
     # Real positions first, in their order. What stands behind them is read too, but nobody looks.
-    order_BT = pushed_left(valid_BT)
+    order_BT = pushed_left(mask_BT)
     # Padding may hold anything, and zero times infinity is no number.
-    x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
+    x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
     h_TBK, c_TBK = cell.every(x_BTD, state)
     place_BT = order_BT.argsort(dim=1)
     y_BTK = h_TBK.transpose(0, 1).gather(1, place_BT.unsqueeze(-1).expand(-1, -1, cell.width))
-    length_B = valid_BT.sum(dim=1)
+    length_B = mask_BT.sum(dim=1)
     h_BK = _after(h_TBK, length_B, state.h_BK)
     return y_BTK, RecurrentState(h_BK, None if c_TBK is None else _after(c_TBK, length_B, state.c_BK))
 
 
-def run_both_ways(forth: Cell, back: Cell, x_BTD: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
+def run_both_ways(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
     """[h from the left; h from the right] of every position, and the state in which the second ends: at the first."""
-    left_BTK, _ = run(forth, x_BTD, valid_BT)
-    right_BTK, last = run(back, x_BTD.flip(1), None if valid_BT is None else valid_BT.flip(1))
+    left_BTK, _ = run(forth, x_BTD, mask_BT)
+    right_BTK, last = run(back, x_BTD.flip(1), None if mask_BT is None else mask_BT.flip(1))
     return torch.cat([left_BTK, right_BTK.flip(1)], dim=-1), last
 
 

@@ -36,12 +36,12 @@ from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
-from allyouneed.mixers.buckets import PADDING, Reach, attend_in_buckets, sees
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import count_positions, extend_valid, join_pasts, packed
-from allyouneed.mixers.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
-from allyouneed.mixers.rectangles import bias_of
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.parts.block_sparse import bias_of
+from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
+from allyouneed.mixers.parts.kv_cache import count_positions, extend_valid, join_pasts, packed
+from allyouneed.mixers.parts.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
 EPSILON = 1e-6  # of the mean square of a query, as in Hugging Face's port: a query of length zero has no direction
@@ -133,7 +133,7 @@ class Reformer(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: BucketState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, BucketState | None]:
@@ -142,16 +142,16 @@ class Reformer(Mixer):
         B, T, D = x_BTD.shape
         with full_precision(x_BTD):  # rounded queries would fall into other buckets
             packed_BTN = self.query_value(x_BTD.to(self.query_value.weight.dtype))
-            if valid_BT is not None:  # padding may hold anything
-                packed_BTN = packed_BTN.masked_fill(~valid_BT.unsqueeze(-1), 0.0)
+            if mask_BT is not None:  # padding may hold anything
+                packed_BTN = packed_BTN.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
             q_BHTK, v_BHTK = self._split(packed_BTN)
             place = None
             if self.position is not None:
-                place = _places(state, valid_BT, B, T, x_BTD.device)
+                place = _places(state, mask_BT, B, T, x_BTD.device)
                 q_BHTK = self.position.rotate(q_BHTK, place[..., -T:])
             k_BHTK = q_BHTK * (q_BHTK.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
             kept_BTN = packed(k_BHTK, v_BHTK)
-            grown = _grow(state, kept_BTN, self._hash(q_BHTK, valid_BT))
+            grown = _grow(state, kept_BTN, self._hash(q_BHTK, mask_BT))
             if state is not None and T == 1 and map_sink() is None:
                 y_BHTK = self._step(q_BHTK, state, grown, place)
             else:
@@ -166,14 +166,14 @@ class Reformer(Mixer):
         return x_BSN.unflatten(2, (2 * self.config.heads, -1)).transpose(1, 2).chunk(2, dim=1)
 
     @torch.no_grad()
-    def _hash(self, q_BHTK: Tensor, valid_BT: Tensor | None) -> Tensor:
+    def _hash(self, q_BHTK: Tensor, mask_BT: Tensor | None) -> Tensor:
         """The buckets of each position for each head and round: (B, T, H R)."""
         rotation_HKM = widened(self.rotation_HKM).to(widened(q_BHTK).dtype)
         step = max(1, AT_ONCE // max(1, rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
         pieces = [self._numbers(widened(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
         bucket_BHTR = torch.cat(pieces, dim=2)
         bucket_BTN = bucket_BHTR.transpose(1, 2).flatten(2)
-        return bucket_BTN if valid_BT is None else bucket_BTN.masked_fill(~valid_BT.unsqueeze(-1), PADDING)
+        return bucket_BTN if mask_BT is None else bucket_BTN.masked_fill(~mask_BT.unsqueeze(-1), PADDING)
 
     def _numbers(self, turned_BHTM: Tensor) -> Tensor:
         """From what the rotations make of queries to the buckets in which they lie: (B, H, T, R), 16-bit."""
@@ -239,9 +239,9 @@ def _grow(state: BucketState | None, kept_BTN: Tensor, bucket_BTM: Tensor) -> Bu
     return BucketState(state.past.append(kept_BTN), state.bucket.append(bucket_BTM))
 
 
-def _places(state: BucketState | None, valid_BT: Tensor | None, B: int, T: int, device: torch.device) -> Tensor:
+def _places(state: BucketState | None, mask_BT: Tensor | None, B: int, T: int, device: torch.device) -> Tensor:
     """The positions of all slots, old and new: (S), or (B, S) where rows differ."""
     old_BS, before = None, 0
     if state is not None:
         old_BS, before = state.bucket.tensor[:, :, 0] != PADDING, state.bucket.length
-    return count_positions(extend_valid(old_BS, valid_BT, B, before, T), before + T, device)
+    return count_positions(extend_valid(old_BS, mask_BT, B, before, T), before + T, device)

@@ -21,9 +21,9 @@ from allyouneed import kernels
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import CrossState, SoftmaxState, count_positions, extend_valid
-from allyouneed.mixers.projections import refuse_state
-from allyouneed.mixers.state import Growable
+from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_valid
+from allyouneed.mixers.parts.projections import refuse_state
+from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
 
@@ -124,7 +124,7 @@ class Softmax(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: SoftmaxState | CrossState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
@@ -134,10 +134,10 @@ class Softmax(Mixer):
         if self.role == "bidirectional":
             refuse_state(state)
         assert state is None or isinstance(state, SoftmaxState)
-        return self._read_self(x_BTD, valid_BT, state)
+        return self._read_self(x_BTD, mask_BT, state)
 
     def _read_self(
-        self, x_BTD: Tensor, valid_BT: Tensor | None, state: SoftmaxState | None
+        self, x_BTD: Tensor, mask_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
         packed_BTN = self.query_key_value(x_BTD)
@@ -145,11 +145,11 @@ class Softmax(Mixer):
         kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
         before = state.past.length if state is not None else 0
-        valid_BS = extend_valid(state.valid_BS if state else None, valid_BT, B, before, T)
+        mask_BS = extend_valid(state.mask_BS if state else None, mask_BT, B, before, T)
 
         bias = None
         if self.position is not None:
-            key_position = count_positions(valid_BS, before + T, x_BTD.device)
+            key_position = count_positions(mask_BS, before + T, x_BTD.device)
             query_position = key_position[..., before:]
             asked = self.queries + self.keys
             both = self._split_heads(packed_BTN[..., :asked], self.heads + self.groups)
@@ -164,11 +164,11 @@ class Softmax(Mixer):
         if state is not None:
             k_BGSK, v_BGSR = self.keys_values(past.tensor)
         # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
-        triangle = causal and before == 0 and valid_BS is None
-        visible = None if triangle else self._visible(valid_BS, T, before, x_BTD)
+        triangle = causal and before == 0 and mask_BS is None
+        visible = None if triangle else self._visible(mask_BS, T, before, x_BTD)
         y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, visible, triangle and T > 1)
         y_BTD = self.output(y_BHTR.transpose(1, 2).flatten(2))
-        return y_BTD, SoftmaxState(past, valid_BS) if causal else None
+        return y_BTD, SoftmaxState(past, mask_BS) if causal else None
 
     def advance(
         self, x_BD: Tensor, *, state: SoftmaxState | CrossState | None = None, memory: Memory | None = None
@@ -176,7 +176,7 @@ class Softmax(Mixer):
         B = x_BD.shape[0]
         if isinstance(state, CrossState):
             return self._advance_cross(x_BD, state)
-        if state is None or (state.valid_BS is not None and self.position is not None):
+        if state is None or (state.mask_BS is not None and self.position is not None):
             return super().advance(x_BD, state=state, memory=memory)
         packed_BN, place = self.query_key_value(x_BD), state.past.length
         if self.position is not None:  # the past keeps turned keys
@@ -193,35 +193,35 @@ class Softmax(Mixer):
             bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
         past = state.past.append(kept.unsqueeze(1))
         k_BGSK, v_BGSR = self.keys_values(past.tensor)
-        valid_BS = extend_valid(state.valid_BS, None, B, place, 1)
+        mask_BS = extend_valid(state.mask_BS, None, B, place, 1)
         if map_sink() is None and kernels.usable(query):
             added = None if bias is None else bias.flatten(-2)
-            return self.output(self._attend(query, k_BGSK, v_BGSR, valid_BS, added)), SoftmaxState(past, valid_BS)
-        y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, self._visible(valid_BS, 1, place, x_BD), False)
-        return self.output(y_BHTR.reshape(B, -1)), SoftmaxState(past, valid_BS)
+            return self.output(self._attend(query, k_BGSK, v_BGSR, mask_BS, added)), SoftmaxState(past, mask_BS)
+        y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, self._visible(mask_BS, 1, place, x_BD), False)
+        return self.output(y_BHTR.reshape(B, -1)), SoftmaxState(past, mask_BS)
 
     def _attend(
-        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, valid_MS: Tensor | None, added: Tensor | None = None
+        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, mask_MS: Tensor | None, added: Tensor | None = None
     ) -> Tensor:
         """The kernel's attention of one query for each row: (B, H R)."""
         if self.groups == self.heads:
-            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, valid_MS, added)
+            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, mask_MS, added)
         # To the kernel, queries that share keys are rows that share a memory.
         B, G, J = query_BN.shape[0], self.groups, self.heads // self.groups
         if added is not None:
             added = added.expand(B, self.heads, -1).unflatten(1, (G, J)).transpose(1, 2).flatten(0, 1)
         rows = query_BN.view(B, G, J, -1).transpose(1, 2).reshape(B * J, -1)
-        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, valid_MS, added)
+        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, mask_MS, added)
         return y.view(B, J, G, -1).transpose(1, 2).reshape(B, -1)
 
     def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
         B, N = x_BD.shape[0], state.k_NHSK.shape[0]
         if map_sink() is None and kernels.usable(x_BD):
             state = state.by_rows()
-            y_BM = self._attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, state.valid_NS)
+            y_BM = self._attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, state.mask_NS)
             return self.output(y_BM), state
         q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
-        visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
+        visible = None if state.mask_NS is None else state.mask_NS[:, None, None, :]
         if B == 1:
             y_NHTR = self._look_up(q_NHTK, state.by_rows().k_NHSK, state.v_NHSR, None, visible, False)
         else:  # many rows, few queries each: the fused kernel is slower than its parts on keys that stand by columns
@@ -232,9 +232,9 @@ class Softmax(Mixer):
             y_NHTR = lookup(alpha_NHTS, state.v_NHSR)
         return self.output(y_NHTR.transpose(1, 2).reshape(B, -1)), state
 
-    def _visible(self, valid_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
+    def _visible(self, mask_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
-        visible = None if valid_BS is None else valid_BS[:, None, None, :]
+        visible = None if mask_BS is None else mask_BS[:, None, None, :]
         if self.role == "causal" and T > 1:
             past_TS = torch.ones(T, before + T, dtype=torch.bool, device=like.device).tril(before)
             visible = past_TS if visible is None else visible & past_TS
@@ -246,12 +246,12 @@ class Softmax(Mixer):
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
             k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.x_BSD))
-            state = CrossState(k_NHSK, v_NHSR, memory.valid_BS)
+            state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
         state = state.by_rows()
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.queries), self.heads)
-        visible = None if state.valid_NS is None else state.valid_NS[:, None, None, :]
+        visible = None if state.mask_NS is None else state.mask_NS[:, None, None, :]
         y = self._look_up(q, state.k_NHSK, state.v_NHSR, None, visible, False)
         return self.output(y.transpose(1, 2).reshape(B, T, -1)), state
 

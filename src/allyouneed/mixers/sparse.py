@@ -22,8 +22,8 @@ import torch
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
 from allyouneed.mixers.base import Cost, Role
-from allyouneed.mixers.patterned import PatternedConfig
-from allyouneed.mixers.rectangles import Band, Pattern, bands_of, grouped
+from allyouneed.mixers.parts.block_sparse import Band, Pattern, bands_of, grouped
+from allyouneed.mixers.parts.patterned import PatternedConfig
 
 ROWS = 128  # queries of a column that are read at once: fewer waste calls, more compute what is masked
 

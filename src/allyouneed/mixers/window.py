@@ -22,10 +22,10 @@ from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.past import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
-from allyouneed.mixers.projections import HeadsConfig, Projections, refuse_state
-from allyouneed.mixers.rectangles import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
-from allyouneed.mixers.state import Growable, join_fields
+from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
+from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -89,21 +89,21 @@ class Window(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: WindowState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, WindowState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
-        if valid_BT is not None:  # padding may hold anything, and zero times infinity is no number
-            x_BTD = x_BTD.masked_fill(~valid_BT.unsqueeze(-1), 0.0)
-        q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, valid_BT, state)
+        if mask_BT is not None:  # padding may hold anything, and zero times infinity is no number
+            x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
+        q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, mask_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
-        if valid_BT is not None and state is None and T <= SHORT:
-            y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, valid_BT)
-            return self.project.merge(y_BHTK), self._remembered(k_BHTK, v_BHTK, valid_BT)
-        if valid_BT is not None or (real_BS is not None and T > 1):
-            y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, valid_BT, state)
+        if mask_BT is not None and state is None and T <= SHORT:
+            y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, mask_BT)
+            return self.project.merge(y_BHTK), self._remembered(k_BHTK, v_BHTK, mask_BT)
+        if mask_BT is not None or (real_BS is not None and T > 1):
+            y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, mask_BT, state)
             return self.project.merge(y_BHTK), state
         if self.role == "bidirectional":
             return self.project.merge(self._read(q_BHTK, k_BHTK, v_BHTK)), None
@@ -118,12 +118,12 @@ class Window(Mixer):
         seen = T + (state.seen if state else 0)
         return y_BTD, WindowState(past.keep_last(self.reach), real_BS, seen)
 
-    def _turned(self, x_BTD: Tensor, valid_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
+    def _turned(self, x_BTD: Tensor, mask_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
         """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         if self.position is None:
             return q_BHTK, k_BHTK, v_BHTK
-        place = next_positions(state.seen if state is not None else 0, x_BTD, valid_BT)
+        place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)
         return self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place), v_BHTK
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *, real_BS: Tensor | None = None) -> Tensor:
@@ -141,21 +141,21 @@ class Window(Mixer):
             return soft_lookup(q_BHTK, k_BHSK[:, :, near], v_BHSK[:, :, near], bias=bias, visible=visible)
         return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias_of(self.position))
 
-    def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> Tensor:
+    def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> Tensor:
         """Short rows with padding: one call with the window as a mask."""
-        place_BT = count_positions(valid_BT, valid_BT.shape[1], valid_BT.device)
-        near = self._near(place_BT.unsqueeze(1) - place_BT.unsqueeze(2)) & valid_BT.unsqueeze(1)
+        place_BT = count_positions(mask_BT, mask_BT.shape[1], mask_BT.device)
+        near = self._near(place_BT.unsqueeze(1) - place_BT.unsqueeze(2)) & mask_BT.unsqueeze(1)
         bias = self._bias(q_BHTK, place_BT, place_BT)
         if (sink := map_sink()) is not None:
             sink(self, soft_alpha(q_BHTK, k_BHTK, bias, near.unsqueeze(1)))
         return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=near.unsqueeze(1))
 
-    def _remembered(self, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor) -> WindowState | None:
+    def _remembered(self, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> WindowState | None:
         """What the next positions need of rows with padding."""
         if self.role == "bidirectional":
             return None
-        past = Growable(newest_last(packed(k_BHTK, v_BHTK), valid_BT)).keep_last(self.reach)
-        slot_S, seen_B = torch.arange(past.length, device=valid_BT.device), valid_BT.sum(dim=1)
+        past = Growable(newest_last(packed(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
+        slot_S, seen_B = torch.arange(past.length, device=mask_BT.device), mask_BT.sum(dim=1)
         real_BS = slot_S >= past.length - seen_B[:, None]
         return WindowState(past, None if bool(real_BS.all()) else real_BS, seen_B)
 
@@ -172,15 +172,15 @@ class Window(Mixer):
         return near & (distance <= 0) if self.role == "causal" else near
 
     def _read_row_by_row(
-        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, valid_BT: Tensor | None, state: WindowState | None
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: WindowState | None
     ) -> tuple[Tensor, WindowState | None]:
         """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
         B, H, T, K = q_BHTK.shape
         outputs, keys, values, seen = [], [], [], []
         for row in range(B):
             real_N = torch.arange(T, device=q_BHTK.device)
-            if valid_BT is not None:
-                real_N = valid_BT[row].nonzero()[:, 0]
+            if mask_BT is not None:
+                real_N = mask_BT[row].nonzero()[:, 0]
             q, k, v = (x[row : row + 1].index_select(2, real_N) for x in (q_BHTK, k_BHTK, v_BHTK))
             if state is not None:
                 past = state.past.tensor[row : row + 1]

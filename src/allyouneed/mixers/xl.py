@@ -30,10 +30,10 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.past import join_pasts, packed
-from allyouneed.mixers.projections import HeadsConfig, Projections, initialise
-from allyouneed.mixers.rectangles import Pattern, area, attend_plainly, bands_of
-from allyouneed.mixers.state import Growable, join_fields
+from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_plainly, bands_of
+from allyouneed.mixers.parts.kv_cache import join_pasts, packed
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
+from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
 
 
@@ -171,13 +171,13 @@ class XL(Mixer):
         self,
         x_BTD: Tensor,
         *,
-        valid_BT: Tensor | None = None,
+        mask_BT: Tensor | None = None,
         state: XLState | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, XLState]:
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
-        if valid_BT is not None or (real_BS is not None and T > 1):
-            return self._row_by_row(x_BTD, valid_BT, state)
+        if mask_BT is not None or (real_BS is not None and T > 1):
+            return self._row_by_row(x_BTD, mask_BT, state)
         q_BHTK, k_BHSK, v_BHSK, after = self._remember(x_BTD, state)
         if real_BS is not None:
             real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
@@ -252,14 +252,14 @@ class XL(Mixer):
         farthest = first + len(here_T)  # more distances than these do not occur
         return shift(self.distances.scores(q_BHTK, keys_HKR[:, :, -farthest:]), first, len(there_S))
 
-    def _row_by_row(self, x_BTD: Tensor, valid_BT: Tensor | None, state: XLState | None) -> tuple[Tensor, XLState]:
+    def _row_by_row(self, x_BTD: Tensor, mask_BT: Tensor | None, state: XLState | None) -> tuple[Tensor, XLState]:
         """Rows whose real positions differ: each is read without its padding."""
         outputs, rows = [], []
         for row in range(x_BTD.shape[0]):
             here = slice(row, row + 1)
             real_N = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-            if valid_BT is not None:
-                real_N = valid_BT[row].nonzero()[:, 0]
+            if mask_BT is not None:
+                real_N = mask_BT[row].nonzero()[:, 0]
             alone = None
             if state is not None:
                 past = state.past.tensor[here]

@@ -19,10 +19,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allyouneed.mixers.projections import full_precision, initialise, widened
+from allyouneed.mixers.parts.projections import full_precision, initialise, widened
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_both_ways
-from allyouneed.models.alignment import Alignment
-from allyouneed.models.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, look_and_step
+from allyouneed.models.parts.alignment import Alignment
+from allyouneed.models.parts.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, look_and_step
 
 
 @final
@@ -33,9 +33,9 @@ class BothWaysEncoder(Encoder):
         super().__init__()
         self.forth, self.back = (Cell(kind, inputs, width) for _ in range(2))
 
-    def forward(self, x_BSE: Tensor, valid_BS: Tensor | None) -> Encoded:
-        h_BSD, last = run_both_ways(self.forth, self.back, x_BSE, valid_BS)
-        return Encoded(h_BSD, valid_BS, (last,))
+    def forward(self, x_BSE: Tensor, mask_BS: Tensor | None) -> Encoded:
+        h_BSD, last = run_both_ways(self.forth, self.back, x_BSE, mask_BS)
+        return Encoded(h_BSD, mask_BS, (last,))
 
     def flops(self, length: int) -> int:
         return 2 * cell_flops(self.forth.kind, length, self.forth.input.in_features, self.forth.width)
@@ -61,11 +61,11 @@ class BahdanauDecoder(SequenceDecoder):
         return SequenceState((state,), read=self.cross.annotate(memory))
 
     def forward(
-        self, x_BTE: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+        self, x_BTE: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            h_BTK, context_BTD, _, carried = look_and_step(self, x_BTE, state, valid_BT)
+            h_BTK, context_BTD, _, carried = look_and_step(self, x_BTE, state, mask_BT)
             seen_BTM = torch.cat([h_BTK, x_BTE, context_BTD], dim=-1)
             out_BTL = self.maxout(seen_BTM).unflatten(-1, (-1, 2)).amax(dim=-1)
         return out_BTL, replace(state, cells=(carried,))

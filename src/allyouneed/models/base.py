@@ -1,6 +1,6 @@
 """The contract of a model: blocks (or something of its own) between token ids and logits.
 
-    memory = model.encode(source_BS, valid_BS)       # models with a source
+    memory = model.encode(source_BS, mask_BS)       # models with a source
     state = model.start(memory)                      # or model.start(None)
     logits_BTV, state = model.step(tokens_BT, state)
     logits_BV, state = model.advance(token_B, state) # the same for one token a row
@@ -102,7 +102,7 @@ class Model(nn.Module, ABC):
             other.__dict__["head"] = head
         return other
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         """The source, ready to be read."""
         raise ConfigError(f"a {self.kind} model has no source to encode")
 
@@ -110,19 +110,19 @@ class Model(nn.Module, ABC):
         """The state before the first token."""
         raise ConfigError(f"a {self.kind} model does not generate")
 
-    def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> State:
+    def condition(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> State:
         """The state in which a target for this source begins; to a decoder the source is the beginning of its text."""
         if self.kind == "decoder":
-            return self.hidden(source_BS, self.start(), valid_BS)[1]
-        return self.start(self.encode(source_BS, valid_BS))
+            return self.hidden(source_BS, self.start(), mask_BS)[1]
+        return self.start(self.encode(source_BS, mask_BS))
 
-    def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def hidden(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         """The vectors (B, T, D) that `head` turns into logits, and the state after the tokens."""
         raise ConfigError(f"a {self.kind} model does not generate")
 
-    def step(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def step(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         """Logits (B, T, V) for what follows each token, and the state after the tokens."""
-        x_BTD, state = self.hidden(tokens_BT, state, valid_BT)
+        x_BTD, state = self.hidden(tokens_BT, state, mask_BT)
         return self.head(x_BTD), state
 
     def advance(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
@@ -130,7 +130,7 @@ class Model(nn.Module, ABC):
         logits_BTV, state = self.step(token_B.unsqueeze(1), state)
         return logits_BTV.squeeze(1), state
 
-    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+    def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor:
         """Logits (B, V) over classes for whole sources."""
         raise ConfigError(f"a {self.kind} model does not classify")
 

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
-from allyouneed.mixers.past import pushed_left
-from allyouneed.mixers.state import Growable
-from allyouneed.mixers.taps import Taps
+from allyouneed.mixers.parts.conv_window import ConvWindow
+from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import Columns, over_real, silence
-from allyouneed.models.stack import Embedding, new_embedding
+from allyouneed.models.parts.convolution import Columns, over_real, silence
+from allyouneed.models.parts.stack import Embedding, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
 
@@ -71,7 +71,7 @@ class ByteNetConfig(ModelConfig):
 class ReluBlock(nn.Module):
     """Left of figure 3. `enter` ends where positions meet, `leave` begins there."""
 
-    def __init__(self, config: ByteNetConfig, taps: Taps) -> None:
+    def __init__(self, config: ByteNetConfig, taps: ConvWindow) -> None:
         super().__init__()
         width, inner = config.width, config.width // 2
         self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
@@ -96,7 +96,7 @@ class ReluBlock(nn.Module):
 class MultiplicativeBlock(nn.Module):
     """Right of figure 3: two multiplicative units in a row, the first of which convolves."""
 
-    def __init__(self, config: ByteNetConfig, taps: Taps) -> None:
+    def __init__(self, config: ByteNetConfig, taps: ConvWindow) -> None:
         super().__init__()
         width, inner = config.width, config.width // 2
         self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
@@ -137,7 +137,7 @@ class Sets(nn.Module):
     def __init__(self, config: ByteNetConfig, sets: int) -> None:
         super().__init__()
         block = ReluBlock if config.block == "relu" else MultiplicativeBlock
-        taps = [Taps(config.kernel, dilation) for _ in range(sets) for dilation in config.dilations]
+        taps = [ConvWindow(config.kernel, dilation) for _ in range(sets) for dilation in config.dilations]
         self.blocks = nn.ModuleList(block(config, one) for one in taps)
         self.norm = nn.LayerNorm(config.width)
         for layer in self.modules():
@@ -150,10 +150,10 @@ class Sets(nn.Module):
         """The blocks by their type, from the bottom up."""
         return list(self.blocks)  # type: ignore[arg-type]
 
-    def read(self, x_BSD: Tensor, valid_BS: Tensor | None) -> Tensor:
+    def read(self, x_BSD: Tensor, mask_BS: Tensor | None) -> Tensor:
         """Without masks: the source."""
         for block in self.all:
-            inner_BSF = silence(block.enter(x_BSD), valid_BS)
+            inner_BSF = silence(block.enter(x_BSD), mask_BS)
             x_BSD = block.leave(x_BSD, inner_BSF, block.taps.centred(inner_BSF))
         normed_BSD: Tensor = self.norm(x_BSD)
         return normed_BSD
@@ -211,32 +211,32 @@ class ByteNet(Model):
         self.last, self.last_norm = nn.Linear(width, width), nn.LayerNorm(width)
         self.head = Head(new_embedding(sizes.target, width), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         B, S = source_BS.shape
-        if valid_BS is not None:
-            source_BS = source_BS.gather(1, pushed_left(valid_BS))
-        length_B = source_BS.new_full((B,), S) if valid_BS is None else valid_BS.sum(dim=1)
+        if mask_BS is not None:
+            source_BS = source_BS.gather(1, pushed_left(mask_BS))
+        length_B = source_BS.new_full((B,), S) if mask_BS is None else mask_BS.sum(dim=1)
         L = self.config.columns(S)
         place_L = torch.arange(L, device=source_BS.device)
         x_BLD = nn.functional.pad(self.source(source_BS, place_L[:S]), (0, 0, 0, L - S))
         x_BLD = torch.where((place_L < length_B[:, None]).unsqueeze(-1), x_BLD, self.beyond_D)
         columns_B = (self.config.unfold * length_B.double() + self.config.unfold_more).ceil()
-        valid_BL = None if valid_BS is None else place_L < columns_B[:, None]
-        return Memory(self.encoder.read(x_BLD, valid_BL), valid_BL)
+        mask_BL = None if mask_BS is None else place_L < columns_B[:, None]
+        return Memory(self.encoder.read(x_BLD, mask_BL), mask_BL)
 
     def start(self, memory: Memory | None = None) -> ByteNetState:
         if memory is None:
             raise ConfigError("ByteNet writes on top of a source; no source was given")
-        columns_BLD = silence(self.bridge(memory.x_BSD), memory.valid_BS)
+        columns_BLD = silence(self.bridge(memory.x_BSD), memory.mask_BS)
         pasts = tuple(block.taps.start(columns_BLD, block.inner) for block in self.decoder.all)
         return ByteNetState(pasts, Columns(columns_BLD))
 
     def hidden(
-        self, tokens_BT: Tensor, state: ByteNetState, valid_BT: Tensor | None = None
+        self, tokens_BT: Tensor, state: ByteNetState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, ByteNetState]:
-        if valid_BT is None:
+        if mask_BT is None:
             return self._write(tokens_BT, state, None)
-        return over_real(lambda tokens, real_B: self._write(tokens, state, real_B), tokens_BT, valid_BT)
+        return over_real(lambda tokens, real_B: self._write(tokens, state, real_B), tokens_BT, mask_BT)
 
     def _write(self, tokens_BT: Tensor, state: ByteNetState, real_B: Tensor | None) -> tuple[Tensor, ByteNetState]:
         T = tokens_BT.shape[1]

@@ -31,11 +31,11 @@ from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.past import CrossState, next_positions, pushed_left
-from allyouneed.mixers.state import Growable
-from allyouneed.mixers.taps import Taps
+from allyouneed.mixers.parts.conv_window import ConvWindow
+from allyouneed.mixers.parts.kv_cache import CrossState, next_positions, pushed_left
+from allyouneed.mixers.parts.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.convolution import over_real, silence
+from allyouneed.models.parts.convolution import over_real, silence
 from allyouneed.positions import AnyPosition, Learned, LearnedConfig, PositionConfig
 from allyouneed.sizes import Sizes
 
@@ -97,7 +97,7 @@ class GatedConvolution(nn.Module):
 
     def __init__(self, config: ConvS2SConfig) -> None:
         super().__init__()
-        self.taps = Taps(config.kernel)
+        self.taps = ConvWindow(config.kernel)
         self.dropout = Dropout(config.dropout)
         inputs = config.kernel * config.channels
         self.linear = NormedLinear(inputs, 2 * config.channels, gain=4.0, dropout=config.dropout)
@@ -121,9 +121,9 @@ class Attention(nn.Module):
         z_NSD, value_NSD = source.k_NHSK.squeeze(1), source.v_NHSR.squeeze(1)
         # Beams of one source become more queries of one row.
         score = d_BTD.view(z_NSD.shape[0], -1, d_BTD.shape[2]) @ z_NSD.mT
-        if source.valid_NS is not None:
+        if source.mask_NS is not None:
             # Not minus infinity: a source without a real token reads zeros (its values are), and no NaN.
-            score = score.masked_fill(~source.valid_NS.unsqueeze(1), torch.finfo(score.dtype).min)
+            score = score.masked_fill(~source.mask_NS.unsqueeze(1), torch.finfo(score.dtype).min)
         alpha = score.softmax(dim=-1)
         if (sink := map_sink()) is not None:
             sink(self, alpha.view(B, 1, T, -1))
@@ -174,13 +174,13 @@ class Encoder(nn.Module):
         self.output = NormedLinear(config.channels, config.width)
         self.attentions = config.decoder_layers
 
-    def forward(self, source_BS: Tensor, valid_BS: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, source_BS: Tensor, mask_BS: Tensor | None) -> tuple[Tensor, Tensor]:
         """z and e, both (B, S, D)."""
         embedded_BSD = self.embedding(source_BS, torch.arange(source_BS.shape[1], device=source_BS.device))
         x_BSF = self.input(embedded_BSD)
         for block in self.blocks:
             assert isinstance(block, GatedConvolution)
-            read_BSF = silence(block.dropout(x_BSF), valid_BS)
+            read_BSF = silence(block.dropout(x_BSF), mask_BS)
             x_BSF = block.leave(x_BSF, block.taps.centred(read_BSF))
         z_BSD: Tensor = _ScaledGradient.apply(self.output(x_BSF), 1 / (2 * self.attentions))
         return z_BSD, embedded_BSD
@@ -259,33 +259,33 @@ class ConvS2S(Model):
     def longest(self) -> int | None:
         return self.decoder.embedding.longest
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
-        if valid_BS is not None:
-            order_BS = pushed_left(valid_BS)
-            source_BS, valid_BS = source_BS.gather(1, order_BS), valid_BS.gather(1, order_BS)
-        z_BSD, embedded_BSD = self.encoder(source_BS, valid_BS)
-        return Memory(torch.cat([z_BSD, embedded_BSD], dim=-1), valid_BS)
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
+        if mask_BS is not None:
+            order_BS = pushed_left(mask_BS)
+            source_BS, mask_BS = source_BS.gather(1, order_BS), mask_BS.gather(1, order_BS)
+        z_BSD, embedded_BSD = self.encoder(source_BS, mask_BS)
+        return Memory(torch.cat([z_BSD, embedded_BSD], dim=-1), mask_BS)
 
     def start(self, memory: Memory | None = None) -> ConvS2SState:
         if memory is None:
             raise ConfigError("ConvS2S translates a source; no source was given")
-        valid_BS = memory.valid_BS
+        mask_BS = memory.mask_BS
         z_BSD, embedded_BSD = memory.x_BSD.chunk(2, dim=-1)
-        value_BSD = silence((z_BSD + embedded_BSD) * HALF, valid_BS)
-        if valid_BS is None:
+        value_BSD = silence((z_BSD + embedded_BSD) * HALF, mask_BS)
+        if mask_BS is None:
             value_BSD = value_BSD * math.sqrt(z_BSD.shape[1])
         else:
-            value_BSD = value_BSD * valid_BS.sum(dim=1).to(value_BSD.dtype).sqrt()[:, None, None]
-        taps, channels = Taps(self.config.kernel), self.config.channels
+            value_BSD = value_BSD * mask_BS.sum(dim=1).to(value_BSD.dtype).sqrt()[:, None, None]
+        taps, channels = ConvWindow(self.config.kernel), self.config.channels
         pasts = tuple(taps.start(z_BSD, channels) for _ in self.decoder.blocks)
-        return ConvS2SState(pasts, CrossState(z_BSD.unsqueeze(1), value_BSD.unsqueeze(1), valid_BS))
+        return ConvS2SState(pasts, CrossState(z_BSD.unsqueeze(1), value_BSD.unsqueeze(1), mask_BS))
 
     def hidden(
-        self, tokens_BT: Tensor, state: ConvS2SState, valid_BT: Tensor | None = None
+        self, tokens_BT: Tensor, state: ConvS2SState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, ConvS2SState]:
-        if valid_BT is None:
+        if mask_BT is None:
             return self._write(tokens_BT, state, None)
-        return over_real(lambda tokens, real_B: self._write(tokens, state, real_B), tokens_BT, valid_BT)
+        return over_real(lambda tokens, real_B: self._write(tokens, state, real_B), tokens_BT, mask_BT)
 
     def _write(self, tokens_BT: Tensor, state: ConvS2SState, real_B: Tensor | None) -> tuple[Tensor, ConvS2SState]:
         T = tokens_BT.shape[1]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
-from allyouneed.mixers.past import next_positions
+from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
-from allyouneed.models.stack import Stack, StackConfig, StackState, new_embedding
+from allyouneed.models.parts.stack import Stack, StackConfig, StackState, new_embedding
 from allyouneed.sizes import Sizes
 
 
@@ -54,9 +54,9 @@ class Decoder(Model):
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start()
 
-    def hidden(self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
-        x_BTD, state = self.decoder(x_BTD, state, valid_BT)
+    def hidden(self, tokens_BT: Tensor, state: StackState, mask_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, mask_BT))
+        x_BTD, state = self.decoder(x_BTD, state, mask_BT)
         return x_BTD, state
 
     def advance(self, token_B: Tensor, state: StackState) -> tuple[Tensor, StackState]:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from allyouneed.block import FUNCTIONS, GATED
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
-from allyouneed.mixers.past import next_positions
+from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
-from allyouneed.models.stack import Stack, StackConfig, new_embedding
+from allyouneed.models.parts.stack import Stack, StackConfig, new_embedding
 from allyouneed.sizes import Sizes
 
 
@@ -60,33 +60,33 @@ class Encoder(Model):
             )
         self.head = Head(table_ND if config.tied else new_embedding(sizes.target, config.width), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Memory:
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Memory:
         """Vectors of all positions. `segment_BS`: which segment each belongs to (None: the first)."""
-        x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS), segment_BS)
-        x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), valid_BS)
-        return Memory(x_BSD, valid_BS)
+        x_BSD = self.source(source_BS, next_positions(0, source_BS, mask_BS), segment_BS)
+        x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), mask_BS)
+        return Memory(x_BSD, mask_BS)
 
-    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
+    def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
         """Logits (B, V), or (B, S, V) without a pool."""
-        return self.head(self.pooled(source_BS, valid_BS, segment_BS))
+        return self.head(self.pooled(source_BS, mask_BS, segment_BS))
 
-    def pooled(self, source_BS: Tensor, valid_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
+    def pooled(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
         """What the head sees: a vector (B, D) for each text, or (B, S, D) without a pool."""
-        memory = self.encode(source_BS, valid_BS, segment_BS)
+        memory = self.encode(source_BS, mask_BS, segment_BS)
         x = memory.x_BSD if self.config.pool == "none" else self._pool(memory)
         return x if self.transform is None else self.transform(x)
 
     def _pool(self, memory: Memory) -> Tensor:
-        x_BSD, valid_BS = memory.x_BSD, memory.valid_BS
+        x_BSD, mask_BS = memory.x_BSD, memory.mask_BS
         if self.config.pool == "mean":
-            if valid_BS is None:
+            if mask_BS is None:
                 return x_BSD.mean(dim=1)
-            weight_BS = valid_BS.to(x_BSD.dtype)
+            weight_BS = mask_BS.to(x_BSD.dtype)
             total_BD = torch.einsum("bsd,bs->bd", x_BSD, weight_BS)
             return total_BD / weight_BS.sum(dim=1, keepdim=True).clamp(min=1)
-        if valid_BS is None:
+        if mask_BS is None:
             return x_BSD[:, 0]
-        first_B = valid_BS.long().argmax(dim=1)
+        first_B = mask_BS.long().argmax(dim=1)
         return x_BSD[torch.arange(x_BSD.shape[0], device=x_BSD.device), first_B]
 
     def flops(self, source: int, target: int) -> int:

@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig
-from allyouneed.mixers.past import next_positions
+from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.stack import Stack, StackConfig, StackState, new_embedding
+from allyouneed.models.parts.stack import Stack, StackConfig, StackState, new_embedding
 from allyouneed.sizes import Sizes
 
 Layers = Annotated[int, Field(ge=0)]
@@ -73,17 +73,17 @@ class EncoderDecoder(Model):
     def longest(self) -> int | None:
         return self.target.longest
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
-        x_BSD = self.source(source_BS, next_positions(0, source_BS, valid_BS))
-        x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), valid_BS)
-        return Memory(x_BSD, valid_BS)
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
+        x_BSD = self.source(source_BS, next_positions(0, source_BS, mask_BS))
+        x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), mask_BS)
+        return Memory(x_BSD, mask_BS)
 
     def start(self, memory: Memory | None = None) -> StackState:
         return self.decoder.start(memory)
 
-    def hidden(self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
-        x_BTD, state = self.decoder(x_BTD, state, valid_BT)
+    def hidden(self, tokens_BT: Tensor, state: StackState, mask_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, mask_BT))
+        x_BTD, state = self.decoder(x_BTD, state, mask_BT)
         return x_BTD, state
 
     def advance(self, token_B: Tensor, state: StackState) -> tuple[Tensor, StackState]:

@@ -16,10 +16,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allyouneed.mixers.projections import full_precision, initialise, widened
+from allyouneed.mixers.parts.projections import full_precision, initialise, widened
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, RecurrentState
-from allyouneed.models.alignment import Alignment, Score
-from allyouneed.models.sequence import Encoded, SequenceDecoder, SequenceState, Tower
+from allyouneed.models.parts.alignment import Alignment, Score
+from allyouneed.models.parts.sequence import Encoded, SequenceDecoder, SequenceState, Tower
 
 
 @final
@@ -37,7 +37,7 @@ class LuongDecoder(SequenceDecoder):
         return SequenceState(memory.last, read=self.cross.annotate(memory), fed_BK=nothing_BK)
 
     def forward(
-        self, x_BTE: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+        self, x_BTE: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
         assert state.read is not None
         assert state.fed_BK is not None
@@ -53,8 +53,8 @@ class LuongDecoder(SequenceDecoder):
                     after.append(cell.step(new_BN, before))
                 context_BK, alpha_BS = self.cross(after[-1].h_BK, state.read)
                 out_BK = self.combine(torch.cat([context_BK, after[-1].h_BK], dim=1)).tanh()
-                if valid_BT is not None:
-                    now_B = valid_BT[:, t]
+                if mask_BT is not None:
+                    now_B = mask_BT[:, t]
                     after = [new.where(now_B, old) for new, old in zip(after, carried, strict=True)]
                     out_BK = torch.where(now_B.unsqueeze(1), out_BK, fed_BK)
                 carried, fed_BK = after, out_BK

@@ -75,8 +75,8 @@ class Sentences:
     takes what is forgotten, and what is no word.
     """
 
-    def __init__(self, source_BS: Tensor, valid_BS: Tensor | None, separators: tuple[int, ...], places: int) -> None:
-        real_BS = torch.ones_like(source_BS, dtype=torch.bool) if valid_BS is None else valid_BS
+    def __init__(self, source_BS: Tensor, mask_BS: Tensor | None, separators: tuple[int, ...], places: int) -> None:
+        real_BS = torch.ones_like(source_BS, dtype=torch.bool) if mask_BS is None else mask_BS
         parts_BS = torch.zeros_like(real_BS)
         for separator in separators:
             parts_BS |= source_BS == separator
@@ -126,9 +126,9 @@ class MemN2N(Model):
     def after_step(self, step: int) -> None:
         self.linear.fill_(step < self.config.linear_start)
 
-    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor:
+    def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor:
         M, D, V = self._places(source_BS.shape[1]), self.config.width, self._kinds * self.sizes.source
-        sentences = Sentences(source_BS, valid_BS, self.config.separators, M)
+        sentences = Sentences(source_BS, mask_BS, self.config.separators, M)
         real_BM = torch.arange(M, device=source_BS.device) < sentences.count_B1
         counts_PBX = self._count(source_BS, sentences, real_BM)
         table_XW = torch.cat([self._weighed(self.words[: len(self.times)]), torch.cat(list(self.times), dim=1)])

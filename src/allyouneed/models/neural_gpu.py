@@ -9,7 +9,7 @@
     tape:      d_0 = s_n,   P(y_k) = softmax(O d_k[0, k] + b),   d_(k+1) = CGRU^d(d_k, a tape with y_0 .. y_k)
 
 Parallel, what is said depends on the source alone, not on what was said before, and beyond the last column only b
-speaks. With a tape (models/tape.py) this is the Extended Neural GPU: each word depends on those before. How long an
+speaks. With a tape (parts/tape.py) this is the Extended Neural GPU: each word depends on those before. How long an
 answer will be is not known when the image is drawn: n is the number of the source's tokens times `unfold`, rounded up.
 
 The non-linearities reach their limits, so that a gate can be shut:
@@ -41,13 +41,13 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import loss_sink
-from allyouneed.mixers.past import pushed_left
-from allyouneed.mixers.state import run_by_length
+from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.cgru import CGRU, Shape
-from allyouneed.models.convolution import Columns, over_real
-from allyouneed.models.stack import new_embedding
-from allyouneed.models.tape import Tape, TapeState
+from allyouneed.models.parts.cgru import CGRU, Shape
+from allyouneed.models.parts.convolution import Columns, over_real
+from allyouneed.models.parts.stack import new_embedding
+from allyouneed.models.parts.tape import Tape, TapeState
 from allyouneed.sizes import Sizes
 
 SATURATION = 5e-4
@@ -111,7 +111,7 @@ class Image(Memory):
 
     def select(self, rows_B: Tensor) -> "Image":
         chosen = super().select(rows_B)
-        return Image(chosen.x_BSD, chosen.valid_BS, *select_rows((self.image_BWLD, self.cost_B), rows_B))
+        return Image(chosen.x_BSD, chosen.mask_BS, *select_rows((self.image_BWLD, self.cost_B), rows_B))
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class NeuralGPU(Model):
         self.tape = Tape(sizes.target, config.units()) if config.decoder == "tape" else None
         self.head = Head(new_embedding(sizes.target, config.channels), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Image:
-        if valid_BS is None or bool(valid_BS.all()):
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Image:
+        if mask_BS is None or bool(mask_BS.all()):
             L = self.config.columns(source_BS.shape[1])
             s_BWLD, cost_B = self._steps(self._drawn(source_BS, L), L)
             return Image(s_BWLD[:, 0], None, s_BWLD, cost_B)
-        source_BS, length_B = source_BS.gather(1, pushed_left(valid_BS)), valid_BS.sum(dim=1)
+        source_BS, length_B = source_BS.gather(1, pushed_left(mask_BS)), mask_BS.sum(dim=1)
         columns_B = (self.config.unfold * length_B.double()).ceil().long()
         L = max(1, int(columns_B.max()))
         place_L = torch.arange(L, device=source_BS.device)
@@ -175,19 +175,19 @@ class NeuralGPU(Model):
         if not isinstance(memory, Image) or memory.image_BWLD is None:
             raise ConfigError("a neural-gpu answers in the image of its source; no source was given")
         if self.tape is not None:
-            return self.tape.start(memory.image_BWLD, memory.valid_BS)
+            return self.tape.start(memory.image_BWLD, memory.mask_BS)
         return NeuralGPUState(Columns(memory.x_BSD), 0, memory.cost_B)
 
     def hidden(
-        self, tokens_BT: Tensor, state: NeuralGPUState | TapeState, valid_BT: Tensor | None = None
+        self, tokens_BT: Tensor, state: NeuralGPUState | TapeState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, NeuralGPUState | TapeState]:
         if isinstance(state, NeuralGPUState):
             if (sink := loss_sink()) is not None and self.config.cost and state.cost_B is not None:
                 sink(self.config.cost * state.cost_B.sum())
             state = replace(state, cost_B=None)
-        if valid_BT is None:
+        if mask_BT is None:
             return self._said(tokens_BT, state, None)
-        return over_real(lambda tokens, real_B: self._said(tokens, state, real_B), tokens_BT, valid_BT)
+        return over_real(lambda tokens, real_B: self._said(tokens, state, real_B), tokens_BT, mask_BT)
 
     def _said(
         self, tokens_BT: Tensor, state: NeuralGPUState | TapeState, real_B: Tensor | None

@@ -32,12 +32,12 @@ from torch.nn import functional as F
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.past import pushed_left
-from allyouneed.mixers.projections import full_precision
-from allyouneed.mixers.state import run_by_length
+from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.projections import full_precision
+from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.ntm_run import Shape, run
-from allyouneed.models.stack import new_embedding
+from allyouneed.models.parts.ntm_run import Shape, run
+from allyouneed.models.parts.stack import new_embedding
 from allyouneed.sizes import Sizes
 
 BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
@@ -95,7 +95,7 @@ class Written(Memory):
 
     def select(self, rows_B: Tensor) -> "Written":
         chosen = super().select(rows_B)
-        return Written(chosen.x_BSD, chosen.valid_BS, select_rows(self.state, rows_B))
+        return Written(chosen.x_BSD, chosen.mask_BS, select_rows(self.state, rows_B))
 
 
 @final
@@ -134,8 +134,8 @@ class NTM(Model):
             self.output = None
             self.head = Head(new_embedding(sizes.target, hidden + reads), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Written:
-        _, state = self._run(self.source(source_BS), self._blank(source_BS.shape[0]), valid_BS)
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Written:
+        _, state = self._run(self.source(source_BS), self._blank(source_BS.shape[0]), mask_BS)
         return Written(state.memory_BKM.mT, None, state)
 
     def _blank(self, rows: int) -> NTMState:
@@ -157,12 +157,12 @@ class NTM(Model):
             raise ConfigError("an ntm answers for a source: it starts from what its own `encode` gives")
         return memory.state
 
-    def hidden(self, tokens_BT: Tensor, state: NTMState, valid_BT: Tensor | None = None) -> tuple[Tensor, NTMState]:
+    def hidden(self, tokens_BT: Tensor, state: NTMState, mask_BT: Tensor | None = None) -> tuple[Tensor, NTMState]:
         if self.target is None:
             x_BTG = self.controller.bias.new_zeros(()).expand(*tokens_BT.shape, self.controller.out_features)
         else:
             x_BTG = self.target(tokens_BT)
-        y_BTD, state = self._run(x_BTG, state, valid_BT)
+        y_BTD, state = self._run(x_BTG, state, mask_BT)
         return self._answer(y_BTD), state
 
     def _answer(self, y_BTD: Tensor) -> Tensor:
@@ -174,21 +174,21 @@ class NTM(Model):
         total_BT1 = F.softplus(z_BTN[..., : self.config.bits]).sum(dim=-1, keepdim=True)
         return torch.cat([z_BTN, -total_BT1], dim=-1)
 
-    def _run(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor | None) -> tuple[Tensor, NTMState]:
+    def _run(self, x_BTG: Tensor, state: NTMState, mask_BT: Tensor | None) -> tuple[Tensor, NTMState]:
         """[h; r] of every position (zeros where nothing is valid), and the state after the last valid one."""
         x_BTG = x_BTG + self.controller.bias
-        if valid_BT is not None and not bool(valid_BT.all()):
-            return self._run_padded(x_BTG, state, valid_BT)
+        if mask_BT is not None and not bool(mask_BT.all()):
+            return self._run_padded(x_BTG, state, mask_BT)
         y_TBD, weight_TBHM, state = self._steps(x_BTG.transpose(0, 1), state)
         if (sink := map_sink()) is not None:
             sink(self.heads, weight_TBHM.permute(1, 2, 0, 3))
         return y_TBD.transpose(0, 1), state
 
-    def _run_padded(self, x_BTG: Tensor, state: NTMState, valid_BT: Tensor) -> tuple[Tensor, NTMState]:
+    def _run_padded(self, x_BTG: Tensor, state: NTMState, mask_BT: Tensor) -> tuple[Tensor, NTMState]:
         """The same, valid positions before others: rows that have ended cost no more."""
-        B, T = valid_BT.shape
-        place_BT = pushed_left(valid_BT)
-        all_B1 = torch.arange(B, device=valid_BT.device)[:, None]
+        B, T = mask_BT.shape
+        place_BT = pushed_left(mask_BT)
+        all_B1 = torch.arange(B, device=mask_BT.device)[:, None]
         x_BTG = x_BTG[all_B1, place_BT]
         y_BTD = x_BTG.new_zeros(B, T, self.output_width)
         weight_BTHM = x_BTG.new_zeros(B, T, state.weight_BHM.shape[1], self.config.slots)
@@ -198,7 +198,7 @@ class NTM(Model):
             y_BTD[row_P, piece], weight_BTHM[row_P, piece] = y_LPD.transpose(0, 1), weight_LPHM.transpose(0, 1)
             return state
 
-        state = run_by_length(valid_BT.sum(dim=1), state, run_some)
+        state = run_by_length(mask_BT.sum(dim=1), state, run_some)
         back_BT = place_BT.argsort(dim=1)
         if (sink := map_sink()) is not None:
             sink(self.heads, weight_BTHM[all_B1, back_BT].transpose(1, 2))

@@ -24,11 +24,11 @@ from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.recurrent import CellKind
-from allyouneed.models.alignment import Score
 from allyouneed.models.bahdanau import BahdanauDecoder, BothWaysEncoder
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.luong import LuongDecoder
-from allyouneed.models.sequence import (
+from allyouneed.models.parts.alignment import Score
+from allyouneed.models.parts.sequence import (
     Encoded,
     Encoder,
     PlainDecoder,
@@ -37,7 +37,7 @@ from allyouneed.models.sequence import (
     Tower,
     TowerEncoder,
 )
-from allyouneed.models.stack import Embedding, new_embedding
+from allyouneed.models.parts.stack import Embedding, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
 
@@ -94,8 +94,8 @@ class Seq2Seq(Model):
         self.dropout = Dropout(config.dropout)
         self.head = Head(new_embedding(sizes.target, self.decoder.out_width), bias=True)
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Encoded:
-        return self.encoder(self.source(source_BS, source_BS), valid_BS)  # there are no positions to give
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Encoded:
+        return self.encoder(self.source(source_BS, source_BS), mask_BS)  # there are no positions to give
 
     def start(self, memory: Memory | None = None) -> SequenceState:
         if not isinstance(memory, Encoded):
@@ -103,9 +103,9 @@ class Seq2Seq(Model):
         return self.decoder.start(memory)
 
     def hidden(
-        self, tokens_BT: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+        self, tokens_BT: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
-        out_BTL, state = self.decoder(self.target(tokens_BT, tokens_BT), state, valid_BT)
+        out_BTL, state = self.decoder(self.target(tokens_BT, tokens_BT), state, mask_BT)
         return self.dropout(out_BTL), state
 
     def flops(self, source: int, target: int) -> int:

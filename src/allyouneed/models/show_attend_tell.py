@@ -1,6 +1,6 @@
 """Show, Attend and Tell: an image is looked at again, somewhere else, for each word of its caption.
 
-    a_1 .. a_L = the annotations of a convolutional network                                         models/images.py
+    a_1 .. a_L = the annotations of a convolutional network                                       models/parts/images.py
     h_0 = tanh(W_h mean_i a_i),  c_0 = tanh(W_c mean_i a_i)
     e_ti = v^T tanh(W h_(t-1) + U a_i),  alpha_t = softmax(e_t)
     z_t = beta_t sum_i alpha_ti a_i,  beta_t = sigmoid(w_b h_(t-1) + b_b)
@@ -34,15 +34,15 @@ from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, State
 from allyouneed.mixers.base import loss_sink
-from allyouneed.mixers.past import next_positions
-from allyouneed.mixers.projections import full_precision, initialise, widened
+from allyouneed.mixers.parts.kv_cache import next_positions
+from allyouneed.mixers.parts.projections import full_precision, initialise, widened
 from allyouneed.mixers.recurrent import GATES, Cell, RecurrentState, cell_flops
 from allyouneed.mixers.softmax import SoftmaxConfig
-from allyouneed.models.alignment import Alignment
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.images import ImageEncoder, grid_side
-from allyouneed.models.sequence import SequenceState, look_and_step
-from allyouneed.models.stack import Embedding, Stack, StackConfig, StackState, new_embedding
+from allyouneed.models.parts.alignment import Alignment
+from allyouneed.models.parts.images import ImageEncoder, grid_side
+from allyouneed.models.parts.sequence import SequenceState, look_and_step
+from allyouneed.models.parts.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes
 
@@ -119,7 +119,7 @@ class Writer(nn.Module, ABC):
         """The state before the first token."""
 
     @abstractmethod
-    def forward(self, tokens_BT: Tensor, state: Any, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(self, tokens_BT: Tensor, state: Any, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
         """The vectors, and the state after the tokens."""
 
     __call__: Callable[..., tuple[Tensor, State]]
@@ -152,12 +152,12 @@ class LSTMWriter(Writer):
         return SequenceState((RecurrentState(h_BK, c_BK),), read=self.cross.annotate(memory))
 
     def forward(
-        self, tokens_BT: Tensor, state: SequenceState, valid_BT: Tensor | None = None
+        self, tokens_BT: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
         x_BTE = self.target(tokens_BT, tokens_BT)  # there are no positions to give
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            h_BTK, z_BTD, alphas, carried = look_and_step(self, x_BTE, state, valid_BT, self.gate)
+            h_BTK, z_BTD, alphas, carried = look_and_step(self, x_BTE, state, mask_BT, self.gate)
             self._learn_to_look_everywhere(alphas)
             out_BTE = self.dropout(x_BTE + self.deep(torch.cat([h_BTK, z_BTD], dim=-1)))
         return out_BTE, replace(state, cells=(carried,))
@@ -196,11 +196,9 @@ class TransformerWriter(Writer):
     def start(self, memory: Memory) -> StackState:
         return self.stack.start(Memory(self.read(memory.x_BSD) + self.place_SD))
 
-    def forward(
-        self, tokens_BT: Tensor, state: StackState, valid_BT: Tensor | None = None
-    ) -> tuple[Tensor, StackState]:
-        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, valid_BT))
-        x_BTD, state = self.stack(x_BTD, state, valid_BT)
+    def forward(self, tokens_BT: Tensor, state: StackState, mask_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
+        x_BTD = self.target(tokens_BT, next_positions(state.seen, tokens_BT, mask_BT))
+        x_BTD, state = self.stack(x_BTD, state, mask_BT)
         return x_BTD, state
 
     def flops(self, cells: int, target: int) -> int:
@@ -224,19 +222,19 @@ class ShowAttendTell(Model):
     def longest(self) -> int | None:
         return self.decoder.longest
 
-    def encode(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Memory:
+    def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         if self.encoder is None:
             zeros = (source_BS.shape[0], self.config.cells(), self.config.filters[-1])
             return Memory(self.head.weight_VD.new_zeros(zeros))
-        return Memory(self.encoder(source_BS, valid_BS))
+        return Memory(self.encoder(source_BS, mask_BS))
 
     def start(self, memory: Memory | None = None) -> State:
         if memory is None:
             raise ConfigError("a show-attend-tell model names an image; no source was given")
         return self.decoder.start(memory)
 
-    def hidden(self, tokens_BT: Tensor, state: State, valid_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        return self.decoder(tokens_BT, state, valid_BT)
+    def hidden(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
+        return self.decoder(tokens_BT, state, mask_BT)
 
     def flops(self, source: int, target: int) -> int:
         head = 2 * target * self.head.weight_VD.shape[1] * self.sizes.target

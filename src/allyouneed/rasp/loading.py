@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from allyouneed.rasp import limits
-from allyouneed.rasp.draw import into_folder
+from allyouneed.rasp.drawing.draw import into_folder
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.graph import Node, Selector, SOp
 from allyouneed.rasp.interpreter import Interpreter, Result, no_files

@@ -12,11 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from allyouneed import __version__
-from allyouneed.serve import completions, health, look, program, score, translate, watch
+from allyouneed.serve import completions, health, inspect, program, runs, score, translate
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, answer_bug, answer_http, answer_invalid, answer_refusal
-from allyouneed.serve.gate import Gate
+from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
 
 
@@ -41,10 +41,10 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(translate.router(backend))
     app.include_router(completions.router(backend), dependencies=keyed)
     app.include_router(score.router(backend), dependencies=keyed)
-    app.include_router(look.page_router())
-    app.include_router(look.router(models, config), dependencies=keyed)
+    app.include_router(inspect.page_router())
+    app.include_router(inspect.router(models, config), dependencies=keyed)
     app.include_router(program.router(models, config), dependencies=keyed)
-    app.include_router(watch.router(models, config), dependencies=keyed)
+    app.include_router(runs.router(models, config), dependencies=keyed)
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer_invalid)
@@ -56,7 +56,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(Gate, backend=backend)
+    app.add_middleware(LimitsMiddleware, backend=backend)
     _describe(app)
     return app
 

@@ -17,7 +17,7 @@ from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.worker import Work
-from allyouneed.tasks import Tokenizer
+from allyouneed.text.tokenizer import Tokenizer
 
 # Characters of a text that are tokenised at once: a tenth of a millisecond usually, one at most. Another thread takes
 # longer to begin. Several texts are another matter: the library's own threads work on them, and may be busy.

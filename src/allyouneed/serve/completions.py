@@ -20,14 +20,14 @@ from starlette.responses import Response, StreamingResponse
 from allyouneed.config import Config
 from allyouneed.decode import SampleConfig
 from allyouneed.decode.base import FIRST_WORD, as_float32
-from allyouneed.decode.running import Row
+from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import SHARPEST, uniforms
 from allyouneed.serve.backend import Backend, unless_gone
 from allyouneed.serve.errors import Refusal, described, otherwise
 from allyouneed.serve.models import Served
 from allyouneed.serve.worker import Work
 from allyouneed.serve.writing import Detokenizer, Piece, Writer, whole_text
-from allyouneed.tasks.base import BOS
+from allyouneed.text.specials import BOS
 
 USUAL_LENGTH = 16  # OpenAI's default for max_tokens
 BEYOND_SOURCE = 50

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from allyouneed.decode.base import device_of
-from allyouneed.decode.running import Row, Said
-from allyouneed.decode.spread import lanes
+from allyouneed.decode.running_batch import Row, Said
+from allyouneed.decode.threads import lanes
+from allyouneed.serve.batch_worker import BatchWorker
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.decode_worker import DecodeWorker, DecodeWorkers
 from allyouneed.serve.errors import Refusal
-from allyouneed.serve.lane import Lane, Lanes
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served
-from allyouneed.serve.pieces import Pieces
 from allyouneed.serve.worker import Ticket, Waiting, Work, Worker, closing, deliver
 
 LONGEST_RETRY = 60  # seconds that a refused client is told to wait, at most
@@ -33,12 +33,12 @@ class Engine:
         self.waiting = Waiting()
         self._seconds = 1.0  # that a request took lately
         model, threads = served.bundle.model, torch.get_num_threads()
-        self.lanes = Lanes(threads)
+        self.lanes = DecodeWorkers(threads)
         count = min(lanes(device_of(model)), config.batch) if served.says_text else 0
         for number in range(count):
             room = config.batch // count + (number < config.batch % count)
-            Lane(served.name, model, room, self.waiting, self.lanes, metrics)
-        pieces = Pieces(f"pieces of {served.name}", self.waiting, threads, config.batch)
+            DecodeWorker(served.name, model, room, self.waiting, self.lanes, metrics)
+        pieces = BatchWorker(f"pieces of {served.name}", self.waiting, threads, config.batch)
         self._workers: list[Worker] = [*self.lanes.all, pieces]
         metrics.waiting.labels(served.name).set_function(lambda: len(self.waiting))
         metrics.running.labels(served.name).set_function(self.lanes.rows)

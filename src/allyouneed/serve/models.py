@@ -8,14 +8,14 @@ from typing import Any
 
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
+from allyouneed.evaluation.measure import recipe_of
 from allyouneed.folder import Bundle, load_folder
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
-from allyouneed.lab.held_out import recipe_of
-from allyouneed.lab.shortlist import require_shortlist, translates
-from allyouneed.models.layout import lay_out_for_prediction
 from allyouneed.serve.config import ServeConfig
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.shortlist.build import require_shortlist, translates
+from allyouneed.shortlist.table import Shortlist
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
@@ -77,7 +77,7 @@ def open_models(
                     "--engine torch serves it"
                 )
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
-        lay_out_for_prediction(bundle.model, int8)
+        optimize_for_inference(bundle.model, int8)
         pair = given.pop(name, None) or languages_of(bundle.recipe)
         needed = shortlist and (bundle.shortlist is not None or translates(bundle))
         listed = require_shortlist(bundle) if needed else None

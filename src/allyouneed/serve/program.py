@@ -24,7 +24,7 @@ from allyouneed.errors import DataError
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import described
 from allyouneed.serve.models import Served
-from allyouneed.serve.room import Room, as_answer
+from allyouneed.serve.thread_pool import ThreadPool, as_answer
 from allyouneed.train.recipe import recipe_folder
 
 SECONDS = 8.0  # for one program
@@ -80,7 +80,7 @@ def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
         workers.close()
 
     routes = APIRouter(tags=["rasp"], lifespan=lifespan)
-    room = Room(config)
+    room = ThreadPool(config)
 
     def work(request: RaspRequest) -> Response:
         asked = {"text": request.program, "given": given_of(request.input), "compiled": request.compile}

@@ -8,7 +8,7 @@ from pydantic import BaseModel, StrictStr
 
 from allyouneed.config import Config
 from allyouneed.decode import Scored, score
-from allyouneed.lab.held_out import score_lines
+from allyouneed.evaluation.measure import score_lines
 from allyouneed.serve.backend import Backend, unless_gone
 from allyouneed.serve.errors import Refusal, described, otherwise
 from allyouneed.serve.models import Served

@@ -21,7 +21,7 @@ from allyouneed.config import Config
 from allyouneed.serve.backend import Backend, unless_gone
 from allyouneed.serve.errors import Refusal, described, invalid, otherwise
 from allyouneed.serve.models import Served
-from allyouneed.tasks.base import UNK
+from allyouneed.text.specials import UNK
 
 AUTO = "auto"
 DETECTED = 2000  # characters of a text that are looked at

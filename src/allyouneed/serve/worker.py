@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from allyouneed.decode.running import Row, Said
+from allyouneed.decode.running_batch import Row, Said
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import Refusal
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import EOS
-from allyouneed.tasks.tokenizer import SPECIALS
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import EOS
+from allyouneed.text.tokenizer import SPECIALS
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # tokens: bytes of UTF-8

@@ -14,18 +14,19 @@ from allyouneed.tasks.algorithms import (
     SortConfig,
 )
 from allyouneed.tasks.babi import BabiConfig
-from allyouneed.tasks.base import BOS, EOS, PAD, UNK, Batch, Loss, Score, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.base import Batch, Loss, Score, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.binary import BinaryAdditionConfig, BinaryMultiplicationConfig
 from allyouneed.tasks.bits import CopyBitsConfig, PrioritySortConfig, RecallBitsConfig, RepeatCopyConfig
 from allyouneed.tasks.captioning import CaptioningConfig
 from allyouneed.tasks.classification import ClassificationConfig
-from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.language import LanguageConfig
 from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
 from allyouneed.tasks.tags import TagsConfig
-from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig
 from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS, PAD, UNK
+from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig
 
 TASKS: dict[str, type[TaskConfig]] = {
     "translation": TranslationConfig,

@@ -20,12 +20,12 @@ from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.classification import class_batch
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import padded
 from allyouneed.tasks.pairs import as_arrays, pair_batch
 from allyouneed.tasks.scores import accuracy, exact_match
-from allyouneed.tasks.text import Pair
-from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import padded
+from allyouneed.text.lines import Pair
+from allyouneed.text.tokenizer import of_symbols
 
 Length = Annotated[int, Field(ge=1, le=100_000)]
 Lengths = tuple[Length, Length]

@@ -22,15 +22,17 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from allyouneed.errors import DataError
+from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, UNK, Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Array, generator, shuffled
+from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.classification import class_batch
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
 from allyouneed.tasks.scores import accuracy
-from allyouneed.tasks.text import lines, resolve
-from allyouneed.tasks.tokenizer import Tokenizer, of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.text.lines import lines, resolve
+from allyouneed.text.specials import BOS, UNK
+from allyouneed.text.tokenizer import Tokenizer, of_symbols
 
 TASKS = 20
 SEPARATOR = 4  # the id of the full stop: it sorts before all letters and digits, and four special ids stand before it

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.sizes import Sizes
+from allyouneed.text.specials import PAD, UNK
 
 if TYPE_CHECKING:
-    from allyouneed.tasks.codec import Codec
+    from allyouneed.text.codec import Codec
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3  # the first ids of every vocabulary
 NO_CLASS = -1  # where a position has no class to be learnt
 FIRST_CLASS = UNK + 1  # the id by which a decoder says the first class of a position
 Split = Literal["valid", "test"]
@@ -36,7 +36,7 @@ class Batch:
     """Padded ids. Which fields a task fills says what it needs: a source, a target to continue, or classes."""
 
     source_BS: Tensor | None = None
-    source_valid_BS: Tensor | None = None  # None: nothing is padded
+    source_mask_BS: Tensor | None = None  # None: nothing is padded
     input_BT: Tensor | None = None  # what the decoder is given: BOS first
     output_BT: Tensor | None = None  # what it should say: ends in EOS; PAD does not count
     class_B: Tensor | None = None
@@ -106,10 +106,10 @@ class Learner(Protocol):
 
     head: Any
 
-    def condition(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Any: ...
+    def condition(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Any: ...
     def start(self, memory: Any = None) -> Any: ...
-    def hidden(self, tokens_BT: Tensor, state: Any, valid_BT: Tensor | None = None) -> tuple[Tensor, Any]: ...
-    def classify(self, source_BS: Tensor, valid_BS: Tensor | None = None) -> Tensor: ...
+    def hidden(self, tokens_BT: Tensor, state: Any, mask_BT: Tensor | None = None) -> tuple[Tensor, Any]: ...
+    def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor: ...
 
 
 class TaskConfig(Config, ABC):

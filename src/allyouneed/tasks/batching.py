@@ -9,20 +9,15 @@ batches.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from allyouneed.errors import DataError
+from allyouneed.randomness import generator
+from allyouneed.text.ids import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Pair = tuple[Array, Array]  # source, target
 STEPS = 8  # buckets for each doubling of the length: at most an eighth of a row is padding for this reason
-
-
-def generator(seed: int, *address: int) -> np.random.Generator:
-    """A private source of randomness for one address. The numbers depend on nothing else."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *address])))
 
 
 def shuffled(count: int, random: np.random.Generator) -> Array:

@@ -19,8 +19,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths, one_tokenizer
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.text import Pair
+from allyouneed.text.codec import Codec
+from allyouneed.text.lines import Pair
 
 LONGEST = 0.7  # of the batches are as long as the curriculum is then
 

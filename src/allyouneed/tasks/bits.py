@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Length, Lengths, one_tokenizer
 from allyouneed.tasks.base import Score
-from allyouneed.tasks.codec import Codec
 from allyouneed.tasks.scores import exact_match
-from allyouneed.tasks.text import Pair
+from allyouneed.text.codec import Codec
+from allyouneed.text.lines import Pair
 
 
 class BitsTask(AlgorithmTask):

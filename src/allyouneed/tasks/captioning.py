@@ -28,15 +28,17 @@ import torch
 from pydantic import Field, NonNegativeInt, model_validator
 
 from allyouneed.errors import DataError
+from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, EOS, UNK, Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Array, generator, shuffled
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.pairs import translation_scores
 from allyouneed.tasks.scores import word_scores
-from allyouneed.tasks.text import lines, resolve
-from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.text.lines import lines, resolve
+from allyouneed.text.specials import BOS, EOS, UNK
+from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
 
 SIDE, CHANNELS, COLUMNS = 32, 3, 50
 VALUES = SIDE * SIDE * CHANNELS

@@ -15,13 +15,14 @@ from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, PAD, Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Array, Batches
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.scores import accuracy
-from allyouneed.tasks.text import Pair, Skips, chunks, columns, filled, resolve
-from allyouneed.tasks.tokenizer import TokenizerConfig, train
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.text.lines import Pair, Skips, chunks, columns, filled, resolve
+from allyouneed.text.specials import BOS, PAD
+from allyouneed.text.tokenizer import TokenizerConfig, train
 from allyouneed.words import counted
 
 MOST_CLASSES = 100_000
@@ -184,9 +185,9 @@ class _ClassSplit:
 def class_batch(source: Array, classes: Sequence[int] | Array) -> Batch:
     """A batch of padded sources and their classes."""
     source_BS = torch.from_numpy(source)
-    valid_BS = source_BS != PAD
+    mask_BS = source_BS != PAD
     return Batch(
         source_BS=source_BS,
-        source_valid_BS=None if bool(valid_BS.all()) else valid_BS,
+        source_mask_BS=None if bool(mask_BS.all()) else mask_BS,
         class_B=torch.tensor([int(number) for number in classes]),
     )

@@ -23,13 +23,14 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
+from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, PAD, Batch, Split, TaskConfig, TaskData, Units
-from allyouneed.tasks.batching import Array, generator
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
-from allyouneed.tasks.text import as_names, blocks, resolve
-from allyouneed.tasks.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
+from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
+from allyouneed.text.lines import as_names, blocks, resolve
+from allyouneed.text.specials import BOS, PAD
+from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
 
 Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1)]
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers import detach, send_losses_to
-from allyouneed.tasks.base import NO_CLASS, PAD, Batch, Learner, Loss
+from allyouneed.tasks.base import NO_CLASS, Batch, Learner, Loss
+from allyouneed.text.specials import PAD
 
 PIECE_BYTES = 8 << 20  # of logits: measured best between 4 and 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
 
@@ -104,21 +105,21 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
     """
     if batch.class_B is not None:
         assert batch.source_BS is not None
-        logits_BV = model.classify(batch.source_BS, batch.source_valid_BS)
+        logits_BV = model.classify(batch.source_BS, batch.source_mask_BS)
         total = F.cross_entropy(logits_BV, batch.class_B, reduction="sum", label_smoothing=smoothing)
         yield Loss(total, batch.class_B.shape[0])
         return
     if batch.class_BS is not None:
         assert batch.source_BS is not None
-        logits_BSV = model.classify(batch.source_BS, batch.source_valid_BS)
+        logits_BSV = model.classify(batch.source_BS, batch.source_mask_BS)
         logits_NV, class_N = logits_BSV.flatten(0, 1), batch.class_BS.flatten()
         total = F.cross_entropy(logits_NV, class_N, reduction="sum", ignore_index=NO_CLASS, label_smoothing=smoothing)
         yield Loss(total, batch.tokens)
         return
     assert batch.input_BT is not None
     assert batch.output_BT is not None
-    source_BS, valid_BS = batch.source_BS, batch.source_valid_BS
-    state = model.start() if source_BS is None else model.condition(source_BS, valid_BS)
+    source_BS, mask_BS = batch.source_BS, batch.source_mask_BS
+    state = model.start() if source_BS is None else model.condition(source_BS, mask_BS)
     size = batch.segment or batch.input_BT.shape[1]
     for input_BT, output_BT in zip(batch.input_BT.split(size, 1), batch.output_BT.split(size, 1), strict=True):
         # The padding of the target stands on its right, where no real position can see it.

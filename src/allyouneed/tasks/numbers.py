@@ -16,11 +16,13 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, unknown_name
+from allyouneed.randomness import generator
 from allyouneed.tasks.base import Score
-from allyouneed.tasks.batching import Array, generator, shuffled
+from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.pairs import AnySplit, PairTask, exactness_scores
-from allyouneed.tasks.text import Pair
-from allyouneed.tasks.tokenizer import TokenizerConfig
+from allyouneed.text.ids import Array
+from allyouneed.text.lines import Pair
+from allyouneed.text.tokenizer import TokenizerConfig
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Style = Literal["full", "long", "medium", "short"]

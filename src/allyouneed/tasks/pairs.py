@@ -16,15 +16,17 @@ import torch
 from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
+from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, EOS, PAD, Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.batching import Array, Batches, generator
-from allyouneed.tasks.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import Ragged, RaggedWriter, dtype_for, padded, prepared
+from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
+from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
-from allyouneed.tasks.text import Pair, Skips, chunks, filled
-from allyouneed.tasks.tokenizer import Tokenizer, TokenizerConfig, train
+from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared
+from allyouneed.text.lines import Pair, Skips, chunks, filled
+from allyouneed.text.specials import BOS, EOS, PAD
+from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 AnySplit = Literal["train", "valid", "test"]
 SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
@@ -276,10 +278,10 @@ def pair_batch(
 ) -> Batch:
     """A batch of pairs of ids (without special ones); sources are put between those of `framing`."""
     source_BS = torch.from_numpy(padded(sources, *framing))
-    valid_BS = source_BS != PAD
+    mask_BS = source_BS != PAD
     return Batch(
         source_BS=source_BS,
-        source_valid_BS=None if bool(valid_BS.all()) else valid_BS,
+        source_mask_BS=None if bool(mask_BS.all()) else mask_BS,
         input_BT=torch.from_numpy(padded(targets, before=(BOS,))),
         output_BT=torch.from_numpy(padded(targets, after=(EOS,))),
     )

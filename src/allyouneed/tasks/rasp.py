@@ -26,13 +26,14 @@ from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.loading import program_of
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths
-from allyouneed.tasks.base import FIRST_CLASS, NO_CLASS, PAD, Batch, Score
-from allyouneed.tasks.codec import Codec
-from allyouneed.tasks.ids import padded
+from allyouneed.tasks.base import FIRST_CLASS, NO_CLASS, Batch, Score
 from allyouneed.tasks.pairs import as_arrays
 from allyouneed.tasks.scores import exact_match
-from allyouneed.tasks.text import Pair
-from allyouneed.tasks.tokenizer import of_symbols
+from allyouneed.text.codec import Codec
+from allyouneed.text.ids import padded
+from allyouneed.text.lines import Pair
+from allyouneed.text.specials import PAD
+from allyouneed.text.tokenizer import of_symbols
 
 PROGRAM = 200_000  # characters
 RaspLength = Annotated[int, Field(ge=1, le=2_048)]  # as the compiler; selectors have a row and a column for each token
@@ -167,8 +168,8 @@ def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> B
             raise DataError(f"{source!r}: {len(names)} classes for {tokens} tokens; there should be one for each")
         tags.append([NO_CLASS] * inside.start + [numbers[name] for name in names])
     source_BS = torch.from_numpy(padded(as_arrays(rows)))
-    valid_BS = source_BS != PAD
+    mask_BS = source_BS != PAD
     class_BS = torch.full_like(source_BS, NO_CLASS)
     for number, tag in enumerate(tags):
         class_BS[number, : len(tag)] = torch.tensor(tag)
-    return Batch(source_BS=source_BS, source_valid_BS=None if bool(valid_BS.all()) else valid_BS, class_BS=class_BS)
+    return Batch(source_BS=source_BS, source_mask_BS=None if bool(mask_BS.all()) else mask_BS, class_BS=class_BS)

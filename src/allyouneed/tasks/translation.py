@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from allyouneed.tasks.base import Score
-from allyouneed.tasks.ids import source_hashes
 from allyouneed.tasks.pairs import AnySplit, PairTask, translation_scores
-from allyouneed.tasks.text import Pair, as_names, pairs
+from allyouneed.text.ids import source_hashes
+from allyouneed.text.lines import Pair, as_names, pairs
 
 Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1, max_length=2)]
 

@@ -21,8 +21,8 @@ from allyouneed.decode import Answer, SearchConfig, translate
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.storage import lock, write_atomic
-from allyouneed.tasks.text import Pair, Skips, chunks, filled
 from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.text.lines import Pair, Skips, chunks, filled
 
 LESSON, PART = "lesson.json", "targets.part"
 

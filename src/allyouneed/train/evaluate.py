@@ -11,10 +11,10 @@ from allyouneed import __version__
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.decode.base import device_of, evaluating
 from allyouneed.models import Model
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks import Score, TaskData
 from allyouneed.tasks.base import Batch, Split
 from allyouneed.tasks.loss import batch_loss
-from allyouneed.tasks.shortlist import Shortlist
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -28,7 +28,7 @@ from torch import nn
 from allyouneed.config import to_toml
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, TrainingError, UserError
-from allyouneed.folder import Room, fill_model, model_tensors, save_folder
+from allyouneed.folder import SizeGuard, fill_model, model_tensors, save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
@@ -37,7 +37,6 @@ from allyouneed.storage import lock, refuse_links, verify, write_atomic
 from allyouneed.tasks import Score
 from allyouneed.tasks.loss import losses
 from allyouneed.train.average import Average
-from allyouneed.train.board import Board
 from allyouneed.train.budget import Spent
 from allyouneed.train.card import model_card
 from allyouneed.train.checkpoint import Checkpoints
@@ -45,11 +44,12 @@ from allyouneed.train.determinism import conditions, determinism_lines, determin
 from allyouneed.train.evaluate import evaluate, find_score, to_device
 from allyouneed.train.log import Log, NoLog, read_log
 from allyouneed.train.parallel import place, require_dealt
+from allyouneed.train.process_group import ProcessGroup, said_once
 from allyouneed.train.recipe import Recipe, require_same_recipe
 from allyouneed.train.shard_files import save_shards
 from allyouneed.train.start import described
 from allyouneed.train.stopping import stop_signals
-from allyouneed.train.team import Team, said_once
+from allyouneed.train.tensorboard import Board
 from allyouneed.train.workers import Workers, shares
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
@@ -91,7 +91,7 @@ def train(
     the first one writes to the folder and to the watcher.
     """
     with said_once():
-        team = Team(recipe.train.parallel)
+        team = ProcessGroup(recipe.train.parallel)
         require_dealt(recipe.train, team)
         _require_buildable(recipe)
     watcher = watcher if watcher is not None and team.is_first else Silent()
@@ -114,7 +114,9 @@ def _enter(held: ExitStack, recipe: Recipe, folder: Path, watcher: Watcher) -> b
     return _is_finished(folder, watcher)
 
 
-def _go(recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, cores: int | None, team: Team) -> None:
+def _go(
+    recipe: Recipe, folder: Path, watcher: Watcher, device: torch.device, cores: int | None, team: ProcessGroup
+) -> None:
     run = Run(recipe, folder, watcher, device, cores, team)
     # Only now: a first attempt that failed above must not keep the corrected one out of the folder.
     team.first(lambda: write_atomic(folder / "recipe.toml", to_toml(recipe).encode()))
@@ -140,10 +142,10 @@ class Run:
         watcher: Watcher,
         device: torch.device,
         cores: int | None = None,
-        team: Team | None = None,
+        team: ProcessGroup | None = None,
     ) -> None:
         self.spent = Spent()
-        self.team = team = team or Team()
+        self.team = team = team or ProcessGroup()
         self.cores = cores or team.cores
         self.recipe, self.folder, self.watcher, self.device = recipe, folder, watcher, device
         self.config = recipe.train
@@ -553,7 +555,7 @@ def _name(path: Path | None) -> str | None:
 
 def _require_buildable(recipe: Recipe) -> None:
     """Impossible sizes are found here, before a corpus is read."""
-    with torch.device("meta"), Room(MOST_TENSORS, MOST_NUMBERS, "any that could be trained"):
+    with torch.device("meta"), SizeGuard(MOST_TENSORS, MOST_NUMBERS, "any that could be trained"):
         recipe.model.build(Sizes(8, 8, shared=True))
 
 

@@ -20,11 +20,11 @@ from allyouneed.folder import fill_model, model_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
 from allyouneed.train.muon import Gather
+from allyouneed.train.process_group import ProcessGroup
 from allyouneed.train.recipe import TrainConfig
-from allyouneed.train.team import Team
 
 
-class Placement(Protocol):
+class Parallelism(Protocol):
     """A model in training, wherever its weights are. All processes call the same methods in the same order."""
 
     shared_out: bool  # whether every process keeps something else
@@ -64,7 +64,7 @@ class Whole:
     shared_out = False
     gather_matrix: Gather | None = None
 
-    def __init__(self, model: Model, team: Team) -> None:
+    def __init__(self, model: Model, team: ProcessGroup) -> None:
         self.model, self.team = model, team
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -93,7 +93,7 @@ class Whole:
         return self.model
 
 
-def require_dealt(config: TrainConfig, team: Team) -> None:
+def require_dealt(config: TrainConfig, team: ProcessGroup) -> None:
     """Refuses micro-batches that cannot be dealt to the processes."""
     if config.accumulate < team.size:
         raise ConfigError(
@@ -113,7 +113,7 @@ def require_dealt(config: TrainConfig, team: Team) -> None:
             )
 
 
-def place(model: Model, config: TrainConfig, team: Team, device: torch.device, *, twice: bool) -> Placement:
+def place(model: Model, config: TrainConfig, team: ProcessGroup, device: torch.device, *, twice: bool) -> Parallelism:
     """A model, ready to be trained by this team. `twice`: a block runs more than once for one loss."""
     if team.size == 1 or config.parallel != "fsdp":
         return Whole(model, team)

@@ -13,9 +13,9 @@ from allyouneed.tasks import AnyTask
 from allyouneed.train.average import AverageConfig
 from allyouneed.train.budget import BudgetConfig
 from allyouneed.train.optimizer import OptimizerConfig
+from allyouneed.train.process_group import Parallel
 from allyouneed.train.schedule import ScheduleConfig
 from allyouneed.train.start import StartConfig, described
-from allyouneed.train.team import Parallel
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from allyouneed.storage import sync_files
 from allyouneed.train.checkpoint import Checkpoints, write_parts
-from allyouneed.train.team import Team
+from allyouneed.train.process_group import ProcessGroup
 
 
 def save_shards(
     checkpoints: Checkpoints,
-    team: Team,
+    team: ProcessGroup,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
@@ -42,7 +42,7 @@ def save_shards(
         team.first(opened.close)
 
 
-def _own(tensors: Mapping[str, Mapping[str, Tensor]], team: Team) -> dict[str, dict[str, Tensor]]:
+def _own(tensors: Mapping[str, Mapping[str, Tensor]], team: ProcessGroup) -> dict[str, dict[str, Tensor]]:
     """Single numbers are the same everywhere; the first process writes them."""
     return {
         part: {name: tensor for name, tensor in named.items() if tensor.ndim or team.is_first}

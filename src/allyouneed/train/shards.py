@@ -26,7 +26,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import model_tensors, require_same_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
-from allyouneed.train.team import Team
+from allyouneed.train.process_group import ProcessGroup
 
 
 def rows_of(count: int, rank: int, size: int) -> slice:
@@ -48,11 +48,11 @@ class _Step(nn.Module):
 
 
 class Shards:
-    """A model of which this process keeps its rows. See `parallel.Placement`."""
+    """A model of which this process keeps its rows. See `parallel.Parallelism`."""
 
     shared_out = True
 
-    def __init__(self, model: Model, team: Team, device: torch.device, *, one_unit: bool) -> None:
+    def __init__(self, model: Model, team: ProcessGroup, device: torch.device, *, one_unit: bool) -> None:
         """`one_unit`: no block on its own, for graphs in which a block runs twice."""
         _require_rows(model)
         # The blocks hand their states out as views; nothing is ever written into them while training.

@@ -8,7 +8,7 @@ from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import fill_model, load_folder, model_tensors
 from allyouneed.models import Model
-from allyouneed.tasks.codec import Codec
+from allyouneed.text.codec import Codec
 
 
 class StartConfig(Config):

@@ -20,9 +20,9 @@ from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import BOS, EOS
-from allyouneed.tasks.shortlist import Shortlist
+from allyouneed.shortlist.table import Shortlist
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS
 
 CLOSE = 1e-3  # nats; float32 of a few layers differs by 1e-6 to 1e-5
 ROUNDED = 1e-2  # a weight that stands between two steps may be rounded to either

@@ -28,7 +28,7 @@ from allyouneed.decode.penalty import length_penalty
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.opened import open_engine
-from allyouneed.tasks.base import EOS
+from allyouneed.text.specials import EOS
 
 STRIDE = 8  # steps by which first guesses differ: sentences with one guess are decoded together
 

@@ -19,11 +19,11 @@ from allyouneed.interop.stages import Stages, Tell, silent
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.shortlist.table import Shortlist
 from allyouneed.storage import new_folder
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import BOS
-from allyouneed.tasks.shortlist import Shortlist
-from allyouneed.tasks.tokenizer import SPECIALS
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS
+from allyouneed.text.tokenizer import SPECIALS
 
 CARD = "README.md"
 LISTED = """

@@ -17,10 +17,10 @@ from allyouneed.models import Model
 from allyouneed.models.base import Head
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.models.stack import Embedding
-from allyouneed.tasks import Codec
-from allyouneed.tasks.base import BOS, EOS, PAD, UNK
-from allyouneed.tasks.tokenizer import SPECIALS, Tokenizer
+from allyouneed.models.parts.stack import Embedding
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS, PAD, UNK
+from allyouneed.text.tokenizer import SPECIALS, Tokenizer
 
 Quantization = Literal["float32", "int16", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("float32", "int16", "int8")

@@ -18,7 +18,7 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, write_model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.tasks.base import BOS, EOS
+from allyouneed.text.specials import BOS, EOS
 
 Row = Sequence[int]
 Said = list[tuple[list[int], float]]  # hypotheses, with EOS where they ended, each with what CTranslate2 ranks it by
@@ -39,7 +39,7 @@ def open_engine(bundle: Bundle, int8: bool) -> "Opened":
             raise ConfigError(f"{bundle.path}: {error}") from None
         except OSError as error:  # nobody has named this place, and standard output would be blamed
             raise FolderError(f"{folder}: CTranslate2's weights cannot be written there: {error.strerror}") from None
-        # One batch on each core, as in decode/spread.py.
+        # One batch on each core, as in decode/threads.py.
         threads = {"inter_threads": torch.get_num_threads(), "intra_threads": 1}
         opener = ctranslate2.Translator if isinstance(bundle.model, EncoderDecoder) else ctranslate2.Generator
         engine = opener(folder, compute_type=precision, **threads)

@@ -29,7 +29,7 @@ from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.models.stack import Embedding, Stack, StackConfig
+from allyouneed.models.parts.stack import Embedding, Stack, StackConfig
 from allyouneed.positions import AlibiConfig, LearnedConfig, RotaryConfig, Shaw, ShawConfig, T5Bias, T5Config
 
 TABLE = 2048  # positions of a sinusoidal table: CTranslate2 refuses longer sequences

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allyouneed.errors import ConfigError
-from allyouneed.tasks.shortlist import SPECIALS, Shortlist
+from allyouneed.shortlist.table import SPECIALS, Shortlist
 
 FILE = "vmap.txt"
 

@@ -28,9 +28,9 @@ from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-from allyouneed.models.stack import StackConfig
+from allyouneed.models.parts.stack import StackConfig
 from allyouneed.storage import new_folder, write_tensors
-from allyouneed.tasks.base import BOS, EOS, PAD, UNK
+from allyouneed.text.specials import BOS, EOS, PAD, UNK
 
 # By kind of model and positions; encoder-decoders also by where their norms stand.
 HOMES: dict[tuple[str, ...], str] = {

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError
 from allyouneed.storage import LARGEST_TENSORS, parse_tensors
-from allyouneed.tasks.tokenizer import LARGEST_FILE
+from allyouneed.text.tokenizer import LARGEST_FILE
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

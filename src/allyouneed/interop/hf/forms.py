@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import ConfigError
-from allyouneed.models.stack import StackConfig
+from allyouneed.models.parts.stack import StackConfig
 from allyouneed.positions import AlibiConfig, LearnedConfig, Sinusoidal, SinusoidalConfig
 
 Weights = dict[str, Tensor]

@@ -27,7 +27,7 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
-from allyouneed.tasks import Codec
+from allyouneed.text.codec import Codec
 from allyouneed.train.recipe import Recipe
 
 ABOUT = ", imported from Hugging Face"  # how the `about` of an imported model's recipe ends

@@ -9,8 +9,8 @@ from allyouneed.interop.hf.files import TOKENIZER, TOKENIZER_CONFIG
 from allyouneed.interop.hf.rules import Rows
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-from allyouneed.tasks.base import BOS, EOS, PAD, UNK
-from allyouneed.tasks.codec import Codec
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS, PAD, UNK
 
 PARTS = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
 

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer as Library
 
 from allyouneed.errors import FolderError
 from allyouneed.interop.hf.rules import Rows
-from allyouneed.tasks.base import BOS, EOS, PAD, UNK
-from allyouneed.tasks.tokenizer import SPECIALS, Tokenizer, control_name
-from allyouneed.tasks.tokenizer_file import check_pipeline
+from allyouneed.text.specials import BOS, EOS, PAD, UNK
+from allyouneed.text.tokenizer import SPECIALS, Tokenizer, control_name
+from allyouneed.text.tokenizer_file import check_pipeline
 
 PROBES = (
     "Hello, world! It's 3.14 o'clock.",

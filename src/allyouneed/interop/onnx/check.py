@@ -43,8 +43,8 @@ class Written:
         """What the first step needs beside its tokens."""
         state: dict[str, Any] = {}
         if sources is not None:
-            source_BS, valid_BS = pad_right(sources, torch.device("cpu"))
-            valid = np.ones(source_BS.shape, bool) if valid_BS is None else valid_BS.numpy()
+            source_BS, mask_BS = pad_right(sources, torch.device("cpu"))
+            valid = np.ones(source_BS.shape, bool) if mask_BS is None else mask_BS.numpy()
             names = [one.name for one in self._encoder.get_outputs()]
             state = dict(
                 zip(names, self._encoder.run(None, {"source": source_BS.numpy(), "valid": valid}), strict=True)

@@ -19,7 +19,7 @@ from allyouneed.interop.stages import Tell, silent
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
-from allyouneed.tasks.base import BOS, EOS
+from allyouneed.text.specials import BOS, EOS
 
 CARD = "README.md"
 

@@ -40,7 +40,7 @@ from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
-from allyouneed.models.stack import Embedding, Stack
+from allyouneed.models.parts.stack import Embedding, Stack
 from allyouneed.positions import Alibi, Learned, Rotary, ScorePosition, Shaw, T5Bias
 
 TABLE = 2048  # positions of sines and angles

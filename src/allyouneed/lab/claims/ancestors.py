@@ -10,7 +10,7 @@ from allyouneed.config import parse
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, at_least, at_most, band, budget, given, more
 from allyouneed.lab.claims.trial import adam, learn, right
-from allyouneed.lab.flow import gradient_by_distance
+from allyouneed.lab.flow.gradients import gradient_by_distance
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
 from allyouneed.tasks.algorithms import AlgorithmTask, CopyConfig

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from allyouneed.inspection.pictures import FAINT, INK
 from allyouneed.lab.charts import AnyChart
-from allyouneed.lab.pictures import FAINT, INK
 from allyouneed.storage import write_atomic
 
 HUES = {"confirmed": "#009e73", "refuted": "#d55e00"}  # everything else is grey

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, band, by_definition, more
-from allyouneed.lab.path import CHANGED, Layers, path_length
+from allyouneed.lab.cost.path_length import CHANGED, Layers, path_length
 from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.mixers.recurrent import LstmConfig, Recurrent, RecurrentState, RnnConfig
 from allyouneed.mixers.softmax import SoftmaxConfig

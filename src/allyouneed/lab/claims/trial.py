@@ -20,8 +20,9 @@ from allyouneed.config import parse
 from allyouneed.decode.base import evaluating
 from allyouneed.errors import TrainingError
 from allyouneed.models import Model
-from allyouneed.tasks import PAD, TaskData
+from allyouneed.tasks import TaskData
 from allyouneed.tasks.base import NO_CLASS, Split
+from allyouneed.text.specials import PAD
 from allyouneed.train import Recipe
 from allyouneed.train.evaluate import held_out_loss
 from allyouneed.train.loop import Run, Silent
@@ -101,13 +102,13 @@ def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, 
         for batch in data.held_out(split):
             assert batch.source_BS is not None
             if batch.output_BT is None:
-                answer = model.classify(batch.source_BS, batch.source_valid_BS).argmax(dim=-1)
+                answer = model.classify(batch.source_BS, batch.source_mask_BS).argmax(dim=-1)
                 wanted = batch.class_B if batch.class_B is not None else batch.class_BS
                 assert wanted is not None
                 counts = wanted != NO_CLASS
             else:
                 assert batch.input_BT is not None
-                state = model.condition(batch.source_BS, batch.source_valid_BS)
+                state = model.condition(batch.source_BS, batch.source_mask_BS)
                 answer = model.step(batch.input_BT, state)[0].argmax(dim=-1)
                 wanted, counts = batch.output_BT, batch.output_BT != PAD
             hit = (answer == wanted) & counts

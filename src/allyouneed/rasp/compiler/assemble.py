@@ -28,7 +28,7 @@ from allyouneed.rasp.compiler.ir import Floats, Sop
 from allyouneed.rasp.compiler.realise import Answer, Form, Head, Layer, Network
 from allyouneed.rasp.compiler.schedule import Program
 from allyouneed.sizes import Sizes
-from allyouneed.tasks.base import BOS, UNK
+from allyouneed.text.specials import BOS, UNK
 
 FIRST = UNK + 1  # the id of the first token of a vocabulary
 LEAK = 1e-7

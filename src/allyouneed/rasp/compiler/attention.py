@@ -21,9 +21,9 @@ from allyouneed.rasp.compiler.compile import passes
 from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, Sop, Term, term_key
 from allyouneed.rasp.compiler.program import Compiled
 from allyouneed.rasp.compiler.schedule import Program
+from allyouneed.rasp.drawing.titles import title
 from allyouneed.rasp.evaluate import evaluate
 from allyouneed.rasp.graph import Input, Node, SOp, in_order
-from allyouneed.rasp.titles import title
 
 
 @dataclass(frozen=True)

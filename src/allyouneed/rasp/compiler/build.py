@@ -16,8 +16,8 @@ from allyouneed.rasp.compiler.scores import score_term
 from allyouneed.rasp.compiler.unions import united
 from allyouneed.rasp.compiler.values import GRID, LARGEST, SUM_GRID, Bounds, distinct, means, tabulate
 from allyouneed.rasp.compiler.widths import Width, as_width
+from allyouneed.rasp.drawing.titles import title
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
-from allyouneed.rasp.titles import title
 
 
 def build(

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from allyouneed.rasp.atoms import Atom
-from allyouneed.rasp.blocks import (
+from allyouneed.rasp.compiler.attention import HeadView, View
+from allyouneed.rasp.compiler.report import LayerReport
+from allyouneed.rasp.display import given_text
+from allyouneed.rasp.drawing.blocks import (
     CELL,
     GAP,
     SIZE,
@@ -27,10 +30,20 @@ from allyouneed.rasp.blocks import (
     shown,
     stack,
 )
-from allyouneed.rasp.canvas import FAINT, INK, WHITE, Box, Canvas, Stroke, Text, cut, hue, printable, text_width, tint
-from allyouneed.rasp.compiler.attention import HeadView, View
-from allyouneed.rasp.compiler.report import LayerReport
-from allyouneed.rasp.display import given_text
+from allyouneed.rasp.drawing.canvas import (
+    FAINT,
+    INK,
+    WHITE,
+    Box,
+    Canvas,
+    Stroke,
+    Text,
+    cut,
+    hue,
+    printable,
+    text_width,
+    tint,
+)
 from allyouneed.rasp.errors import RaspLimitError
 from allyouneed.words import counted
 

@@ -12,7 +12,7 @@ from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.assemble import FIRST, Output
 from allyouneed.rasp.compiler.report import Report
 from allyouneed.rasp.graph import Input
-from allyouneed.tasks.base import BOS, PAD
+from allyouneed.text.specials import BOS, PAD
 from allyouneed.words import counted
 
 
@@ -65,11 +65,11 @@ class Compiled:
     @torch.inference_mode()
     def logits(self, inputs: Sequence[Input]) -> Tensor:
         """What the model says at every position but BOS."""
-        ids_BS, valid_BS = self.encode(inputs)
+        ids_BS, mask_BS = self.encode(inputs)
         if self.causal:
-            logits_BSV, _ = self.model.step(ids_BS, self.model.start(), valid_BS)
+            logits_BSV, _ = self.model.step(ids_BS, self.model.start(), mask_BS)
         else:
-            logits_BSV = self.model.classify(ids_BS, valid_BS)
+            logits_BSV = self.model.classify(ids_BS, mask_BS)
         return logits_BSV[:, 1:]
 
     def run(self, inputs: Sequence[Input]) -> list[dict[str, list[Atom]]]:

@@ -18,12 +18,12 @@ from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.attention import View, look
 from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.verify import equal
+from allyouneed.rasp.drawing.titles import title
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.evaluate import Run
 from allyouneed.rasp.graph import Input, Node, Select, Selector, SOp, in_order
 from allyouneed.rasp.interpreter import Interpreter, no_files
 from allyouneed.rasp.loading import Loader
-from allyouneed.rasp.titles import title
 from allyouneed.rasp.values import Environment, Flow, describe
 
 LONGEST = 64  # tokens: a selector and each head have as many rows and columns

@@ -12,7 +12,7 @@ from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.rules import Rows, Rule
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import ModelConfig
-from allyouneed.models.stack import StackConfig
+from allyouneed.models.parts.stack import StackConfig
 
 ACTIVATIONS = {
     "relu": "relu",

@@ -26,7 +26,7 @@ from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.positions import LearnedConfig
-from allyouneed.tasks.base import PAD
+from allyouneed.text.specials import PAD
 
 Family = Literal["bert", "longformer", "big_bird"]
 NAMES: dict[Family, str] = {"bert": "Bert", "longformer": "Longformer", "big_bird": "BigBird"}

@@ -1,0 +1,1 @@
+"""Scores of finished models on held-out data or on given files."""

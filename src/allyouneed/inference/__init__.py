@@ -1,0 +1,1 @@
+"""Fast inference: packed weights and fused stacks behind the same contract as the models they stand for."""

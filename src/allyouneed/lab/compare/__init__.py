@@ -1,0 +1,1 @@
+"""Several models at an equal budget, with error bars."""

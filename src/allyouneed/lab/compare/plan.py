@@ -1,0 +1,281 @@
+"""What a comparison is made of: systems x tasks x seeds, everything else equal.
+
+    several recipes     each keeps its model and its way of training; task, budget, evaluations and search are the
+                        first one's (or those of each of `tasks`)
+    variations, models  the recipe of each task with that one thing changed; nothing else differs
+
+The first system is the baseline that all others are measured against.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allyouneed.config import Tree, override, parse
+from allyouneed.errors import ConfigError, UserError, unknown_name
+from allyouneed.lab.compare.equal_size import WIDTHS, count_parameters, with_parameters
+from allyouneed.lab.compare.variations import SHARED_TRAINING, read_variations, require_not_held
+from allyouneed.lab.runs import Job
+from allyouneed.sizes import Sizes
+from allyouneed.train import Recipe, load_recipe
+from allyouneed.train.evaluate import names_of_scores
+from allyouneed.train.recipe import find_recipe
+
+EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
+BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: the options of `allyouneed compare`."""
+
+    recipes: Sequence[str]
+    vary: Sequence[str] = ()
+    models: Sequence[str] = ()
+    tasks: Sequence[str] = ()
+    sets: Sequence[str] = ()
+    seeds: int = 3
+    budget: Mapping[str, float] = field(default_factory=dict)
+    equal_parameters: bool = False
+    metric: str | None = None  # default: the first score of each task
+
+    @property
+    def words(self) -> str:
+        """What a folder is for: seeds, systems and further tasks can be added, another first task is another matter."""
+        return f"compare {_stem(self.recipes[0])}"
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """One task: what its baseline is, and what is measured on it."""
+
+    name: str
+    baseline: Recipe
+    sizes: Sizes
+    metric: str
+    higher_is_better: bool
+    grain: float  # one held-out item: scores that count items have no smaller step
+
+
+@dataclass(frozen=True)
+class System:
+    """Something to be compared, on each task on which it is not the baseline itself."""
+
+    name: str
+    recipes: Mapping[str, Recipe]
+    varied: bool = False  # whether it is the baseline but for what is varied
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that will be run."""
+
+    tasks: Sequence[TaskFacts]
+    systems: Sequence[System]  # the baseline first
+    seeds: Sequence[int]
+    notes: Sequence[str]
+
+    @property
+    def question(self) -> str:
+        """What a folder is for: see `Question.words`."""
+        return f"compare {self.tasks[0].name}"
+
+    @property
+    def baseline(self) -> System:
+        """What all others are measured against."""
+        return self.systems[0]
+
+    def jobs(self) -> list[Job]:
+        """All runs; those of one seed together, so that every system has a result before any has two."""
+        return [
+            Job(job_name(task.name, system.name, seed), with_seed(system.recipes[task.name], seed))
+            for task in self.tasks
+            for seed in self.seeds
+            for system in self.systems
+            if task.name in system.recipes
+        ]
+
+
+def job_name(task: str, system: str, seed: int) -> str:
+    """The name of a run's folder."""
+    return f"{slug(task)}.{slug(system)}.seed-{seed}"
+
+
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """The same run with other luck."""
+    return recipe.model_copy(update={"seed": seed})
+
+
+def make_plan(question: Question, folder: Path) -> Plan:
+    """Reads everything that is asked for; whatever cannot be run is refused here. Prepares the tasks' data."""
+    base = _load(question, question.recipes[0])
+    names = [_stem(name) for name in (question.recipes[0], *question.tasks)]
+    _require_once(names, "task")
+    baselines = dict(zip(names, [base, *(_load(question, name) for name in question.tasks)], strict=True))
+    systems, notes = _systems(question, base, baselines)
+    _require_once([slug(system.name) for system in systems], "system")
+    _require_buildable(systems)
+    tasks = [_facts(name, recipe, question.metric, folder / slug(name)) for name, recipe in baselines.items()]
+    if question.equal_parameters:
+        systems = [systems[0], *(_as_large(system, systems[0], tasks) for system in systems[1:])]
+    seeds = range(1, question.seeds + 1)
+    return Plan(tasks, systems, list(seeds), notes)
+
+
+def _load(question: Question, name: str) -> Recipe:
+    train: Tree = {"evaluate_every": EVALUATIONS}
+    if question.budget:
+        train["budget"] = dict(question.budget)
+    return load_recipe(name, {"train": train}, list(question.sets))
+
+
+def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
+    if len(question.recipes) > 1:
+        if question.vary or question.models:
+            raise ConfigError("--vary and --model change one recipe; found several")
+        return _from_recipes(question, baselines)
+    varied = {variation.name: _changer(variation.sets) for variation in read_variations(question.vary, base)}
+    changes = varied | {_stem(model): _replacer(model) for model in question.models}
+    found, notes = [System(BASELINE, baselines)], []
+    for name, change in changes.items():
+        made = {task: _called(f"{name} on {task}", change, recipe) for task, recipe in baselines.items()}
+        other = {task: recipe for task, recipe in made.items() if recipe != baselines[task]}
+        changed = {key for task, recipe in other.items() for key in settings_that_differ(recipe, baselines[task])}
+        require_not_held(name, sorted(changed))
+        if of_task := sorted(key for key in changed if key.startswith("task.")):
+            notes.append(f"{name}: changes {', '.join(of_task)}: it may be scored on other items than the baseline")
+        if len(other) < len(made):
+            same = ", ".join(task for task in made if task not in other)
+            notes.append(f"{name}: is what {same} has anyway")
+        if other:
+            found.append(System(name, other, varied=name in varied))
+    if len(found) < 2:
+        known = f": {'; '.join(notes)}" if notes else ": give several recipes, or --vary, or --model"
+        raise ConfigError(f"nothing to compare{known}")
+    return found, notes
+
+
+def _from_recipes(question: Question, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
+    systems, notes = [], []
+    (first, home), *_ = baselines.items()
+    for name in question.recipes:
+        own = _load(question, name)
+        if own.task.type != home.task.type:
+            raise ConfigError(
+                f"{name}: its task is {own.task.type!r}, that of {first} is {home.task.type!r}; models are compared "
+                "on one task (--tasks adds others, for all of them)"
+            )
+        made = {task: _called(f"{name} on {task}", partial(_moved, own), recipe) for task, recipe in baselines.items()}
+        systems.append(System(_stem(name), made))
+        taken = settings_that_differ(own, made[first])
+        taken.pop("train.budget", None)
+        notes += [
+            f"{_stem(name)}: {key} is {new}, as for {first} (its own: {old})" for key, (old, new) in taken.items()
+        ]
+    return systems, notes
+
+
+def _moved(recipe: Recipe, home: Recipe) -> Recipe:
+    """A recipe's model and training where another one is at home."""
+    tree, other = recipe.model_dump(mode="json"), home.model_dump(mode="json")
+    train = tree["train"] | {name: other["train"][name] for name in SHARED_TRAINING}
+    return parse(Recipe, {**tree, "task": other["task"], "decode": other["decode"], "train": train})
+
+
+def _changer(sets: Sequence[str]) -> Callable[[Recipe], Recipe]:
+    return lambda recipe: parse(Recipe, override(_tree(recipe), sets))
+
+
+def _replacer(model: str) -> Callable[[Recipe], Recipe]:
+    """Another model in the same recipe: that of a recipe, one of a type with its usual settings, or a table."""
+    try:
+        find_recipe(model)
+    except ConfigError:
+        tree = override({}, [f"model={model}"])["model"]
+    else:
+        tree = load_recipe(model).model.model_dump(mode="json")
+    return lambda recipe: parse(Recipe, {**_tree(recipe), "model": tree})
+
+
+def _called(what: str, change: Callable[[Recipe], Recipe], recipe: Recipe) -> Recipe:
+    try:
+        return change(recipe)
+    except UserError as error:
+        raise ConfigError(f"{what}: {error}") from None
+
+
+def _tree(recipe: Recipe) -> Tree:
+    """Plain values; what was left open is left out, so that a new mechanism may take its place."""
+    return recipe.model_dump(mode="json", exclude_none=True)
+
+
+def _require_buildable(systems: Sequence[System]) -> None:
+    """Impossible sizes are found here, before data is read."""
+    for system in systems:
+        for task, recipe in system.recipes.items():
+            try:
+                with torch.device("meta"):
+                    recipe.model.build(Sizes(8, 8, shared=True))
+            except UserError as error:
+                raise ConfigError(f"{system.name} on {task}: {error}") from None
+
+
+def _require_once(names: Sequence[str], what: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{', '.join(twice)}: named twice; each {what} has a name of its own")
+
+
+def _facts(name: str, recipe: Recipe, metric: str | None, folder: Path) -> TaskFacts:
+    data = recipe.task.prepare(folder, 1)
+    known = names_of_scores(data, recipe.model.kind)
+    chosen = metric or next(iter(known))
+    if chosen not in known:
+        raise ConfigError(f"--metric: {name}: {unknown_name(chosen, known)}")
+    return TaskFacts(name, recipe, data.sizes, chosen, known[chosen], 1 / max(1, len(data.examples("valid"))))
+
+
+def _as_large(system: System, baseline: System, tasks: Sequence[TaskFacts]) -> System:
+    recipes = {}
+    for task in tasks:
+        if task.name not in system.recipes:
+            continue
+        own, other = system.recipes[task.name], baseline.recipes[task.name]
+        wanted = count_parameters(other, task.sizes)
+        held = _changed_widths(own, other) if system.varied else frozenset()
+        recipes[task.name] = with_parameters(own, wanted, task.sizes, f"{system.name} on {task.name}", held)
+    return replace(system, recipes=recipes)
+
+
+def _changed_widths(own: Recipe, other: Recipe) -> frozenset[str]:
+    ours, theirs = own.model.model_dump(), other.model.model_dump()
+    return frozenset(name for name in WIDTHS.get(own.model.type, ()) if ours[name] != theirs.get(name, ours[name]))
+
+
+def settings_that_differ(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted names of all settings in which two recipes differ, with both values."""
+    one, two = _flat(_tree(ours)), _flat(_tree(theirs))
+    names = [name for name in {**one, **two} if name not in ("about", "seed")]
+    return {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return flat
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem if name.endswith(".toml") else name
+
+
+def slug(name: str) -> str:
+    """A name for a file."""
+    return re.sub(r"[^A-Za-z0-9=.+_-]+", "-", name).strip("-.")

@@ -1,0 +1,29 @@
+"""The test split, looked at once, at the end: what was chosen on the validation split looks a little better there.
+
+The scores of a run are kept beside its model (`test.json`), since a finished run does not change.
+"""
+
+import json
+from pathlib import Path
+
+from allyouneed.errors import FolderError
+from allyouneed.evaluation.measure import evaluate_held_out, recipe_of
+from allyouneed.folder import load_folder
+from allyouneed.lab.report import to_json
+from allyouneed.storage import write_atomic
+
+KEPT = "test.json"
+
+
+def scores_on_test_split(run: Path) -> dict[str, float]:
+    """All scores of a finished run on its task's test split."""
+    kept = run / KEPT
+    if not kept.exists():
+        bundle = load_folder(run)
+        found = evaluate_held_out(bundle, "test", recipe_of(bundle).decode, lambda note: None)
+        write_atomic(kept, to_json({score.name: score.value for score in found}))
+    try:
+        scores = json.loads(kept.read_bytes())
+        return {str(name): float(value) for name, value in scores.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise FolderError(f"{kept}: not scores; remove it, and they are measured again") from None

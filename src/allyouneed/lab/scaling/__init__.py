@@ -1,0 +1,1 @@
+"""Scaling laws: fit small runs, predict a larger one."""

@@ -1,0 +1,1 @@
+"""What several mixers share: projections, caches, states and the kernels of sparse attention."""

@@ -1,0 +1,63 @@
+"""Windows of a sequence, and their past: what convolutions are made of.
+
+    y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1        a masked convolution of width k, dilation d
+        = b + [W_0 .. W_(k-1)] [x_(t - (k-1) d); ..; x_(t - d); x_t]   one matrix over the window of t
+
+A convolution is a matrix product over windows, so a layer is `linear(taps.causal(x))`: on a CPU, at the sizes of a
+laptop's model, that is about as fast as `conv1d`, and one step of decoding is the same product over one window. The
+masked form reads a past of the last (k - 1) d inputs, zeros at first; the centred form, for encoders, reads zeros on
+both sides.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from allyouneed.mixers.parts.state import Growable
+
+
+@dataclass(frozen=True)
+class ConvWindow:
+    """Which inputs a convolution reads for one output: `kernel` of them, `dilation` apart."""
+
+    kernel: int
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """How far back the masked form looks: what its past must hold."""
+        return (self.kernel - 1) * self.dilation
+
+    def centred(self, x_BSD: Tensor) -> Tensor:
+        """The windows (B, S, kernel D) around every position; an even kernel reads one more on the left."""
+        right = (self.kernel - 1) // 2 * self.dilation
+        return self._windows(F.pad(x_BSD, (0, 0, self.reach - right, right)), x_BSD.shape[1])
+
+    def start(self, like_BSD: Tensor, width: int) -> Growable:
+        """The past before the first position of as many rows: nothing."""
+        return Growable(like_BSD.new_zeros(like_BSD.shape[0], self.reach, width))
+
+    def causal(self, x_BTD: Tensor, past: Growable, real_B: Tensor | None = None) -> tuple[Tensor, Growable]:
+        """The windows that end in every new position, and the past after them.
+
+        `real_B`: how many new positions of each row, from the left, are real; what follows them leaves no trace.
+        """
+        T = x_BTD.shape[1]
+        joined = past.append(x_BTD)
+        windows_BTN = self._windows(joined.tensor, T)
+        if real_B is None:
+            return windows_BTN, joined.keep_last(self.reach)
+        place_BR = real_B[:, None] + torch.arange(self.reach, device=real_B.device)
+        kept_BRD = joined.tensor.gather(1, place_BR.unsqueeze(-1).expand(-1, -1, x_BTD.shape[2]))
+        return windows_BTN, Growable(kept_BRD)
+
+    def advance(self, x_BD: Tensor, past: Growable) -> tuple[Tensor, Growable]:
+        """`causal` for one new position of each row: windows (B, kernel D)."""
+        joined = past.append(x_BD.unsqueeze(1))
+        return joined.tensor[:, :: self.dilation].flatten(1), joined.keep_last(self.reach)
+
+    def _windows(self, x_BSD: Tensor, length: int) -> Tensor:
+        starts = range(0, self.reach + 1, self.dilation)
+        return torch.cat([x_BSD[:, start : start + length] for start in starts], dim=-1)

@@ -1,0 +1,1 @@
+"""What several models share: stacks, encoders, decoders and their cells."""

@@ -1,0 +1,188 @@
+"""What the Transformers share: embeddings with positions, and a stack of blocks with one state."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from pydantic import PositiveInt, field_validator
+from torch import Tensor, nn
+
+from allyouneed.block import Block, BlockConfig, BlockState
+from allyouneed.dropout import Dropout
+from allyouneed.errors import ConfigError
+from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
+from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
+
+
+class StackConfig(BlockConfig):
+    """The fields that every Transformer has: its width, its blocks, how positions talk and how they are numbered."""
+
+    width: PositiveInt = 512
+    mixer: AnyMixer | list[AnyMixer] = SoftmaxConfig()
+    positions: AnyPosition = SinusoidalConfig()
+    embedding_scale: bool = True  # section 3.4: embeddings enter times sqrt(width)
+    embedding_norm: bool = False  # a norm on what enters the first block, positions included
+
+    @field_validator("mixer", "encoder_mixer", mode="after", check_fields=False)
+    @classmethod
+    def _not_empty(cls, value: MixerConfig | list[MixerConfig] | None) -> MixerConfig | list[MixerConfig] | None:
+        if value == []:
+            raise ValueError("an empty list; name at least one mixer")
+        return value
+
+    def embed(self, weight_VD: nn.Parameter, segments: int = 0) -> "Embedding":
+        """The way in, with a table."""
+        norm = self.make_norm(self.width) if self.embedding_norm else None
+        scaled = self.embedding_scale
+        return Embedding(weight_VD, self.positions, self.dropout, scaled=scaled, norm=norm, segments=segments)
+
+    def require_one_stream(self) -> None:
+        """For models that read the blocks' output as vectors of `width`."""
+        if self.streams != 1:
+            raise ConfigError(f"model.streams={self.streams}: only a decoder has two streams")
+
+    def mixer_of(self, layer: int) -> MixerConfig:
+        """The mixer of a layer: a list is repeated from the bottom up."""
+        return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
+
+
+class Embedding(nn.Module):
+    """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4); some have a norm before the dropout.
+
+    With `segments`, a vector for the segment of the text that a token belongs to is added; unless it is said which, all
+    belong to the first.
+    """
+
+    def __init__(
+        self,
+        weight_VD: nn.Parameter,
+        positions: PositionConfig,
+        dropout: float,
+        *,
+        scaled: bool = True,
+        norm: nn.Module | None = None,
+        segments: int = 0,
+    ) -> None:
+        super().__init__()
+        width = weight_VD.shape[1]
+        self.weight_VD = weight_VD
+        # Section 3.4: the tied embedding is scaled by sqrt(D) on the way in, not on the way out.
+        self.scale = math.sqrt(width) if scaled else 1.0
+        self.position = positions.build_added(width)
+        self.norm = norm
+        self.segment_ND = nn.Parameter(torch.randn(segments, width) * width**-0.5) if segments else None
+        self.dropout = Dropout(dropout)
+
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None: as many as one likes."""
+        return None if self.position is None else self.position.longest
+
+    def forward(self, tokens_BT: Tensor, position: Tensor, segment_BT: Tensor | None = None) -> Tensor:
+        x_BTD = nn.functional.embedding(tokens_BT, self.weight_VD) * self.scale
+        if self.segment_ND is not None:
+            x_BTD = x_BTD + (self.segment_ND[0] if segment_BT is None else self.segment_ND[segment_BT])
+        if self.position is not None:
+            x_BTD = x_BTD + self.position(position)
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
+        out_BTD: Tensor = self.dropout(x_BTD)
+        return out_BTD
+
+    def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
+        """One token for each row, after `seen` others."""
+        x_BD = torch.embedding(self.weight_VD, token_B) * self.scale
+        if self.segment_ND is not None:
+            x_BD = x_BD + self.segment_ND[0]
+        if self.position is not None:
+            if isinstance(seen, int):
+                x_BD = x_BD + self.position.table(seen + 1, token_B.device)[seen]
+            else:
+                x_BD = x_BD + self.position(seen)
+        if self.norm is not None:
+            x_BD = self.norm(x_BD)
+        out_BD: Tensor = self.dropout(x_BD) if self.training else x_BD
+        return out_BD
+
+
+def new_embedding(size: int, width: int) -> nn.Parameter:
+    """A random table: with the factor sqrt(D) of section 3.4 its rows enter with unit variance."""
+    return nn.Parameter(torch.randn(size, width) * width**-0.5)
+
+
+@dataclass(frozen=True)
+class StackState:
+    """What the past leaves behind in a stack."""
+
+    blocks: tuple[BlockState | None, ...]
+    memory: Memory | None  # until every cross mixer has made its own of it
+    seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
+
+
+class Stack(nn.Module):
+    """Blocks on top of each other, each with its mixer in the given role; pre-norm stacks end in one more norm."""
+
+    def __init__(self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None) -> None:
+        super().__init__()
+        shared: dict[int, ScorePosition | None] = {}
+        blocks = []
+        for layer in range(layers):
+            mixer = config.mixer_of(layer)
+            position = self._position(config, mixer, role, shared)
+            crossing = cross.build(config.width, role="cross") if cross is not None else None
+            built = mixer.build(config.width, role=role, position=position)
+            blocks.append(Block(config, config.width, built, crossing))
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = config.build_norm(config.stream_width) if config.norm == "pre" else nn.Identity()
+        self.streams = config.streams
+        self._config, self._role, self._cross = config, role, cross
+
+    @staticmethod
+    def _position(
+        config: StackConfig, mixer: MixerConfig, role: Role, shared: dict[int, ScorePosition | None]
+    ) -> ScorePosition | None:
+        position = mixer.build_position(config.positions, config.width, role)
+        # A trained number for each head can be shared only by layers with as many heads.
+        return shared.setdefault(mixer.position_heads, position) if config.positions.shared else position
+
+    def start(self, memory: Memory | None = None) -> StackState:
+        """The state before the first position."""
+        return StackState((None,) * len(self.blocks), memory)
+
+    def forward(self, x_BTD: Tensor, state: StackState, mask_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
+        """All blocks in turn. With two streams both begin with the embeddings, and both are given."""
+        after = []
+        if self.streams == 2:
+            x_BTD = torch.cat([x_BTD, x_BTD], dim=-1)
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            x_BTD, left = block(x_BTD, mask_BT=mask_BT, memory=state.memory, state=before)
+            after.append(left)
+        seen = state.seen + (x_BTD.shape[1] if mask_BT is None else mask_BT.sum(dim=1))
+        return self.norm(x_BTD), StackState(tuple(after), None, seen)
+
+    def advance(self, x_BD: Tensor, state: StackState) -> tuple[Tensor, StackState]:
+        """The same for one new position of each row."""
+        after = []
+        if self.streams == 2:
+            x_BD = torch.cat([x_BD, x_BD], dim=-1)
+        for block, before in zip(self.blocks, state.blocks, strict=True):
+            assert isinstance(block, Block)
+            x_BD, left = block.advance(x_BD, state.memory, before)
+            after.append(left)
+        return self.norm(x_BD), StackState(tuple(after), None, state.seen + 1)
+
+    def flops(self, length: int, memory: int = 0) -> int:
+        """FLOPs of a forward pass over one sequence."""
+        total = 0
+        for layer in range(len(self.blocks)):
+            mixer, width = self._config.mixer_of(layer), self._config.width
+            total += mixer.cost(length, width, role=self._role).flops
+            if self._config.positions.turns:
+                total += mixer.turning_flops(length, width, self._role)
+            heads, head_width = mixer.position_heads, mixer.position_width(width)
+            total += self._config.positions.flops(mixer.position_queries(length, self._role), length, heads, head_width)
+            total += length * self._config.feedforward_flops(width)
+            if self._cross is not None:
+                total += self._cross.cost(length, width, role="cross", memory=memory).flops
+        return total

@@ -1,0 +1,191 @@
+"""`/runs`: the runs of a folder and their learning curves, while they are being written.
+
+Names are single parts of a path below that folder, and links are not followed: nothing else can be read by them. Of a
+log only whole lines count, and what is no line of a log is passed over: a curve is shown, not a folder judged.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as PathPart
+from pydantic import BaseModel
+
+from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.errors import Refusal, described
+from allyouneed.serve.models import Served
+from allyouneed.serve.thread_pool import ThreadPool, as_answer
+
+POINTS = 2_000  # of a curve
+RUNS = 500  # that are listed, the newest
+TAIL = 64 << 10  # bytes at the end of a log that say how far a run is
+LARGEST = 256 << 20  # bytes of a log
+RECIPE = 200_000  # characters
+Record = dict[str, Any]
+
+
+class RunInfo(BaseModel):
+    """How far a run is."""
+
+    name: str
+    finished: bool
+    step: int
+    fraction: float | None  # of its budget
+    updated: str
+    last: Record
+
+
+class RunLog(BaseModel):
+    """The curves of a run."""
+
+    name: str
+    recipe: str
+    steps: list[Record]
+    evaluations: list[Record]
+    end: Record | None
+
+
+def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
+    """Runs and their logs."""
+    routes = APIRouter(tags=["runs"])
+    room, folder = ThreadPool(config), Path(config.runs)
+
+    @routes.get("/runs", responses={200: {"model": list[RunInfo]}, **described(401, 429, 500, 503)})
+    async def runs() -> Response:
+        """All runs, those that changed last first."""
+        return as_answer([one.model_dump() for one in await room.work(list_runs, folder)])
+
+    @routes.get("/runs/{name}", responses={200: {"model": RunLog}, **described(400, 401, 404, 429, 500, 503)})
+    async def run(
+        name: Annotated[str, PathPart(max_length=255)],
+        after: Annotated[int, Query(ge=-1, le=1 << 60, description="only records of later steps")] = -1,
+    ) -> Response:
+        """The curves of a run."""
+        found = await room.work(read_run, folder, name, after)
+        if found is None:
+            raise Refusal(404, f"runs: there is no run {name!r}", param="name")
+        return as_answer(found.model_dump())
+
+    return routes
+
+
+def list_runs(folder: Path) -> list[RunInfo]:
+    """The runs of a folder, those that changed last first."""
+    found = []
+    for path in _run_folders(folder):
+        log = path / "log.jsonl"
+        try:
+            changed = log.stat(follow_symlinks=False).st_mtime
+            last = list(_records(_tail(log)))
+        except OSError:  # it went away while we looked
+            continue
+        found.append((changed, path, last))
+    found.sort(key=lambda one: -one[0])
+    return [_info(path, changed, records) for changed, path, records in found[:RUNS]]
+
+
+def _info(path: Path, changed: float, records: list[Record]) -> RunInfo:
+    end = next((one for one in reversed(records) if one.get("kind") == "end"), None)
+    step = next((one for one in reversed(records) if one.get("kind") == "step"), {})
+    measured = next((one for one in reversed(records) if one.get("kind") == "evaluation"), {})
+    newest = max((_step(one) for one in records), default=0)
+    return RunInfo(
+        name=path.name,
+        finished=end is not None and _step(end) >= newest,
+        step=newest,
+        fraction=1.0 if end is not None else _fraction(_recipe(path), {**measured, **step}),
+        updated=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds"),
+        last={**measured, **step, **(end or {})},
+    )
+
+
+def read_run(folder: Path, name: str, after: int = -1) -> RunLog | None:
+    """The curves of one run, thinned; None: there is no such run."""
+    path = next((path for path in _run_folders(folder) if path.name == name), None)
+    if path is None:
+        return None
+    try:
+        with _open(path / "log.jsonl") as file:
+            records = [one for one in _records(file.read(LARGEST)) if _step(one) > after]
+    except OSError:
+        return None
+    by_kind = {kind: [one for one in records if one.get("kind") == kind] for kind in ("step", "evaluation", "end")}
+    return RunLog(
+        name=name,
+        recipe=_recipe(path),
+        steps=thinned(by_kind["step"]),
+        evaluations=thinned(by_kind["evaluation"]),
+        end=by_kind["end"][-1] if by_kind["end"] else None,
+    )
+
+
+def thinned(records: list[Record], most: int = POINTS) -> list[Record]:
+    """At most so many, evenly spread, the first and the last among them."""
+    if len(records) <= most:
+        return records
+    return [records[round(place * (len(records) - 1) / (most - 1))] for place in range(most)]
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Folders right below, with a log: none of them a link."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        log = path / "log.jsonl"
+        if entry.is_dir(follow_symlinks=False) and not log.is_symlink() and log.is_file():
+            yield path
+
+
+def _open(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+def _tail(path: Path) -> bytes:
+    with _open(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL))
+        data: bytes = file.read()
+        return data if size <= TAIL else data.partition(b"\n")[2]
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    for line in data.split(b"\n")[:-1]:  # what follows the last LF is being written
+        try:
+            record = json.loads(line, parse_constant=lambda name: None)  # what is no number is null
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _step(record: Record) -> int:
+    step = record.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else 0
+
+
+def _recipe(path: Path) -> str:
+    try:
+        with _open(path / "recipe.toml") as file:
+            data: bytes = file.read(RECIPE)
+    except OSError:
+        return ""
+    return data.decode("utf-8", "replace")
+
+
+def _fraction(recipe: str, record: Record) -> float | None:
+    """How much of the budget is spent."""
+    try:
+        budget = tomllib.loads(recipe)["train"]["budget"]
+        ((name, most),) = budget.items()
+        spent = record["seconds"] / 60 if name == "minutes" else record["step" if name == "steps" else name]
+        return round(min(1.0, max(0.0, spent / most)), 4)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None

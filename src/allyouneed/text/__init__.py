@@ -1,0 +1,1 @@
+"""Text and ids: tokenisers, codecs, files of lines and of ids."""

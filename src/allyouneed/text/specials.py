@@ -1,0 +1,3 @@
+"""The special ids: the first of every vocabulary."""
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3

@@ -1,0 +1,331 @@
+"""Text <-> ids. Five kinds, all saved as a `tokenizer.json` that Hugging Face's `tokenizers` reads:
+
+    bpe         merges of bytes (Sennrich et al. 2016, arXiv:1508.07909), never an unknown token, exact round trip
+    unigram     pieces of bytes with probabilities (Kudo 2018, arXiv:1804.10959), never unknown, exact round trip
+    characters  code points seen in training; others are unknown
+    bytes       256 ids, never unknown, exact round trip
+    words       what blanks and hyphens part; others are unknown; a round trip makes every run of blanks one blank
+
+Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names hold raw blanks: pieces write blanks as another character,
+words hold a blank only in front and characters are single, so no text ever equals such a name, and nothing is
+matched against them. Text is never a control symbol. Tokenisers from elsewhere may have more such ids; their names are
+`control_name`s too.
+"""
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library
+
+from allyouneed.config import Config
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.text.specials import UNK
+from allyouneed.text.tokenizer_file import check_tokenizer_file
+
+SPECIALS = ("< pad >", "< bos >", "< eos >", "< unk >")
+LARGEST_FILE = 64 << 20
+MOST_REASON = 200  # characters of what the library says is wrong
+# The trainers' time grows faster than the length of a word; what lies beyond this is rubbish or repetition.
+LONGEST_TRAINED = 10_000
+Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
+AnyKind = Kind | Literal["wordpiece"]  # the last: only from elsewhere
+BYTES = 256
+
+# The library warns when a process that used its threads is forked. We say when threads are wanted.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class TokenizerConfig(Config):
+    """How text becomes ids."""
+
+    kind: Kind = "bpe"
+    size: Annotated[int, Field(ge=5, le=1 << 20)] = 8000  # ids at most, the four special ones included
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # bpe only: merges left out of training text, at random
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TokenizerConfig":
+        least = len(SPECIALS) + BYTES
+        if self.kind in ("bpe", "unigram") and self.size < least:
+            raise ValueError(
+                f"size={self.size}: a {self.kind} tokeniser needs at least {least} (256 bytes, 4 special ids)"
+            )
+        if self.dropout and self.kind != "bpe":
+            raise ValueError(f"dropout={self.dropout}: only a bpe tokeniser has merges to leave out, not {self.kind}")
+        return self
+
+
+class Tokenizer:
+    """A trained tokeniser of any kind."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
+        self.size = len(self.vocabulary)
+        self.kind: AnyKind = _kind_of(library)
+        self.controls = frozenset(number for name, number in self.vocabulary.items() if _is_control(name))
+        self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
+        names = [name for name, number in self.vocabulary.items() if number not in self.controls]
+        # Words may be of any length, and a normaliser may shorten a text.
+        simple = library.normalizer is None or isinstance(library.normalizer, normalizers.Prepend)
+        # A text takes no longer than its length says: pieces of words are looked for from each of their letters on.
+        self.steady = simple and self.kind != "wordpiece"
+        known = self.steady and self.kind != "words"
+        self._longest = max((len(name) for name in names), default=1) if known else 0
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; no special ids are added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts."""
+        if self._characters is not None:
+            return [self._encode_characters(text) for text in texts]
+        with THREADS, _no_panic():
+            return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special ids are left out."""
+        kept = [int(i) for i in ids if int(i) not in self.controls]
+        with _no_panic():
+            text: str = self._library.decode(kept, skip_special_tokens=False)
+        return text
+
+    def surely_longer(self, text: str, length: int) -> bool:
+        """Whether a text must have more than `length` ids: tells hopeless texts without encoding them."""
+        return len(text) > self._longest * length > 0
+
+    def _encode_characters(self, text: str) -> list[int]:
+        # The library takes a microsecond a character, a table look-up a few nanoseconds. The ids are the same.
+        assert self._characters is not None
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        known = codes < len(self._characters)
+        ids: list[int] = np.where(known, self._characters[np.where(known, codes, 0)], UNK).tolist()
+        return ids
+
+    def words(self, text: str) -> list[str]:
+        """What the text is cut into before pieces are looked up."""
+        normal = self._library.normalizer.normalize_str(text) if self._library.normalizer else text
+        return [piece for piece, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
+
+    def pieces(self, word: str) -> list[str]:
+        """The names of the ids of one word of `words`."""
+        return [token.value for token in self._library.model.tokenize(word)]
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        text: str = self._library.to_str(pretty=True)
+        return text
+
+    @staticmethod
+    def from_json(text: str, where: str) -> "Tokenizer":
+        """A tokeniser from the content of a tokenizer.json, which may come from anybody."""
+        if len(text) > LARGEST_FILE:
+            raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; no tokeniser is that large")
+        try:
+            tree = json.loads(text)
+            check_tokenizer_file(tree)
+            library = Library.from_str(json.dumps(tree))  # what was checked, whatever else the text may mean
+            tokenizer = Tokenizer(library)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # the library raises bare Exception, and panics are not even that
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FolderError(f"{where}: not a tokeniser of allyouneed: {reason[:MOST_REASON]}") from None
+        ids = sorted(tokenizer.vocabulary.values())
+        specials = [tokenizer.vocabulary.get(name) for name in SPECIALS]
+        matched = any(token.special for token in library.get_added_tokens_decoder().values())
+        if specials != [0, 1, 2, 3] or ids != list(range(len(ids))) or matched:
+            raise FolderError(f"{where}: not a tokeniser of allyouneed: its ids 0 to 3 should be {', '.join(SPECIALS)}")
+        return tokenizer
+
+    @staticmethod
+    def load(path: Path) -> "Tokenizer":
+        """A tokeniser from a tokenizer.json."""
+        try:
+            if path.stat().st_size > LARGEST_FILE:
+                raise FolderError(f"{path}: {path.stat().st_size:,} bytes; a tokeniser has at most {LARGEST_FILE:,}")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FolderError(f"{path}: not readable as a tokeniser: {error}") from None
+        return Tokenizer.from_json(text, str(path))
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """The library panics over tables that do not fit together, which is no Exception, or raises a bare one."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
+            raise
+        raise FolderError(f"the tokeniser is broken: {str(error)[:MOST_REASON]}") from None
+
+
+def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:
+    """A tokeniser for these texts. `sentences`: each text stands for itself, so its first word is like any other word.
+
+    A running text (`sentences=False`) comes in pieces, which must not each begin with a blank.
+    """
+    if config.kind == "bytes":
+        return Tokenizer(_pieces(models.BPE(vocab=_numbered(sorted(pre_tokenizers.ByteLevel.alphabet())), merges=[])))
+    if config.kind == "characters":
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(text)
+        return _closed(_most_common(counts, config.size), "characters")
+    if config.kind == "words":
+        counts, split = Counter(), _closed([], "words").words
+        for text in texts:
+            counts.update(split(text))
+        return _closed(_most_common(counts, config.size), "words")
+    return _train_pieces((text[:LONGEST_TRAINED] for text in texts), config, sentences)
+
+
+def of_symbols(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Tokenizer:
+    """A tokeniser for a closed set of characters or words, known without training."""
+    marks = {" " + symbol for symbol in symbols} if kind == "words" else set(symbols)
+    return _closed(sorted(marks), kind)
+
+
+def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool) -> Tokenizer:
+    options: dict[str, Any] = {
+        "vocab_size": config.size,
+        "special_tokens": list(SPECIALS),
+        "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
+        "show_progress": False,
+    }
+    trainer: Any
+    if config.kind == "bpe":
+        library, trainer = _pieces(models.BPE()), trainers.BpeTrainer(**options)
+    else:
+        unigram = trainers.UnigramTrainer(unk_token=SPECIALS[UNK], **options)
+        library, trainer = _pieces(models.Unigram()), unigram
+    if sentences:
+        library.normalizer = normalizers.Prepend(" ")
+        library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    try:
+        with THREADS:
+            library.train_from_iterator(texts, trainer)
+    except Exception as error:
+        if type(error) is not Exception:  # ours, from reading; the library raises bare Exception
+            raise
+        raise ConfigError(f"tokenizer: training failed: {error}; a smaller size or more text may help") from None
+    # Training registers the special tokens to be matched in text; forgetting them keeps text text.
+    tree = json.loads(library.to_str())
+    tree["added_tokens"] = []
+    if config.kind == "unigram":
+        tree["model"]["vocab"] = _in_order(tree["model"]["vocab"])
+    return Tokenizer(Library.from_str(json.dumps(tree, ensure_ascii=False)))
+
+
+def _in_order(vocabulary: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Unigram pieces in an order that is no chance.
+
+    The trainer sums up in the order of a hash table, so last digits vary; and bytes that it never saw get the lowest
+    scores, a step of 0.0001 apart, in that order too. Here these scores go to them in the order of bytes.
+    """
+    rest = [(name, round(score, 9)) for name, score in vocabulary[len(SPECIALS) :]]
+    scores = sorted(score for name, score in rest if len(name) == 1)
+    steps = {score for pair in pairwise(scores) for score in pair if abs(pair[1] - pair[0] - 1e-4) < 1e-7}
+    unseen = {name: score for name, score in rest if len(name) == 1 and score in steps}
+    moved = dict(zip(sorted(unseen), sorted(unseen.values(), reverse=True), strict=True))
+    ordered = [(name, moved.get(name, score)) for name, score in rest]
+    return [*vocabulary[: len(SPECIALS)], *sorted(ordered, key=lambda item: (-item[1], item[0]))]
+
+
+def _pieces(model: Any) -> Library:
+    library = Library(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _closed(symbols: Sequence[str], kind: Literal["characters", "words"]) -> Tokenizer:
+    library = Library(models.WordLevel(vocab=_numbered(symbols), unk_token=SPECIALS[UNK]))
+    if kind == "characters":
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+    else:
+        # The blank before a word belongs to it: "forty-one" is " forty", "-", "one"; joined they are the text again.
+        blanks = normalizers.Replace(Regex(r"\s+"), " ")
+        library.normalizer = normalizers.Sequence([blanks, normalizers.Strip(), normalizers.Prepend(" ")])
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^ -]+| ?-"), "removed", invert=True)
+        library.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return Tokenizer(library)
+
+
+def _numbered(symbols: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate([*SPECIALS, *symbols])}
+
+
+def _most_common(counts: "Counter[str]", size: int) -> list[str]:
+    by_count = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    return sorted(by_count[: size - len(SPECIALS)])
+
+
+def control_name(name: str) -> str:
+    """The name of a control symbol: with blanks inside, as no piece of text has them."""
+    return f"< {name} >"
+
+
+def _is_control(name: str) -> bool:
+    return len(name) > 3 and name.startswith("< ") and name.endswith(" >")
+
+
+def _kind_of(library: Library) -> AnyKind:
+    model = library.model
+    if isinstance(model, models.WordPiece):
+        return "wordpiece"
+    if isinstance(model, models.Unigram):
+        return "unigram"
+    if isinstance(model, models.WordLevel):
+        alone = library.normalizer is None and isinstance(library.pre_tokenizer, pre_tokenizers.Split)
+        return "characters" if alone else "words"
+    if isinstance(model, models.BPE):
+        return "bytes" if library.get_vocab_size() == len(SPECIALS) + BYTES else "bpe"
+    raise ValueError(f"{type(model).__name__} is not one of BPE, Unigram, WordLevel, WordPiece")
+
+
+def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Ids by code point."""
+    known = {ord(name): number for name, number in vocabulary.items() if len(name) == 1}
+    table = np.full(max(known, default=0) + 1, UNK, dtype=np.int64)
+    table[list(known)] = list(known.values())
+    return table
+
+
+class _Threads:
+    """The library may use threads inside `with THREADS`, and only there: a fork elsewhere is safe and silent.
+
+    The setting belongs to the process and calls overlap in a server's threads: the first call to begin keeps what
+    was set, the last to end puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, "false"
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = os.environ["TOKENIZERS_PARALLELISM"]
+                os.environ["TOKENIZERS_PARALLELISM"] = "true"
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                os.environ["TOKENIZERS_PARALLELISM"] = self._before
+
+
+THREADS = _Threads()

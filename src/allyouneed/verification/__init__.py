@@ -1,0 +1,1 @@
+"""Checks that a folder is intact: manifest, checksums, tensors, scores."""

@@ -1,0 +1,152 @@
+"""Rows that come and go in one batch say what `sample` and `stream` say to each alone."""
+
+import pytest
+import torch
+from decode_models import KINDS, make_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
+from allyouneed.decode.running_batch import Row, RunningBatch, Said
+from allyouneed.decode.sample import uniforms
+from allyouneed.errors import DataError
+from allyouneed.positions import LearnedConfig
+from allyouneed.text.specials import EOS
+
+V = 9
+ids = st.lists(st.integers(4, V - 1), max_size=5)
+configs = st.builds(
+    SampleConfig,
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([None, 3]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 3),
+    max_length=st.integers(1, 12),
+)
+asked = st.lists(st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, EOS]), configs), min_size=1, max_size=6)
+
+
+@pytest.mark.no_shapes  # hundreds of small steps
+@settings(max_examples=8)
+@pytest.mark.parametrize("kind", KINDS)
+@given(asked=asked, leaving=st.integers(0, 5))
+def test_rows_say_what_they_say_alone(kind, asked, leaving):
+    torch.manual_seed(5)
+    model = make_model(kind, V).eval()
+    rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in asked]
+    heard: dict[int, list[Said]] = {place: [] for place in range(len(rows))}
+    running = RunningBatch(model)
+    for now in range(20):
+        said = []
+        fresh = [row for row, (begins, *_) in zip(rows, asked, strict=True) if begins == now]
+        if fresh:
+            said += running.add(fresh)
+        if now == 3 and leaving < len(rows) and rows[leaving] in running.rows:
+            running.remove([rows[leaving]])  # its neighbours must not notice
+        if running.rows:
+            said += running.step()
+        for one in said:
+            heard[rows.index(one.row)].append(one)
+    assert not running.rows
+    for place, (_, prompt, source, config) in enumerate(asked):
+        (alone,) = sample(model, [prompt], config, [source])[0]
+        said = [one.token for one in heard[place] if one.token != EOS]
+        if place == leaving and heard[place] and heard[place][-1].end is None:  # it was taken out
+            assert said == alone.ids[: len(said)]
+            continue
+        assert said == alone.ids == list(stream(model, prompt, config, source))
+        assert rows[place].ids == [one.token for one in heard[place]]
+        assert heard[place][-1].end == ("stop" if alone.finished else "length")
+        assert sum(one.logprob for one in heard[place]) == pytest.approx(alone.logprob, abs=1e-5)
+        whole = score(model, [(source, [*prompt, *(one.token for one in heard[place])])], ended=False)[0]
+        logprobs = whole.token_logprobs[len(prompt) :]
+        assert [one.logprob for one in heard[place]] == pytest.approx(logprobs, abs=1e-5)
+        for one in heard[place]:
+            assert len(one.top) == 2
+            assert one.logprob <= one.top[0][1] + 1e-9
+
+
+def test_a_row_that_is_tried_again_says_the_same(monkeypatch):
+    """Whatever fails after tokens were chosen: nothing is said twice, and no number of the stream is lost."""
+    torch.manual_seed(0)
+    model, config = make_model("decoder", V).eval(), SampleConfig(seed=4, max_length=6)
+    (alone,) = sample(model, [[5]], config)[0]
+    row, running = Row([5], None, config, uniforms(4, 0, 0)), RunningBatch(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cat", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            running.add([row])
+    assert (row.ids, running.rows) == ([], [])
+    running.add([row])
+    while running.rows:
+        running.step()
+    assert [token for token in row.ids if token != EOS] == alone.ids
+
+
+def test_several_rows_of_one_prompt_read_it_once():
+    model = make_model("decoder", V).eval()
+    read, hidden = [], model.hidden
+    model.hidden = lambda tokens, *rest: (read.append(tokens.shape), hidden(tokens, *rest))[1]
+    config = SampleConfig(seed=3, n=4, max_length=6)
+    wanted = [one.ids for one in sample(model, [[5, 6]], config)[0]]
+    read.clear()
+    running, said = RunningBatch(model), []
+    rows = [Row([5, 6], None, config, uniforms(3, 0, number)) for number in range(4)]
+    said += running.add(rows)
+    assert read == [(1, 3)]
+    while running.rows:
+        said += running.step()
+    assert [[one.token for one in said if one.row is row and one.token != EOS] for row in rows] == wanted
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_a_text_ends_at_the_last_position_of_a_model(kind):
+    """Everybody reads BOS and all they have said but the last token: 8 positions are 8 tokens without a prompt."""
+    torch.manual_seed(0)
+    model = make_model(kind, V, positions=LearnedConfig(max_length=8)).eval()
+    with torch.no_grad():
+        model.head.weight_VD[EOS], model.head.weight_VD[5] = (
+            0,
+            -model.head.weight_VD[4],
+        )  # 4 or 5 is more probable than EOS
+    config = SampleConfig(temperature=0, max_length=50)
+    prompts, source = [[], [5, 6, 7], [5] * 7], None if kind == "decoder" else [6] * 7
+    rows = [Row(prompt, source, config, uniforms(0, 0, 0)) for prompt in prompts]
+    running, said = RunningBatch(model), []
+    said += running.add(rows[:1])
+    said += running.add(rows[1:])
+    while running.rows:
+        said += running.step()
+    for row, prompt, count in zip(rows, prompts, (8, 5, 1), strict=True):
+        mine = [one for one in said if one.row is row]
+        assert ([one.end for one in mine][-1], len(mine)) == ("length", count)
+        assert list(stream(model, prompt, config, source)) == [one.token for one in mine]
+    sources = None if source is None else [source] * 3
+    assert [len(one.ids) for (one,) in sample(model, prompts, config, sources)] == [8, 5, 1]
+    for beam in (1, 3):
+        (best,) = search(model, [[6] * 4], SearchConfig(beam=beam, max_length=50))[0]
+        assert len(best.ids) <= (4 if kind == "decoder" else 8)
+    with pytest.raises(DataError, match="positions end at 8"):
+        running.add([Row([5] * 8, source, config, uniforms(0, 0, 0))])
+
+
+def test_a_row_that_cannot_go_on_is_found():
+    model = make_model("decoder", V).eval()
+    advance = model.advance
+
+    def fails(token_B, state):
+        if bool((torch.as_tensor(state.seen) > 4).any()):
+            raise ValueError("too long")
+        return advance(token_B, state)
+
+    model.advance = fails
+    running, config = RunningBatch(model), SampleConfig(temperature=0, max_length=50)
+    short, long = (Row(prompt, None, config, uniforms(0, 0, 0)) for prompt in ([], [5, 6, 7, 8]))
+    running.add([short, long])
+    if len(running.rows) == 2:
+        with pytest.raises(ValueError, match="too long"):
+            running.step()
+        assert [row for row, _ in running.failing()] == [long]
+        running.remove([long])
+        assert running.step()[0].row is short

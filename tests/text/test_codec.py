@@ -1,0 +1,92 @@
+"""What a model folder keeps of its task, and the table of tasks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allyouneed.config import parse, to_toml
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.tasks import TASKS
+from allyouneed.text.codec import Codec
+from allyouneed.text.specials import BOS, EOS
+from allyouneed.text.tokenizer import of_symbols
+
+WORDS, LETTERS = of_symbols(["one", "two"], "words"), of_symbols("abc", "characters")
+CODECS = {
+    "shared": Codec(WORDS, WORDS),
+    "separate": Codec(WORDS, LETTERS),
+    "language": Codec(target=LETTERS),
+    "classes": Codec(source=WORDS, classes=("no", "yes")),
+}
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    codec = CODECS[kind]
+    codec.save(tmp_path)
+    loaded = Codec.load(tmp_path)
+    assert loaded.classes == codec.classes
+    assert (loaded.source is loaded.target) == (codec.source is codec.target)
+    assert (tmp_path / "tokenizer.target.json").exists() == (kind == "separate")
+    if codec.source:
+        assert loaded.encode_source("two one") == codec.encode_source("two one")
+    if codec.target:
+        ids = codec.encode_target("c")
+        assert loaded.decode_target(ids) == codec.decode_target(ids)
+        assert loaded.encode_prompt("a") == codec.encode_prompt("a")
+
+
+def test_what_the_ends_of_a_text_are() -> None:
+    ids = WORDS.encode("two one")
+    assert CODECS["shared"].encode_source("two one") == [*ids, EOS]
+    assert CODECS["classes"].encode_source("two one") == [BOS, *ids]
+    assert CODECS["shared"].encode_prompt("two one") == [BOS, *ids]
+    assert CODECS["shared"].encode_prompt() == [BOS]
+    assert CODECS["shared"].decode_target([BOS, *ids, EOS, *ids]) == "two one"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"source": 1, "target": true, "classes": null}',
+        '{"source": true, "target": false, "classes": [1]}',
+        '{"source": false, "target": false, "classes": null}',
+        json.dumps({"source": True}),
+    ],
+)
+def test_a_folder_that_holds_something_else(content: str, tmp_path: Path) -> None:
+    CODECS["shared"].save(tmp_path)
+    (tmp_path / "codec.json").write_text(content)
+    with pytest.raises(FolderError, match=r"codec.json: not readable"):
+        Codec.load(tmp_path)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match=r"codec.json: not readable: .*No such file"):
+        Codec.load(tmp_path)
+
+
+NEEDED: dict[str, dict[str, object]] = {
+    "translation": {"train": ["a", "b"], "valid": "c"},
+    "language": {"train": "a", "split": [0.9, 0.1]},
+    "classification": {"train": "a", "valid": "b"},
+    "rasp": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
+    "rasp-causal": {"program": "x = tokens;", "vocabulary": ["a", "b"]},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_says_what_it_is_and_survives_toml(name: str) -> None:
+    import tomllib
+
+    task = parse(TASKS[name], NEEDED.get(name, {}))
+    assert task.type == name
+    assert task.summary
+    assert task.kinds
+    assert parse(TASKS[name], tomllib.loads(to_toml(task))) == task
+    with pytest.raises(ConfigError, match="unknown name 'nonsense'"):
+        parse(TASKS[name], {**NEEDED.get(name, {}), "nonsense": 1})
