@@ -30,8 +30,8 @@ import torch
 from kept import kept
 
 from allyouneed.folder import load_folder
-from allyouneed.train import load_recipe, recipe_folder
-from allyouneed.train.loop import Run, Silent
+from allyouneed.training import load_recipe, recipe_folder
+from allyouneed.training.loop import Run, Silent
 
 TASKS = {"numbers": ("numbers-en-de", "exact"), "multi30k": ("multi30k-en-de", "bleu")}
 MODELS = ("transformer", "sutskever", "luong", "bahdanau", "bytenet", "convs2s")

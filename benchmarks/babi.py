@@ -18,8 +18,8 @@ from kept import kept
 
 from allyouneed.evaluation.measure import evaluate_held_out
 from allyouneed.folder import load_folder
-from allyouneed.train import load_recipe, train
-from allyouneed.train.evaluate import find_score
+from allyouneed.training import load_recipe, train
+from allyouneed.training.evaluate import find_score
 
 # Test errors in per cent, 1,000 questions for each task, 3 hops, position encoding, linear start, random noise:
 # the authors' MATLAB code, a model for each task, as run for the benchmarks page of vinhkhuc/MemN2N-babi-python;

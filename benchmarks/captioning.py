@@ -24,7 +24,7 @@ from allyouneed.folder import load_folder
 from allyouneed.inspection.maps import record_maps
 from allyouneed.models.show_attend_tell import ShowAttendTell
 from allyouneed.tasks.captioning import CHANNELS, FIRST_CHARACTER, SIDE
-from allyouneed.train import load_recipe, train
+from allyouneed.training import load_recipe, train
 
 SYSTEMS = {
     "lstm": ("show-attend-tell-emoji", []),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import ConfigError
-from allyouneed.train import Recipe
-from allyouneed.train.recipe import require_same_recipe
+from allyouneed.training import Recipe
+from allyouneed.training.recipe import require_same_recipe
 
 
 def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

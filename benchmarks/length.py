@@ -27,7 +27,7 @@ from typing import Any
 
 from kept import kept
 
-from allyouneed.train import load_recipe
+from allyouneed.training import load_recipe
 
 ARMS: dict[str, dict[str, Any]] = {
     "none": {"cell": "lstm", "attention": "none", "width": 160, "embedding": 96},

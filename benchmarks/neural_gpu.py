@@ -20,7 +20,7 @@ from allyouneed import load
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.tasks.binary import BinaryTask
 from allyouneed.tasks.scores import exact_match
-from allyouneed.train import load_recipe
+from allyouneed.training import load_recipe
 
 LENGTHS = (5, 10, 20, 30, 40, 60, 80)
 BAR = 20  # bits at which every answer should be right

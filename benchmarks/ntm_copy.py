@@ -22,7 +22,7 @@ from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.inspection.maps import record_maps
 from allyouneed.tasks.bits import CopyBitsConfig, bit_errors
-from allyouneed.train import load_recipe
+from allyouneed.training import load_recipe
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@
     python benchmarks/parallel_speed.py [--rounds 9] [--steps 10] [--recipe numbers-en-de]
 
     ddp        two processes of one thread; gradients are summed through gloo
-    replicas   one process, `train.workers = 2`: a micro-batch for each thread, the weights shared (train/workers.py)
+    replicas   one process, `train.workers = 2`: a micro-batch for each thread, the weights shared (training/workers.py)
     openmp     one process, `train.workers = 1`: every operation cut for two threads
 
 All arms train the same recipe with the same micro-batches, and stay alive; they take turns, round after round, so that
@@ -124,9 +124,9 @@ def ask(processes: list["subprocess.Popen[str]"], steps: int) -> dict[str, float
 
 def serve(options: argparse.Namespace) -> None:
     """One process of an arm."""
-    from allyouneed.train import load_recipe
-    from allyouneed.train.loop import Run, Silent
-    from allyouneed.train.process_group import ProcessGroup
+    from allyouneed.training import load_recipe
+    from allyouneed.training.loop import Run, Silent
+    from allyouneed.training.process_group import ProcessGroup
 
     recipe = load_recipe(options.recipe, None, [*options.sets, *ARMS[options.serve], "train.log_every=1000000"])
     team = ProcessGroup(recipe.train.parallel)

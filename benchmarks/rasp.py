@@ -33,7 +33,7 @@ from allyouneed.rasp.api import (
 from allyouneed.rasp.compiler import Compiled, compile_rasp, equal, verify
 from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.loading import read_program
-from allyouneed.train import recipe_folder
+from allyouneed.training import recipe_folder
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Tracr at L = 5, 10, 20: layers, most heads of a layer, width, parameters (thousands), exact of 160 (Dyck-1: of 60).

@@ -47,7 +47,7 @@ from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import EOS
 from allyouneed.text.tokenizer import of_symbols
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 MODES = ("continuous", "static", "one")
 WORDS = 8000 - 4

@@ -138,8 +138,8 @@ class Arm:
 
         from allyouneed.config import parse
         from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-        from allyouneed.train.optimizer import OptimizerConfig
-        from allyouneed.train.workers import Workers
+        from allyouneed.training.optimizer import OptimizerConfig
+        from allyouneed.training.workers import Workers
 
         tree = {"width": 256, "hidden": 1024, "encoder_layers": 3, "decoder_layers": 3, "dropout": dropout}
         torch.manual_seed(1)

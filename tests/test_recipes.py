@@ -6,7 +6,7 @@ import torch
 from allyouneed.config import merge, parse, read_recipe, to_toml
 from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
-from allyouneed.train import Recipe, find_recipe, load_recipe, recipe_folder
+from allyouneed.training import Recipe, find_recipe, load_recipe, recipe_folder
 
 NAMES = sorted(path.stem for path in recipe_folder().glob("*.toml"))
 VOCABULARY = 37_000

@@ -16,7 +16,7 @@ import allyouneed.cli
 import allyouneed.evaluation.measure
 import allyouneed.inspection.maps
 import allyouneed.lab.compare.page
-import allyouneed.train
+import allyouneed.training
 
 
 def in_child(request: dict[str, Any]) -> None:

@@ -182,7 +182,7 @@ def test_evaluate_measures_held_out_data(run, numbers):
 
 
 def test_evaluate_gives_the_same_scores_for_the_same_texts_in_files(run, numbers, tmp_path):
-    from allyouneed.train import load_recipe
+    from allyouneed.training import load_recipe
 
     recipe = load_recipe(numbers + "/recipe.toml")
     pairs = list(recipe.task.rows("test", recipe.seed))  # type: ignore[attr-defined]

@@ -16,8 +16,8 @@ from test_bad_input import assert_one_line
 from allyouneed.errors import ConfigError
 from allyouneed.lab.on_ray import run_on_ray
 from allyouneed.storage import is_locked, open_folder
-from allyouneed.train import load_recipe, train
-from allyouneed.train.evaluate import names_of_scores
+from allyouneed.training import load_recipe, train
+from allyouneed.training.evaluate import names_of_scores
 
 pytestmark = pytest.mark.no_shapes
 SETS = ["task.valid=10", "task.test=10", "task.batch=8", "task.lengths=[1,5]", "model.width=16", "model.hidden=16"]

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from shim import build
 
 from allyouneed.storage import _write_manifest, verify
-from allyouneed.train.checkpoint import checkpoint_paths
+from allyouneed.training.checkpoint import checkpoint_paths
 
 STEPS = 60
 WIDE = ("width = 16\nhidden = 24", "width = 112\nhidden = 256")  # checkpoints of about 5 MB

@@ -21,9 +21,9 @@ import torch
 from allyouneed.config import parse
 from allyouneed.errors import FolderError, UserError
 from allyouneed.folder import load_folder
-from allyouneed.train import Recipe, train
-from allyouneed.train.checkpoint import Checkpoints, checkpoint_paths
-from allyouneed.train.log import Log, read_log
+from allyouneed.training import Recipe, train
+from allyouneed.training.checkpoint import Checkpoints, checkpoint_paths
+from allyouneed.training.log import Log, read_log
 
 RECIPE = {
     "task": {"type": "numbers", "up_to": 60, "pairs": 40, "valid": 5, "test": 5, "batch_tokens": 512},
@@ -93,7 +93,7 @@ def look_at_log(run: Path) -> str:
 
 def look_at_recipe(run: Path, recipe: Recipe) -> str:
     """A run goes on only with the recipe it began with; what is no part of one (a blank) is harmless."""
-    from allyouneed.train.recipe import load_recipe, require_same_recipe
+    from allyouneed.training.recipe import load_recipe, require_same_recipe
 
     try:
         require_same_recipe(run, recipe)

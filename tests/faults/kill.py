@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 import allyouneed.cli
-import allyouneed.train
+import allyouneed.training
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("start", "save", "any")

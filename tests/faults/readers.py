@@ -21,7 +21,7 @@ from allyouneed.errors import ConfigError, UserError
 from allyouneed.storage import _parse_manifest, parse_tensors
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import Kind, Tokenizer, TokenizerConfig, train
-from allyouneed.train.recipe import Recipe
+from allyouneed.training.recipe import Recipe
 
 WHERE = Path("file")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allyouneed.train.log import read_log
+from allyouneed.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = 77

@@ -32,7 +32,7 @@ from allyouneed.folder import model_tensors
 from allyouneed.mixers import MIXERS
 from allyouneed.models import MODELS, Model
 from allyouneed.sizes import Sizes
-from allyouneed.train import load_recipe, train
+from allyouneed.training import load_recipe, train
 
 FILE = Path(__file__).with_name("identity.json")
 IDS = 13

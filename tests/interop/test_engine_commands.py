@@ -20,7 +20,7 @@ from allyouneed.serve.backend import Backend
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import of_symbols
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 pytestmark = [
     pytest.mark.no_shapes,

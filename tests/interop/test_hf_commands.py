@@ -9,7 +9,7 @@ import pytest
 from allyouneed.cli import run
 from allyouneed.config import parse
 from allyouneed.folder import load_folder, save_folder
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 pytestmark = [
     pytest.mark.no_shapes,

@@ -12,7 +12,7 @@ import pytest
 from allyouneed.errors import ConfigError, StorageError
 from allyouneed.lab.runs import Job, outcome_of, run_all
 from allyouneed.storage import lock, open_folder
-from allyouneed.train import Recipe, load_recipe, train
+from allyouneed.training import Recipe, load_recipe, train
 
 pytestmark = pytest.mark.no_shapes
 

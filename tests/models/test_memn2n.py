@@ -13,7 +13,7 @@ from allyouneed.folder import load_folder
 from allyouneed.inspection.maps import record_maps
 from allyouneed.models.memn2n import MemN2N, MemN2NConfig
 from allyouneed.sizes import Sizes
-from allyouneed.train import Recipe, evaluate, train
+from allyouneed.training import Recipe, evaluate, train
 from helpers import assert_same_gradients
 
 BOS, STOP, WORDS = 1, 4, 11

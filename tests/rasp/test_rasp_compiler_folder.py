@@ -24,9 +24,9 @@ from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
 from allyouneed.text.codec import Codec
-from allyouneed.train import Recipe, load_recipe, recipe_folder, train
-from allyouneed.train.loop import Run, Silent
-from allyouneed.train.start import StartConfig
+from allyouneed.training import Recipe, load_recipe, recipe_folder, train
+from allyouneed.training.loop import Run, Silent
+from allyouneed.training.start import StartConfig
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
 REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}

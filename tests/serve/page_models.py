@@ -18,7 +18,7 @@ from allyouneed.config import parse
 from allyouneed.folder import save_folder
 from allyouneed.rasp.compiler import compile_file
 from allyouneed.serve import ServeConfig, create_app, open_models
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 SMALL = {"width": 16, "hidden": 16, "mixer": {"type": "softmax", "heads": 2}}
 NUMBERS = {"type": "numbers", "up_to": 99, "pairs": 60, "valid": 10, "test": 20}

@@ -22,7 +22,7 @@ from allyouneed.serve.run import settings as uvicorn_settings
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import TokenizerConfig, of_symbols, train
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 2}, "width": 16, "hidden": 32, "norm": "pre", "dropout": 0.0}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from allyouneed.folder import Bundle
     from allyouneed.tasks import TaskData
-    from allyouneed.train import Recipe
+    from allyouneed.training import Recipe
 
 RECIPE = "numbers-en-de"
 WANTED = (41, 1_234, 987_654)  # translated if training has not shown them, and some of the test numbers
@@ -28,7 +28,7 @@ def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/
     from allyouneed.cli.train_progress import watching
     from allyouneed.evaluation.measure import own_data
     from allyouneed.folder import load_folder
-    from allyouneed.train import evaluate, load_recipe, train
+    from allyouneed.training import evaluate, load_recipe, train
 
     recipe = load_recipe(RECIPE)
     note(f"learning English -> German number words from {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]

@@ -39,8 +39,8 @@ def command(
     from allyouneed.cli.train_progress import watching
     from allyouneed.evaluation.measure import require_source, search_config
     from allyouneed.tasks.translation import TranslationConfig
-    from allyouneed.train import load_recipe, train
-    from allyouneed.train.distil import Lesson, teach
+    from allyouneed.training import load_recipe, train
+    from allyouneed.training.distil import Lesson, teach
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     recipe = load_recipe(student, base_tree(student, None, None, budget, seed), sets)

@@ -34,7 +34,7 @@ def _rows(kind: Kind) -> list[Row]:
 
 def _recipes() -> list[Row]:
     from allyouneed.config import read_recipe
-    from allyouneed.train import recipe_folder
+    from allyouneed.training import recipe_folder
 
     files = sorted(recipe_folder().glob("*.toml"))
     return [(file.stem, str(read_recipe(file).get("about", "")), "") for file in files]

@@ -41,9 +41,9 @@ def command(
 ) -> None:
     """Train a model. Killed or stopped, the same command line goes on where it was."""
     from allyouneed.cli.train_progress import watching
-    from allyouneed.train import load_recipe
-    from allyouneed.train import train as run
-    from allyouneed.train.process_group import is_first, said_once
+    from allyouneed.training import load_recipe
+    from allyouneed.training import train as run
+    from allyouneed.training.process_group import is_first, said_once
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     with said_once():

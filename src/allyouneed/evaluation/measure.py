@@ -29,7 +29,7 @@ from allyouneed.text.ids import padded
 from allyouneed.text.lines import Pair, Skips, blocks, filled, pairs, resolve
 from allyouneed.text.specials import BOS, UNK
 from allyouneed.text.tokenizer import Tokenizer
-from allyouneed.train import Recipe, evaluate
+from allyouneed.training import Recipe, evaluate
 
 LONGEST = 4096  # tokens of a text that is given to a model; memory and time grow with its square
 ROWS = 32  # texts in a batch

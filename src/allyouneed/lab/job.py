@@ -15,7 +15,7 @@ from typing import Any
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.lab.runs import run_job
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 
 class Reporter:

@@ -11,7 +11,7 @@ from typing import Any
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.lab.runs import Job, Outcome, failure, outcome_of, run_job
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 ATTEMPTS = 3  # to start a cluster here: a busy machine may be too slow for Ray's patience
 

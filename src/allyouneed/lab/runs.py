@@ -24,11 +24,11 @@ from typing import Any, Literal, Protocol
 
 from allyouneed.errors import ConfigError
 from allyouneed.storage import is_locked, lock
-from allyouneed.train import Recipe, train
-from allyouneed.train.log import read_log
-from allyouneed.train.loop import Watcher
-from allyouneed.train.recipe import require_same_recipe
-from allyouneed.train.workers import shares, usable_cores
+from allyouneed.training import Recipe, train
+from allyouneed.training.log import read_log
+from allyouneed.training.loop import Watcher
+from allyouneed.training.recipe import require_same_recipe
+from allyouneed.training.workers import shares, usable_cores
 from allyouneed.words import counted
 
 ORPHAN_SECONDS = 60.0

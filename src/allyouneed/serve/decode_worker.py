@@ -3,8 +3,8 @@
     forever:  let waiting rows join the batch;  one step of all rows
 
 Rows join and leave between steps (`decode/running_batch.py`), so no row waits for the slowest of a batch, and the
-weights are read once for all. A step is many small operations, which one core does best (`decode/threads.py`), so each core has a
-lane of its own: all rows, waiting and running, are shared out evenly.
+weights are read once for all. A step is many small operations, which one core does best (`decode/threads.py`), so each
+core has a lane of its own: all rows, waiting and running, are shared out evenly.
 """
 
 import math

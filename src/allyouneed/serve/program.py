@@ -25,7 +25,7 @@ from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import described
 from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, as_answer
-from allyouneed.train.recipe import recipe_folder
+from allyouneed.training.recipe import recipe_folder
 
 SECONDS = 8.0  # for one program
 STARTING = 60.0  # for a process to begin: it imports torch

@@ -6,7 +6,7 @@ Lifecycle:
     model = model_config.build(data.sizes)
     batch = data.batch(seed, index)        # any batch, at any time: addressed, not iterated
     loss = batch_loss(model, batch, smoothing)       # tasks/loss.py
-    scores = data.measure(hypotheses, references)    # of decoded text; losses are measured by train/evaluate.py
+    scores = data.measure(hypotheses, references)    # of decoded text; losses are measured by training/evaluate.py
 
 Batches are addressed by (seed, index), so a resumed run never replays or skips. Padding stands on the right.
 """

@@ -37,10 +37,10 @@ from allyouneed.storage import (
     verify,
 )
 from allyouneed.tasks import Score
-from allyouneed.train.checkpoint import checkpoint_paths, load_checkpoint
-from allyouneed.train.evaluate import evaluate
-from allyouneed.train.log import read_log
-from allyouneed.train.recipe import load_recipe
+from allyouneed.training.checkpoint import checkpoint_paths, load_checkpoint
+from allyouneed.training.evaluate import evaluate
+from allyouneed.training.log import read_log
+from allyouneed.training.recipe import load_recipe
 from allyouneed.words import counted
 
 # Of a score, if the sums were made in another order: a probability moves in its last digits; with it, now and then, a

@@ -25,7 +25,7 @@ from allyouneed.mixers import MIXERS
 from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.models import Model
 from allyouneed.tasks import Batch, TaskData
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 
 @pytest.mark.no_shapes

@@ -14,7 +14,7 @@ from allyouneed.lab.scaling.laws import CHINCHILLA, fit
 from allyouneed.lab.scaling.plan import Measured, Plan, Size, count_without_tables, grid, measure, read_size, read_sizes
 from allyouneed.lab.scaling.report import optimum_table, verdicts, write_study
 from allyouneed.lab.scaling.study import How, Study, best_exponents, best_sizes, study, verify
-from allyouneed.train import train
+from allyouneed.training import train
 
 pytestmark = pytest.mark.no_shapes
 

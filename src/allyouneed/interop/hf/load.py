@@ -28,7 +28,7 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
-from allyouneed.train.recipe import Recipe
+from allyouneed.training.recipe import Recipe
 
 ABOUT = ", imported from Hugging Face"  # how the `about` of an imported model's recipe ends
 NO_DATA = "the data of an imported model are not known"  # the file that its task names

@@ -23,9 +23,9 @@ from allyouneed.models import Model
 from allyouneed.tasks import TaskData
 from allyouneed.tasks.base import NO_CLASS, Split
 from allyouneed.text.specials import PAD
-from allyouneed.train import Recipe
-from allyouneed.train.evaluate import held_out_loss
-from allyouneed.train.loop import Run, Silent
+from allyouneed.training import Recipe
+from allyouneed.training.evaluate import held_out_loss
+from allyouneed.training.loop import Run, Silent
 
 Tree = Mapping[str, Any]
 WORST = 20.0  # nats: what a loss that is no number counts as

@@ -29,7 +29,7 @@ from allyouneed.lab.claims import CLAIMS, sentences, trial
 from allyouneed.lab.claims.base import Effort, Numbers
 from allyouneed.lab.report import to_json
 from allyouneed.storage import lock, write_atomic, writing
-from allyouneed.train.workers import usable_cores
+from allyouneed.training.workers import usable_cores
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 TOLERANCE = 0.05
 MOST_TIMES = 16  # no width grows beyond so many times what it was

@@ -22,9 +22,9 @@ from allyouneed.lab.compare.equal_size import WIDTHS, count_parameters, with_par
 from allyouneed.lab.compare.variations import SHARED_TRAINING, read_variations, require_not_held
 from allyouneed.lab.runs import Job
 from allyouneed.sizes import Sizes
-from allyouneed.train import Recipe, load_recipe
-from allyouneed.train.evaluate import names_of_scores
-from allyouneed.train.recipe import find_recipe
+from allyouneed.training import Recipe, load_recipe
+from allyouneed.training.evaluate import names_of_scores
+from allyouneed.training.recipe import find_recipe
 
 EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
 BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one

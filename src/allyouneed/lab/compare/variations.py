@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allyouneed.errors import ConfigError
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 TABLE_3 = "table3"
 OPEN, CLOSE = "[{", "]}"

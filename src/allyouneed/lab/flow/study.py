@@ -26,7 +26,7 @@ from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, wri
 from allyouneed.lab.runs import Job, Outcome, Watch, run_all
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 Report = Callable[[float, str], None]
 USUAL = ("rnn", "lstm", "gru", "convolution", "softmax")

@@ -28,7 +28,7 @@ from allyouneed.models import Model
 from allyouneed.models.base import Head
 from allyouneed.models.parts.stack import Embedding
 from allyouneed.tasks import TaskData
-from allyouneed.train import Recipe, load_recipe
+from allyouneed.training import Recipe, load_recipe
 
 Unit = Literal["flops", "tokens"]
 WIDEST = 4  # times the widest of the grid: how far the best size is sought

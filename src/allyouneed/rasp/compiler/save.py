@@ -16,7 +16,7 @@ from allyouneed.rasp.compiler.source import source
 from allyouneed.rasp.graph import Node, SOp
 from allyouneed.rasp.loading import read_program
 from allyouneed.tasks.rasp import RaspConfig, written
-from allyouneed.train.recipe import Recipe
+from allyouneed.training.recipe import Recipe
 
 ABOUT = ", compiled from RASP"  # how the recipe of a compiled program ends its sentence
 # How `train --from` goes on unless told otherwise: weights that tell neighbouring values apart are hundreds of times

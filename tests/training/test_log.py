@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.errors import FolderError, StorageError
-from allyouneed.train.log import Log, read_log
+from allyouneed.training.log import Log, read_log
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 RECORDS = st.lists(

@@ -12,12 +12,12 @@ from torch import nn
 from allyouneed.config import parse
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
-from allyouneed.train.average import Average, AverageConfig
-from allyouneed.train.budget import BudgetConfig, Spent
-from allyouneed.train.muon import Muon, orthogonalise
-from allyouneed.train.optimizer import OptimizerConfig
-from allyouneed.train.schedule import ScheduleConfig
-from allyouneed.train.workers import Workers
+from allyouneed.training.average import Average, AverageConfig
+from allyouneed.training.budget import BudgetConfig, Spent
+from allyouneed.training.muon import Muon, orthogonalise
+from allyouneed.training.optimizer import OptimizerConfig
+from allyouneed.training.schedule import ScheduleConfig
+from allyouneed.training.workers import Workers
 
 
 class Small(nn.Module):

@@ -15,10 +15,10 @@ import allyouneed
 from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, FolderError, StorageError
 from allyouneed.storage import _write_manifest
-from allyouneed.train import Interrupted, Recipe, loop, train
-from allyouneed.train.checkpoint import checkpoint_paths
-from allyouneed.train.determinism import determinism_lines
-from allyouneed.train.evaluate import evaluate
+from allyouneed.training import Interrupted, Recipe, loop, train
+from allyouneed.training.checkpoint import checkpoint_paths
+from allyouneed.training.determinism import determinism_lines
+from allyouneed.training.evaluate import evaluate
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},

@@ -1,6 +1,6 @@
 """Gradients of every architecture and mixer, shared out by rows to several processes, beside those of one process.
 
-    PYTHONPATH=src:tests:tests/contracts torchrun --nproc-per-node 2 tests/train/distributed_gradients.py
+    PYTHONPATH=src:tests:tests/contracts torchrun --nproc-per-node 2 tests/training/distributed_gradients.py
 
 One line of JSON: the largest difference of each case, in float64 with dropout.
 """
@@ -22,9 +22,9 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch
 from allyouneed.tasks.loss import losses
-from allyouneed.train.parallel import Parallelism, Whole
-from allyouneed.train.process_group import ProcessGroup
-from allyouneed.train.shards import Shards
+from allyouneed.training.parallel import Parallelism, Whole
+from allyouneed.training.process_group import ProcessGroup
+from allyouneed.training.shards import Shards
 
 MICRO_BATCHES = 4
 

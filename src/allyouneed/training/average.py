@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
-from allyouneed.train.optimizer import Parameters
+from allyouneed.training.optimizer import Parameters
 
 
 class AverageConfig(Config):

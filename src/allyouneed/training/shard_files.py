@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from allyouneed.storage import sync_files
-from allyouneed.train.checkpoint import Checkpoints, write_parts
-from allyouneed.train.process_group import ProcessGroup
+from allyouneed.training.checkpoint import Checkpoints, write_parts
+from allyouneed.training.process_group import ProcessGroup
 
 
 def save_shards(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError, StorageError
 from allyouneed.storage import lock
-from allyouneed.train.checkpoint import Checkpoints, write_parts
-from allyouneed.train.shards import rows_of
+from allyouneed.training.checkpoint import Checkpoints, write_parts
+from allyouneed.training.shards import rows_of
 
 pytestmark = pytest.mark.no_shapes
 

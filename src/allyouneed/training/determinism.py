@@ -15,8 +15,8 @@ import torch
 
 from allyouneed import __version__
 from allyouneed.errors import ConfigError, TrainingError
-from allyouneed.train.log import Record
-from allyouneed.train.recipe import Recipe
+from allyouneed.training.log import Record
+from allyouneed.training.recipe import Recipe
 
 # Read by the libraries when they are first called. A program that has called them before should set these itself.
 ENVIRONMENT = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

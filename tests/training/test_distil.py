@@ -20,8 +20,8 @@ from allyouneed.text import lines as text_module
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import EOS, UNK
 from allyouneed.text.tokenizer import TokenizerConfig, train
-from allyouneed.train import distil
-from allyouneed.train.distil import LESSON, PART, Lesson, teach
+from allyouneed.training import distil
+from allyouneed.training.distil import LESSON, PART, Lesson, teach
 
 SOURCES = [f"{one} {two}" for one in "abcdef" for two in ("x", "y z", "w w w")]
 REFERENCES = [source[::-1] for source in SOURCES]

@@ -12,11 +12,11 @@ from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, TrainingError
 from allyouneed.mixers.performer import draw_directions
 from allyouneed.storage import verify
-from allyouneed.train import Interrupted, Recipe, load_recipe, train
-from allyouneed.train.checkpoint import Checkpoints
-from allyouneed.train.log import read_log
-from allyouneed.train.loop import MOST_SKIPS, Run, Silent
-from allyouneed.train.recipe import find_recipe
+from allyouneed.training import Interrupted, Recipe, load_recipe, train
+from allyouneed.training.checkpoint import Checkpoints
+from allyouneed.training.log import read_log
+from allyouneed.training.loop import MOST_SKIPS, Run, Silent
+from allyouneed.training.recipe import find_recipe
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},

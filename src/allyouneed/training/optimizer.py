@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
-from allyouneed.train.muon import Gather, Muon
-from allyouneed.train.workers import Workers
+from allyouneed.training.muon import Gather, Muon
+from allyouneed.training.workers import Workers
 
 
 class Parameters(Protocol):

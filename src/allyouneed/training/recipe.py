@@ -10,12 +10,12 @@ from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.models import AnyModel
 from allyouneed.tasks import AnyTask
-from allyouneed.train.average import AverageConfig
-from allyouneed.train.budget import BudgetConfig
-from allyouneed.train.optimizer import OptimizerConfig
-from allyouneed.train.process_group import Parallel
-from allyouneed.train.schedule import ScheduleConfig
-from allyouneed.train.start import StartConfig, described
+from allyouneed.training.average import AverageConfig
+from allyouneed.training.budget import BudgetConfig
+from allyouneed.training.optimizer import OptimizerConfig
+from allyouneed.training.process_group import Parallel
+from allyouneed.training.schedule import ScheduleConfig
+from allyouneed.training.start import StartConfig, described
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 

@@ -18,12 +18,12 @@ import torch
 
 from allyouneed.config import merge, parse, to_toml
 from allyouneed.errors import ConfigError, TrainingError
-from allyouneed.train import Recipe, train
-from allyouneed.train.checkpoint import Checkpoints
-from allyouneed.train.log import read_log
-from allyouneed.train.loop import Interrupted, Run, Silent
-from allyouneed.train.process_group import ProcessGroup
-from allyouneed.train.stopping import stop_signals
+from allyouneed.training import Recipe, train
+from allyouneed.training.checkpoint import Checkpoints
+from allyouneed.training.log import read_log
+from allyouneed.training.loop import Interrupted, Run, Silent
+from allyouneed.training.process_group import ProcessGroup
+from allyouneed.training.stopping import stop_signals
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.no_shapes

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from allyouneed.errors import ConfigError, TrainingError, UserError
-from allyouneed.train.workers import usable_cores
+from allyouneed.training.workers import usable_cores
 
 T = TypeVar("T")
 Parallel = Literal["none", "ddp", "fsdp"]

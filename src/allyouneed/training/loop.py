@@ -36,21 +36,21 @@ from allyouneed.sizes import Sizes
 from allyouneed.storage import lock, refuse_links, verify, write_atomic
 from allyouneed.tasks import Score
 from allyouneed.tasks.loss import losses
-from allyouneed.train.average import Average
-from allyouneed.train.budget import Spent
-from allyouneed.train.card import model_card
-from allyouneed.train.checkpoint import Checkpoints
-from allyouneed.train.determinism import conditions, determinism_lines, deterministic, require_same_conditions
-from allyouneed.train.evaluate import evaluate, find_score, to_device
-from allyouneed.train.log import Log, NoLog, read_log
-from allyouneed.train.parallel import place, require_dealt
-from allyouneed.train.process_group import ProcessGroup, said_once
-from allyouneed.train.recipe import Recipe, require_same_recipe
-from allyouneed.train.shard_files import save_shards
-from allyouneed.train.start import described
-from allyouneed.train.stopping import stop_signals
-from allyouneed.train.tensorboard import Board
-from allyouneed.train.workers import Workers, shares
+from allyouneed.training.average import Average
+from allyouneed.training.budget import Spent
+from allyouneed.training.card import model_card
+from allyouneed.training.checkpoint import Checkpoints
+from allyouneed.training.determinism import conditions, determinism_lines, deterministic, require_same_conditions
+from allyouneed.training.evaluate import evaluate, find_score, to_device
+from allyouneed.training.log import Log, NoLog, read_log
+from allyouneed.training.parallel import place, require_dealt
+from allyouneed.training.process_group import ProcessGroup, said_once
+from allyouneed.training.recipe import Recipe, require_same_recipe
+from allyouneed.training.shard_files import save_shards
+from allyouneed.training.start import described
+from allyouneed.training.stopping import stop_signals
+from allyouneed.training.tensorboard import Board
+from allyouneed.training.workers import Workers, shares
 
 RESTARTS_UNTIL = 0.5  # of the budget: what begins later has too little time
 OWN = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")  # in a run folder

@@ -26,7 +26,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import model_tensors, require_same_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
-from allyouneed.train.process_group import ProcessGroup
+from allyouneed.training.process_group import ProcessGroup
 
 
 def rows_of(count: int, rank: int, size: int) -> slice:

@@ -19,9 +19,9 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import fill_model, model_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
-from allyouneed.train.muon import Gather
-from allyouneed.train.process_group import ProcessGroup
-from allyouneed.train.recipe import TrainConfig
+from allyouneed.training.muon import Gather
+from allyouneed.training.process_group import ProcessGroup
+from allyouneed.training.recipe import TrainConfig
 
 
 class Parallelism(Protocol):
@@ -117,6 +117,6 @@ def place(model: Model, config: TrainConfig, team: ProcessGroup, device: torch.d
     """A model, ready to be trained by this team. `twice`: a block runs more than once for one loss."""
     if team.size == 1 or config.parallel != "fsdp":
         return Whole(model, team)
-    from allyouneed.train.shards import Shards
+    from allyouneed.training.shards import Shards
 
     return Shards(model, team, device, one_unit=twice)

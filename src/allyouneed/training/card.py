@@ -4,9 +4,9 @@ from allyouneed import __version__
 from allyouneed.config import to_toml
 from allyouneed.models import Model
 from allyouneed.tasks import Score
-from allyouneed.train.budget import Spent
-from allyouneed.train.recipe import Recipe
-from allyouneed.train.start import StartConfig, described
+from allyouneed.training.budget import Spent
+from allyouneed.training.recipe import Recipe
+from allyouneed.training.start import StartConfig, described
 
 
 def _from(start: StartConfig | None) -> str:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from allyouneed.config import parse
 from allyouneed.errors import UserError
-from allyouneed.train import Recipe, train
-from allyouneed.train.loop import Silent
+from allyouneed.training import Recipe, train
+from allyouneed.training.loop import Silent
 
 
 class Stopper(Silent):

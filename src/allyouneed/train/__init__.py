@@ -1,7 +1,0 @@
-"""One loop a person can read in a sitting, and its parts."""
-
-from allyouneed.train.evaluate import evaluate
-from allyouneed.train.loop import Interrupted, train
-from allyouneed.train.recipe import Recipe, TrainConfig, find_recipe, load_recipe, recipe_folder
-
-__all__ = ["Interrupted", "Recipe", "TrainConfig", "evaluate", "find_recipe", "load_recipe", "recipe_folder", "train"]
