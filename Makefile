@@ -10,7 +10,7 @@ help:
 	@echo "make setup   make .venv with everything pinned in constraints.txt"
 	@echo "make demo    train English -> German number words, translate unseen ones, draw the attention"
 	@echo "make test    run the tests"
-	@echo "make check   format, lint, types, import layers (seconds)"
+	@echo "make check   format, lint, types, import layers, sizes of files and functions (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
 	@echo "make faults  kills, broken disks, flipped bits, hostile corpora, fuzzers (about two hours)"
 
@@ -42,6 +42,7 @@ check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(PY) scripts/house.py
 
 format: setup
 	$(VENV)/bin/ruff format .

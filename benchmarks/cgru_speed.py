@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed import __version__
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models.parts.cgru import CGRU, EDGE, Shape, convolved, shifted
+from allyouneed.version import __version__
 
 IMAGES = ((1, 22, 48), (1, 42, 48), (4, 42, 24))  # rows, columns, channels
 Step = Callable[[CGRU, Tensor], tuple[Tensor, Tensor]]

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allyouneed import __version__
 from allyouneed.config import parse
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models.ntm import NTM, NTMConfig
 from allyouneed.tasks import Batch
 from allyouneed.tasks.bits import CopyBitsConfig
 from allyouneed.tasks.loss import batch_loss
+from allyouneed.version import __version__
 
 
 class PeerHead(nn.Module):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from allyouneed import __version__
 from allyouneed.rasp.api import (
     aggregate,
     full_s,
@@ -34,6 +33,7 @@ from allyouneed.rasp.compiler import Compiled, compile_rasp, equal, verify
 from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.loading import read_program
 from allyouneed.training import recipe_folder
+from allyouneed.version import __version__
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Tracr at L = 5, 10, 20: layers, most heads of a layer, width, parameters (thousands), exact of 160 (Dyck-1: of 60).

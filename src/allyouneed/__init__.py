@@ -5,10 +5,12 @@
 
 from typing import TYPE_CHECKING
 
+from allyouneed.version import __version__
+
 if TYPE_CHECKING:
     from allyouneed.folder import Bundle
 
-__version__ = "0.1.0"
+__all__ = ["__version__", "load"]
 
 
 def load(folder: str) -> "Bundle":

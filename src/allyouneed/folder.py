@@ -27,7 +27,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from allyouneed import __version__
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.models import AnyModel, Model
@@ -45,6 +44,7 @@ from allyouneed.storage import (
 )
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.codec import Codec
+from allyouneed.version import __version__
 
 CONFIG, WEIGHTS, CARD, SHORTLIST = "config.json", "model.safetensors", "README.md", "shortlist.safetensors"
 FORMAT: Final = 1

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed import __version__
 from allyouneed.cli import (
     claims,
     compare,
@@ -36,6 +35,7 @@ from allyouneed.cli import (
 )
 from allyouneed.cli.terminal import printable
 from allyouneed.errors import UserError
+from allyouneed.version import __version__
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,

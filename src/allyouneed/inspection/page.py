@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from allyouneed import __version__
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspect import Heads, Look, as_json
 from allyouneed.inspection.pictures import FAINT, INK
 from allyouneed.storage import write_atomic, writing
+from allyouneed.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError
 from allyouneed.lab.charts import AnyChart, svg
 from allyouneed.storage import write_atomic, writing
+from allyouneed.version import __version__
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b2a41; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }

@@ -11,13 +11,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from allyouneed import __version__
 from allyouneed.serve import completions, health, inspect, program, runs, score, translate
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, answer_bug, answer_http, answer_invalid, answer_refusal
 from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
+from allyouneed.version import __version__
 
 
 def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:

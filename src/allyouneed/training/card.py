@@ -1,12 +1,12 @@
 """The model card: what a stranger must know of a model folder."""
 
-from allyouneed import __version__
 from allyouneed.config import to_toml
 from allyouneed.models import Model
 from allyouneed.tasks import Score
 from allyouneed.training.budget import Spent
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.start import StartConfig, described
+from allyouneed.version import __version__
 
 
 def _from(start: StartConfig | None) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError, TrainingError
 from allyouneed.training.log import Record
 from allyouneed.training.recipe import Recipe
+from allyouneed.version import __version__
 
 # Read by the libraries when they are first called. A program that has called them before should set these itself.
 ENVIRONMENT = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from allyouneed import __version__
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.decode.base import device_of, evaluating
 from allyouneed.models import Model
@@ -15,6 +14,7 @@ from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks import Score, TaskData
 from allyouneed.tasks.base import Batch, Split
 from allyouneed.tasks.loss import batch_loss
+from allyouneed.version import __version__
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

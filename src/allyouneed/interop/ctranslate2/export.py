@@ -6,7 +6,6 @@ The folder holds what CTranslate2 reads, the tokenisers, and a README with a pro
 
 from pathlib import Path
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.check import Prompt, check_folder, check_shortlist, computes, greedy
@@ -24,6 +23,7 @@ from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import BOS
 from allyouneed.text.tokenizer import SPECIALS
+from allyouneed.version import __version__
 
 CARD = "README.md"
 LISTED = """

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed import __version__
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
 from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, room_for, save_folder
@@ -29,6 +28,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.training.recipe import Recipe
+from allyouneed.version import __version__
 
 ABOUT = ", imported from Hugging Face"  # how the `about` of an imported model's recipe ends
 NO_DATA = "the data of an imported model are not known"  # the file that its task names

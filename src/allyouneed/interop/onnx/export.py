@@ -6,7 +6,6 @@ Both engines have run and agreed (check.py) before the folder gets its name; one
 from importlib.util import find_spec
 from pathlib import Path
 
-from allyouneed import __version__
 from allyouneed.decode import SearchConfig, search
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
@@ -20,6 +19,7 @@ from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
 from allyouneed.text.specials import BOS, EOS
+from allyouneed.version import __version__
 
 CARD = "README.md"
 

@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 import torch
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError
 from allyouneed.lab.claims import CLAIMS, sentences, trial
 from allyouneed.lab.claims.base import Effort, Numbers
 from allyouneed.lab.report import to_json
 from allyouneed.storage import lock, write_atomic, writing
 from allyouneed.training.workers import usable_cores
+from allyouneed.version import __version__
 
 
 @dataclass(frozen=True)

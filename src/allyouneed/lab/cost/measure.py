@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError
 from allyouneed.lab.cost.meter import Exponent, Pass, count_flops, exponent, one_thread
 from allyouneed.lab.cost.path_length import path_length
@@ -27,6 +26,7 @@ from allyouneed.lab.cost.table1 import Row, rows
 from allyouneed.mixers import MixerConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.storage import writing
+from allyouneed.version import __version__
 
 COUNTED_WIDTH = 4
 COUNTED_HEAD = 4

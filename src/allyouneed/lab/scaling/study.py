@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from allyouneed import __version__
 from allyouneed.errors import ConfigError, DataError, TrainingError
 from allyouneed.lab.report import to_json
 from allyouneed.lab.runs import Outcome, Place, Watch, run_all
@@ -50,6 +49,7 @@ from allyouneed.lab.scaling.plan import (
     short,
 )
 from allyouneed.storage import write_atomic, writing
+from allyouneed.version import __version__
 from allyouneed.words import counted
 
 FORMS: tuple[Form, ...] = (CHINCHILLA, KAPLAN)  # the first one predicts

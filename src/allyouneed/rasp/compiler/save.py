@@ -6,7 +6,6 @@ Its task is the program itself (`tasks/rasp.py`), so that held-out inputs are an
 from collections.abc import Mapping
 from pathlib import Path
 
-from allyouneed import __version__
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.folder import save_folder
@@ -17,6 +16,7 @@ from allyouneed.rasp.graph import Node, SOp
 from allyouneed.rasp.loading import read_program
 from allyouneed.tasks.rasp import RaspConfig, written
 from allyouneed.training.recipe import Recipe
+from allyouneed.version import __version__
 
 ABOUT = ", compiled from RASP"  # how the recipe of a compiled program ends its sentence
 # How `train --from` goes on unless told otherwise: weights that tell neighbouring values apart are hundreds of times

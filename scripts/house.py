@@ -1,0 +1,104 @@
+"""Check the size and shape of the tree. `make check` runs this.
+
+    files      at most 400 lines of Python, C or JavaScript
+    functions  at most 60 lines of Python, docstring included
+    imports    no cycle between modules; imports inside functions count, those for type checkers do not
+    docs       at most 120 columns in Markdown
+    commits    subjects of at most 72 characters, since the commit that introduced this rule
+
+Print each violation with its place, then one line for each rule. Exit 1 if any rule is broken.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LINES, FUNCTION_LINES, DOC_COLUMNS, SUBJECT_CHARACTERS = 400, 60, 120, 72
+CODE = (".py", ".c", ".h", ".js")
+# The parent of the first commit that follows the rule: earlier subjects stay as they are.
+SUBJECTS_SINCE = "afb3936"
+
+
+def tracked_files() -> list[Path]:
+    """Return the files that git tracks, in order."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in sorted(listed.split("\0")) if name and (path := ROOT / name).exists()]
+
+
+def long_files(files: list[Path]) -> Iterator[str]:
+    """Yield source files with too many lines."""
+    for path in files:
+        if path.suffix in CODE and (lines := len(path.read_text().splitlines())) > FILE_LINES:
+            yield f"{path.relative_to(ROOT)}: {lines} lines"
+
+
+def long_functions(files: list[Path]) -> Iterator[str]:
+    """Yield Python functions with too many lines."""
+    for path in files:
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {lines} lines"
+
+
+def import_cycles(_: list[Path]) -> Iterator[str]:
+    """Yield one cycle of imports, if there is any."""
+    graph = grimp.build_graph("allyouneed", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        yield " -> ".join(reversed(error.args[1]))
+
+
+def wide_docs(files: list[Path]) -> Iterator[str]:
+    """Yield lines of Markdown with too many columns."""
+    for path in files:
+        if path.suffix != ".md":
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if len(line) > DOC_COLUMNS:
+                yield f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
+
+
+def long_subjects(_: list[Path]) -> Iterator[str]:
+    """Yield commit subjects with too many characters; none where the history is not there."""
+    log = ["git", "log", "--no-merges", "--format=%h %s", f"{SUBJECTS_SINCE}..HEAD"]
+    found = subprocess.run(log, cwd=ROOT, check=False, capture_output=True, text=True)
+    for line in found.stdout.splitlines():
+        commit, _, subject = line.partition(" ")
+        if len(subject) > SUBJECT_CHARACTERS:
+            yield f"{commit}: {len(subject)} characters: {subject}"
+
+
+RULES = {
+    f"files of at most {FILE_LINES} lines": long_files,
+    f"functions of at most {FUNCTION_LINES} lines": long_functions,
+    "no import cycle": import_cycles,
+    f"docs of at most {DOC_COLUMNS} columns": wide_docs,
+    f"commit subjects of at most {SUBJECT_CHARACTERS} characters": long_subjects,
+}
+
+
+def main() -> int:
+    """Print what breaks each rule; return 1 if anything does."""
+    files, broken = tracked_files(), False
+    for rule, check in RULES.items():
+        found = list(check(files))
+        print(*found, sep="\n", end="\n" if found else "")
+        print(f"{rule}: {len(found) or 'no'} violation{'' if len(found) == 1 else 's'}")
+        broken |= bool(found)
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
