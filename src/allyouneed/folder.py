@@ -94,9 +94,7 @@ class Bundle:
 
     def _repr_html_(self) -> str:
         """In notebooks: what it is, in a few lines."""
-        model: Any = self.model
-        kind = getattr(getattr(model, "config", None), "type", model.kind)
-        size = f"{kind}, {model.parameter_count():,} parameters"
+        size = f"{self.model.config.type}, {self.model.parameter_count():,} parameters"
         lines = [str(self.path), str(self.recipe.get("about", "")), size]
         return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
 
@@ -107,7 +105,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     config = FolderConfig(
         format=FORMAT,
         allyouneed=__version__,
-        model=built.config,
+        model=model.config,
         sizes=FolderSizes(**asdict(built.sizes)),
         recipe=recipe.model_dump(mode="json"),
     )

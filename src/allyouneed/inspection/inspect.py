@@ -193,15 +193,8 @@ class _Looking:
             part = "other" if "other" in (rows, columns) else part
             number = re.search(r"\.(\d+)(?=\.|$)", one.name)
             layer = 1 + (int(number[1]) if number else sum(other.part == part for other in placed))
-            placed.append(Heads(one.name, layer, part, rows, columns, self._head_names(one.name, H), weights_HTS))
+            placed.append(Heads(one.name, layer, part, rows, columns, self.model.head_names(one.name, H), weights_HTS))
         return placed
-
-    def _head_names(self, name: str, count: int) -> list[str]:
-        config: Any = getattr(self.model, "config", None)
-        reads = getattr(config, "read_heads", None)
-        if name == "heads" and reads is not None:  # the Neural Turing Machine's
-            return [f"read {n + 1}" if n < reads else f"write {n - reads + 1}" for n in range(count)]
-        return [str(n + 1) for n in range(count)]
 
     # --- influence ---------------------------------------------------------------------------------------------------
 

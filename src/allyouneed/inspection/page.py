@@ -52,11 +52,10 @@ def write_inspection(folder: Path, bundle: Bundle, text: str, found: Look) -> tu
 def inspection_html(bundle: Bundle, text: str, found: Look) -> str:
     """The whole page."""
     model = bundle.model
-    config: Any = getattr(model, "config", None)
     data = {
         "title": text,
         "about": str(bundle.recipe.get("about", "")),
-        "architecture": str(getattr(config, "type", model.kind)),
+        "architecture": model.config.type,
         "parameters": model.parameter_count(),
         "path": bundle.path.name if bundle.path.name != "model" else bundle.path.parent.name,
         "look": as_json(found),

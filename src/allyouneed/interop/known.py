@@ -30,8 +30,9 @@ POSITIONS = {
 def require_known(model: Model, engine: str, mechanisms: dict[str, set[str]] = MIXERS) -> EncoderDecoder | Decoder:
     """The model, if all that it is made of has a name here, or among the mechanisms that an engine knows."""
     if not isinstance(model, EncoderDecoder | Decoder):
-        kind = getattr(getattr(model, "config", None), "type", model.kind)
-        raise ConfigError(f"{engine}: model.type {kind} cannot be expressed there; encoder-decoder and decoder can")
+        raise ConfigError(
+            f"{engine}: model.type {model.config.type} cannot be expressed there; encoder-decoder and decoder can"
+        )
     config = model.config
     _require_fields(config, MODEL, f"{engine}: model")
     mixers: dict[str, Any] = {"mixer": config.mixer}

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError
 from allyouneed.positions import PositionConfig, ScorePosition
+from allyouneed.sizes import Traits
 
 Role = Literal["causal", "bidirectional", "cross"]
 State = Any  # a dataclass of tensors, batch first; `state.select_rows` works on any of them
@@ -75,10 +76,13 @@ class MixerConfig(Config, ABC):
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         """The cost of one sequence of `length` (a cross mixer reads `memory` slots; None: as many as the length)."""
 
+    def check_task(self, task: Traits) -> None:
+        """Raise ValueError if the mechanism does not fit the form of a task's data."""
+
     @property
     def position_heads(self) -> int:
         """How many heads a relative position serves."""
-        return int(getattr(self, "heads", 1))
+        return 1
 
     def position_width(self, width: int) -> int:
         """How wide the queries and keys of one head are."""

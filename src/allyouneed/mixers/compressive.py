@@ -36,8 +36,9 @@ from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import packed
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.parts.state import Growable, join_fields
-from allyouneed.mixers.xl import Distances, Known, farthest, longer, nearest, shift
+from allyouneed.mixers.xl import Distances, Known, check_stretch, farthest, longer, nearest, shift
 from allyouneed.positions import ScorePosition
+from allyouneed.sizes import Traits
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class CompressiveConfig(HeadsConfig):
     compression: Literal["convolution", "mean", "max"] = "convolution"
     clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
     stretch: bool = False  # while training, compresses nothing within a segment: meets the distances of longer memories
+
+    def check_task(self, task: Traits) -> None:
+        check_stretch(self.stretch, task)
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Compressive":
         self.require(role, position)

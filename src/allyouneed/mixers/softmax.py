@@ -40,6 +40,10 @@ class SoftmaxConfig(MixerConfig):
     value_width: PositiveInt | None = None  # of one head (the paper's d_v); default: width / heads
     bias: bool = True  # of the four projections
 
+    @property
+    def position_heads(self) -> int:
+        return self.heads
+
     def head_widths(self, width: int) -> tuple[int, int]:
         """d_k and d_v."""
         if width % self.heads and None in (self.key_width, self.value_width):

@@ -35,6 +35,7 @@ from allyouneed.mixers.parts.kv_cache import join_pasts, packed
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
+from allyouneed.sizes import Traits
 
 
 class XLConfig(HeadsConfig):
@@ -46,6 +47,9 @@ class XLConfig(HeadsConfig):
     memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
     clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
     stretch: bool = False  # while training, also reads all of its own segment: meets the distances of longer memories
+
+    def check_task(self, task: Traits) -> None:
+        check_stretch(self.stretch, task)
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "XL":
         self.require(role, position)
@@ -62,6 +66,14 @@ class XLConfig(HeadsConfig):
         path = math.ceil((length - 1) / self.memory)
         flops = self.projection_flops(length, length, width) + distances + attention
         return Cost(flops, state, sequential=1, path=path)
+
+
+def check_stretch(stretch: bool, task: Traits) -> None:
+    """Raise ValueError if `stretch` is set for a task that has no segments."""
+    if stretch and task.segment is None:
+        raise ValueError(
+            "mixer.stretch reads all of a segment: without task.segment that is everything before a position"
+        )
 
 
 class Distances(nn.Module):

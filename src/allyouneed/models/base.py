@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import Memory, State
-from allyouneed.sizes import Sizes
+from allyouneed.mixers import Memory, MixerConfig, State
+from allyouneed.sizes import Sizes, Traits
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 
@@ -40,6 +40,31 @@ class ModelConfig(Config, ABC):
     @abstractmethod
     def build(self, sizes: Sizes) -> "Model":
         """The model with random weights (drawn from torch's global generator)."""
+
+    def check_task(self, task: Traits) -> None:
+        """Raise ValueError if the model does not fit the form of a task's data."""
+
+    def check_steps(self, steps: int) -> None:
+        """Raise ValueError if the settings need more than `steps` training steps."""
+
+    def source_mixers(self) -> list[MixerConfig]:
+        """Return the mixers that read the text (the source of an encoder-decoder), bottom up; empty if none does."""
+        return []
+
+    def layer_counts(self) -> tuple[int, ...]:
+        """Return the number of layers of each stack: encoder and decoder, one stack, or none."""
+        return ()
+
+    def remarks(self) -> list[str]:
+        """Return further words for `describe`."""
+        return []
+
+    def describe(self) -> str:
+        """Return a few words for people: "encoder-decoder, softmax, 4+4 layers"."""
+        mixers = dict.fromkeys(mixer.type for mixer in self.source_mixers() if mixer.type != self.type)
+        counts = self.layer_counts()
+        layers = [f"{'+'.join(map(str, counts))} layer{'s' * (counts != (1,))}"] if counts else []
+        return ", ".join([self.type, *mixers, *self.remarks(), *layers])
 
 
 class Head(nn.Module):
@@ -86,6 +111,7 @@ class Model(nn.Module, ABC):
     """Every architecture is a final subclass of this one."""
 
     kind: Kind
+    config: ModelConfig
     head: Head
     only_predicts = False  # laid out for it (layout.py): in evaluation mode for ever
 
@@ -136,6 +162,10 @@ class Model(nn.Module, ABC):
 
     def after_step(self, step: int) -> None:
         """Hears of every step of training, as a mixer does: for what changes with time but is not trained."""
+
+    def head_names(self, module: str, count: int) -> list[str]:
+        """Return names for the `count` heads of an attention map that `module` (its dotted name) sends."""
+        return [str(number + 1) for number in range(count)]
 
     @abstractmethod
     def flops(self, source: int, target: int) -> int:

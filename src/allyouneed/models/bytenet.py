@@ -197,6 +197,7 @@ class ByteNetState:
 @final
 class ByteNet(Model):
     kind = "encoder-decoder"
+    config: ByteNetConfig
 
     def __init__(self, config: ByteNetConfig, sizes: Sizes) -> None:
         super().__init__()

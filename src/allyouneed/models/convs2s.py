@@ -67,6 +67,9 @@ class ConvS2SConfig(ModelConfig):
             )
         return value
 
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.encoder_layers, self.decoder_layers)
+
     def build(self, sizes: Sizes) -> "ConvS2S":
         return ConvS2S(self, sizes)
 
@@ -244,6 +247,7 @@ class ConvS2SState:
 @final
 class ConvS2S(Model):
     kind = "encoder-decoder"
+    config: ConvS2SConfig
 
     def __init__(self, config: ConvS2SConfig, sizes: Sizes) -> None:
         super().__init__()

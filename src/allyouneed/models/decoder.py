@@ -10,7 +10,7 @@ from typing import Literal, final
 from torch import Tensor
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import Memory
+from allyouneed.mixers import Memory, MixerConfig
 from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
@@ -28,6 +28,12 @@ class DecoderConfig(StackConfig, ModelConfig):
     tied: bool = True  # embedding = output projection
     output_bias: bool = False
 
+    def source_mixers(self) -> list[MixerConfig]:
+        return self.mixers_of(self.layers)
+
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.layers,)
+
     def build(self, sizes: Sizes) -> "Decoder":
         return Decoder(self, sizes)
 
@@ -35,6 +41,7 @@ class DecoderConfig(StackConfig, ModelConfig):
 @final
 class Decoder(Model):
     kind = "decoder"
+    config: DecoderConfig
 
     def __init__(self, config: DecoderConfig, sizes: Sizes) -> None:
         super().__init__()

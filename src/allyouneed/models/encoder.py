@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from allyouneed.block import FUNCTIONS, GATED
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import Memory
+from allyouneed.mixers import Memory, MixerConfig
 from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.encoder_decoder import Layers
 from allyouneed.models.parts.stack import Stack, StackConfig, new_embedding
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 
 
 class EncoderConfig(StackConfig, ModelConfig):
@@ -38,6 +38,20 @@ class EncoderConfig(StackConfig, ModelConfig):
     tied: bool = False  # embedding = output projection: answers are tokens
     segments: NonNegativeInt = 0  # kinds of segments of a text that have a vector each
 
+    def check_task(self, task: Traits) -> None:
+        super().check_task(task)
+        if (self.pool == "none") != task.per_position:
+            raise ValueError(
+                f"task {task.type!r} has {'a class for each position' if task.per_position else 'one class'}: "
+                f"model.pool={self.pool!r} should be {'none' if task.per_position else 'mean or first'}"
+            )
+
+    def source_mixers(self) -> list[MixerConfig]:
+        return self.mixers_of(self.layers)
+
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.layers,)
+
     def build(self, sizes: Sizes) -> "Encoder":
         return Encoder(self, sizes)
 
@@ -45,6 +59,7 @@ class EncoderConfig(StackConfig, ModelConfig):
 @final
 class Encoder(Model):
     kind = "encoder"
+    config: EncoderConfig
 
     def __init__(self, config: EncoderConfig, sizes: Sizes) -> None:
         super().__init__()

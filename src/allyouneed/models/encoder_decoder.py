@@ -47,6 +47,12 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
         """The settings of the encoder's blocks."""
         return self if self.encoder_mixer is None else self.model_copy(update={"mixer": self.encoder_mixer})
 
+    def source_mixers(self) -> list[MixerConfig]:
+        return self.encoder_stack().mixers_of(self.encoder_layers or 1)
+
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.encoder_layers, self.decoder_layers)
+
     def build(self, sizes: Sizes) -> "EncoderDecoder":
         return EncoderDecoder(self, sizes)
 
@@ -54,6 +60,7 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
 @final
 class EncoderDecoder(Model):
     kind = "encoder-decoder"
+    config: EncoderDecoderConfig
 
     def __init__(self, config: EncoderDecoderConfig, sizes: Sizes) -> None:
         super().__init__()

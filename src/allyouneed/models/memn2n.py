@@ -53,6 +53,10 @@ class MemN2NConfig(ModelConfig):
     linear_start: NonNegativeInt = 0  # steps of training without softmax
     separators: tuple[NonNegativeInt, ...] = (1, 4)  # ids between sentences: BOS and the full stop of tasks/babi.py
 
+    def check_steps(self, steps: int) -> None:
+        if steps <= self.linear_start:
+            raise ValueError(f"model.linear_start={self.linear_start} should be below train.budget.steps={steps}")
+
     def build(self, sizes: Sizes) -> "MemN2N":
         return MemN2N(self, sizes)
 
@@ -107,6 +111,7 @@ class Sentences:
 @final
 class MemN2N(Model):
     kind = "encoder"
+    config: MemN2NConfig
 
     def __init__(self, config: MemN2NConfig, sizes: Sizes) -> None:
         super().__init__()

@@ -98,6 +98,9 @@ class NeuralGPUConfig(ModelConfig):
         shape = Shape(self.limits == "hard", self.cost > 0, self.diagonal, (1 if self.rows > 1 else 0, 1))
         return [CGRU(self.channels, shape, self.dropout) for _ in range(self.layers)]
 
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.layers,)
+
     def build(self, sizes: Sizes) -> "NeuralGPU":
         return NeuralGPU(self, sizes)
 
@@ -126,6 +129,7 @@ class NeuralGPUState:
 @final
 class NeuralGPU(Model):
     kind = "encoder-decoder"
+    config: NeuralGPUConfig
 
     def __init__(self, config: NeuralGPUConfig, sizes: Sizes) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.ntm_run import Shape, run
 from allyouneed.models.parts.stack import new_embedding
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 
 BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
 # How a machine with an LSTM begins decides whether it learns (copy, over seeds). What comes in stirs it at once, by so
@@ -72,6 +72,14 @@ class NTMConfig(ModelConfig):
             raise ValueError("read_heads=0: a feed-forward controller that reads nothing knows nothing of the source")
         return self
 
+    def check_task(self, task: Traits) -> None:
+        if self.embedding != "bits":
+            return
+        if task.bits is None:
+            raise ValueError(f"model.embedding='bits': task {task.type!r} has no vectors of bits")
+        if task.bits != self.bits:
+            raise ValueError(f"model.bits={self.bits} should be task.bits={task.bits}")
+
     def build(self, sizes: Sizes) -> "NTM":
         return NTM(self, sizes)
 
@@ -101,6 +109,7 @@ class Written(Memory):
 @final
 class NTM(Model):
     kind = "encoder-decoder"
+    config: NTMConfig
 
     def __init__(self, config: NTMConfig, sizes: Sizes) -> None:
         super().__init__()
@@ -223,6 +232,12 @@ class NTM(Model):
         hidden_BF, read_BN = y_TBD[-1].clone().split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
         read_BRK = read_BN.unflatten(1, (self.config.read_heads, self.config.slot_width))
         return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1].clone(), read_BRK)
+
+    def head_names(self, module: str, count: int) -> list[str]:
+        if module != "heads":
+            return super().head_names(module, count)
+        reads = self.config.read_heads
+        return [f"read {n + 1}" if n < reads else f"write {n - reads + 1}" for n in range(count)]
 
     def flops(self, source: int, target: int) -> int:
         config, heads = self.config, self.config.read_heads + self.config.write_heads

@@ -22,7 +22,7 @@ from torch import Tensor
 from allyouneed.block import Fraction
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
-from allyouneed.mixers import Memory
+from allyouneed.mixers import MIXERS, Memory, MixerConfig
 from allyouneed.mixers.recurrent import CellKind
 from allyouneed.models.bahdanau import BahdanauDecoder, BothWaysEncoder
 from allyouneed.models.base import Head, Model, ModelConfig
@@ -65,6 +65,15 @@ class Seq2SeqConfig(ModelConfig):
             raise ValueError("bahdanau attention reads both ways with one layer; leave out layers and reverse")
         return self
 
+    def source_mixers(self) -> list[MixerConfig]:
+        return [MIXERS[self.cell](type=self.cell)]
+
+    def layer_counts(self) -> tuple[int, ...]:
+        return (self.layers,)
+
+    def remarks(self) -> list[str]:
+        return ["no attention" if self.attention == "none" else f"{self.attention} attention"]
+
     def build(self, sizes: Sizes) -> "Seq2Seq":
         return Seq2Seq(self, sizes)
 
@@ -81,6 +90,7 @@ class Seq2SeqConfig(ModelConfig):
 @final
 class Seq2Seq(Model):
     kind = "encoder-decoder"
+    config: Seq2SeqConfig
 
     def __init__(self, config: Seq2SeqConfig, sizes: Sizes) -> None:
         super().__init__()

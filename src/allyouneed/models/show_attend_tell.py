@@ -44,7 +44,7 @@ from allyouneed.models.parts.images import ImageEncoder, grid_side
 from allyouneed.models.parts.sequence import SequenceState, look_and_step
 from allyouneed.models.parts.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.positions import NoPositionConfig
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 
 
 class WriterConfig(Config, ABC):
@@ -91,10 +91,14 @@ class ShowAttendTellConfig(ModelConfig):
     decoder: Annotated[SerializeAsAny[WriterConfig], choice(WRITERS, "lstm")] = LSTMConfig()
     blind: bool = False  # the control: no image
 
-    @property
-    def image(self) -> tuple[int, int]:
-        """Pixels a side, values a pixel."""
-        return self.size, self.channels
+    def check_task(self, task: Traits) -> None:
+        if task.image is None:
+            raise ValueError(f"model {self.type!r} reads images; task {task.type!r} has none")
+        if task.image != (self.size, self.channels):
+            raise ValueError(
+                f"model.size={self.size} and model.channels={self.channels}: the images of task {task.type!r} have "
+                f"{task.image[0]} pixels a side and {task.image[1]} channels"
+            )
 
     def cells(self) -> int:
         """How many annotations an image has."""
@@ -208,6 +212,7 @@ class TransformerWriter(Writer):
 @final
 class ShowAttendTell(Model):
     kind = "encoder-decoder"
+    config: ShowAttendTellConfig
 
     def __init__(self, config: ShowAttendTellConfig, sizes: Sizes) -> None:
         super().__init__()

@@ -18,8 +18,7 @@ from allyouneed.evaluation.measure import own_data
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspect import ANSWER, Axis, Part, as_json, look
 from allyouneed.lab.cost.path_length import path_length
-from allyouneed.mixers import MIXERS, MixerConfig
-from allyouneed.models.parts.stack import StackConfig
+from allyouneed.mixers import MixerConfig
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, described
 from allyouneed.serve.models import Served
@@ -160,16 +159,15 @@ FILES = frozenset(path.name for path in PAGE.glob("*.*") if path.suffix in TYPES
 def model_info(served: Served) -> ModelInfo:
     """What the page says of a model. Its path is measured, its example is from its own held-out data."""
     model = served.bundle.model
-    config: Any = getattr(model, "config", None)
-    layers = _layers(config)
+    layers = model.config.source_mixers()
     text = example(served.bundle)
     path, steps = _measured_path(layers) if layers else (None, None)
-    names = list(dict.fromkeys(layer.type for layer in layers or ())) or [str(getattr(config, "type", model.kind))]
+    names = list(dict.fromkeys(layer.type for layer in layers)) or [model.config.type]
     return ModelInfo(
         name=served.name,
         kind=model.kind,
         about=served.about,
-        architecture=architecture(config, model.kind, names),
+        architecture=model.config.describe(),
         parameters=model.parameter_count(),
         mixers=names,
         path=path,
@@ -180,30 +178,6 @@ def model_info(served: Served) -> ModelInfo:
         languages=None if served.languages is None else list(served.languages),
         example=text,
     )
-
-
-def architecture(config: Any, kind: str, mixers: list[str]) -> str:
-    """A few words: "encoder-decoder, softmax, 4+4 layers"."""
-    words = [str(getattr(config, "type", kind))]
-    words += [name for name in mixers if name != words[0]]
-    attention = getattr(config, "attention", None)
-    if isinstance(attention, str):
-        words.append("no attention" if attention == "none" else f"{attention} attention")
-    sizes = [getattr(config, name, None) for name in ("encoder_layers", "decoder_layers", "layers")]
-    counts = [str(size) for size in sizes if isinstance(size, int)]
-    if counts:
-        words.append(f"{'+'.join(counts)} layer{'s' * (counts != ['1'])}")
-    return ", ".join(words)
-
-
-def _layers(config: Any) -> list[MixerConfig] | None:
-    """The mixers through which a text (of an encoder-decoder, the source) is read, from the bottom up."""
-    if isinstance(config, StackConfig):
-        stack: Any = config.encoder_stack() if hasattr(config, "encoder_stack") else config
-        count = getattr(config, "encoder_layers", None) or getattr(config, "layers", None) or 1
-        return [stack.mixer_of(layer) for layer in range(count)]
-    cell = getattr(config, "cell", None)
-    return [MIXERS[cell]()] if cell in MIXERS else None  # type: ignore[call-arg]
 
 
 def _measured_path(layers: list[MixerConfig]) -> tuple[int | None, int | None]:

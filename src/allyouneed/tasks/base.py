@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from torch import Tensor
 
 from allyouneed.config import Config
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 from allyouneed.text.specials import PAD, UNK
 
 if TYPE_CHECKING:
@@ -121,6 +121,10 @@ class TaskConfig(Config, ABC):
     each: ClassVar[bool] = False  # whether an encoder answers for each position
 
     type: str
+
+    def traits(self) -> Traits:
+        """Return the form of the data, which a model config checks."""
+        return Traits(self.type, per_position=self.each)
 
     @abstractmethod
     def prepare(self, folder: Path, seed: int) -> "TaskData":

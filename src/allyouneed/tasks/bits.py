@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from allyouneed.sizes import Traits
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Length, Lengths, one_tokenizer
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.scores import exact_match
@@ -28,6 +29,9 @@ class BitsTask(AlgorithmTask):
     paper = "Graves et al. 2014, arXiv:1410.5401"
 
     bits: Annotated[int, Field(ge=1, le=12)] = 8  # of a vector
+
+    def traits(self) -> Traits:
+        return Traits(self.type, bits=self.bits)
 
     @property
     @abstractmethod

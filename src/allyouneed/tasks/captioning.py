@@ -29,7 +29,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from allyouneed.errors import DataError
 from allyouneed.randomness import generator
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.pairs import translation_scores
@@ -81,10 +81,8 @@ class CaptioningConfig(TaskConfig):
             raise ValueError(f"fonts={list(self.fonts)}: each at most once")
         return self
 
-    @property
-    def image(self) -> tuple[int, int]:
-        """Pixels a side, values a pixel."""
-        return SIDE, CHANNELS
+    def traits(self) -> Traits:
+        return Traits(self.type, image=(SIDE, CHANNELS))
 
     def pictures(self) -> list[Picture]:
         """Every drawing with its split."""

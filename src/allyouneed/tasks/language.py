@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.randomness import generator
-from allyouneed.sizes import Sizes
+from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
 from allyouneed.text.codec import Codec
 from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
@@ -67,6 +67,9 @@ class LanguageConfig(TaskConfig):
         if self.segment is not None and self.segment > self.context:
             raise ValueError(f"segment={self.segment}: should not be more than context={self.context}")
         return self
+
+    def traits(self) -> Traits:
+        return Traits(self.type, segment=self.segment)
 
     @property
     def given(self) -> int:

@@ -65,50 +65,12 @@ class Recipe(Config):
                 f"task {self.task.type!r} needs a model of kind {' or '.join(sorted(self.task.kinds))}; "
                 f"{self.model.type!r} is {self.model.kind}"
             )
-        for check in (
-            self._check_pool,
-            self._check_bits,
-            self._check_image,
-            self._check_stretch,
-            self._check_linear_start,
-            self._check_restart,
-            self._check_deterministic,
-        ):
-            check()
+        self.model.check_task(self.task.traits())
+        if self.train.budget.steps:
+            self.model.check_steps(self.train.budget.steps)
+        self._check_restart()
+        self._check_deterministic()
         return self
-
-    def _check_pool(self) -> None:
-        pool = getattr(self.model, "pool", None)
-        if pool is not None and (pool == "none") != self.task.each:
-            raise ValueError(
-                f"task {self.task.type!r} has {'a class for each position' if self.task.each else 'one class'}: "
-                f"model.pool={pool!r} should be {'none' if self.task.each else 'mean or first'}"
-            )
-
-    def _check_bits(self) -> None:
-        """A model that reads ids as vectors of bits has to know how many."""
-        if getattr(self.model, "embedding", None) != "bits":
-            return
-        given, read = getattr(self.task, "bits", None), getattr(self.model, "bits", None)
-        if given is None:
-            raise ValueError(f"model.embedding='bits': task {self.task.type!r} has no vectors of bits")
-        if given != read:
-            raise ValueError(f"model.bits={read} should be task.bits={given}")
-
-    def _check_image(self) -> None:
-        given, read = getattr(self.task, "image", None), getattr(self.model, "image", None)
-        if read is not None and given is None:
-            raise ValueError(f"model {self.model.type!r} reads images; task {self.task.type!r} has none")
-        if read is not None and given is not None and given != read:
-            raise ValueError(
-                f"model.size={read[0]} and model.channels={read[1]}: the images of task {self.task.type!r} have "
-                f"{given[0]} pixels a side and {given[1]} channels"
-            )
-
-    def _check_linear_start(self) -> None:
-        linear, steps = getattr(self.model, "linear_start", 0), self.train.budget.steps
-        if steps is not None and 0 < steps <= linear:
-            raise ValueError(f"model.linear_start={linear} should be below train.budget.steps={steps}")
 
     def _check_restart(self) -> None:
         if self.train.restart_above and self.start is not None:
@@ -121,16 +83,6 @@ class Recipe(Config):
             raise ValueError(
                 "train.deterministic: how many steps a budget in minutes gives depends on what else the machine does; "
                 "give the budget in steps, tokens or flops"
-            )
-
-    def _check_stretch(self) -> None:
-        mixers = getattr(self.model, "mixer", [])
-        stretched = any(
-            getattr(mixer, "stretch", False) for mixer in (mixers if isinstance(mixers, list) else [mixers])
-        )
-        if stretched and getattr(self.task, "segment", None) is None:
-            raise ValueError(
-                "mixer.stretch reads all of a segment: without task.segment that is everything before a position"
             )
 
 

@@ -20,6 +20,10 @@ class HeadsConfig(MixerConfig):
     heads: PositiveInt = 8
     bias: bool = True  # of the four projections
 
+    @property
+    def position_heads(self) -> int:
+        return self.heads
+
     def head_width(self, width: int) -> int:
         """K = D / H."""
         if width % self.heads:

@@ -13,6 +13,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
+from allyouneed.sizes import Traits
 
 
 class StackConfig(BlockConfig):
@@ -31,6 +32,11 @@ class StackConfig(BlockConfig):
             raise ValueError("an empty list; name at least one mixer")
         return value
 
+    def check_task(self, task: Traits) -> None:
+        """Raise ValueError if a mixer does not fit the form of a task's data."""
+        for mixer in self.mixer if isinstance(self.mixer, list) else [self.mixer]:
+            mixer.check_task(task)
+
     def embed(self, weight_VD: nn.Parameter, segments: int = 0) -> "Embedding":
         """The way in, with a table."""
         norm = self.make_norm(self.width) if self.embedding_norm else None
@@ -45,6 +51,10 @@ class StackConfig(BlockConfig):
     def mixer_of(self, layer: int) -> MixerConfig:
         """The mixer of a layer: a list is repeated from the bottom up."""
         return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
+
+    def mixers_of(self, layers: int) -> list[MixerConfig]:
+        """Return the mixers of so many layers, bottom up."""
+        return [self.mixer_of(layer) for layer in range(layers)]
 
 
 class Embedding(nn.Module):

@@ -105,4 +105,4 @@ def report(network: Network, model: Model) -> Report:
         ]
         layers.append(LayerReport(tuple(heads), tuple(functions)))
     config = model.config
-    return Report(config.width, config.hidden, model.parameter_count(), tuple(slots), tuple(layers))  # type: ignore[union-attr,arg-type]
+    return Report(config.width, config.hidden, model.parameter_count(), tuple(slots), tuple(layers))  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ def save(
         "lengths": [1, compiled.length],
         "classes": classes,
     }
-    config = compiled.model.config.model_dump(mode="json")  # type: ignore[union-attr,operator]
+    config = compiled.model.config.model_dump(mode="json")
     tree = {"about": f"{name}{ABOUT}", "task": task, "model": config, "train": TUNING}
     recipe = parse(Recipe, tree)
     assert isinstance(recipe.task, RaspConfig)
