@@ -149,28 +149,24 @@ class Block(nn.Module):
             return self._run_two(x, mix, state, feed)
         pre = self.norm_place == "pre"
         y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
-        x = self._add(x, y, self.mixer_norm)
+        x = self.add_residual(x, y, self.mixer_norm)
         crossed: State = None
         if cross is not None:
             y, crossed = cross(self.cross_norm(x) if pre else x, memory=memory, state=state.cross if state else None)
-            x = self._add(x, y, self.cross_norm)
+            x = self.add_residual(x, y, self.cross_norm)
         y = feed(self.feedforward_norm(x) if pre else x)
-        return self._add(x, y, self.feedforward_norm), BlockState(mixed, crossed)
+        return self.add_residual(x, y, self.feedforward_norm), BlockState(mixed, crossed)
 
     def _run_two(
         self, x: Tensor, mix: Mix, state: BlockState | None, feed: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, BlockState]:
         a, b = x.chunk(2, dim=-1)
         y, mixed = mix(self.mixer_norm(b), state=state.mixer if state else None)
-        a = self._add(a, y, self.mixer_norm)
-        b = self._add(b, feed(self.feedforward_norm(a)), self.feedforward_norm)
+        a = self.add_residual(a, y, self.mixer_norm)
+        b = self.add_residual(b, feed(self.feedforward_norm(a)), self.feedforward_norm)
         return torch.cat([a, b], dim=-1), BlockState(mixed)
 
-    def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        if self.training:
-            x = self.dropout.add(x, y)
-        elif self.norm_place == "post" and (added := getattr(norm, "added", None)):  # laid out for prediction
-            return added(x, y)
-        else:
-            x = x + y
+    def add_residual(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """Return x + Dropout(y), normalised if norms come after the residual."""
+        x = self.dropout.add(x, y) if self.training else x + y
         return norm(x) if self.norm_place == "post" else x

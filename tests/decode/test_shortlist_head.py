@@ -18,10 +18,11 @@ from allyouneed.decode import beam as decode_beam
 from allyouneed.decode import shortlist_head as decode_shortlist
 from allyouneed.decode.shortlist_head import Listed
 from allyouneed.errors import ConfigError
+from allyouneed.inference.head import ListsHead, head_of_lists
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
-from allyouneed.models.base import Head, WordLists
+from allyouneed.models.base import Head
 from allyouneed.models.convs2s import ConvS2SConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.shortlist.table import SPECIALS, Shortlist
@@ -164,7 +165,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
     model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
         listed = Listed(model, shortlist, sources)
-        assert isinstance(listed.model.head, WordLists) == (way == "int8 lists")
+        assert isinstance(listed.model.head, ListsHead) == (way == "int8 lists")
         assert (listed.model is model) == (way in ("whole", "int8"))
         left = torch.arange(len(sources))
         for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of those that are left
@@ -194,7 +195,7 @@ def test_lists_where_they_pay(words, rows, lists):
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
     with torch.inference_mode():
         listed = Listed(laid_out(int8=True), some, SOURCES, rows)
-    assert isinstance(listed.model.head, WordLists) == lists
+    assert isinstance(listed.model.head, ListsHead) == lists
 
 
 @pytest.mark.parametrize("beam", [1, 5])
@@ -218,7 +219,7 @@ def test_lines_for_lists_are_laid_out_once(monkeypatch):
 
     def ask(_: int) -> None:
         with torch.inference_mode():
-            head.of_lists(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
+            head_of_lists(head, torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
 
     monkeypatch.setattr(kernels, "LinesInt8", slowly)
     with ThreadPoolExecutor(4) as pool:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from allyouneed.decode.base import FIRST_WORD, largest, top_words
+from allyouneed.decode.base import FIRST_WORD, top_words
+from allyouneed.inference.tokens import largest
 
 
 @pytest.mark.parametrize(("rows", "columns", "count"), [(1, 40, 3), (3, 8191, 1), (2, 8192, 10), (5, 6007, 400)])

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from allyouneed import kernels
-from allyouneed.decode.base import evaluating
 from allyouneed.inference.fused_stack import FusedState
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.mixers import State, select_rows
@@ -157,14 +156,6 @@ def test_states_of_both_kinds_can_be_joined(fused_first: bool) -> None:
     counts_P = torch.tensor([2, 1] if fused_first else [1, 2])
     pair.states, pair.rows = [join_rows([*both], counts_P) for both in states], 3
     pair.go_on()
-
-
-def test_a_model_that_was_told_to_train_rests_while_it_predicts() -> None:
-    _, model = two("the paper's")
-    model.train()
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-    assert model.training
 
 
 @torch.inference_mode()

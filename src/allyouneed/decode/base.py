@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from allyouneed import kernels
 from allyouneed.errors import ConfigError
+from allyouneed.inference.optimize import is_optimized
+from allyouneed.inference.tokens import best_tokens
 from allyouneed.mixers import State
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, PAD
@@ -50,9 +51,8 @@ def evaluating(model: Model) -> Iterator[None]:
 @contextmanager
 def resting(model: Model) -> Iterator[None]:
     """No dropout inside; afterwards every module is in the mode it was in."""
-    # A model that only predicts rests already; looking at all its modules takes as long as a token.
-    rests = model.only_predicts and not model.training
-    training = [] if rests else [module for module in model.modules() if module.training]
+    # An optimized model stays in evaluation mode; a look at all its modules takes as long as a token.
+    training = [] if is_optimized(model) else [module for module in model.modules() if module.training]
     if training:
         model.eval()
     try:
@@ -126,34 +126,7 @@ def as_float32(logits: Tensor) -> Tensor:
 def top_words(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best words of each row, best first: log-probabilities (B, C) among all tokens, and ids (B, C)."""
     count = min(count, logits_BV.shape[1] - FIRST_WORD)
-    if kernels.usable(logits_BV):
-        return kernels.top_words(logits_BV, FIRST_WORD, count)
-    logprob_BC, word_BC = largest(logits_BV.log_softmax(dim=1)[:, FIRST_WORD:], count)
-    return logprob_BC, word_BC + FIRST_WORD
-
-
-HEAP = 16  # columns that compete for one maximum
-
-
-def largest(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`topk` along rows of thousands, in a third of its time.
-
-    `topk` looks at elements one by one. Here vector instructions find the maxima of V / 16 heaps (the heap of a column
-    is its number modulo V / 16); the `count` largest lie in the `count` heaps with the largest maxima.
-    """
-    B, V = x_BV.shape
-    N = V // HEAP
-    if count >= N or x_BV.numel() < 1 << 14:
-        return x_BV.topk(min(count, V), dim=1) if count > 1 else x_BV.max(dim=1, keepdim=True)
-    heaps_BRN = x_BV[:, : HEAP * N].unflatten(1, (HEAP, N))
-    column_BC = heaps_BRN.amax(dim=1).topk(count, dim=1).indices
-    chosen_BRC = column_BC[:, None].expand(B, HEAP, count)
-    offset_R1 = torch.arange(0, HEAP * N, N, device=x_BV.device)[:, None]
-    left_L = torch.arange(HEAP * N, V, device=x_BV.device)
-    found_BM = torch.cat([heaps_BRN.gather(2, chosen_BRC).flatten(1), x_BV[:, HEAP * N :]], dim=1)
-    column_BM = torch.cat([(chosen_BRC + offset_R1).flatten(1), left_L.expand(B, -1)], dim=1)
-    value_BC, place_BC = found_BM.topk(count, dim=1)
-    return value_BC, column_BM.gather(1, place_BC)
+    return best_tokens(logits_BV, FIRST_WORD, count)
 
 
 def begin(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:

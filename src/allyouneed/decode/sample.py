@@ -17,7 +17,6 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from torch import Tensor
 
-from allyouneed import kernels
 from allyouneed.config import Config
 from allyouneed.decode.base import (
     FIRST_WORD,
@@ -31,6 +30,7 @@ from allyouneed.decode.base import (
 )
 from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.errors import DataError
+from allyouneed.inference.tokens import draw_tokens
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS
@@ -134,8 +134,8 @@ def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tu
     if config.temperature == 0:
         return best_token(logits_BV)
     uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0
-    if uncut and kernels.usable(logits_BV):
-        return kernels.draw_words(logits_BV, FIRST_WORD, config.temperature, uniform_B)
+    if uncut and (drawn := draw_tokens(logits_BV, FIRST_WORD, config.temperature, uniform_B)) is not None:
+        return drawn
     weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
     reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
     # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.

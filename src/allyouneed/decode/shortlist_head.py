@@ -22,6 +22,7 @@ from torch import Tensor
 
 from allyouneed.decode.base import device_of
 from allyouneed.errors import ConfigError
+from allyouneed.inference.head import head_of_lists, head_of_tokens, with_head
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
 
@@ -48,16 +49,16 @@ class Listed:
         self._word_NL = word_NL.to(device)
         self._column_NL: Tensor | None = None  # where a row's own words stand in what `model` gives
         self._absent_NL: Tensor | None = None
-        self._lists = model.head.of_lists(word_NL, count_N) if size * rows >= L * ALONE else None
+        self._lists = head_of_lists(model.head, word_NL, count_N) if size * rows >= L * ALONE else None
         if self._lists is not None:
-            self.model = model.with_head(self._lists)
+            self.model = with_head(model, self._lists)
             return
         allowed_V = torch.zeros(size, dtype=torch.bool)
         allowed_V[word_NL] = True
         union_U = allowed_V.nonzero()[:, 0]
-        head = model.head.of_words(union_U.to(device)) if len(union_U) * GATHERED <= size else None
+        head = head_of_tokens(model.head, union_U.to(device)) if len(union_U) * GATHERED <= size else None
         if head is not None:
-            self.model, word_NL = model.with_head(head), (allowed_V.cumsum(0) - 1)[word_NL]
+            self.model, word_NL = with_head(model, head), (allowed_V.cumsum(0) - 1)[word_NL]
         if head is None or N > 1:
             self._column_NL = word_NL.to(device)
             self._absent_NL = (torch.arange(L) >= count_N[:, None]).to(device)
@@ -66,7 +67,7 @@ class Listed:
         """Of the sources that were left these are left."""
         self._word_NL = self._word_NL[stay_M]
         if self._lists is not None:
-            self._lists.only(stay_M)
+            self._lists.keep_groups(stay_M)
         if self._column_NL is not None and self._absent_NL is not None:
             self._column_NL, self._absent_NL = self._column_NL[stay_M], self._absent_NL[stay_M]
 

@@ -286,7 +286,7 @@ def _layer(block: Block) -> Layer:
         norms |= {"cross_norm": block.cross_norm}
     matrices |= {"inner": feed.inner, "outer": feed.outer}
     return Layer(
-        {name: layer.quick.packed() for name, layer in matrices.items()},  # type: ignore[operator, union-attr]
+        {name: layer.product.packed() for name, layer in matrices.items()},  # type: ignore[operator, union-attr]
         {name: _norm(norm) for name, norm in norms.items()},
         _attention(mixer),
         _attention(cross) if isinstance(cross, Softmax) else None,

@@ -17,7 +17,6 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from allyouneed import kernels
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
@@ -174,68 +173,6 @@ class Softmax(Mixer):
         y_BTD = self.output(y_BHTR.transpose(1, 2).flatten(2))
         return y_BTD, SoftmaxState(past, mask_BS) if causal else None
 
-    def advance(
-        self, x_BD: Tensor, *, state: SoftmaxState | CrossState | None = None, memory: Memory | None = None
-    ) -> tuple[Tensor, SoftmaxState | CrossState | None]:
-        B = x_BD.shape[0]
-        if isinstance(state, CrossState):
-            return self._advance_cross(x_BD, state)
-        if state is None or (state.mask_BS is not None and self.position is not None):
-            return super().advance(x_BD, state=state, memory=memory)
-        packed_BN, place = self.query_key_value(x_BD), state.past.length
-        if self.position is not None:  # the past keeps turned keys
-            asked = self.queries + self.keys
-            both = packed_BN[:, :asked].view(B, self.heads + self.groups, 1, -1)
-            turned = self.position.rotate_one(both, place)
-            if turned is not both:
-                packed_BN = torch.cat([turned.view(B, -1), packed_BN[:, asked:]], dim=1)
-        query, kept = packed_BN.split([self.queries, self.keys + self.values], dim=1)
-        q_BHTK = query.view(B, self.heads, 1, -1)
-        bias = None
-        if self.position is not None:
-            place_S = torch.arange(place + 1, device=x_BD.device)
-            bias = self.position.bias(q_BHTK, place_S[-1:], place_S)
-        past = state.past.append(kept.unsqueeze(1))
-        k_BGSK, v_BGSR = self.keys_values(past.tensor)
-        mask_BS = extend_valid(state.mask_BS, None, B, place, 1)
-        if map_sink() is None and kernels.usable(query):
-            added = None if bias is None else bias.flatten(-2)
-            return self.output(self._attend(query, k_BGSK, v_BGSR, mask_BS, added)), SoftmaxState(past, mask_BS)
-        y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, self._visible(mask_BS, 1, place, x_BD), False)
-        return self.output(y_BHTR.reshape(B, -1)), SoftmaxState(past, mask_BS)
-
-    def _attend(
-        self, query_BN: Tensor, k_MGSK: Tensor, v_MGSR: Tensor, mask_MS: Tensor | None, added: Tensor | None = None
-    ) -> Tensor:
-        """The kernel's attention of one query for each row: (B, H R)."""
-        if self.groups == self.heads:
-            return kernels.attend(query_BN, k_MGSK, v_MGSR, self.scale, mask_MS, added)
-        # To the kernel, queries that share keys are rows that share a memory.
-        B, G, J = query_BN.shape[0], self.groups, self.heads // self.groups
-        if added is not None:
-            added = added.expand(B, self.heads, -1).unflatten(1, (G, J)).transpose(1, 2).flatten(0, 1)
-        rows = query_BN.view(B, G, J, -1).transpose(1, 2).reshape(B * J, -1)
-        y = kernels.attend(rows, k_MGSK, v_MGSR, self.scale, mask_MS, added)
-        return y.view(B, J, G, -1).transpose(1, 2).reshape(B, -1)
-
-    def _advance_cross(self, x_BD: Tensor, state: CrossState) -> tuple[Tensor, CrossState]:
-        B, N = x_BD.shape[0], state.k_NHSK.shape[0]
-        if map_sink() is None and kernels.usable(x_BD):
-            state = state.by_rows()
-            y_BM = self._attend(self.query(x_BD), state.k_NHSK, state.v_NHSR, state.mask_NS)
-            return self.output(y_BM), state
-        q_NHTK = self.query(x_BD).view(N, B // N, self.heads, -1).transpose(1, 2)
-        visible = None if state.mask_NS is None else state.mask_NS[:, None, None, :]
-        if B == 1:
-            y_NHTR = self._look_up(q_NHTK, state.by_rows().k_NHSK, state.v_NHSR, None, visible, False)
-        else:  # many rows, few queries each: the fused kernel is slower than its parts on keys that stand by columns
-            state = state.by_columns()
-            alpha_NHTS = soft_alpha(q_NHTK, state.k_NHSK, None, visible)
-            if (sink := map_sink()) is not None:
-                sink(self, alpha_NHTS)
-            y_NHTR = lookup(alpha_NHTS, state.v_NHSR)
-        return self.output(y_NHTR.transpose(1, 2).reshape(B, -1)), state
-
     def _visible(self, mask_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
         """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
         visible = None if mask_BS is None else mask_BS[:, None, None, :]
@@ -251,7 +188,6 @@ class Softmax(Mixer):
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
             k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.x_BSD))
             state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
-        state = state.by_rows()
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.queries), self.heads)

@@ -13,7 +13,6 @@ whole source.
 A model never knows which ids are padding or end of sentence: validity comes with the ids.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -87,25 +86,6 @@ class Head(nn.Module):
         """(..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
         return nn.functional.linear(x, self.weight_VD, self.bias_V)
 
-    def of_words(self, word_N: Tensor) -> nn.Module | None:
-        """What gives the logits (..., N) of some words alone; for prediction. None: all take no longer."""
-        few = Head(self.weight_VD.detach()[word_N])
-        if self.bias_V is not None:
-            few.bias_V = nn.Parameter(self.bias_V.detach()[word_N], requires_grad=False)
-        return few
-
-    def of_lists(self, word_NL: Tensor, count_N: Tensor) -> "WordLists | None":
-        """What gives N groups of rows the logits of words of their own; None: not where this head is computed."""
-        return None
-
-
-class WordLists(nn.Module, ABC):
-    """A head with a list of words for each of N groups of rows: logits (B, L), minus infinity behind a list's end."""
-
-    @abstractmethod
-    def only(self, group_M: Tensor) -> None:
-        """Some groups of rows are left."""
-
 
 class Model(nn.Module, ABC):
     """Every architecture is a final subclass of this one."""
@@ -113,20 +93,11 @@ class Model(nn.Module, ABC):
     kind: Kind
     config: ModelConfig
     head: Head
-    only_predicts = False  # laid out for it (layout.py): in evaluation mode for ever
 
     @property
     def longest(self) -> int | None:
         """How many target tokens it can read, BOS included (and a decoder's source); None: as many as one likes."""
         return None
-
-    def with_head(self, head: nn.Module) -> "Model":
-        """The same model, its weights and states, with another head."""
-        other = copy.copy(self)
-        other._modules = {**self._modules, "head": head}
-        if "head" in self.__dict__:  # laid out for prediction
-            other.__dict__["head"] = head
-        return other
 
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         """The source, ready to be read."""

@@ -95,7 +95,7 @@ def _without_residuals(model: Model) -> None:
 
     for module in model.modules():
         if isinstance(module, Block):
-            module._add = replace  # type: ignore[method-assign]
+            module.add_residual = replace  # type: ignore[method-assign]
 
 
 @final

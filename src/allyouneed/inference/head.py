@@ -1,0 +1,116 @@
+"""Output heads for inference: packed weights, and heads for some of the tokens only (shortlists)."""
+
+import copy
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from allyouneed import kernels
+from allyouneed.inference.layers import PackedProduct
+from allyouneed.models.base import Head, Model
+
+
+class OptimizedHead(Head):
+    """A head that does not run hooks. Its weight is stored by columns, and packed once few rows arrive.
+
+    A weight that is tied to an embedding is copied, because embeddings are read by rows. With gradients enabled the
+    tied weight itself is used, so that it receives its full gradient.
+    """
+
+    _trained_VD: Tensor
+
+    def __init__(self, head: Head, int8: bool, tied: bool) -> None:
+        by_columns_VD = head.weight_VD.detach().T.contiguous().T
+        if tied or not isinstance(head.weight_VD, nn.Parameter):
+            super().__init__(nn.Parameter(by_columns_VD, requires_grad=False))
+        else:
+            head.weight_VD.data = by_columns_VD
+            super().__init__(head.weight_VD)
+        self.bias_V = head.bias_V
+        self.__dict__["_trained_VD"] = head.weight_VD  # not registered a second time
+        self.product = PackedProduct(self.weight_VD, self.bias_V, int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (y := self.product(x)) is not None:
+            return y
+        return F.linear(x, self._trained_VD if torch.is_grad_enabled() else self.weight_VD, self.bias_V)
+
+    __call__ = forward
+
+
+class ListsHead(nn.Module, ABC):
+    """A head with a list of tokens for each of N groups of rows: logits (B, L), minus infinity after a list's end."""
+
+    @abstractmethod
+    def keep_groups(self, group_M: Tensor) -> None:
+        """Keep some groups of rows."""
+
+
+class _Int8ListsHead(ListsHead):
+    """Lists of tokens in int8. In float32 the weights of each row's list would not fit into the caches."""
+
+    def __init__(self, lines: kernels.LinesInt8, token_NL: Tensor, count_N: Tensor) -> None:
+        super().__init__()
+        self._lines, self._lists = lines, kernels.OutputLists(token_NL, count_N, lines.outputs)
+
+    def keep_groups(self, group_M: Tensor) -> None:
+        self._lists = self._lists.only(group_M)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._lines.project(x.float(), self._lists)  # under autocast x may be bfloat16
+
+    __call__ = forward
+
+
+class _SomeTokensHead(nn.Module):
+    """Some tokens of an optimized head. The weights are gathered for torch only if no kernel applies."""
+
+    def __init__(
+        self, weight_VD: Tensor, bias_V: Tensor | None, product: PackedProduct | None, token_N: Tensor
+    ) -> None:
+        super().__init__()
+        self._all, self._product, self._token_N = (weight_VD.detach(), bias_V), product, token_N
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._product is not None and (y := self._product(x)) is not None:
+            return y
+        return F.linear(x, *self._gathered)
+
+    __call__ = forward
+
+    @cached_property
+    def _gathered(self) -> tuple[Tensor, Tensor | None]:
+        weight_VD, bias_V = self._all
+        columns_DN = weight_VD.T.index_select(1, self._token_N)
+        return columns_DN.T, None if bias_V is None else bias_V.detach()[self._token_N]
+
+
+def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
+    """Return a head for the logits (..., N) of some tokens, without gradients; None if no faster than the full head."""
+    if isinstance(head, OptimizedHead):
+        if head.product.int8 and kernels.usable(head.weight_VD):
+            return None
+        return _SomeTokensHead(head.weight_VD, head.bias_V, head.product.some(token_N), token_N)
+    few = Head(head.weight_VD.detach()[token_N])
+    if head.bias_V is not None:
+        few.bias_V = nn.Parameter(head.bias_V.detach()[token_N], requires_grad=False)
+    return few
+
+
+def head_of_lists(head: Head, token_NL: Tensor, count_N: Tensor) -> ListsHead | None:
+    """Return a head with a list of tokens for each of N groups of rows; None if only int8 kernels would be faster."""
+    if isinstance(head, OptimizedHead) and head.product.int8 and kernels.usable(head.weight_VD):
+        return _Int8ListsHead(head.product.lines(), token_NL, count_N)
+    return None
+
+
+def with_head(model: Model, head: nn.Module) -> Model:
+    """Return the same model, with shared weights and states, and another head."""
+    other = copy.copy(model)
+    other._modules = {**model._modules, "head": head}
+    if "head" in model.__dict__:  # optimized models keep their modules there too
+        other.__dict__["head"] = head
+    return other
