@@ -51,13 +51,18 @@ def long_functions(files: list[Path]) -> Iterator[str]:
 
 
 def import_cycles(_: list[Path]) -> Iterator[str]:
-    """Yield one cycle of imports, if there is any."""
+    """Yield cycles of imports. Each is cut at its last import before the next one is searched."""
     graph = grimp.build_graph("allyouneed", exclude_type_checking_imports=True, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        yield " -> ".join(reversed(error.args[1]))
+    while True:
+        try:
+            TopologicalSorter(imports).prepare()
+        except CycleError as error:
+            cycle = error.args[1][::-1]
+            yield " -> ".join(cycle)
+            imports[cycle[0]].discard(cycle[1])
+        else:
+            return
 
 
 def wide_docs(files: list[Path]) -> Iterator[str]:
