@@ -133,11 +133,11 @@ def longer_sources(words: int, count: int = 9) -> list[list[int]]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are computed."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "_library", lambda: None)
-    elif kernels._library() is None:
+        monkeypatch.setattr(kernels.build, "library", lambda: None)
+    elif kernels.build.library() is None:
         pytest.skip("no C compiler")
     elif request.param == "many rows":
-        monkeypatch.setattr(kernels, "few", lambda rows: False)
+        monkeypatch.setattr(kernels, "few_rows", lambda rows: False)
     monkeypatch.setattr(decode_shortlist, "ALONE", 0 if request.param == "int8 lists" else 1000)
     monkeypatch.setattr(decode_shortlist, "GATHERED", 1000 if request.param == "whole" else 1)
     return str(request.param)
@@ -190,7 +190,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
 )
 def test_lists_where_they_pay(words, rows, lists):
     """Of 301 words: a list that several rows share may be longer."""
-    if kernels._library() is None:
+    if kernels.build.library() is None:
         pytest.skip("no C compiler")
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
     with torch.inference_mode():
@@ -208,7 +208,7 @@ def test_searches_say_how_many_rows_share_a_list(monkeypatch, beam):
 
 def test_lines_for_lists_are_laid_out_once(monkeypatch):
     """Though the lanes of a search ask for them at once."""
-    if kernels._library() is None:
+    if kernels.build.library() is None:
         pytest.skip("no C compiler")
     made, head, make = [], laid_out(int8=True).head, kernels.LinesInt8
 

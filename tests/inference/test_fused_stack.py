@@ -35,7 +35,7 @@ MODELS: dict[str, Any] = {
     "rotary decoder": DecoderConfig(**SHAPE, layers=2, positions=RotaryConfig(), norm="pre"),
 }
 
-pytestmark = pytest.mark.skipif(kernels._library() is None, reason="no C compiler: nothing is fused")
+pytestmark = pytest.mark.skipif(kernels.build.library() is None, reason="no C compiler: nothing is fused")
 
 
 def two(name: str) -> tuple[Model, Model]:

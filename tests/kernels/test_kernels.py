@@ -29,7 +29,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.positions import AlibiConfig, RotaryConfig, ShawConfig, T5Config
 from allyouneed.sizes import Sizes
 
-pytestmark = pytest.mark.skipif(kernels._library() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(kernels.build.library() is None, reason="no C compiler")
 sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**31)
 
@@ -190,7 +190,7 @@ def test_best_words(rows: int, columns: int, count: int, seed: int, coarse: bool
     logits_BV = torch.randn(rows, columns) * 4
     logits_BV[:, 1] = -math.inf
     logits_BV = logits_BV.round() if coarse else logits_BV  # many are equal
-    logprob_BC, word_BC = kernels.top_words(logits_BV, FIRST_WORD, count)
+    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_WORD, count)
     right_BV = logits_BV.log_softmax(dim=1)
     assert_close(logprob_BC, right_BV[:, FIRST_WORD:].topk(count, dim=1).values)
     order = [sorted(range(FIRST_WORD, columns), key=lambda i, row=row: (-row[i], i)) for row in logits_BV.tolist()]
@@ -205,7 +205,7 @@ def test_draws(rows: int, columns: int, seed: int, temperature: float) -> None:
     torch.manual_seed(seed)
     logits_BV, uniform_B = torch.randn(rows, columns) * 3, torch.rand(rows, dtype=torch.float64)
     logits_BV[:, FIRST_WORD + 1 :: 3] = -math.inf
-    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, temperature, uniform_B)
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, temperature, uniform_B)
     assert_close(logprob_B, logits_BV.log_softmax(dim=1).gather(1, word_B[:, None])[:, 0])
     reached_BN = (logits_BV[:, FIRST_WORD:].double() / temperature).softmax(dim=1).cumsum(dim=1)
     for reached_N, word, uniform in zip(reached_BN, word_B.tolist(), uniform_B.tolist(), strict=True):
@@ -218,7 +218,7 @@ def test_draws_at_the_ends() -> None:
     logits_BV = torch.randn(2, 200)
     logits_BV[:, -70:] = -math.inf  # whole blocks weigh nothing
     least_and_most_B = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, 1.0, least_and_most_B)
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, 1.0, least_and_most_B)
     assert word_B.tolist() == [FIRST_WORD, 129]
     assert logprob_B.isfinite().all()
 
@@ -226,7 +226,7 @@ def test_draws_at_the_ends() -> None:
 def test_draws_from_no_numbers_are_no_numbers() -> None:
     logits_BV = torch.full((2, 90), math.nan)
     logits_BV[1] = -math.inf
-    word_B, logprob_B = kernels.draw_words(logits_BV, FIRST_WORD, 1.0, torch.full((2,), 0.5))
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, 1.0, torch.full((2,), 0.5))
     assert word_B.tolist() == [FIRST_WORD] * 2
     assert not logprob_B.isfinite().any()
 
@@ -235,7 +235,7 @@ def test_scores_that_are_no_numbers_stay_so() -> None:
     logits_BV = torch.randn(3, 50)
     logits_BV[1, 7] = math.nan
     logits_BV[2] = -math.inf
-    logprob_BC, word_BC = kernels.top_words(logits_BV, FIRST_WORD, 2)
+    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_WORD, 2)
     assert logprob_BC[0].isfinite().all()
     assert logprob_BC[1].isnan().all()
     assert not logprob_BC[2].isfinite().any()
@@ -260,7 +260,7 @@ def test_models_say_the_same(number: int, beam: int, monkeypatch: pytest.MonkeyP
     sources = [[5, 6, 7, 8, 9, 2], [8, 2], [4, 4, 4, 2]]
     config = SearchConfig(beam=beam, n_best=beam, max_length=9)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_library", lambda: None)
+        patch.setattr(kernels.build, "library", lambda: None)
         right = search(models()[number], sources, config)
     model = models()[number]
     optimize_for_inference(model)
@@ -281,7 +281,7 @@ def test_models_in_bytes_are_near() -> None:
 
 
 def test_bytes_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_library", lambda: None)
+    monkeypatch.setattr(kernels.build, "library", lambda: None)
     with pytest.raises(ConfigError, match="C compiler"):
         optimize_for_inference(models()[0], int8=True)
 
@@ -309,17 +309,17 @@ def test_without_kernels(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     else:
         (tmp_path / "allyouneed").mkdir()
         (tmp_path / "allyouneed").chmod(0o777)
-    assert kernels._library.__wrapped__() is None
+    assert kernels.build.library.__wrapped__() is None
 
 
 @pytest.mark.no_shapes
 def test_compiled_once_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kernels._library.__wrapped__() is not None
+    assert kernels.build.library.__wrapped__() is not None
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "allyouneed").iterdir()}
     assert [path.name.split("-")[0] for path in made] == ["kernels"]
     assert stat.S_IMODE((tmp_path / "allyouneed").stat().st_mode) == 0o700
-    assert kernels._library.__wrapped__() is not None
+    assert kernels.build.library.__wrapped__() is not None
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from allyouneed import kernels
 from allyouneed.block import Block, BlockState
-from allyouneed.kernels.stack import Attention, Layer, Memories, Norm, PackedStack, Pasts, Waves
+from allyouneed.kernels.stack import Attention, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, behind_last_seen, extend_valid, first_seen
@@ -73,7 +73,7 @@ def fuse(stack: Stack) -> None:
 class FusedState:
     """What the past leaves behind in a fused decoder. Its rows may lie anywhere in what is kept."""
 
-    past: Pasts  # of all blocks, in P rows
+    past: StackCache  # of all blocks, in P rows
     order_BS: Tensor | None  # in which of the P rows each slot lies; None: row b in row b
     mask_BS: Tensor | None  # as for all blocks
     crosses: tuple[CrossState, ...]  # the memories of each block, or none
@@ -105,7 +105,7 @@ class FusedState:
         masks = [node._mask() for node in fused]
         lengths = [mask_BS.shape[1] for mask_BS in masks]
         mask_BS = join_padded(masks, 1, left=True)
-        past = Pasts.joined([(node.past, node.order_BS) for node in fused], lengths)
+        past = StackCache.joined([(node.past, node.order_BS) for node in fused], lengths)
         seen = join_numbers([node.seen for node in fused], count_P)
         joined = FusedState(past, None, None if bool(mask_BS.all()) else mask_BS, (), None, None, seen)
         return joined.reading(_join_crosses([(node.crosses, node.which_B) for node in fused]))
@@ -199,7 +199,7 @@ class FusedStack:
         """All positions of some sentences at once, if they are an encoder's."""
         B, S, _ = x_BSD.shape
         fresh = isinstance(state, StackState) and not any(state.blocks)
-        if self._encodes and fresh and 0 < S <= SHORT and kernels.few(B * S) and self._usable(x_BSD):
+        if self._encodes and fresh and 0 < S <= SHORT and kernels.few_rows(B * S) and self._usable(x_BSD):
             length_B = torch.full((B,), S) if mask_BS is None else mask_BS.sum(dim=1)
             if mask_BS is None or torch.equal(mask_BS, torch.arange(S) < length_B[:, None]):  # padding stands behind
                 after = StackState((BlockState(None),) * len(self._blocks), None, S if mask_BS is None else length_B)
@@ -239,7 +239,7 @@ class FusedStack:
     def _usable(self, x: Tensor) -> bool:
         return kernels.usable(x) and x.shape[0] > 0 and map_sink() is None
 
-    def _waves(self, count: int, like: Tensor) -> Waves | None:
+    def _waves(self, count: int, like: Tensor) -> CosSin | None:
         return self._turns.first_waves(count, like) if isinstance(self._turns, Rotary) else None
 
     def _pack(self) -> PackedStack:
@@ -260,13 +260,13 @@ class FusedStack:
         reads = self._blocks[0].cross is not None
         if len(pasts) < len(self._blocks) or len(crosses) < len(self._blocks) * reads:
             return None
-        kept = Pasts.of([past.past.tensor for past in pasts], self._attentions)
+        kept = StackCache.of([past.past.tensor for past in pasts], self._attentions)
         return FusedState(kept, None, pasts[0].mask_BS, (), None, None, state.seen).reading(crosses)
 
     def _first(self, memory: Memory | None, x_BD: Tensor) -> FusedState | None:
         """The state before the first position."""
         nothing_B0M = x_BD.new_empty(x_BD.shape[0], 0, _kept(self._blocks[0]))
-        past = Pasts.of([nothing_B0M] * len(self._blocks), self._attentions)
+        past = StackCache.of([nothing_B0M] * len(self._blocks), self._attentions)
         crosses = []
         for cross in [block.cross for block in self._blocks if isinstance(block.cross, Softmax)]:
             if memory is None or x_BD.shape[0] % memory.x_BSD.shape[0]:
@@ -276,7 +276,7 @@ class FusedStack:
         return FusedState(past, None, None, (), None, None, 0).reading(crosses)
 
 
-def _layer(block: Block) -> Layer:
+def _layer(block: Block) -> PackedBlock:
     mixer, cross, feed = block.mixer, block.cross, block.feedforward
     assert isinstance(mixer, Softmax)
     matrices = {"query_key_value": mixer.query_key_value, "mixed": mixer.output}
@@ -285,7 +285,7 @@ def _layer(block: Block) -> Layer:
         matrices |= {"query": cross.query, "crossed": cross.output}
         norms |= {"cross_norm": block.cross_norm}
     matrices |= {"inner": feed.inner, "outer": feed.outer}
-    return Layer(
+    return PackedBlock(
         {name: layer.product.packed() for name, layer in matrices.items()},  # type: ignore[operator, union-attr]
         {name: _norm(norm) for name, norm in norms.items()},
         _attention(mixer),

@@ -23,7 +23,7 @@ class PackedProduct:
         """Return the product, or None if torch has to compute it."""
         if not kernels.usable(x):
             return None
-        if not self.int8 and not kernels.few(x.numel() // x.shape[-1]):
+        if not self.int8 and not kernels.few_rows(x.numel() // x.shape[-1]):
             return None
         return (self._packed or self.packed()).project(x)
 

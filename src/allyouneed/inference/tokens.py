@@ -14,7 +14,7 @@ def best_tokens(logits_BV: Tensor, first: int, count: int) -> tuple[Tensor, Tens
     Log-probabilities (B, C) are those among all tokens; ids are (B, C).
     """
     if kernels.usable(logits_BV):
-        return kernels.top_words(logits_BV, first, count)
+        return kernels.top_tokens(logits_BV, first, count)
     logprob_BC, token_BC = largest(logits_BV.log_softmax(dim=1)[:, first:], count)
     return logprob_BC, token_BC + first
 
@@ -24,7 +24,7 @@ def draw_tokens(logits_BV: Tensor, first: int, temperature: float, uniform_B: Te
 
     Returns ids (B) and their log-probabilities (B) among all tokens at temperature 1.
     """
-    return kernels.draw_words(logits_BV, first, temperature, uniform_B) if kernels.usable(logits_BV) else None
+    return kernels.sample_tokens(logits_BV, first, temperature, uniform_B) if kernels.usable(logits_BV) else None
 
 
 def largest(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:

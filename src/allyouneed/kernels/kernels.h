@@ -1,59 +1,80 @@
-/* What the kernels share: sums and maxima, 16 numbers at a time.
+/* The interface of the kernels. header.py reads this file, so Python calls each function by these parameter names and
+   fills each struct by these field names. Strides and sizes count elements, not bytes. */
 
-   Compilers vectorise neither as long as the order of additions and NaN count, so the lanes are written out. */
-
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 typedef int64_t i64;
 
-enum { WIDE = 16 };
+/* Weights packed by `pack`, or by `pack_int8` if `bytes` is set. */
+struct matrix {
+    const float *packed;
+    const int8_t *bytes;
+    const float *scale;
+    const int32_t *sums;
+    const float *bias;
+    i64 inputs, outputs;
+};
 
-#define LARGEST(NAME, OF) \
-    static inline float NAME(const float *x, i64 n, float least) { \
-        float lane[WIDE], most = least; \
-        i64 whole = n / WIDE * WIDE; \
-        for (i64 j = 0; j < WIDE; j++) lane[j] = least; \
-        for (i64 i = 0; i < whole; i += WIDE) { \
-            for (i64 j = 0; j < WIDE; j++) lane[j] = OF(x[i + j]) > lane[j] ? OF(x[i + j]) : lane[j]; \
-        } \
-        for (i64 j = 0; j < WIDE; j++) most = lane[j] > most ? lane[j] : most; \
-        for (i64 i = whole; i < n; i++) most = OF(x[i]) > most ? OF(x[i]) : most; \
-        return most; \
-    }
+/* Layer norm, or RMS norm without beta. */
+struct norm {
+    const float *gamma, *beta;
+    double epsilon;
+};
 
-LARGEST(largest_above, )
-LARGEST(largest_size_above, fabsf)
+struct heads {
+    i64 count, key_width, value_width;
+    double scale;
+};
 
-static inline float largest_of(const float *x, i64 n) { return largest_above(x, n, -INFINITY); }
-static inline float largest_size(const float *x, i64 n) { return largest_size_above(x, n, 0.0f); }
+/* Blocks that read no memory have no cross heads. `pre`: norms come before the sublayers. */
+struct block {
+    struct matrix query_key_value, mixed, query, crossed, inner, outer;
+    struct norm mixer_norm, cross_norm, feedforward_norm;
+    struct heads heads, cross_heads;
+    i64 pre;
+};
 
-#define SUM(NAME, TERM) \
-    static inline float NAME { \
-        float lane[WIDE] = {0}, sum = 0; \
-        i64 whole = n / WIDE * WIDE; \
-        for (i64 k = 0; k < whole; k += WIDE) { \
-            for (i64 j = 0; j < WIDE; j++) { \
-                i64 i = k + j; \
-                lane[j] += TERM; \
-            } \
-        } \
-        for (i64 i = whole; i < n; i++) sum += TERM; \
-        for (i64 j = 0; j < WIDE; j++) sum += lane[j]; \
-        return sum; \
-    }
+/* Keys and values with their strides, and the mask of visible slots (see `attend`). */
+struct memory {
+    float *k, *v;
+    const bool *visible;
+    i64 slots, k_row, k_head, k_slot, v_row, v_head, v_slot, visible_row;
+};
 
-/* What a file offers to others. */
-void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *out, i64 rows,
-              i64 width, float epsilon);
-void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias, const i64 *which,
-            const i64 *order, float *out, float *score, i64 rows, i64 sharing, i64 heads, i64 slots, i64 key_width,
-            i64 value_width, i64 q_row, i64 k_memory, i64 k_head, i64 k_slot, i64 v_memory, i64 v_head, i64 v_slot,
-            i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row, float scale);
+/* steps.c */
+void add_norm(const float *x, const float *y, const float *gamma, const float *beta, float *out, i64 rows, i64 width,
+              float epsilon);
+void attend(const float *q, const float *k, const float *v, const bool *visible, const float *bias,
+            const i64 *memory_of_row, const i64 *row_of_slot, float *out, float *score, i64 rows, i64 sharing,
+            i64 heads, i64 slots, i64 key_width, i64 value_width, i64 q_row, i64 k_memory, i64 k_head, i64 k_slot,
+            i64 v_memory, i64 v_head, i64 v_slot, i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row,
+            float scale);
+void gather(const float *x, float *y, const i64 *order, i64 rows, i64 slots, i64 width, i64 order_row, i64 order_slot,
+            i64 x_row, i64 x_slot, i64 y_row, i64 y_slot);
+void top_tokens(const float *logits, float *logprob, i64 *token, i64 rows, i64 columns, i64 first, i64 count);
+void sample_tokens(const float *logits, const double *uniform, float *logprob, i64 *token, i64 rows, i64 columns,
+                   i64 first, float temperature);
+
+/* products.c */
+void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
+void pack_some(const float *packed, const i64 *output, float *some, i64 outputs, i64 inputs);
+void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 outputs, i64 inputs, i64 w_output,
+               i64 w_input);
+i64 tile_rows(i64 rows);
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
              i64 x_row, bool relu, float *tiles);
-i64 room_for_tiles(i64 rows);
 void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu);
+void project_lists(const float *x, const int8_t *w, const float *scale, const int32_t *sums, const float *bias,
+                   const i64 *output, const i64 *count, uint8_t *bytes, float *x_scale, float *y, i64 lists,
+                   i64 sharing, i64 inputs, i64 columns, i64 lines, i64 x_row);
+
+/* stack.c */
+i64 stack_workspace(const struct block *blocks, i64 count, i64 rows, i64 slots);
+void advance_stack(const struct block *blocks, i64 count, const struct norm *norm, const float *x, float *y, i64 rows,
+                   const struct memory *cache, i64 slots, const bool *visible, const i64 *row_of_slot,
+                   const struct memory *memory, const i64 *memory_of_row, const i64 *position, const float *cos,
+                   const float *sin, float *workspace);
+void encode_stack(const struct block *blocks, i64 count, const struct norm *norm, const float *x, float *y, i64 rows,
+                  i64 sentences, const i64 *length, const float *cos, const float *sin, float *workspace);

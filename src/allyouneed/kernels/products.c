@@ -1,18 +1,18 @@
 /* y = x W^T + b for a few rows of x: the projections of a decoding step.
 
-   With few rows a product is bound by how fast W comes from memory, and by how often its rows are read again. So W lies
-   packed in panels of 32 outputs, in the order in which it is read, and a tile of up to 12 rows takes its sums with it
-   through a panel: 24 vectors of 16, as many as there are registers for.
+   With few rows, a product is limited by how fast W arrives from memory and how often its rows are read again. So W is
+   packed in panels of 32 outputs, in the order in which it is read. A tile of up to 12 rows keeps its sums in registers
+   while it passes through a panel: 24 vectors of 16 floats.
 
    float32:  panel[k][32]                 y += x[k] panel[k]
-   int8:     panel[k / 4][32][4]          one instruction multiplies four neighbours (VNNI) and adds them up
+   int8:     panel[k / 4][32][4]          one instruction (VNNI) multiplies four neighbours and adds them up
 
-   int8 is dynamic: a row of x is scaled by its own largest number into 1 .. 255 (128 is zero, as the instruction wants
-   unsigned times signed), a row of W by its own into -127 .. 127:
+   int8 is dynamic. A row of x is scaled by its own largest magnitude into 1 .. 255 (128 is zero, as the instruction
+   takes unsigned times signed), a row of W by its own into -127 .. 127:
        y = s_x s_w (sum_k (q_x - 128) q_w) + b = s_x s_w (sum_k q_x q_w - 128 sum_k q_w) + b
    Sums are exact integers. */
 
-#include "kernels.h"
+#include "lanes.h"
 
 #ifdef __AVX512VNNI__
 #include <immintrin.h>
@@ -20,48 +20,49 @@
 
 typedef float floats __attribute__((vector_size(64)));
 typedef int32_t ints __attribute__((vector_size(64)));
-typedef float anywhere __attribute__((vector_size(64), aligned(4)));
+typedef float anywhere __attribute__((vector_size(64), aligned(4), may_alias));
 
-/* Sums stay in registers only if loops over them are written out. */
+/* Sums stay in registers only if loops over them are unrolled. */
 #define UNROLL _Pragma("GCC unroll 12")
 
-/* BLOCK: at most so many rows go through all panels before the next ones do; the addresses of more are too many to
-   remember. FEW: with fewer rows x is read where it is, with more from a copy in the order in which it is read: rows of
-   x often lie 4,096 bytes apart, and the cache has room for only some addresses that end alike. */
-enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL, LINE = 64, SOON = 8 };
+/* BLOCK: the most rows that go through all panels before the next ones; more would need too many page addresses.
+   FEW: up to this many rows, x is read in place; more are copied in the order in which they are read. Rows of x are
+   often 4,096 bytes apart, and the cache holds only some addresses with the same low bits. AHEAD: floats to prefetch
+   ahead; LISTED_AHEAD: outputs of a list. */
+enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL, LINE = 64, LISTED_AHEAD = 8 };
 
 static inline floats load(const float *x) { return *(const anywhere *)x; }
 
-/* What becomes of the sums of one row in one panel: up to `room` of them are wanted. */
-static inline void finish(floats low, floats high, const float *bias, bool relu, float *y, i64 room) {
+/* Write the sums of one row in one panel: the first `count` of them, at most PANEL. */
+static inline void finish(floats low, floats high, const float *bias, bool relu, float *y, i64 count) {
     low += load(bias);
     high += load(bias + WIDE);
     if (relu) {
         for (int j = 0; j < WIDE; j++) {
-            low[j] = low[j] < 0 ? 0.0f : low[j]; /* NaN stays */
+            low[j] = low[j] < 0 ? 0.0f : low[j]; /* keeps NaN */
             high[j] = high[j] < 0 ? 0.0f : high[j];
         }
     }
-    if (room >= PANEL) {
+    if (count >= PANEL) {
         memcpy(y, &low, sizeof low);
         memcpy(y + WIDE, &high, sizeof high);
     } else {
         float both[PANEL];
         memcpy(both, &low, sizeof low);
         memcpy(both + WIDE, &high, sizeof high);
-        memcpy(y, both, room * sizeof(float));
+        memcpy(y, both, count * sizeof(float));
     }
 }
 
 static inline __attribute__((always_inline)) void tile_float(
     const int rows, const bool ordered, const float *x, i64 x_row, const float *panel, const float *bias, bool relu,
-    float *y, i64 y_row, i64 inputs, i64 room) {
+    float *y, i64 y_row, i64 inputs, i64 count) {
     floats low[TILE], high[TILE];
     UNROLL
     for (int r = 0; r < rows; r++) low[r] = high[r] = (floats){0};
     for (i64 k = 0; k < inputs; k++, panel += PANEL) {
         floats first = load(panel), second = load(panel + WIDE);
-        /* What is read next comes while this is worked on: the next panel, or what lies a page ahead. */
+        /* Prefetch the next panel, or, with few rows, a page ahead. */
         i64 ahead = rows > 3 ? inputs * PANEL : AHEAD;
         __builtin_prefetch(panel + ahead, 0, 2);
         __builtin_prefetch(panel + ahead + WIDE, 0, 2);
@@ -73,7 +74,7 @@ static inline __attribute__((always_inline)) void tile_float(
         }
     }
     UNROLL
-    for (int r = 0; r < rows; r++) finish(low[r], high[r], bias, relu, y + r * y_row, room);
+    for (int r = 0; r < rows; r++) finish(low[r], high[r], bias, relu, y + r * y_row, count);
 }
 
 #define EACH_TILE(DO) \
@@ -83,13 +84,13 @@ static inline __attribute__((always_inline)) void tile_float(
         case 9: DO(9); break; case 10: DO(10); break; case 11: DO(11); break; default: DO(12); \
     }
 
-/* Rows are cut into tiles of nearly equal height: 32 rows are 11 + 11 + 10, not 12 + 12 + 8. */
+/* Tiles have nearly equal heights: 32 rows are 11 + 11 + 10, not 12 + 12 + 8. */
 static inline i64 tile_height(i64 rows) {
     i64 tiles = (rows + TILE - 1) / TILE;
     return (rows + tiles - 1) / tiles;
 }
 
-/* Rows of one block, of nearly equal heights too. */
+/* Blocks have nearly equal heights, too. */
 static inline i64 block_height(i64 rows) {
     i64 blocks = (rows + BLOCK - 1) / BLOCK;
     return blocks ? (rows + blocks - 1) / blocks : 1;
@@ -106,13 +107,13 @@ static void order_tiles(const float *x, float *out, i64 rows, i64 height, i64 in
     }
 }
 
-/* `tiles` is room for room_for_tiles(rows) x inputs numbers. */
-i64 room_for_tiles(i64 rows) { return rows > FEW ? (rows < BLOCK ? rows : BLOCK) : 0; }
+/* `project` takes scratch space for tile_rows(rows) x inputs floats as `tiles`. */
+i64 tile_rows(i64 rows) { return rows > FEW ? min_i64(rows, BLOCK) : 0; }
 
 void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
              i64 x_row, bool relu, float *tiles) {
     i64 most = block_height(rows);
-    bool ordered = room_for_tiles(rows) > 0;
+    bool ordered = tile_rows(rows) > 0;
     for (i64 top = 0; top < rows; top += most) {
         i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
         if (ordered) order_tiles(x + top * x_row, tiles, bottom - top, height, inputs, x_row);
@@ -136,18 +137,18 @@ void project(const float *x, const float *packed, const float *bias, float *y, i
     }
 }
 
-/* W (outputs, inputs), with strides, into panels; what is beyond its edges is zero. */
-void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 by_output, i64 by_input) {
+/* Pack W (outputs, inputs), with strides, into panels; padding is zero. */
+void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input) {
     for (i64 begin = 0; begin < outputs; begin += PANEL) {
         for (i64 k = 0; k < inputs; k++) {
             for (i64 j = 0; j < PANEL; j++) {
-                *packed++ = begin + j < outputs ? w[(begin + j) * by_output + k * by_input] : 0.0f;
+                *packed++ = begin + j < outputs ? w[(begin + j) * w_output + k * w_input] : 0.0f;
             }
         }
     }
 }
 
-/* Some outputs of packed weights, packed. Neighbours are often outputs of one panel, so they are read together. */
+/* Pack some outputs of packed weights. Neighbours are often in the same panel, so they are read together. */
 void pack_some(const float *packed, const i64 *output, float *some, i64 outputs, i64 inputs) {
     for (i64 begin = 0; begin < outputs; begin += PANEL, some += PANEL * inputs) {
         i64 count = outputs - begin < PANEL ? outputs - begin : PANEL;
@@ -166,37 +167,39 @@ void pack_some(const float *packed, const i64 *output, float *some, i64 outputs,
 
 static inline i64 fours(i64 inputs) { return (inputs + 3) / 4; }
 
-void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sum, i64 outputs, i64 inputs, i64 by_output,
-               i64 by_input) {
+void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 outputs, i64 inputs, i64 w_output,
+               i64 w_input) {
     for (i64 n = 0; n < outputs; n++) {
         float most = 0;
         for (i64 k = 0; k < inputs; k++) {
-            float size = fabsf(w[n * by_output + k * by_input]);
+            float size = fabsf(w[n * w_output + k * w_input]);
             most = size > most ? size : most;
         }
-        int broken = most > 3e38f; /* infinite, or no number */
-        for (i64 k = 0; k < inputs; k++) broken |= isnan(w[n * by_output + k * by_input]);
+        int broken = most > 3e38f; /* Inf or NaN */
+        for (i64 k = 0; k < inputs; k++) broken |= isnan(w[n * w_output + k * w_input]);
         scale[n] = broken ? NAN : most / 127.0f;
-        sum[n] = 0;
+        sums[n] = 0;
         int8_t *panel = packed + n / PANEL * PANEL * 4 * fours(inputs) + n % PANEL * 4;
         for (i64 k = 0; k < inputs; k++) {
-            int8_t q = scale[n] > 0 ? (int8_t)lrintf(w[n * by_output + k * by_input] / scale[n]) : 0;
+            int8_t q = scale[n] > 0 ? (int8_t)lrintf(w[n * w_output + k * w_input] / scale[n]) : 0;
             panel[k / 4 * 4 * PANEL + k % 4] = q;
-            sum[n] += q;
+            sums[n] += q;
         }
     }
 }
 
-/* A row of x as bytes, and its scale. */
+#define TINY 1e-36f
+
+/* Quantise a row of x, and return its scale. Below TINY the factor would be infinite; such rows become zero. */
 static float quantise(const float *x, uint8_t *q, i64 inputs) {
-    float most = largest_size(x, inputs);
+    float most = absolute_maximum(x, inputs);
     int broken = most > 3e38f;
     for (i64 k = 0; k < inputs; k++) broken |= isnan(x[k]);
-    if (broken) { /* infinite, or no number: neither is what comes of it */
+    if (broken) { /* Inf or NaN: so are all outputs */
         memset(q, 128, 4 * fours(inputs));
         return NAN;
     }
-    float factor = most > 0 ? 127.0f / most : 0.0f;
+    float factor = most > TINY ? 127.0f / most : 0.0f;
     for (i64 k = 0; k < inputs; k++) q[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
     for (i64 k = inputs; k < 4 * fours(inputs); k++) q[k] = 0;
     return most / 127.0f;
@@ -221,20 +224,20 @@ struct panel {
     const float *bias;
 };
 
-/* The sums of one row in one panel as numbers. */
-static inline __attribute__((always_inline)) void settle(ints low, ints high, float x_scale, struct panel panel,
-                                                         bool relu, float *y, i64 room) {
+/* Scale the integer sums of one row in one panel, and write them. */
+static inline __attribute__((always_inline)) void write_scaled(ints low, ints high, float x_scale, struct panel panel,
+                                                         bool relu, float *y, i64 count) {
     ints low_sum, high_sum;
     memcpy(&low_sum, panel.sums, sizeof low_sum);
     memcpy(&high_sum, panel.sums + WIDE, sizeof high_sum);
     floats first = __builtin_convertvector(low - 128 * low_sum, floats) * (x_scale * load(panel.scale));
     floats second = __builtin_convertvector(high - 128 * high_sum, floats) * (x_scale * load(panel.scale + WIDE));
-    finish(first, second, panel.bias, relu, y, room);
+    finish(first, second, panel.bias, relu, y, count);
 }
 
 static inline __attribute__((always_inline)) void tile_int8(
     const int rows, const uint8_t *x, const float *x_scale, struct panel panel, bool relu, float *y, i64 y_row,
-    i64 groups, i64 room) {
+    i64 groups, i64 count) {
     ints low[TILE], high[TILE];
     UNROLL
     for (int r = 0; r < rows; r++) low[r] = high[r] = (ints){0};
@@ -247,10 +250,10 @@ static inline __attribute__((always_inline)) void tile_int8(
         }
     }
     UNROLL
-    for (int r = 0; r < rows; r++) settle(low[r], high[r], x_scale[r], panel, relu, y + r * y_row, room);
+    for (int r = 0; r < rows; r++) write_scaled(low[r], high[r], x_scale[r], panel, relu, y + r * y_row, count);
 }
 
-/* `bytes` is room for rows x 4 ceil(inputs / 4) bytes, `x_scale` for a number of each row. */
+/* Scratch space: `bytes` for rows x 4 ceil(inputs / 4) bytes, `x_scale` for a float of each row. */
 void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu) {
     i64 groups = fours(inputs), byte_row = 4 * groups;
@@ -272,9 +275,9 @@ void project_int8(const float *x, const int8_t *packed, const float *scale, cons
     }
 }
 
-/* The sums of one output's weights times some rows of x; both lie in whole lines, and weights end in zeros. */
-static inline __attribute__((always_inline)) void line_sums(const int rows, const uint8_t *x, const int8_t *w, i64 lines,
-                                                            int32_t *sum) {
+/* Multiply one output's weights by some rows of x; both are padded to whole lines, the weights with zeros. */
+static inline __attribute__((always_inline)) void line_sums(const int rows, const uint8_t *x, const int8_t *w,
+                                                            i64 lines, int32_t *sum) {
 #ifdef __AVX512VNNI__
     __m512i lanes[TILE];
     UNROLL
@@ -297,22 +300,22 @@ static inline __attribute__((always_inline)) void line_sums(const int rows, cons
 #endif
 }
 
-/* The same product where every `sharing` rows want outputs of their own, a few of all: `count` of them, named by a row
-   of `output`. Weights are read where they are, so `w` has those of one output after another, each in `lines` lines.
-   Rows of y have room for `columns`, the most there are; behind its own a row gets minus infinity. */
+/* The same product for lists of outputs: each group of `sharing` rows computes `count` outputs, numbered by a row of
+   `output`. Weights are read in place, so `w` has one output after another, each padded to `lines` lines. Rows of y
+   have `columns` columns, the length of the longest list; those beyond a shorter list are minus infinity. */
 void project_lists(const float *x, const int8_t *w, const float *scale, const int32_t *sums, const float *bias,
-                   const i64 *output, const i64 *count, uint8_t *bytes, float *x_scale, float *y, i64 lists, i64 sharing,
-                   i64 inputs, i64 columns, i64 lines, i64 x_row) {
+                   const i64 *output, const i64 *count, uint8_t *bytes, float *x_scale, float *y, i64 lists,
+                   i64 sharing, i64 inputs, i64 columns, i64 lines, i64 x_row) {
     for (i64 list = 0; list < lists; list++, output += columns, x += sharing * x_row, y += sharing * columns) {
         for (i64 r = 0; r < sharing; r++) {
             x_scale[r] = quantise(x + r * x_row, bytes + r * lines * LINE, inputs);
             for (i64 i = count[list]; i < columns; i++) y[r * columns + i] = -INFINITY;
         }
         for (i64 begin = 0; begin < count[list]; begin += PANEL) {
-            i64 room = count[list] - begin < PANEL ? count[list] - begin : PANEL;
+            i64 here = min_i64(count[list] - begin, PANEL);
             float scales[PANEL] = {0}, biases[PANEL] = {0};
             int32_t all[PANEL] = {0}, sum[TILE * PANEL] = {0};
-            for (i64 j = 0; j < room; j++) {
+            for (i64 j = 0; j < here; j++) {
                 i64 n = output[begin + j];
                 scales[j] = scale[n], biases[j] = bias[n], all[j] = sums[n];
             }
@@ -321,10 +324,10 @@ void project_lists(const float *x, const int8_t *w, const float *scale, const in
             for (i64 row = 0; row < sharing; row += height) {
                 i64 left = sharing - row < height ? sharing - row : height;
                 const uint8_t *from = bytes + row * lines * LINE;
-                for (i64 j = 0; j < room; j++) {
+                for (i64 j = 0; j < here; j++) {
                     const int8_t *weights = w + output[begin + j] * lines * LINE;
-                    /* Nothing else foretells where the next ones lie. */
-                    i64 next = begin + j + SOON < count[list] ? begin + j + SOON : begin + j;
+                    /* The processor cannot predict where the next ones are. */
+                    i64 next = begin + j + LISTED_AHEAD < count[list] ? begin + j + LISTED_AHEAD : begin + j;
                     for (i64 k = 0; k < lines; k++) __builtin_prefetch(w + (output[next] * lines + k) * LINE, 0, 3);
 #define DO(R) line_sums(R, from, weights, lines, sum + j)
                     EACH_TILE(DO)
@@ -334,7 +337,7 @@ void project_lists(const float *x, const int8_t *w, const float *scale, const in
                     ints low, high;
                     memcpy(&low, sum + r * PANEL, sizeof low);
                     memcpy(&high, sum + r * PANEL + WIDE, sizeof high);
-                    settle(low, high, x_scale[row + r], panel, false, y + (row + r) * columns + begin, room);
+                    write_scaled(low, high, x_scale[row + r], panel, false, y + (row + r) * columns + begin, here);
                 }
             }
         }

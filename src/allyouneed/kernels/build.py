@@ -1,0 +1,148 @@
+"""Compile the C files for this machine and load them; without a compiler, torch does the work.
+
+The library is compiled once (a few seconds) into the user's cache folder and loaded with ctypes, whose calls release
+the interpreter's lock.
+
+    ALLYOUNEED_KERNELS=off               do not use kernels
+    ALLYOUNEED_SANITIZE=address|thread   build with AddressSanitizer and UBSan, or ThreadSanitizer (docs/sanitizers.md)
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.header import HEADER
+
+HERE = Path(__file__).parent
+COMPILERS = ("cc", "gcc", "clang")
+COMPILE_SECONDS = 120
+_SHARED = ("-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
+_WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+# Sums in steps.c may be reordered, which vectorises them; infinities and NaN keep their meaning. The tiles in
+# products.c use explicit vectors: -O3 makes them no faster and takes three times as long to compile.
+_FILES = {
+    "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
+    "products.c": ("-O2", "-ftree-vectorize"),
+    "stack.c": ("-O2", "-ftree-vectorize"),
+}
+_SANITIZERS = {
+    "": (),
+    "address": ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined,float-cast-overflow"),
+    "thread": ("-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
+}
+_BUILDING = threading.Lock()
+log = logging.getLogger(__name__)
+
+
+class BuildError(Exception):
+    """Kernels could not be built; says what was tried and what would help."""
+
+
+def usable(x: Tensor) -> bool:
+    """Return True if kernels can take a tensor: float32 on a CPU, without gradients, and the library is loaded."""
+    return x.dtype is torch.float32 and not torch.is_grad_enabled() and x.device.type == "cpu" and library() is not None
+
+
+@cache
+def functions() -> SimpleNamespace:
+    """Return the compiled functions; call `usable` first."""
+    loaded = library()
+    assert loaded is not None, "call `usable` first"
+    return loaded
+
+
+@cache
+def library() -> SimpleNamespace | None:
+    """Return the compiled functions, or None if they are turned off or cannot be built (logged as one line)."""
+    if os.environ.get("ALLYOUNEED_KERNELS", "").lower() in ("off", "0", "no", "false"):
+        return None
+    try:
+        with _BUILDING:
+            loaded = ctypes.CDLL(str(_compiled(_compiler())))
+    except (BuildError, OSError) as error:
+        log.warning("C kernels are not used, decoding takes torch's slower path: %s", error)
+        return None
+    return SimpleNamespace(**{name: function.bind(loaded, name) for name, function in HEADER.functions.items()})
+
+
+def sanitizer() -> str:
+    """Return the sanitizer of this build: "address", "thread", or "" for none."""
+    chosen = os.environ.get("ALLYOUNEED_SANITIZE", "")
+    if chosen not in _SANITIZERS:
+        raise BuildError(f"ALLYOUNEED_SANITIZE={chosen}: unknown; use address or thread")
+    return chosen
+
+
+def _compiler() -> str:
+    if os.name != "posix":
+        raise BuildError(f"they need a POSIX system, this is {platform.system()}")
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise BuildError(f"no C compiler on PATH (tried {', '.join(COMPILERS)}); install gcc or clang")
+
+
+def _compiled(compiler: str) -> Path:
+    """Return the path of the library, compiled unless it is there.
+
+    Its name is a hash of everything it depends on, so that a home folder may be shared by different machines.
+    """
+    sanitize = _SANITIZERS[sanitizer()]
+    sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", *_FILES)]
+    facts = repr((compiler, _FILES, _SHARED, _WIDE, sanitize, _processor())).encode()
+    folder = _cache_folder()
+    path = folder / f"kernels-{hashlib.sha256(b'|'.join([*sources, facts])).hexdigest()[:16]}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as work:  # several processes may compile at the same time
+            built, objects = Path(work) / path.name, [str(Path(work) / f"{file}.o") for file in _FILES]
+            for (file, flags), compiled in zip(_FILES.items(), objects, strict=True):
+                _run(compiler, *flags, *_SHARED, *_WIDE, *sanitize, "-c", str(HERE / file), "-o", compiled)
+            _run(compiler, "-shared", *sanitize, *objects, "-o", str(built), "-lm")
+            built.rename(path)
+    return path
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} took more than {COMPILE_SECONDS} seconds; try again or use gcc") from None
+    except subprocess.CalledProcessError as error:
+        said = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
+        reason = said[0].strip() if said else f"exit code {error.returncode}"
+        raise BuildError(f"{command[0]} failed ({reason}); install a recent gcc or clang") from None
+
+
+def _cache_folder() -> Path:
+    """Return a folder that only this user can write to, since code in it is executed."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(home):
+        raise BuildError(f"{home}: not an absolute folder; set HOME or XDG_CACHE_HOME")
+    folder = Path(home) / "allyouneed"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise BuildError(f"{folder}: others can write to it, and code in it is executed; run chmod 700 {folder}")
+    return folder
+
+
+def _processor() -> str:
+    """Return what identifies the instruction set that the compiler may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        flags = ""
+    return f"{platform.system()} {platform.machine()} {platform.processor()} {flags}"

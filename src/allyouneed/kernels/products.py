@@ -1,0 +1,243 @@
+"""Projections of a few rows, y = x W^T + b, on packed weights (products.c)."""
+
+import copy
+import mmap
+import threading
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.build import functions, sanitizer
+from allyouneed.kernels.steps import among, require_shared
+
+PANEL = 32  # outputs that products.c packs together
+LINE = 64  # bytes of a cache line
+FEW = 512
+
+
+def few_rows(rows: int) -> bool:
+    """Return True if packed weights are as fast as torch, whose products use several threads, for this many rows."""
+    return rows <= FEW or torch.get_num_threads() == 1
+
+
+class Packed:
+    """A matrix (N, D) and a bias (N), packed for `project`."""
+
+    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
+        N, D = weight_ND.shape
+        self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
+        self.packed = _zeros(panels * PANEL * D, torch.float32)
+        self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        w_output, w_input = weight_ND.stride()
+        functions().pack(
+            w=weight_ND.data_ptr(),
+            packed=self.packed.data_ptr(),
+            outputs=N,
+            inputs=D,
+            w_output=w_output,
+            w_input=w_input,
+        )
+
+    def some(self, output_N: Tensor) -> "Packed":
+        """Return some of the outputs, in the given order."""
+        if not among(output_N, self.outputs):
+            raise ValueError(f"some outputs are not among {self.outputs}")
+        some, N, output_N = copy.copy(self), len(output_N), output_N.contiguous()
+        # Not from the arena, which is never freed in part: these weights live for one batch.
+        some.outputs, some.packed = N, torch.zeros(-(-N // PANEL) * PANEL * self.inputs)
+        some.bias = _padded(self.bias[output_N])
+        functions().pack_some(
+            packed=self.packed.data_ptr(),
+            output=output_N.data_ptr(),
+            some=some.packed.data_ptr(),
+            outputs=N,
+            inputs=self.inputs,
+        )
+        return some
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return x W^T + b of (..., D)."""
+        x_BD = _rows(x)
+        B, D = x_BD.shape
+        _require_width(D, self.inputs)
+        out_BN = x.new_empty(B, self.outputs)
+        tiles = x.new_empty(_tile_rows(B) * D)
+        functions().project(
+            x=x_BD.data_ptr(),
+            packed=self.packed.data_ptr(),
+            bias=self.bias.data_ptr(),
+            y=out_BN.data_ptr(),
+            rows=B,
+            inputs=D,
+            outputs=self.outputs,
+            x_row=x_BD.stride(0),
+            relu=False,
+            tiles=tiles.data_ptr(),
+        )
+        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
+
+
+class PackedInt8:
+    """The same in int8: a quarter of the memory. Each row has its own scale; errors are about 1 % of a row."""
+
+    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
+        N, D = weight_ND.shape
+        self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
+        self._row = 4 * -(-D // 4)  # bytes
+        self.packed = _zeros(panels * PANEL * self._row, torch.int8)
+        self.scale = torch.zeros(panels * PANEL)
+        self.sums = torch.zeros(panels * PANEL, dtype=torch.int32)
+        self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        w_output, w_input = weight_ND.stride()
+        functions().pack_int8(
+            w=weight_ND.data_ptr(),
+            packed=self.packed.data_ptr(),
+            scale=self.scale.data_ptr(),
+            sums=self.sums.data_ptr(),
+            outputs=N,
+            inputs=D,
+            w_output=w_output,
+            w_input=w_input,
+        )
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return an approximation of x W^T + b of (..., D)."""
+        x_BD = _rows(x)
+        B, D = x_BD.shape
+        _require_width(D, self.inputs)
+        out_BN = x.new_empty(B, self.outputs)
+        bytes_BE = torch.empty(B, self._row, dtype=torch.uint8)
+        scale_B = x.new_empty(B)
+        functions().project_int8(
+            x=x_BD.data_ptr(),
+            packed=self.packed.data_ptr(),
+            scale=self.scale.data_ptr(),
+            sums=self.sums.data_ptr(),
+            bias=self.bias.data_ptr(),
+            bytes=bytes_BE.data_ptr(),
+            x_scale=scale_B.data_ptr(),
+            y=out_BN.data_ptr(),
+            rows=B,
+            inputs=D,
+            outputs=self.outputs,
+            x_row=x_BD.stride(0),
+            relu=False,
+        )
+        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
+
+
+class LinesInt8:
+    """The same int8 weights, one output after another in whole cache lines: for lists of outputs."""
+
+    def __init__(self, packed: PackedInt8) -> None:
+        self.outputs, self.inputs = packed.outputs, packed.inputs
+        self.scale, self.sums, self.bias = packed.scale, packed.sums, packed.bias
+        row = 4 * -(-self.inputs // 4)
+        by_output = packed.packed.view(-1, row // 4, PANEL, 4).transpose(1, 2).reshape(-1, row)
+        self.lines = torch.nn.functional.pad(by_output, (0, -row % LINE)).contiguous()
+
+    def project(self, x: Tensor, lists: "OutputLists") -> Tensor:
+        """Return (B, L): the listed outputs of each group of rows, and minus infinity beyond the end of a list."""
+        found = (lists.outputs, x.shape[-1], x.dtype, x.device.type)
+        right = (self.outputs, self.inputs, torch.float32, "cpu")
+        if found != right:
+            raise ValueError(f"lists of outputs, inputs, type and device {found}; should be {right}")
+        x_BD, lines = _rows(x), self.lines
+        (N, L), B = lists.output_NL.shape, x_BD.shape[0]
+        require_shared(B, N)
+        out_BL, scale_S = x.new_empty(B, L), x.new_empty(B // N)
+        bytes_SE = torch.zeros(B // N, lines.shape[1], dtype=torch.uint8)
+        functions().project_lists(
+            x=x_BD.data_ptr(),
+            w=lines.data_ptr(),
+            scale=self.scale.data_ptr(),
+            sums=self.sums.data_ptr(),
+            bias=self.bias.data_ptr(),
+            output=lists.output_NL.data_ptr(),
+            count=lists.count_N.data_ptr(),
+            bytes=bytes_SE.data_ptr(),
+            x_scale=scale_S.data_ptr(),
+            y=out_BL.data_ptr(),
+            lists=N,
+            sharing=B // N,
+            inputs=self.inputs,
+            columns=L,
+            lines=lines.shape[1] // LINE,
+            x_row=x_BD.stride(0),
+        )
+        return out_BL if x.dim() == 2 else out_BL.view(*x.shape[:-1], L)
+
+
+class OutputLists:
+    """The first `count` numbers of each row of `output`: the outputs that each of N groups of rows computes."""
+
+    def __init__(self, output_NL: Tensor, count_N: Tensor, outputs: int) -> None:
+        N, L = output_NL.shape
+        if not among(output_NL, outputs):
+            raise ValueError(f"some outputs are not among {outputs}")
+        if count_N.shape != (N,) or not among(count_N, L + 1):
+            raise ValueError(f"lists should have between 0 and {L} outputs")
+        self.output_NL, self.count_N, self.outputs = output_NL.contiguous(), count_N.contiguous(), outputs
+
+    def only(self, group_M: Tensor) -> "OutputLists":
+        """Return some groups of rows."""
+        some = copy.copy(self)
+        some.output_NL, some.count_N = self.output_NL[group_M], self.count_N[group_M]
+        return some
+
+
+class _Arena:
+    """Zeros for packed weights, side by side in large pages.
+
+    A step reads all weights once, which is far more than the processor's table of page addresses covers; with pages of
+    2 MiB a step of one row takes a quarter less time.
+    """
+
+    PAGE, CHUNK = 2 << 20, 32 << 20
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        size = -(-count * dtype.itemsize // 64) * 64
+        with self._lock:
+            if size > len(self._left):
+                chunk = mmap.mmap(-1, max(self.CHUNK, size) + self.PAGE)
+                if hasattr(mmap, "MADV_HUGEPAGE"):
+                    chunk.madvise(mmap.MADV_HUGEPAGE)
+                fresh = torch.frombuffer(chunk, dtype=torch.uint8)  # keeps the memory alive while it is used
+                self._left = fresh[-fresh.data_ptr() % self.PAGE :]
+            taken, self._left = self._left[:size], self._left[size:]
+        return taken[: count * dtype.itemsize].view(dtype)
+
+
+_ARENA = _Arena()
+
+
+def _zeros(count: int, dtype: torch.dtype) -> Tensor:
+    if sanitizer():  # the sanitizer sees the bounds of separate allocations only
+        return torch.zeros(count, dtype=dtype)
+    return _ARENA.take(count, dtype)
+
+
+@lru_cache(maxsize=1024)
+def _tile_rows(rows: int) -> int:
+    tile_rows: int = functions().tile_rows(rows=rows)
+    return tile_rows
+
+
+def _require_width(found: int, right: int) -> None:
+    if found != right:
+        raise ValueError(f"rows of {found} numbers; the weights take {right}")
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x as rows (B, D), each of them contiguous."""
+    x_BD = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return x_BD if x_BD.stride(1) == 1 else x_BD.contiguous()
+
+
+def _padded(x_N: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x_N.detach(), (0, -len(x_N) % PANEL)).contiguous()
