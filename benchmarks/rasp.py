@@ -29,7 +29,7 @@ from allyouneed.rasp.api import (
     selector_width,
     tokens,
 )
-from allyouneed.rasp.compiler import Compiled, compile_rasp, equal, verify
+from allyouneed.rasp.compiler import CompiledProgram, compile_rasp, equal, verify
 from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.loading import read_program
 from allyouneed.training import recipe_folder
@@ -163,7 +163,7 @@ def seconds(call: Callable[[], object], runs: int) -> float:
     return min(times)
 
 
-def exact(compiled: Compiled, program: SOp, texts: list[str]) -> int:
+def exact(compiled: CompiledProgram, program: SOp, texts: list[str]) -> int:
     results = compiled.run(texts)
     return sum(equal(result["output"], program(text)) for result, text in zip(results, texts, strict=True))
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.rasp import api
+from allyouneed.rasp.api import evaluate
 from allyouneed.rasp.errors import RaspError
-from allyouneed.rasp.evaluate import evaluate
 from allyouneed.rasp.graph import Selector, SOp, elementwise, same
-from allyouneed.rasp.loading import program_of
-from allyouneed.rasp.values import Flow
+from allyouneed.rasp.loading import parse_program
+from allyouneed.rasp.values import NamedNode
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
@@ -117,8 +117,8 @@ def outcome(node: SOp | Selector, given_: list[object]) -> object:
     | st.lists(st.integers(-2, 2), min_size=1, max_size=6),
 )
 def test_text_and_operators_are_the_same_program(program, given_):
-    value = program_of(f"result = {program.text};").values["result"]
-    assert isinstance(value, Flow)
+    value = parse_program(f"result = {program.text};").values["result"]
+    assert isinstance(value, NamedNode)
     assert isinstance(program.node, SOp | Selector)
     assert same(value.node, program.node)
     assert outcome(value.node, given_) == outcome(program.node, given_)
@@ -135,7 +135,7 @@ def test_chains_without_brackets_are_read_as_the_table_of_precedence_says(operat
     operators = [operator for operator in operators if operator != "%"] or ["+"]
     numbers = [data.draw(st.integers(1, 9)) for _ in range(len(operators) + 1)]
     text = str(numbers[0]) + "".join(f" {op} {n}" for op, n in zip(operators, numbers[1:], strict=True))
-    value = program_of(f"x = {text};").values["x"]
+    value = parse_program(f"x = {text};").values["x"]
     assert value == eval(text)
 
 
@@ -146,4 +146,4 @@ def test_and_or_are_one_level_from_left_to_right(operators, data):
     for operator, truth in zip(operators, truths[1:], strict=True):
         expected = expected and truth if operator == "and" else expected or truth
     text = str(truths[0]) + "".join(f" {op} {t}" for op, t in zip(operators, truths[1:], strict=True))
-    assert program_of(f"x = {text};").values["x"] is expected
+    assert parse_program(f"x = {text};").values["x"] is expected

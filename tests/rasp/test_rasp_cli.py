@@ -66,7 +66,7 @@ def test_run_needs_no_example_to_succeed(rasp):
         (["a.rasp", "--values", "[NaN]"], "--values: not JSON: NaN"),
         (["a.rasp", "--input", ""], "expect non-empty iterables"),
         (["a.rasp", "--input", "a" * 10_001], "at most 10000 are computed"),
-        (["a.rasp", "--input", "a", "--name", "y"], "a: no s-op 'y'; it has x"),
+        (["a.rasp", "--input", "a", "--name", "y"], "a: no s-op 'y'; it defines x"),
         (["nix.rasp", "--input", "a"], "could not find file: nix.rasp"),
         (["b.rasp", "--input", "a"], "b.rasp:2: Error: Undefined variable: z"),
     ],

@@ -22,13 +22,13 @@ from allyouneed.rasp.api import (
 )
 from allyouneed.rasp.causal import seen_causally
 from allyouneed.rasp.compiler import CannotCompile, NotExact, compile_rasp, selectors, verify
+from allyouneed.rasp.compiler.domains import Bounds, means
 from allyouneed.rasp.compiler.elementwise import plan_of_variable, steps
 from allyouneed.rasp.compiler.ir import Condition, variable
 from allyouneed.rasp.compiler.source import source
-from allyouneed.rasp.compiler.values import Bounds, means
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.graph import Function, Map, same
-from allyouneed.rasp.loading import program_of
+from allyouneed.rasp.loading import parse_program
 
 pytestmark = pytest.mark.no_shapes
 BOUNDS = Bounds(4, causal=False)
@@ -228,7 +228,7 @@ def test_the_text_of_a_program_is_the_program():
         "member": is_in(tokens, ["a", "x"]) & (lookup(["p", "q"], indices % 2) == "p"),
         "far": selector_width(select(tokens, tokens, "<") | select(indices, 1, ">=")) != 2,
     }
-    program = program_of(source(outputs))
+    program = parse_program(source(outputs))
     for name, sop in outputs.items():
         if name != "far":  # the language has no != between s-ops
             assert same(program.sop(name), sop), name

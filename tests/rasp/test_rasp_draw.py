@@ -12,14 +12,15 @@ from typer.testing import CliRunner
 
 from allyouneed.cli.rasp import app
 from allyouneed.rasp import api
-from allyouneed.rasp.compiler.attention import look
-from allyouneed.rasp.compiler.picture import draw_compiled
+from allyouneed.rasp.compiler.attention import trace_attention
+from allyouneed.rasp.compiler.drawing import draw_compiled
 from allyouneed.rasp.drawing.canvas import cut, printable, tint
-from allyouneed.rasp.drawing.draw import draw, file_name, into_folder
+from allyouneed.rasp.drawing.files import file_name, write_drawings
 from allyouneed.rasp.drawing.png import save_png
-from allyouneed.rasp.drawing.titles import expression, title
+from allyouneed.rasp.drawing.program import draw
 from allyouneed.rasp.errors import RaspError, RaspLimitError
-from allyouneed.rasp.loading import program_of, read_program
+from allyouneed.rasp.labels import expression, title
+from allyouneed.rasp.loading import parse_program, read_program
 from allyouneed.rasp.repl import Session
 
 pytestmark = pytest.mark.no_shapes
@@ -85,7 +86,7 @@ def test_the_grid_is_the_selector():
 
 
 def test_minor_values_are_hidden_and_named_ones_shown():
-    program = program_of("a = indices + 1; b = (indices * 2 - 1) / a; c = b + 3 if indices > 1 else a;")
+    program = parse_program("a = indices + 1; b = (indices * 2 - 1) / a; c = b + 3 if indices > 1 else a;")
     found = texts(draw(program.sop("c"), "xyz", program.names).svg())
     assert [text for text in found if text in ("a", "b", "c")] == ["a", "b", "c"]
     assert "indices * 2 - 1" not in found
@@ -109,7 +110,7 @@ def test_a_loop_is_one_row():
     ],
 )
 def test_default_is_shown_where_it_matters(text, shown):
-    program = program_of(f"y = aggregate({text});")
+    program = parse_program(f"y = aggregate({text});")
     found = texts(draw(program.sop(), "abc", program.names).svg())
     assert [one for one in found if one.startswith("default")] == shown
 
@@ -175,7 +176,7 @@ def test_draw_statements_write_and_print_what_is_published(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     said = []
     session = Session(said.append)
-    session.interpreter.on_draw = into_folder(session.interpreter.names)
+    session.interpreter.on_draw = write_drawings()
     for line in ("x = tokens + tokens;", "draw(x);", 'draw(x, "<>");', "draw(select(tokens, tokens, ==), [1, 1]);"):
         session.feed(line)
     assert said[2:4] == ["\t =  [hh, ee, ll, ll, oo] (strings)", "\t =  [<<, >>] (strings)"]
@@ -191,14 +192,14 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comp_flows").write_text("a file")
     with pytest.raises(RaspError, match="cannot write comp_flows"):
-        program_of('draw(tokens, "ab");', drawn=print)
+        parse_program('draw(tokens, "ab");', on_draw=write_drawings(print))
 
 
 def test_pictures_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = []
     text = 'for i in [1, 2, 2, 3] { draw(indices + i, "ab"); x = tokens * i; draw(x, "ab"); }'
-    program_of(text, drawn=lambda path: drawn.append(path.name))
+    parse_program(text, on_draw=write_drawings(lambda path: drawn.append(path.name)))
     outs, named = ([f"{name}(ab){tail}.svg" for tail in ("", "-2", "-2", "-3")] for name in ("out", "x"))
     assert drawn[::2] == outs
     assert drawn[1::2] == named
@@ -207,7 +208,7 @@ def test_pictures_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
 
 
 def test_titles_are_expressions_of_the_language():
-    sops = program_of("m = indices + 1; _s = select(tokens, m, <=);")
+    sops = parse_program("m = indices + 1; _s = select(tokens, m, <=);")
     names = sops.names
     m = sops.sop("m")
     cases = {
@@ -262,7 +263,7 @@ def test_png(tmp_path):
 @pytest.mark.parametrize("name", ["reverse", "histogram", "dyck1", "induction", "most_frequent", "is_sorted"])
 def test_what_is_selected_is_what_is_read(name, causal):
     program = read_program(FOLDER / f"{name}.rasp")
-    view = look(program.sop(), "(())(a" if name == "dyck1" else "abcab", causal=causal, names=program.names)
+    view = trace_attention(program.sop(), "(())(a" if name == "dyck1" else "abcab", causal=causal, names=program.names)
     assert view.found == view.right
     heads = [head for layer in view.heads for head in layer]
     assert [len(layer) for layer in view.heads] == view.compiled.report.heads
@@ -277,7 +278,7 @@ def test_what_is_selected_is_what_is_read(name, causal):
 def test_the_selector_of_a_head_is_that_of_the_program():
     """Against the interpreter: what a counting head selects besides BOS is the selector that it counts."""
     same = api.select(api.tokens, api.tokens, "==") & api.select(api.indices, api.indices, "<")
-    view = look(api.selector_width(same), "abcabba", names={same: "earlier"})
+    view = trace_attention(api.selector_width(same), "abcabba", names={same: "earlier"})
     ((head,),) = view.heads
     assert head.selector == "earlier"
     assert head.counts
@@ -287,7 +288,7 @@ def test_the_selector_of_a_head_is_that_of_the_program():
 
 def test_a_selector_of_several_heads_says_which():
     program = read_program(FOLDER / "sort.rasp")
-    view = look(program.sop(), "hello", vocabulary="ehlo", length=8, name="sorted", names=program.names)
+    view = trace_attention(program.sop(), "hello", vocabulary="ehlo", length=8, name="sorted", names=program.names)
     assert [(head.selector, head.part) for head in view.heads[0]] == [("before", "1 of 2"), ("before", "2 of 2")]
     together = sum((head.wanted[:, 1:] > 0).astype(int) for head in view.heads[0])
     before = (api.select(api.tokens, api.tokens, "<")) | (
@@ -301,12 +302,12 @@ def test_a_selector_of_several_heads_says_which():
 
 
 def test_hostile_text_in_compiled_pictures():
-    view = look(api.tokens_asis == "<script>", ["<script>", "&"], name="<x>")
+    view = trace_attention(api.tokens_asis == "<script>", ["<script>", "&"], name="<x>")
     svg = draw_compiled(view).svg()
     check(svg)
     assert "<script" not in svg
     with pytest.raises(RaspLimitError, match="31 elements"):
-        draw_compiled(look(api.indices, "a" * 31))
+        draw_compiled(trace_attention(api.indices, "a" * 31))
 
 
 REVERSE = "draw recipes/rasp/reverse.rasp --input hello --out docs/images/rasp-reverse.svg"

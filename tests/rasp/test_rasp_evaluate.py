@@ -10,6 +10,8 @@ from allyouneed.rasp import api, limits
 from allyouneed.rasp.api import (
     aggregate,
     contains,
+    evaluate,
+    evaluate_all,
     full_s,
     indicator,
     indices,
@@ -27,7 +29,7 @@ from allyouneed.rasp.api import (
 )
 from allyouneed.rasp.atoms import COMPARISONS
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
-from allyouneed.rasp.evaluate import Run, evaluate, evaluate_all
+from allyouneed.rasp.evaluate import Evaluation
 from allyouneed.rasp.graph import SOp, same
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
@@ -209,6 +211,6 @@ def test_same_sees_structure_and_types():
 def test_what_is_shared_is_the_same(word):
     histogram = selector_width(select(tokens, tokens, "=="))
     assert evaluate_all([histogram, histogram * 2], word) == [evaluate(histogram, word), (histogram * 2)(word)]
-    run = Run(word)
-    run.value(histogram).clear()
-    assert run.value(histogram) == histogram(word)
+    run = Evaluation(word)
+    run.sequence(histogram).clear()
+    assert run.sequence(histogram) == histogram(word)

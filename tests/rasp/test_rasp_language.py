@@ -7,10 +7,10 @@ from talk import answer, talk
 
 from allyouneed.rasp.errors import RaspError, RaspSyntaxError
 from allyouneed.rasp.interpreter import Interpreter
-from allyouneed.rasp.loading import program_of
+from allyouneed.rasp.loading import parse_program
 from allyouneed.rasp.syntax import Unfinished, parse
 from allyouneed.rasp.tree import Expression
-from allyouneed.rasp.values import Dict, Flow, List, Value
+from allyouneed.rasp.values import Dict, List, NamedNode, Value
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
@@ -30,7 +30,7 @@ def plain(one: Value) -> object:
         return [plain(item) for item in one]
     if isinstance(one, Dict):
         return {key: plain(item) for key, item in one.items.items()}
-    return one.node("hello") if isinstance(one, Flow) else one
+    return one.node("hello") if isinstance(one, NamedNode) else one
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_what_fails_on_the_example_is_not_assigned():
 
 
 def test_a_program_is_not_tried_and_says_where_it_is_wrong():
-    program = program_of('numbers = tokens_int;\n_hidden = 1;\nset example "12"\nnumbers("1");\nlast = numbers * 2;')
+    program = parse_program('numbers = tokens_int;\n_hidden = 1;\nset example "12"\nnumbers("1");\nlast = numbers * 2;')
     assert list(program.values) == ["numbers", "last"]
     assert program.sop()([3, "4"]) == [6, 8]
     assert program.sop("numbers")("12") == [1, 2]
@@ -366,11 +366,11 @@ def test_a_program_is_not_tried_and_says_where_it_is_wrong():
         ('load "nowhere";', r"^program.rasp:1: could not find file: nowhere.rasp$"),
     ):
         with pytest.raises(RaspError, match=words):
-            program_of(text)
-    with pytest.raises(RaspError, match="no s-op 'x'; it has numbers, last"):
+            parse_program(text)
+    with pytest.raises(RaspError, match="no s-op 'x'; it defines numbers, last"):
         program.sop("x")
-    with pytest.raises(RaspError, match="no s-op is defined here"):
-        program_of("a = 1;").sop()
+    with pytest.raises(RaspError, match="defines no public s-op"):
+        parse_program("a = 1;").sop()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from allyouneed.rasp import api
 from allyouneed.rasp.graph import Aggregate, Select, Selector, in_order
 from allyouneed.rasp.layers import depths, schedule
-from allyouneed.rasp.loading import program_of, read_program
+from allyouneed.rasp.loading import parse_program, read_program
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
 FOLDER = Path(__file__).parents[2] / "recipes" / "rasp"
@@ -69,7 +69,7 @@ ZOO = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name):
     text, heads = PUBLISHED[name]
-    assert schedule([program_of(text).sop("x")]).heads == heads
+    assert schedule([parse_program(text).sop("x")]).heads == heads
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -78,7 +78,7 @@ def test_zoo(name):
 
 
 def test_the_programs_counted_here_are_what_they_are_called():
-    values = {name: program_of(text).sop("x") for name, (text, _) in PUBLISHED.items()}
+    values = {name: parse_program(text).sop("x") for name, (text, _) in PUBLISHED.items()}
     assert values["hist_bos"]("§hello")[1:] == [1, 1, 2, 2, 1]
     assert values["hist2_bos"]("§hello")[1:] == [3, 3, 1, 1, 3]
     assert values["longsum"]("95+7") == [0, 1, 0, 2]
@@ -88,7 +88,7 @@ def test_the_programs_counted_here_are_what_they_are_called():
 def test_how_it_is_said():
     assert str(schedule([api.length])) == "1 layer; heads 1"
     assert str(schedule([api.tokens])) == "0 layers"
-    assert str(schedule([program_of("x = sort(tokens, tokens);").sop()])) == "2 layers; heads 2, 1"
+    assert str(schedule([parse_program("x = sort(tokens, tokens);").sop()])) == "2 layers; heads 2, 1"
 
 
 def test_a_selector_written_twice_is_two_heads_and_shared_is_one():

@@ -11,8 +11,8 @@ from allyouneed.rasp import api
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.graph import same
 from allyouneed.rasp.interpreter import Interpreter
-from allyouneed.rasp.loading import program_of
-from allyouneed.rasp.values import Flow
+from allyouneed.rasp.loading import parse_program
+from allyouneed.rasp.values import NamedNode
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
@@ -55,7 +55,7 @@ SELECTORS: dict[str, Callable[[str, int], list[int]]] = {
 
 @pytest.mark.parametrize("text", SEQUENCES)
 def test_sequences(text):
-    sop = program_of(f"x = {text};").sop()
+    sop = parse_program(f"x = {text};").sop()
 
     @given(words)
     def agrees(word):
@@ -66,7 +66,7 @@ def test_sequences(text):
 
 @pytest.mark.parametrize("text", SELECTORS)
 def test_selectors(text):
-    selector = program_of(f"x = {text};").selectors["x"]
+    selector = parse_program(f"x = {text};").selectors["x"]
 
     @given(words)
     def agrees(word):
@@ -78,13 +78,13 @@ def test_selectors(text):
 
 @given(numbers)
 def test_sorting_numbers_is_stable(values):
-    program = program_of("x = sort(indices, tokens_int);")
+    program = parse_program("x = sort(indices, tokens_int);")
     assert program.sop()(values) == sorted(range(len(values)), key=lambda i: values[i])
 
 
 @given(numbers)
 def test_a_missing_string_is_the_number_zero(values):
-    sop = program_of("x = load_from_location(tokens, indices + 1);").sop()
+    sop = parse_program("x = load_from_location(tokens, indices + 1);").sop()
     if len(values) == 1:
         assert sop(values) == [0]
     else:
@@ -121,6 +121,6 @@ def test_everything_published_is_there():
     ],
 )
 def test_the_language_and_python_build_the_same_graph(text, node):
-    value = program_of(f"x = {text};").values["x"]
-    assert isinstance(value, Flow)
+    value = parse_program(f"x = {text};").values["x"]
+    assert isinstance(value, NamedNode)
     assert same(value.node, node)

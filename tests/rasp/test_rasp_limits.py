@@ -9,7 +9,7 @@ from talk import answer
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.errors import RaspError, RaspLimitError
-from allyouneed.rasp.loading import program_of
+from allyouneed.rasp.loading import parse_program
 from allyouneed.rasp.repl import Session
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
@@ -61,9 +61,9 @@ def test_what_is_too_much_is_refused(text):
 def test_a_budget_is_for_a_whole_program():
     """Many sentences that are each within the limits would go on for hours together."""
     busy = "for i in range(9999) { x = i + i; }\n"
-    assert program_of("x = 0;\n" + busy * 3).values["x"] == 2 * 9998
+    assert parse_program("x = 0;\n" + busy * 3).values["x"] == 2 * 9998
     with pytest.raises(RaspLimitError, match=r"program.rasp:\d+: this takes more than 200000 steps"):
-        program_of("x = 0;\n" + busy * 99)
+        parse_program("x = 0;\n" + busy * 99)
 
 
 def test_a_budget_is_for_a_line():
@@ -92,10 +92,10 @@ def test_a_budget_is_for_one_sentence_and_all_it_loads(tmp_path, monkeypatch):
 
 
 def test_long_but_honest_programs_pass():
-    assert program_of("x = " + "(" * 5_000 + "1" + ")" * 5_000 + ";").values["x"] == 1
-    assert program_of("x = 1" + "+1" * 5_000 + ";").values["x"] == 5_001
-    assert program_of("def f(n) { return 0 if n == 0 else 1 + f(n-1); } x = f(900);").values["x"] == 900
-    deep = program_of("x = indices; for i in range(5000) { x = x + 1; }").sop()
+    assert parse_program("x = " + "(" * 5_000 + "1" + ")" * 5_000 + ";").values["x"] == 1
+    assert parse_program("x = 1" + "+1" * 5_000 + ";").values["x"] == 5_001
+    assert parse_program("def f(n) { return 0 if n == 0 else 1 + f(n-1); } x = f(900);").values["x"] == 900
+    deep = parse_program("x = indices; for i in range(5000) { x = x + 1; }").sop()
     assert deep("abc") == [5_000, 5_001, 5_002]
 
 
@@ -137,6 +137,6 @@ def test_random_programs_mostly_mean_something():
     good = 0
     for _ in range(100):
         with contextlib.suppress(RaspError):
-            program_of(program(source))
+            parse_program(program(source))
             good += 1
     assert good > 15

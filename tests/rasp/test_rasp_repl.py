@@ -4,7 +4,7 @@ import pytest
 from talk import answer, talk
 
 from allyouneed.rasp.graph import SOp
-from allyouneed.rasp.repl import Session, complaint, run
+from allyouneed.rasp.repl import Session, error_message, run
 from allyouneed.rasp.syntax import Reader
 
 pytestmark = pytest.mark.no_shapes  # there are no tensors here
@@ -287,7 +287,7 @@ def test_whole_comment_lines_are_fine_even_so():
 
 def test_draw_calls_its_hook():
     drawn: list[object] = []
-    session = Session(drawn.append, draw=lambda flow, given: drawn.append((flow.title, flow.node, given)))
+    session = Session(drawn.append, draw=lambda named, given, names: drawn.append((named.title, named.node, given)))
     session.feed('x = indices + 1; draw(x, "ab");')
     (title, node, given), line = drawn[-2:]  # type: ignore[misc]
     assert (title, given, line) == ("x", "ab", "\t =  [1, 2] (ints)")
@@ -306,8 +306,8 @@ def test_every_line_is_read_once():
 def test_every_error_has_its_words():
     from allyouneed.rasp import errors
 
-    assert complaint(errors.RaspError("m")) == "\t\t!!ignoring input:\n\t m"
-    assert complaint(errors.RaspLimitError("m")) == "\t\t!!ignoring input:\n\t m"
-    assert complaint(errors.RaspFailure("m")) == "something went wrong: m"
-    assert complaint(errors.RaspSyntaxError("m")) == "\t!! antlr exception: m \t-- ignoring input"
-    assert complaint(errors.RaspUnsupported("m")) == "not implemented this command yet! ignoring"
+    assert error_message(errors.RaspError("m")) == "\t\t!!ignoring input:\n\t m"
+    assert error_message(errors.RaspLimitError("m")) == "\t\t!!ignoring input:\n\t m"
+    assert error_message(errors.RaspFailure("m")) == "something went wrong: m"
+    assert error_message(errors.RaspSyntaxError("m")) == "\t!! antlr exception: m \t-- ignoring input"
+    assert error_message(errors.RaspUnsupported("m")) == "not implemented this command yet! ignoring"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allyouneed.rasp.display import sequence
+from allyouneed.rasp.formatting import sequence
 from allyouneed.rasp.loading import read_program
 from allyouneed.rasp.repl import Session
 

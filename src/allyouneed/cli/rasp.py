@@ -26,14 +26,14 @@ def _rasp(context: typer.Context) -> None:
 def repl(compat: Compat = False) -> None:
     """Type RASP, see what it computes. Sentences end with ; and exit leaves."""
     from allyouneed.cli.terminal import shown
-    from allyouneed.rasp.drawing.draw import into_folder
+    from allyouneed.rasp.drawing.files import write_drawings
     from allyouneed.rasp.repl import Session, read_line
     from allyouneed.rasp.repl import run as talk
 
     session = Session(lambda text: print(shown(text)), compat)
     # The published REPL says nothing of where its picture is.
-    told = (lambda path: None) if compat else (lambda path: session.say(f"\t picture: {path}"))
-    session.interpreter.on_draw = into_folder(session.interpreter.names, told)
+    told = (lambda path: None) if compat else (lambda path: session.write(f"\t picture: {path}"))
+    session.interpreter.on_draw = write_drawings(told)
     talk(session, read_line)
 
 
@@ -52,22 +52,23 @@ def run(
 ) -> None:
     """Compute what a file defines on an input: every name that does not begin with _."""
     from allyouneed.cli.terminal import note, shown
-    from allyouneed.rasp import display
-    from allyouneed.rasp.evaluate import Run
+    from allyouneed.rasp import formatting
+    from allyouneed.rasp.drawing.files import write_drawings
+    from allyouneed.rasp.evaluate import Evaluation
     from allyouneed.rasp.loading import read_program
 
     given = _given(text, values)
-    program = read_program(file, compat, drawn=lambda path: note(f"picture: {path}"))
-    computed = Run(given)
+    program = read_program(file, compat, on_draw=write_drawings(lambda path: note(f"picture: {path}")))
+    computed = Evaluation(given)
     results: dict[str, Any] = {}
     for one in name or [*program.sops, *program.selectors]:
         selector = program.selectors.get(one)
-        sequence = None if selector is not None else computed.value(program.sop(one))
-        rows = None if selector is None else computed.value(selector)
+        sequence = None if selector is not None else computed.sequence(program.sop(one))
+        rows = None if selector is None else computed.rows(selector)
         results[one] = rows if sequence is None else sequence
         if not as_json:
-            lines = [f"{one} = {display.sequence(sequence, compat)}"] if sequence is not None else [f"{one} ="]
-            lines += display.grid(given, rows) if rows is not None else []
+            lines = [f"{one} = {formatting.sequence(sequence, compat)}"] if sequence is not None else [f"{one} ="]
+            lines += formatting.grid(given, rows) if rows is not None else []
             print(shown("\n".join(lines)))
     if as_json:
         print(json.dumps(_finite(results), ensure_ascii=False, allow_nan=False))
@@ -117,25 +118,27 @@ def draw(
     compat: Compat = False,
 ) -> None:
     """Draw how an s-op comes about on an input: layers, heads, selectors, values."""
-    from allyouneed.rasp.drawing.draw import draw as picture
-    from allyouneed.rasp.drawing.draw import save
+    from allyouneed.rasp.drawing.files import save_drawing
+    from allyouneed.rasp.drawing.program import draw as draw_program
     from allyouneed.rasp.loading import read_program
 
     given = _given(text, values)
     program = read_program(file, compat)
     if compiled:
-        from allyouneed.rasp.compiler.attention import look
-        from allyouneed.rasp.compiler.picture import draw_compiled
+        from allyouneed.rasp.compiler.attention import trace_attention
+        from allyouneed.rasp.compiler.drawing import draw_compiled
 
         sop = program.sop(result)
-        view = look(sop, given, name=result or program.names.get(sop, "out"), causal=causal, names=program.names)
-        drawn = draw_compiled(view)
+        trace = trace_attention(
+            sop, given, name=result or program.names.get(sop, "out"), causal=causal, names=program.names
+        )
+        drawn = draw_compiled(trace)
     elif causal:
         raise typer.BadParameter("--causal: only what is compiled is causal; add --compiled")
     else:
         selectors = program.selectors
-        drawn = picture(selectors[result] if result in selectors else program.sop(result), given, program.names)
-    print(save(drawn, out))
+        drawn = draw_program(selectors[result] if result in selectors else program.sop(result), given, program.names)
+    print(save_drawing(drawn, out))
 
 
 def _given(text: str | None, values: str | None) -> Any:

@@ -4,21 +4,24 @@
     histogram = selector_width(same)
     histogram("hello")                        # [1, 1, 2, 2, 1]
 
-Operators are those of the language, but `**` is its `^`, and `& | ~` are its `and or not`, on s-ops as on selectors.
-`where` is its `yes if condition else no`, `lookup` its `table[s-op]`, `contains` and `is_in` its two meanings of `in`.
-The result is the graph that the same program in a `.rasp` file gives; tests hold both to that.
+Operators are those of the language, except that `**` is its `^`, and `& | ~` are its `and or not`, on s-ops and on
+selectors. `where` is its `yes if condition else no`, `lookup` its `table[s-op]`; `contains` and `is_in` are its two
+meanings of `in`. The result is the same graph that a `.rasp` file with this program gives; tests check that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from allyouneed.rasp.atoms import COMPARISONS, Atom, is_atom, shortened
 from allyouneed.rasp.errors import RaspError
-from allyouneed.rasp.evaluate import evaluate, evaluate_all
+from allyouneed.rasp.evaluate import Evaluation
 from allyouneed.rasp.graph import (
+    FULL_SELECTOR,
+    INDICES,
+    LENGTH,
     Aggregate,
     Function,
-    Indices,
+    Input,
     Map,
     Select,
     Selector,
@@ -26,6 +29,7 @@ from allyouneed.rasp.graph import (
     Tokens,
     as_selector,
     as_sop,
+    element,
     elementwise,
 )
 
@@ -58,41 +62,55 @@ tokens_int: Final = Tokens("int")
 tokens_float: Final = Tokens("float")
 tokens_bool: Final = Tokens("bool")
 tokens: Final = tokens_str
-indices: Final = Indices()
+indices: Final = INDICES
+full_s: Final = FULL_SELECTOR
+length: Final = LENGTH
+
+
+@overload
+def evaluate(node: SOp, given: Input) -> list[Atom]: ...
+@overload
+def evaluate(node: Selector, given: Input) -> list[list[bool]]: ...
+def evaluate(node: SOp | Selector, given: Input) -> list[Atom] | list[list[bool]]:
+    """Return the sequence that an s-op computes on an input, or the rows of a selector."""
+    return node(given)
+
+
+def evaluate_all(sops: Sequence[SOp], given: Input) -> list[list[Atom]]:
+    """Evaluate several s-ops on one input, computing shared nodes once."""
+    run = Evaluation(given)
+    return [run.sequence(sop) for sop in sops]
 
 
 def select(keys: SOp | Atom, queries: SOp | Atom, comparison: str) -> Selector:
-    """Row i, column j: keys_j comparison queries_i."""
+    """Return the selector whose row i, column j is `keys_j comparison queries_i`."""
     if comparison not in COMPARISONS:
         raise RaspError(f"a selector compares by one of {' '.join(COMPARISONS)}, got: {comparison}")
     return Select(as_sop(keys), as_sop(queries), comparison)
 
 
 def aggregate(selector: Selector, value: SOp | Atom, default: Atom = 0) -> SOp:
-    """The mean of the selected values; the only one itself; the default where none is selected."""
+    """Return the mean of the selected values; a single value unchanged; the default if nothing is selected."""
     if not is_atom(default):
         raise RaspError(f"Expected atom, got: {default!r}")
     return Aggregate(as_selector(selector), as_sop(value), default)
 
 
 def indicator(condition: SOp) -> SOp:
-    """1 where the condition holds, 0 elsewhere."""
+    """Return 1 where the condition holds, 0 elsewhere."""
     return elementwise("indicator", condition)
 
 
 def where(condition: SOp, yes: SOp | Atom, no: SOp | Atom) -> SOp:
+    """Return `yes` where the condition holds, `no` elsewhere."""
     return elementwise("if", condition, yes, no)
 
 
-full_s: Final = select(1, 1, "==")
-length: Final = round(1 / aggregate(full_s, indicator(indices == 0)))
-
-
 def selector_width(selector: Selector) -> SOp:
-    """How many positions are selected.
+    """Return the number of selected positions.
 
-    Position 0 is made a witness. Together with it, n are selected: it gets the mean 1/n. Whether it had been among them
-    is what a second head sees.
+    Position 0 is always added to the selection and marked with a 1. With it n positions are selected, so the mean is
+    1/n. A second head determines if position 0 had been selected already.
     """
     first = select(indices, 0, "==")
     witness = indicator(indices == 0)
@@ -100,26 +118,18 @@ def selector_width(selector: Selector) -> SOp:
     return round(together - 1 + aggregate(selector & first, witness))
 
 
-def element(sop: SOp, index: int) -> SOp:
-    """The value at one place, everywhere; places below zero count from the end; 0 where the input is too short."""
-    if not isinstance(index, int):
-        raise RaspError(f"index into sequence has to be integer, got: {index!r}")
-    place = as_sop(index) if index >= 0 else length + index
-    return aggregate(select(indices, place, "=="), sop)
-
-
 def contains(sop: SOp, atom: Atom) -> SOp:
-    """Whether the atom stands anywhere: True everywhere, or False everywhere."""
+    """Return True at every position if the atom occurs anywhere in the sequence, else False."""
     return aggregate(full_s, indicator(sop == atom)) > 0
 
 
 def _typed(atoms: Iterable[Atom]) -> tuple[tuple[str, Atom], ...]:
-    """What tells 1, 1.0 and True apart, which are equal in Python."""
+    """Pair atoms with their types: 1, 1.0 and True are equal in Python."""
     return tuple((type(atom).__name__, atom) for atom in atoms)
 
 
 def is_in(sop: SOp, atoms: Sequence[Atom]) -> SOp:
-    """Whether what stands at a position is one of the atoms."""
+    """Return True where the value at a position is one of the atoms."""
     known = tuple(atoms)
     if not all(map(is_atom, known)):
         raise RaspError(f"Expected atoms, got: {shortened(known)}")
@@ -128,7 +138,7 @@ def is_in(sop: SOp, atoms: Sequence[Atom]) -> SOp:
 
 
 def lookup(table: str | Sequence[Atom] | Mapping[Atom, Atom], sop: SOp) -> SOp:
-    """What the table has at the index, or under the key, that stands at a position."""
+    """Return the table's entry for the index or key at each position."""
     if isinstance(table, Mapping):
         entries = dict(table)
         settings: Any = ("dict", _typed(entries), _typed(entries.values()))

@@ -1,15 +1,15 @@
-"""What a RASP program is: a graph of s-ops (sequence to equally long sequence) and selectors (sequence to n x n bools).
+"""The graph of a RASP program: s-ops (sequence to sequence of equal length) and selectors (sequence to n x n bools).
 
     map        y_i = f(x_i, ..., z_i)
-    select     S_ij = k_j op q_i                     row i asks, column j is asked: the first argument is the key
-    aggregate  y_i = mean of v_j over S_ij; the one v_j itself, of any type, if it is alone; the default if none is
+    select     S_ij = k_j op q_i                     row i is the query, column j the key; the key comes first
+    aggregate  y_i = mean of v_j over S_ij; a single v_j unchanged, of any type; the default if nothing is selected
 
-The same values come from the language (`interpreter.py`), from Python operators (`api.py`), and go into the compiler.
-They know nothing of text, names of variables or weights. Nodes are immutable; `key` says when two of them compute the
-same, so that a compiler can share them (`same` compares whole graphs).
+The language (`interpreter.py`) and Python operators (`api.py`) both build this graph, and the compiler reads it. Nodes
+hold no text, variable names or weights. They are immutable. Nodes with equal `key` and equal parts compute the same
+value, so a compiler can share them (`same` compares whole graphs). `compute` evaluates one node from its parts.
 
-Operators build nodes: `tokens == "a"` is an s-op, not an answer. So nodes have no truth value, are told apart by `is`,
-and are hashed by identity: they may be keys of dicts and members of sets, but `node in [...]` is refused.
+Operators build nodes: `tokens == "a"` is an s-op, not a bool. Nodes therefore have no truth value, compare by `is` and
+hash by identity. They can be dict keys and set members, but `node in [...]` raises.
 
 Paper: Weiss, Goldberg and Yahav 2021, arXiv:2106.06981.
 """
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from allyouneed.rasp.atoms import COMPARISONS as COMPARISONS
-from allyouneed.rasp.atoms import FUNCTIONS, Atom, is_atom
+from allyouneed.rasp.atoms import CONVERSIONS, FUNCTIONS, Atom, is_atom, kind, mean
 from allyouneed.rasp.errors import RaspError
+from allyouneed.rasp.evaluate import Evaluation, bits_of
 
 Input: TypeAlias = str | Sequence[Atom]
 
@@ -38,11 +39,23 @@ class Node:
 
     @property
     def key(self) -> Hashable:
-        """Nodes of equal keys, whose parts are the same too, compute the same."""
+        """Nodes with equal keys and equal parts compute the same value."""
         raise NotImplementedError
 
+    def compute(self, run: Evaluation) -> list[Any]:
+        """Return the value on one input: an atom or, for a selector, an integer of bits for each position."""
+        raise NotImplementedError
+
+    def work(self, run: Evaluation) -> int:
+        """Return the cost of `compute`, in units of `limits.WORK`."""
+        return 4 * run.length
+
+    def checked_size(self, value: list[Any]) -> int:
+        """Return the extra work that a computed value counts for. Raise RaspError if it is not a valid sequence."""
+        return 0
+
     def __repr__(self) -> str:
-        """Without its parts, which may be as many as a program unrolls to."""
+        """Omit the parts: an unrolled program may have very many."""
         return f"<{type(self).__name__} {' '.join(map(str, self.key[1:]))}>"  # type: ignore[index]
 
     def __bool__(self) -> NoReturn:
@@ -51,20 +64,22 @@ class Node:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SOp(Node):
-    """A function from a sequence to one of equal length. Called on an input, it gives that sequence."""
+    """A function from a sequence to a sequence of equal length. Call it on an input to compute that sequence."""
 
     def __call__(self, given: Input) -> list[Atom]:
-        from allyouneed.rasp.evaluate import evaluate
+        return Evaluation(given).sequence(self)
 
-        return evaluate(self, given)
+    def checked_size(self, value: list[Any]) -> int:
+        what = kind(value)
+        if what == "strings":
+            return sum(map(len, value))
+        return sum([atom.bit_length() >> 6 for atom in value]) if what == "ints" else 0
 
     def __getitem__(self, index: int) -> SOp:
-        from allyouneed.rasp.api import element
-
         return element(self, index)
 
     def __iter__(self) -> NoReturn:
-        raise RaspError("an s-op has no elements before it gets an input: use contains() and is_in() for in")
+        raise RaspError("an s-op has no elements until it is called on an input: use contains() and is_in() for in")
 
     def __contains__(self, atom: object) -> NoReturn:
         self.__iter__()
@@ -160,6 +175,9 @@ class Tokens(SOp):
     def key(self) -> Hashable:
         return ("tokens", self.convert)
 
+    def compute(self, run: Evaluation) -> list[Any]:
+        return [CONVERSIONS[self.convert](atom) for atom in run.given]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indices(SOp):
@@ -169,10 +187,13 @@ class Indices(SOp):
     def key(self) -> Hashable:
         return ("indices",)
 
+    def compute(self, run: Evaluation) -> list[Any]:
+        return list(range(run.length))
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constant(SOp):
-    """The same atom everywhere."""
+    """The same atom at every position."""
 
     value: Atom
 
@@ -180,19 +201,22 @@ class Constant(SOp):
     def key(self) -> Hashable:
         return ("constant", type(self.value), self.value)
 
+    def compute(self, run: Evaluation) -> list[Any]:
+        return [self.value] * run.length
+
 
 @dataclass(frozen=True)
 class Function:
-    """A pure function of atoms. Two of the same name and settings are the same function."""
+    """A pure function of atoms. Functions with the same name and settings are equal."""
 
     name: str  # as written: "+", "round", "if", "index"
     call: Callable[..., Atom] = field(compare=False, repr=False)
-    settings: Hashable = ()  # what else it depends on: the dict or list that it looks into
+    settings: Hashable = ()  # further parameters: the dict or list of a lookup
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Map(SOp):
-    """f of what stands at the same place in each of its arguments."""
+    """A function applied position by position to one or more s-ops."""
 
     function: Function
     arguments: tuple[SOp, ...]
@@ -205,9 +229,15 @@ class Map(SOp):
     def key(self) -> Hashable:
         return ("map", self.function)
 
+    def compute(self, run: Evaluation) -> list[Any]:
+        call = self.function.call
+        return [call(*atoms) for atoms in zip(*map(run.of, self.arguments), strict=True)]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Aggregate(SOp):
+    """The mean of the selected values; a single value unchanged; the default if nothing is selected."""
+
     selector: Selector
     value: SOp
     default: Atom = 0
@@ -220,15 +250,25 @@ class Aggregate(SOp):
     def key(self) -> Hashable:
         return ("aggregate", type(self.default), self.default)
 
+    def work(self, run: Evaluation) -> int:
+        return run.length * len(set(run.of(self.selector)))
+
+    def compute(self, run: Evaluation) -> list[Any]:
+        rows, values = run.of(self.selector), run.of(self.value)
+        results: dict[int, Atom] = {}
+        for row in rows:
+            if row not in results:
+                chosen = [value for value, bit in zip(values, bits_of(row, run.length), strict=True) if bit]
+                results[row] = mean(chosen) if chosen else self.default
+        return [results[row] for row in rows]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Selector(Node):
-    """A function from a sequence of length n to n x n bools. Called on an input, it gives its rows."""
+    """A function from a sequence of length n to n x n bools. Call it on an input to compute its rows."""
 
     def __call__(self, given: Input) -> list[list[bool]]:
-        from allyouneed.rasp.evaluate import evaluate
-
-        return evaluate(self, given)
+        return Evaluation(given).rows(self)
 
     def __and__(self, other: Selector) -> Selector:
         return Combined("and", (self, as_selector(other)))
@@ -256,10 +296,21 @@ class Select(Selector):
     def key(self) -> Hashable:
         return ("select", self.comparison)
 
+    def work(self, run: Evaluation) -> int:
+        return run.length * len(set(run.of(self.queries)))
+
+    def compute(self, run: Evaluation) -> list[Any]:
+        compare, keys, queries = COMPARISONS[self.comparison], run.of(self.keys), run.of(self.queries)
+        rows: dict[Atom, int] = {}  # rows of equal queries are equal
+        for query in queries:
+            if query not in rows:
+                rows[query] = int("".join(["1" if compare(key, query) else "0" for key in reversed(keys)]), 2)
+        return [rows[query] for query in queries]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Combined(Selector):
-    """ "and", "or" of two selectors, "not" of one."""
+    """The "and" or "or" of two selectors, or the "not" of one."""
 
     how: str
     operands: tuple[Selector, ...]
@@ -272,9 +323,21 @@ class Combined(Selector):
     def key(self) -> Hashable:
         return ("combined", self.how)
 
+    def work(self, run: Evaluation) -> int:
+        return run.length * (1 + run.length // 64)
+
+    def compute(self, run: Evaluation) -> list[Any]:
+        operands = [run.of(operand) for operand in self.operands]
+        if self.how == "not":
+            every = (1 << run.length) - 1
+            return [every & ~row for row in operands[0]]
+        if self.how == "and":
+            return [a & b for a, b in zip(*operands, strict=True)]
+        return [a | b for a, b in zip(*operands, strict=True)]
+
 
 def in_order(roots: Iterable[Node]) -> list[Node]:
-    """Every node that the roots need, each once, parts before wholes. No recursion: programs may be deep."""
+    """Return every node that the roots depend on, once, parts first. Iterative, because programs may be deep."""
     done: dict[int, Node] = {}
     waiting: list[tuple[Node, bool]] = [(root, False) for root in roots][::-1]
     while waiting:
@@ -290,7 +353,7 @@ def in_order(roots: Iterable[Node]) -> list[Node]:
 
 
 def as_sop(value: object) -> SOp:
-    """The s-op itself, or the atom everywhere."""
+    """Return the s-op unchanged, or a constant s-op for an atom."""
     if isinstance(value, SOp):
         return value
     if not is_atom(value):
@@ -305,12 +368,12 @@ def as_selector(value: object) -> Selector:
 
 
 def elementwise(name: str, *arguments: object) -> SOp:
-    """One of the language's own functions (`atoms.FUNCTIONS`) of what stands at the same place in each argument."""
+    """Apply one of the built-in functions (`atoms.FUNCTIONS`) position by position."""
     return Map(Function(name, FUNCTIONS[name]), tuple(as_sop(argument) for argument in arguments))
 
 
 def same(a: Node, b: Node) -> bool:
-    """Whether two graphs are built alike. Linear in their size: what was seen equal has one number."""
+    """Return True if two graphs have the same structure. Linear in size: equal subgraphs share a number."""
     numbers: dict[Hashable, int] = {}
     number_of: dict[int, int] = {}
     for node in in_order([a, b]):
@@ -319,5 +382,14 @@ def same(a: Node, b: Node) -> bool:
     return number_of[id(a)] == number_of[id(b)]
 
 
-Values = Sequence[Atom]
-Grid = Sequence[Sequence[bool]]
+INDICES: Final = Indices()
+FULL_SELECTOR: Final = Select(Constant(1), Constant(1), "==")
+LENGTH: Final = round(1 / Aggregate(FULL_SELECTOR, elementwise("indicator", INDICES == 0)))
+
+
+def element(sop: SOp, index: int) -> SOp:
+    """Return the value at one position, at every position; negative indices count from the end; 0 if out of range."""
+    if not isinstance(index, int):
+        raise RaspError(f"index into sequence has to be integer, got: {index!r}")
+    position = as_sop(index) if index >= 0 else LENGTH + index
+    return Aggregate(Select(INDICES, position, "=="), sop)

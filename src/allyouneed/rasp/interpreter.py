@@ -1,37 +1,35 @@
 """Runs sentences: expressions to values, assignments, functions, loops, files.
 
-Functions see the names of where they were defined, as they are when called, and change none of them. Loops run when
-they are read: a program is unrolled into a graph. A conditional on an atom is lazy, so that recursion ends; on an s-op
-both sides are part of the graph.
+Functions see the names of the scope in which they were defined, as they are at the time of the call, and change none of
+them. Loops run when they are read: a program is unrolled into a graph. A conditional on an atom is lazy, so that
+recursion ends; a conditional on an s-op puts both branches into the graph.
 
-Every s-op or selector that an expression gives is tried on the running example at once, if there is one: what fails
-there is refused, and nothing is assigned. Nothing here recurses: an evaluation that needs another one yields it
-(`_run`), so that nesting and recursion of programs end at our limits, not at Python's.
+If there is a running example, every s-op or selector is evaluated on it as soon as an expression gives one. If that
+fails, the sentence is refused and nothing is assigned. Nothing here recurses (`trampoline.py`).
 
-Differs from the published interpreter: an s-op may be called inside an expression and gives a list, a name given to an
-s-op does not rename others that are the same, and [1] is not taken for [True] (`compat` keeps all three).
+Differs from the published interpreter: an s-op may be called inside an expression and gives a list, naming an s-op does
+not rename equal ones, and [1] is not taken for [True] (`compat` keeps all three).
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, TypeAlias
 
-from allyouneed.rasp import api, limits, operations
+from allyouneed.rasp import limits, operations
 from allyouneed.rasp import tree as s
 from allyouneed.rasp.errors import RaspError, RaspLimitError, RaspUnsupported
-from allyouneed.rasp.evaluate import Run
+from allyouneed.rasp.evaluate import Evaluation
 from allyouneed.rasp.graph import Input, Node, Selector, SOp
-from allyouneed.rasp.syntax import parse
+from allyouneed.rasp.prelude import base_names, library
+from allyouneed.rasp.trampoline import Task, run_task
 from allyouneed.rasp.values import (
     CONSTANTS,
     WORDS,
     Dict,
     Environment,
-    Flow,
     List,
+    NamedNode,
     Procedure,
     Value,
     as_input,
@@ -41,12 +39,10 @@ from allyouneed.rasp.values import (
     unpacked,
 )
 
-Task: TypeAlias = Generator["Task", Any, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A name that has got a value; "out" for a value without one."""
+    """A name and the value assigned to it; "out" for a value without a name."""
 
     name: str
     value: Value
@@ -55,59 +51,62 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """An s-op or selector, and the input that it was called with."""
+    """An s-op or selector, and the input that it was called on."""
 
-    flow: Flow
+    flow: NamedNode
     given: Input
 
 
 Result: TypeAlias = Assigned | Applied
+DrawHook: TypeAlias = Callable[[NamedNode, Input, Mapping[Node, str]], None]  # node, input, names of all nodes
+LoadHook: TypeAlias = Callable[[str, Environment], None]  # path, where its names go
 
 
 class Interpreter:
-    """Environments and limits. `base` holds what everyone knows; `console` is where a user's names live."""
+    """Environments and limits. `base` holds the built-in names and the library, `console` the user's names."""
 
     def __init__(self, compat: bool = False) -> None:
         self.compat = compat
         self.example: Input | None = None
-        self.trial: Run | None = None  # what is known of the running example
-        self.on_load: Callable[[str, Environment], None] = no_files
-        self.on_draw: Callable[[Flow, Input], None] = lambda flow, given: None
-        self.names: dict[Node, str] = {}  # what programs call their values, inside functions too: drawings say so
-        self._last: tuple[Input, Run] | None = None
+        self.trial: Evaluation | None = None  # values on the running example
+        self.on_load: LoadHook = refuse_load
+        self.on_draw: DrawHook = lambda named, given, names: None
+        self.names: dict[Node, str] = {}  # names that programs gave, inside functions too; drawings use them
+        self._last: tuple[Input, Evaluation] | None = None
         self._inside = False
         self._left: int = limits.WORK
         self._calls, self._tries = 0, True
         self._restart()
-        self.base = Environment("base", names=_base_names())
+        self.base = Environment("base", names=base_names())
         self._read_library()
         self.console = self.new_file("console")
 
     def _read_library(self) -> None:
-        library = Environment("RASP_support/rasplib" if self.compat else "rasplib", self.base)
-        for statement in _library(self.compat):
-            self.execute(statement, library)
-        self.base.names.update(library.public())
+        scope = Environment("RASP_support/rasplib" if self.compat else "rasplib", self.base)
+        for statement in library(self.compat):
+            self.execute(statement, scope)
+        self.base.names.update(scope.public())
 
     def new_file(self, title: str) -> Environment:
-        """An environment that knows the base only, and may not rename what is in it, but for tokens."""
-        library = frozenset(self.base.names) - {"tokens"}
-        return Environment(title, self.base, reserved=CONSTANTS | WORDS | library)
+        """Return an environment above the base whose names it may not redefine, except `tokens`."""
+        defined = frozenset(self.base.names) - {"tokens"}
+        return Environment(title, self.base, reserved=CONSTANTS | WORDS | defined)
 
     def set_example(self, given: Input | None) -> None:
-        self.trial = None if given is None else Run(given)
+        self.trial = None if given is None else Evaluation(given)
         self.example = given
 
     def execute(self, statement: s.Statement, where: Environment) -> list[Result]:
-        """Runs one statement. If it raises, nothing was assigned by it (a loop may have run some of its rounds)."""
+        """Run one statement. If it raises, it has assigned nothing (except in completed rounds of a loop)."""
         return self._budgeted(self._statement(statement, where))
 
     def evaluate(self, expr: s.Expr, where: Environment) -> Value:
+        """Return the value of one expression."""
         return self._budgeted(self._expr(expr, where))
 
     @contextmanager
     def budget(self) -> Iterator[None]:
-        """What runs inside shares its limits: the sentences of a program, of a line at the prompt, of a loaded file."""
+        """Share one set of limits among the sentences of a program, a line at the prompt or a loaded file."""
         if self._inside:
             yield
             return
@@ -122,17 +121,18 @@ class Interpreter:
         calls, tries = self._calls, self._tries
         try:
             with self.budget():
-                return _run(task)
+                return run_task(task)
         except RaspError:
-            self._calls, self._tries = calls, tries  # a sentence that fails leaves no calls open for those after it
+            self._calls, self._tries = calls, tries  # later sentences start without open calls
             raise
 
-    def apply(self, flow: Flow, given: Input) -> list[Any]:
-        """The value of an s-op or selector on an input."""
-        return self._computed(flow, given).value(flow.node)
+    def apply(self, flow: NamedNode, given: Input) -> list[Any]:
+        """Return the value of an s-op or selector on an input."""
+        run = self._computed(flow, given)
+        return run.sequence(flow.node) if isinstance(flow.node, SOp) else run.rows(flow.node)
 
-    def _computed(self, flow: Flow, given: Input) -> Run:
-        """An input on which this has a value. All inputs of a sentence share its limits, but for the example."""
+    def _computed(self, flow: NamedNode, given: Input) -> Evaluation:
+        """Compute a node on an input. All inputs of a sentence except the running example share its limits."""
         run = self._run_on(given)
         if run is not self.trial:
             run.left = self._left
@@ -143,11 +143,11 @@ class Interpreter:
                 self._left = run.left
         return run
 
-    def _run_on(self, given: Input) -> Run:
+    def _run_on(self, given: Input) -> Evaluation:
         if self.trial is not None and given is self.example:
             return self.trial
         if self._last is None or given is not self._last[0]:
-            run = Run(given)
+            run = Evaluation(given)
             if not (self.compat and self._last is not None and self._last[1].given == run.given):
                 self._last = given, run
         assert self._last is not None
@@ -182,12 +182,12 @@ class Interpreter:
         return []
 
     def _alone(self, expr: s.Expr, where: Environment) -> Task:
-        """An expression as a statement: its value, or what an s-op makes of the input it is called with."""
+        """Run an expression statement: a value, or an s-op applied to an input."""
         if not isinstance(expr, s.Call):
             value = yield self._expr(expr, where)
             return [Assigned(expr.name if isinstance(expr, s.Name) else "out", value, loud=False)]
         called = yield self._untried(expr.of, where)
-        if isinstance(called, Flow):
+        if isinstance(called, NamedNode):
             given = yield self._given(called, expr.arguments, where)
             self._computed(called, given)
             return [Applied(called, given)]
@@ -196,7 +196,7 @@ class Interpreter:
         return [Assigned("out", value, loud=False)]
 
     def _untried(self, expr: s.Expr, where: Environment) -> Task:
-        """The value of an expression that gets an input of its own, so that the example does not matter."""
+        """Evaluate an expression without trying it on the example: it is applied to another input."""
         self._tries = False
         value = yield self._expr(expr, where)
         self._tries = True
@@ -222,16 +222,16 @@ class Interpreter:
         return names
 
     def _named(self, value: Value, name: str) -> Value:
-        if not isinstance(value, Flow):
+        if not isinstance(value, NamedNode):
             return value
-        self._call_it(value.node, name)
+        self._record_name(value.node, name)
         if self.compat:
             value.name = name
             return value
-        return Flow(value.node, name)
+        return NamedNode(value.node, name)
 
-    def _call_it(self, node: SOp | Selector, name: str) -> None:
-        """The last name is the one, as in the published drawings; base s-ops keep theirs."""
+    def _record_name(self, node: SOp | Selector, name: str) -> None:
+        """Record a name. The last one counts, as in the published drawings; base s-ops keep theirs."""
         if node.parts:
             self.names[node] = name
             if len(self.names) > limits.NAMES:
@@ -248,7 +248,7 @@ class Interpreter:
 
     def _draw(self, expr: s.Expr, given: s.Expr | None, where: Environment) -> Task:
         flow = yield self._untried(expr, where)
-        if not isinstance(flow, Flow):
+        if not isinstance(flow, NamedNode):
             raise RaspError(f"Expected s-op, got: {describe(flow)}")
         if given is not None:
             chosen = yield self._given(flow, (given,), where)
@@ -257,7 +257,7 @@ class Interpreter:
         else:
             raise RaspError("draw needs an input: there is no running example")
         self._computed(flow, chosen)
-        self.on_draw(flow, chosen)
+        self.on_draw(flow, chosen, self.names)
         return [Applied(flow, chosen)]
 
     # --- expressions -------------------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ class Interpreter:
             raise RaspLimitError(f"this takes more than {limits.STEPS} steps: does it end?")
 
     def _keep(self, value: Value, where: Environment) -> None:
-        """What is done with every value: it counts, is tried on the example, and is the last one of its place."""
+        """Count a value against the limits, try it on the example, and store it as the scope's last value."""
         self.step(operations.cost(value))
-        if self._tries and self.trial is not None and isinstance(value, Flow):
+        if self._tries and self.trial is not None and isinstance(value, NamedNode):
             self.trial.compute(value.node)
         where.out = value
 
@@ -295,12 +295,12 @@ class Interpreter:
                 first = yield self._expr(keys, where)
                 result = operations.select(first, (yield self._expr(queries, where)), comparison)
             case _:
-                result = yield self._long(expr, where)
+                result = yield self._compound(expr, where)
         self._keep(result, where)
         return result
 
-    def _long(self, expr: s.Expr, where: Environment) -> Task:
-        """The expressions of any number of parts."""
+    def _compound(self, expr: s.Expr, where: Environment) -> Task:
+        """Evaluate an expression with any number of parts."""
         match expr:
             case s.AggregateOf(selector, value, default):
                 values = yield self._all((selector, value, default or s.Literal(0)), where)
@@ -319,7 +319,7 @@ class Interpreter:
                 return operations.BUILTINS[name](*(yield self._all(arguments, where)))
             case s.Call(of, arguments):
                 called = yield self._expr(of, where)
-                if isinstance(called, Flow) and not self.compat:
+                if isinstance(called, NamedNode) and not self.compat:
                     given = yield self._given(called, arguments, where)
                     return as_list(self.apply(called, given))
                 return (yield self._call(called, arguments, where))
@@ -356,8 +356,8 @@ class Interpreter:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _given(self, flow: Flow, arguments: s.Exprs, where: Environment) -> Task:
-        """The input of an s-op, from the arguments that it is called with."""
+    def _given(self, flow: NamedNode, arguments: s.Exprs, where: Environment) -> Task:
+        """Return the input of an s-op from its call arguments."""
         if len(arguments) != 1:
             raise RaspError(f"wrong number of args for {flow.title}- expected: 1, got: {len(arguments)}.")
         given = yield self._expr(arguments[0], where)
@@ -379,40 +379,10 @@ class Interpreter:
         results = yield self._all(called.results, inside)
         self._calls -= 1
         title = f"{called.name}({' , '.join(map(describe, values))})"
-        results = [Flow(result.node, title) if isinstance(result, Flow) else result for result in results]
+        results = [NamedNode(result.node, title) if isinstance(result, NamedNode) else result for result in results]
         return results[0] if len(results) == 1 else List(results)
 
 
-@cache
-def _library(compat: bool) -> Sequence[Any]:
-    return parse(files("allyouneed.rasp").joinpath("library.rasp").read_text(encoding="utf-8"), compat)
-
-
-def no_files(path: str, where: Environment) -> None:
-    """What `load` does where there is nothing to be loaded."""
+def refuse_load(path: str, where: Environment) -> None:
+    """Raise RaspError: the `load` hook where files are not available."""
     raise RaspError(f"files cannot be loaded here: {path}")
-
-
-def _run(task: Task) -> Any:
-    """Runs a task and those that it yields, on a stack of our own."""
-    stack, value = [task], None
-    while stack:
-        if len(stack) > limits.DEPTH:
-            raise RaspLimitError(f"more than {limits.DEPTH} expressions inside each other")
-        try:
-            needed = stack[-1].send(value)
-        except StopIteration as done:
-            stack.pop()
-            value = done.value
-        else:
-            stack.append(needed)
-            value = None
-    return value
-
-
-def _base_names() -> dict[str, Value]:
-    names: dict[str, Value] = {"True": True, "False": False, "indices": Flow(api.indices, "indices")}
-    for convert in ("asis", "str", "int", "float", "bool"):
-        names[f"tokens_{convert}"] = Flow(getattr(api, f"tokens_{convert}"), f"tokens_{convert}")
-    names["tokens"] = Flow(api.tokens, "tokens")
-    return names

@@ -19,7 +19,7 @@ from allyouneed.rasp.graph import Aggregate, Node, Select, Selector, SOp, in_ord
 
 
 @dataclass(eq=False)
-class Head:
+class ScheduledHead:
     """A selector, and what is read through it in one layer."""
 
     selector: Selector
@@ -27,10 +27,10 @@ class Head:
 
 
 @dataclass(eq=False)
-class Layer:
+class ScheduledLayer:
     """Attention, then what is computed at every position by itself. Layer 0 has no attention."""
 
-    heads: list[Head] = field(default_factory=list)
+    heads: list[ScheduledHead] = field(default_factory=list)
     elementwise: list[SOp] = field(default_factory=list)  # base s-ops too, in layer 0
 
 
@@ -38,7 +38,7 @@ class Layer:
 class Schedule:
     """Every s-op of a program in its layer, each after what it is computed from."""
 
-    layers: list[Layer]  # the first is layer 0
+    layers: list[ScheduledLayer]  # the first is layer 0
     depth: dict[Node, int]
 
     @property
@@ -70,12 +70,12 @@ def schedule(roots: Iterable[Node]) -> Schedule:
     """Every s-op in the earliest layer. A selector that is itself wanted is a head through which nothing is read."""
     wanted = list(roots)
     depth = depths(wanted)
-    layers = [Layer() for _ in range(1 + max(depth.values(), default=0))]
-    heads: dict[tuple[int, Selector], Head] = {}
+    layers = [ScheduledLayer() for _ in range(1 + max(depth.values(), default=0))]
+    heads: dict[tuple[int, Selector], ScheduledHead] = {}
 
-    def head(number: int, selector: Selector) -> Head:
+    def head(number: int, selector: Selector) -> ScheduledHead:
         if (number, selector) not in heads:
-            heads[number, selector] = Head(selector)
+            heads[number, selector] = ScheduledHead(selector)
             layers[number].heads.append(heads[number, selector])
         return heads[number, selector]
 

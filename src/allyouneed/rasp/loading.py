@@ -1,28 +1,25 @@
 """RASP files: read sentence by sentence, loaded by other files, or read as a whole program.
 
-A file sees the base only, never the names of who loads it; of its own names, those without _ in front are passed on.
+A file sees the base names only, not those of the file that loads it. It exports its names without a leading _.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from allyouneed.rasp import limits
-from allyouneed.rasp.drawing.draw import into_folder
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.graph import Node, Selector, SOp
-from allyouneed.rasp.interpreter import Interpreter, Result, no_files
+from allyouneed.rasp.interpreter import DrawHook, Interpreter, Result, refuse_load
 from allyouneed.rasp.syntax import Reader, Unfinished
 from allyouneed.rasp.tree import Leave, Sentence, Statement
-from allyouneed.rasp.values import Environment, Flow, Value
+from allyouneed.rasp.values import Environment, NamedNode, Value
 
 STATEMENTS = Statement.__args__
-Drawn: TypeAlias = Callable[[Path], object]
 
 
 class Loader:
-    """Runs files in an interpreter. What becomes of results, errors and commands is up to whoever owns it."""
+    """Runs files in an interpreter. Callbacks receive results, errors and commands."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
@@ -33,7 +30,7 @@ class Loader:
         interpreter.on_load = self.load
 
     def load(self, path: str, where: Environment) -> None:
-        """What `load "path";` does: path.rasp, from the current folder. The suffix may be there."""
+        """Run `load "path";`: read path.rasp from the current folder. The suffix is optional."""
         path = path.removesuffix(".rasp")
         if self.depth >= limits.LOADS:
             raise RaspLimitError(f"more than {limits.LOADS} files that load each other: does {path} load itself?")
@@ -49,7 +46,7 @@ class Loader:
             where[name] = value
 
     def run(self, text: str, where: Environment) -> None:
-        """All sentences of a text, each as soon as it is complete."""
+        """Run all sentences of a text, each as soon as it is complete."""
         reader = Reader(self.interpreter.compat)
         begin = 0
         for number, line in enumerate(text.split("\n"), start=1):
@@ -58,20 +55,21 @@ class Loader:
                 for sentence in self.sentences(reader, line):
                     if isinstance(sentence, Leave):
                         return
-                    self.do(sentence, where)
+                    self.execute(sentence, where)
             except RaspError as error:
                 self.on_error(error, f"{where.title}.rasp:{begin}")
         if reader.begun:
             self.on_error(Unfinished("unexpected end of the text"), f"{where.title}.rasp:{begin}")
 
     def sentences(self, reader: Reader, line: str) -> Iterable[Sentence]:
-        """What a line completes; the published language has one sentence a line."""
+        """Return the sentences that a line completes. The published language allows one a line."""
         sentences = reader.feed(line) or ()
         if self.interpreter.compat and len(sentences) > 1:
             raise RaspFailure("")
         return sentences
 
-    def do(self, sentence: Sentence, where: Environment) -> None:
+    def execute(self, sentence: Sentence, where: Environment) -> None:
+        """Run one sentence and pass its results, or the command itself, to the callbacks."""
         if isinstance(sentence, STATEMENTS):
             self.on_results(self.interpreter.execute(sentence, where))
         else:
@@ -83,8 +81,8 @@ def _raise(error: RaspError, place: str) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, if it is one of reasonable size."""
-    # A path may hold anything that a string can: a NUL is no OSError.
+    """Return the text of a file. Raise RaspError if it is missing, too large or not UTF-8."""
+    # A path from a program may hold any character; a NUL raises ValueError, not OSError.
     try:
         if not path.is_file():
             raise RaspError(f"could not find file: {path}")
@@ -99,15 +97,15 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """The names of a file and their values, in the order in which they got them."""
+    """The names of a file and their values, in order of assignment."""
 
     title: str
     values: dict[str, Value]
-    names: dict[Node, str] = field(default_factory=dict, repr=False)  # of every node that has one, private ones too
+    names: dict[Node, str] = field(default_factory=dict, repr=False)  # of all named nodes, private ones included
 
     @property
     def sops(self) -> dict[str, SOp]:
-        """The s-ops that the file offers."""
+        """The public s-ops of the file."""
         return {name: node for name, node in self._nodes().items() if isinstance(node, SOp)}
 
     @property
@@ -115,38 +113,38 @@ class Program:
         return {name: node for name, node in self._nodes().items() if isinstance(node, Selector)}
 
     def _nodes(self) -> dict[str, SOp | Selector]:
-        return {name: value.node for name, value in self.values.items() if isinstance(value, Flow)}
+        return {name: value.node for name, value in self.values.items() if isinstance(value, NamedNode)}
 
     def sop(self, name: str | None = None) -> SOp:
-        """One of them: the last one, unless named."""
+        """Return an s-op by name; by default the last one."""
         sops = self.sops
         if not sops:
-            raise RaspError(f"{self.title}: no s-op is defined here (names that begin with _ are private)")
+            raise RaspError(f"{self.title}: defines no public s-op (names that start with _ are private)")
         if name is None:
             return list(sops.values())[-1]
         if name not in sops:
-            raise RaspError(f"{self.title}: no s-op {name!r}; it has {', '.join(sops)}")
+            raise RaspError(f"{self.title}: no s-op {name!r}; it defines {', '.join(sops)}")
         return sops[name]
 
 
-def read_program(path: str | Path, compat: bool = False, drawn: Drawn | None = None) -> Program:
-    """A .rasp file as a program. Nothing is tried on an example; the first error is raised, with its line.
+def read_program(path: str | Path, compat: bool = False, on_draw: DrawHook | None = None) -> Program:
+    """Read a .rasp file as a program, without a running example. Raise the first error, with its line.
 
-    `drawn`: its draw statements write their pictures, and this hears of each.
+    `on_draw` is called for each draw statement; by default they do nothing.
     """
     path = Path(path)
-    return program_of(read_text(path), str(path).removesuffix(".rasp"), compat, drawn)
+    return parse_program(read_text(path), str(path).removesuffix(".rasp"), compat, on_draw)
 
 
-def program_of(
-    text: str, title: str = "program", compat: bool = False, drawn: Drawn | None = None, loads: bool = True
+def parse_program(
+    text: str, title: str = "program", compat: bool = False, on_draw: DrawHook | None = None, loads: bool = True
 ) -> Program:
-    """A text as a program. `loads`: whether it may load files."""
+    """Run a text as a program. `loads`: allow it to load files."""
     loader = Loader(Interpreter(compat))
     if not loads:
-        loader.interpreter.on_load = no_files
-    if drawn is not None:
-        loader.interpreter.on_draw = into_folder(loader.interpreter.names, drawn)
+        loader.interpreter.on_load = refuse_load
+    if on_draw is not None:
+        loader.interpreter.on_draw = on_draw
     where = loader.interpreter.new_file(title)
     with loader.interpreter.budget():
         loader.run(text, where)

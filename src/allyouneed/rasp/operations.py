@@ -13,23 +13,23 @@ from allyouneed.rasp import api, limits
 from allyouneed.rasp.atoms import COMPARISONS, FUNCTIONS, PYTHON_ERRORS, Atom, is_atom
 from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.graph import Combined, Selector, SOp, elementwise
-from allyouneed.rasp.values import Dict, Flow, List, Procedure, Value, atoms_of, describe
+from allyouneed.rasp.values import Dict, List, NamedNode, Procedure, Value, atoms_of, describe
 
 _SIGNS: Final = {"neg": "-", "pos": "+"}
-_TYPES: Final[dict[type, str]] = {List: "list", Dict: "dict", Procedure: "function", Flow: "s-op"}
+_TYPES: Final[dict[type, str]] = {List: "list", Dict: "dict", Procedure: "function", NamedNode: "s-op"}
 
 
 def is_sop(value: Value) -> bool:
-    return isinstance(value, Flow) and isinstance(value.node, SOp)
+    return isinstance(value, NamedNode) and isinstance(value.node, SOp)
 
 
 def is_selector(value: Value) -> bool:
-    return isinstance(value, Flow) and isinstance(value.node, Selector)
+    return isinstance(value, NamedNode) and isinstance(value.node, Selector)
 
 
 def _operand(value: Value) -> SOp | Atom:
     """What may stand beside an s-op."""
-    if isinstance(value, Flow) and isinstance(value.node, SOp):
+    if isinstance(value, NamedNode) and isinstance(value.node, SOp):
         return value.node
     if not is_atom(value):
         raise RaspError(f"Expected s-op or atom, got: {describe(value)}")
@@ -37,7 +37,7 @@ def _operand(value: Value) -> SOp | Atom:
 
 
 def as_selector(value: Value) -> Selector:
-    if isinstance(value, Flow) and isinstance(value.node, Selector):
+    if isinstance(value, NamedNode) and isinstance(value.node, Selector):
         return value.node
     raise RaspError(f"Expected selector, got: {describe(value)}")
 
@@ -56,17 +56,17 @@ def _python(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def truth(value: Value) -> bool:
-    if isinstance(value, Flow):
+    if isinstance(value, NamedNode):
         raise RaspError(f"Expected atom or s-op as a condition, got: {describe(value)}")
     return bool(len(value)) if isinstance(value, List | Dict) else bool(value)
 
 
 def unary(operator: str, value: Value) -> Value:
-    if isinstance(value, Flow):
+    if isinstance(value, NamedNode):
         if isinstance(value.node, SOp):
-            return Flow(elementwise(operator, value.node))
+            return NamedNode(elementwise(operator, value.node))
         if operator == "not":
-            return Flow(Combined("not", (value.node,)))
+            return NamedNode(Combined("not", (value.node,)))
         raise RaspError(f"Cannot apply {_SIGNS.get(operator, operator)} to selector(s)")
     if operator == "indicator":
         raise RaspError(f"Expected s-op, got: {describe(value)}")
@@ -84,9 +84,9 @@ def binary(operator: str, a: Value, b: Value) -> Value:
             raise RaspError(f"Cannot apply {operator} to selector(s)")
         if not (is_selector(a) and is_selector(b)):
             raise RaspError("Cannot apply and/or between selector and non-selector")
-        return Flow(Combined(operator, (as_selector(a), as_selector(b))))
-    if isinstance(a, Flow) or isinstance(b, Flow):
-        return Flow(elementwise(operator, _operand(a), _operand(b)))
+        return NamedNode(Combined(operator, (as_selector(a), as_selector(b))))
+    if isinstance(a, NamedNode) or isinstance(b, NamedNode):
+        return NamedNode(elementwise(operator, _operand(a), _operand(b)))
     if operator == "and":
         return b if truth(a) else a
     if operator == "or":
@@ -123,20 +123,20 @@ def _type(value: Value) -> str:
 
 def ternary(condition: Value, yes: Value, no: Value) -> Value:
     """With an s-op as the condition."""
-    assert isinstance(condition, Flow)
-    return Flow(elementwise("if", condition.node, _operand(yes), _operand(no)))
+    assert isinstance(condition, NamedNode)
+    return NamedNode(elementwise("if", condition.node, _operand(yes), _operand(no)))
 
 
 def contained(element: Value, within: Value) -> Value:
     """An atom anywhere in an s-op; what stands in an s-op in a list; an element of a list, dict or string."""
-    if isinstance(within, Flow) and isinstance(within.node, SOp):
-        return Flow(api.contains(within.node, as_atom(element)))
-    if isinstance(within, Flow | Procedure):
+    if isinstance(within, NamedNode) and isinstance(within.node, SOp):
+        return NamedNode(api.contains(within.node, as_atom(element)))
+    if isinstance(within, NamedNode | Procedure):
         raise RaspError(f"Expected s-op, list or dict, got: {describe(within)}")
-    if isinstance(element, Flow) and isinstance(element.node, SOp):
+    if isinstance(element, NamedNode) and isinstance(element.node, SOp):
         if not isinstance(within, List | Dict | str):
             raise RaspError(f"Expected list or dict, got: {describe(within)}")
-        return Flow(api.is_in(element.node, atoms_of(within)))
+        return NamedNode(api.is_in(element.node, atoms_of(within)))
     if isinstance(within, List):
         return element in within.items
     if isinstance(within, Dict):
@@ -146,29 +146,29 @@ def contained(element: Value, within: Value) -> Value:
 
 def indexed(of: Value, index: Value) -> Value:
     """One place of an s-op; or what a list, dict or string has there, for an index that is an atom or an s-op."""
-    if isinstance(of, Flow):
+    if isinstance(of, NamedNode):
         if isinstance(of.node, Selector):
             raise RaspError(f"Cannot apply [] to selector(s), got: {describe(of)}")
         if not isinstance(index, int):
             raise RaspError(f"index into sequence has to be integer, got: {describe(index)}")
-        return Flow(api.element(of.node, index))
+        return NamedNode(api.element(of.node, index))
     if not isinstance(of, List | Dict | str):
         raise RaspError(f"Expected s-op, list, dict or string before [], got: {describe(of)}")
-    if isinstance(index, Flow) and isinstance(index.node, SOp):
+    if isinstance(index, NamedNode) and isinstance(index.node, SOp):
         if isinstance(of, Dict):
-            return Flow(api.lookup({key: as_atom(value) for key, value in of.items.items()}, index.node))
-        return Flow(api.lookup(of if isinstance(of, str) else atoms_of(of), index.node))
+            return NamedNode(api.lookup({key: as_atom(value) for key, value in of.items.items()}, index.node))
+        return NamedNode(api.lookup(of if isinstance(of, str) else atoms_of(of), index.node))
     if isinstance(of, Dict):
         return api.from_dict(of.items, as_atom(index))
     return api.from_list(of if isinstance(of, str) else of.items, as_atom(index))
 
 
 def select(keys: Value, queries: Value, comparison: str) -> Value:
-    return Flow(api.select(_operand(keys), _operand(queries), comparison))
+    return NamedNode(api.select(_operand(keys), _operand(queries), comparison))
 
 
 def aggregate(selector: Value, value: Value, default: Value) -> Value:
-    return Flow(api.aggregate(as_selector(selector), _operand(value), as_atom(default)))
+    return NamedNode(api.aggregate(as_selector(selector), _operand(value), as_atom(default)))
 
 
 def _range(*bounds: Value) -> Value:

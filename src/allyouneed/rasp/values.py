@@ -20,7 +20,7 @@ NAME_LENGTH: Final = 100
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class NamedNode:
     """An s-op or selector, and what it is called."""
 
     node: SOp | Selector
@@ -108,7 +108,7 @@ class Procedure:
     home: Environment
 
 
-Value: TypeAlias = Atom | Flow | List | Dict | Procedure
+Value: TypeAlias = Atom | NamedNode | List | Dict | Procedure
 
 WORDS: Final = frozenset(
     {"if", "else", "not", "and", "or", "out", "def", "return", "range", "for", "in", "zip", "len", "get"}
@@ -154,7 +154,7 @@ class Environment:
 
 def describe(value: Value) -> str:
     """A value in a message: short, whatever it is."""
-    if isinstance(value, Flow):
+    if isinstance(value, NamedNode):
         return value.title
     if isinstance(value, List):
         return "(list)"

@@ -30,7 +30,7 @@ from allyouneed.training.recipe import recipe_folder
 SECONDS = 8.0  # for one program
 STARTING = 60.0  # for a process to begin: it imports torch
 LARGEST = 64 << 20  # bytes of an answer
-COMMAND = [sys.executable, "-c", "from allyouneed.rasp.compiler.show import main; main()"]
+COMMAND = [sys.executable, "-c", "from allyouneed.rasp.compiler.explain import main; main()"]
 
 
 class RaspRequest(Config):

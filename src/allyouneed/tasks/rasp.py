@@ -18,12 +18,12 @@ import torch
 from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
+from allyouneed.rasp.api import evaluate
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.causal import seen_causally
 from allyouneed.rasp.errors import RaspError
-from allyouneed.rasp.evaluate import evaluate
 from allyouneed.rasp.graph import SOp
-from allyouneed.rasp.loading import program_of
+from allyouneed.rasp.loading import parse_program
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths
 from allyouneed.tasks.base import FIRST_CLASS, NO_CLASS, Batch, Score
@@ -132,7 +132,7 @@ class RaspCausalConfig(RaspConfig):
 
 @lru_cache(maxsize=32)
 def _sop(program: str, result: str | None) -> SOp:
-    return program_of(program, "task.program", loads=False).sop(result)
+    return parse_program(program, "task.program", loads=False).sop(result)
 
 
 @lru_cache(maxsize=32)

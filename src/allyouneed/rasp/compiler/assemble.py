@@ -24,9 +24,9 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.positions import LearnedConfig
 from allyouneed.rasp.compiler.elementwise import raw_position
-from allyouneed.rasp.compiler.ir import Floats, Sop
-from allyouneed.rasp.compiler.realise import Answer, Form, Head, Layer, Network
-from allyouneed.rasp.compiler.schedule import Program
+from allyouneed.rasp.compiler.ir import Floats, TabulatedSOp
+from allyouneed.rasp.compiler.lowering import HeadIR, LayerIR, LinearForm, Network, Readout
+from allyouneed.rasp.compiler.schedule import ProgramIR
 from allyouneed.sizes import Sizes
 from allyouneed.text.specials import BOS, UNK
 
@@ -45,7 +45,7 @@ class Output:
     values: tuple[bool | int | float | str, ...]
 
 
-def assemble(program: Program, network: Network) -> tuple[Model, list[Output]]:
+def assemble(program: ProgramIR, network: Network) -> tuple[Model, list[Output]]:
     """The model, and where its outputs are."""
     work = _Rows(program, network)
     outputs, begin = [], FIRST if program.bounds.causal else 0
@@ -61,7 +61,7 @@ def assemble(program: Program, network: Network) -> tuple[Model, list[Output]]:
 class _Rows:
     """Forms as rows over the residual stream."""
 
-    def __init__(self, program: Program, network: Network) -> None:
+    def __init__(self, program: ProgramIR, network: Network) -> None:
         self.causal, self.length = program.bounds.causal, program.bounds.length
         for place, slot in enumerate(network.slots):
             slot.place = place
@@ -71,16 +71,16 @@ class _Rows:
         self.number = {id(form): number for number, form in enumerate(forms)}
         self.rows_ND, self.biases_N = self._all(forms, network)
 
-    def row(self, form: Form) -> tuple[Floats, float]:
+    def row(self, form: LinearForm) -> tuple[Floats, float]:
         """Coefficients and bias of a form."""
         number = self.number[id(form)]
         return self.rows_ND[number], float(self.biases_N[number])
 
-    def _all(self, forms: Sequence[Form], network: Network) -> tuple[Floats, Floats]:
+    def _all(self, forms: Sequence[LinearForm], network: Network) -> tuple[Floats, Floats]:
         """Of all forms at once, one owner after the other."""
         rows_ND, at_bos_N = np.zeros((len(forms), self.width)), np.zeros(len(forms))
         biases_N = np.array([form.constant for form in forms])
-        parts: dict[tuple[int, bool], list[tuple[int, Sop, Floats]]] = {}
+        parts: dict[tuple[int, bool], list[tuple[int, TabulatedSOp, Floats]]] = {}
         for number, form in enumerate(forms):
             for owner, function, raw in form.parts:
                 parts.setdefault((id(owner), raw), []).append((number, owner, function))
@@ -103,7 +103,7 @@ class _Rows:
         return rows_ND, biases_N
 
 
-def _forms(network: Network) -> Iterator[Form]:
+def _forms(network: Network) -> Iterator[LinearForm]:
     for layer in network.layers:
         for head in layer.heads.values():
             yield from itertools.chain.from_iterable(head.products)
@@ -120,7 +120,7 @@ def _through(x: Floats, y_NV: Floats) -> tuple[Floats, Floats]:
     return slopes[:, None], y_NV[:, low] - slopes * x[low]
 
 
-def _sizes(layer: Layer) -> tuple[int, int, int]:
+def _sizes(layer: LayerIR) -> tuple[int, int, int]:
     heads = list(layer.heads.values())
     keys = max((len(head.products) for head in heads), default=1)
     values = max((len(head.values) for head in heads), default=1)
@@ -160,7 +160,7 @@ def _fill(model: Model, weights: dict[str, Floats]) -> None:
 
 
 def _weights(
-    rows: _Rows, network: Network, program: Program, tokens: int, outputs: Sequence[Output], answers: int
+    rows: _Rows, network: Network, program: ProgramIR, tokens: int, outputs: Sequence[Output], answers: int
 ) -> dict[str, Floats]:
     side, stack = ("target", "decoder") if rows.causal else ("source", "encoder")
     named: dict[str, Floats] = {}
@@ -190,7 +190,7 @@ def _weights(
     return named
 
 
-def _attention(rows: _Rows, layer: Layer) -> dict[str, Floats]:
+def _attention(rows: _Rows, layer: LayerIR) -> dict[str, Floats]:
     heads, keys, values = _sizes(layer)
     query_ND, key_ND, value_ND = (np.zeros((heads * size, rows.width)) for size in (keys, keys, values))
     query_N, key_N, value_N = (np.zeros(heads * size) for size in (keys, keys, values))
@@ -214,14 +214,14 @@ def _attention(rows: _Rows, layer: Layer) -> dict[str, Floats]:
     }
 
 
-def _coldness(head: Head, length: int, keys: int) -> float:
+def _coldness(head: HeadIR, length: int, keys: int) -> float:
     beta = math.log(length / LEAK) * (1 if head.counts else 2)
     exact = beta * math.sqrt(keys)
     unit = 2.0 ** (math.floor(math.log2(exact)) - 3)
     return math.ceil(exact / unit) * unit
 
 
-def _feedforward(rows: _Rows, layer: Layer, hidden: int) -> dict[str, Floats]:
+def _feedforward(rows: _Rows, layer: LayerIR, hidden: int) -> dict[str, Floats]:
     inner_FD, inner_F = np.zeros((hidden, rows.width)), np.zeros(hidden)
     outer_DF, outer_D = np.zeros((rows.width, hidden)), np.zeros(rows.width)
     place = 0
@@ -240,7 +240,7 @@ def _feedforward(rows: _Rows, layer: Layer, hidden: int) -> dict[str, Floats]:
     return {"inner.weight": inner_FD, "inner.bias": inner_F, "outer.weight": outer_DF, "outer.bias": outer_D}
 
 
-def _head(rows: _Rows, answers: Sequence[Answer], outputs: Sequence[Output], size: int) -> tuple[Floats, Floats]:
+def _head(rows: _Rows, answers: Sequence[Readout], outputs: Sequence[Output], size: int) -> tuple[Floats, Floats]:
     weight_VD, bias_V = np.zeros((size, rows.width)), np.zeros(size)
     for answer, output in zip(answers, outputs, strict=True):
         own = slice(output.begin, output.begin + len(output.values))

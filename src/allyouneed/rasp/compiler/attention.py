@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from allyouneed.mixers.base import send_maps_to
+from allyouneed.rasp.api import evaluate
 from allyouneed.rasp.atoms import Atom, mean
 from allyouneed.rasp.causal import seen_causally
 from allyouneed.rasp.compiler.compile import passes
-from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, Sop, Term, term_key
-from allyouneed.rasp.compiler.program import Compiled
-from allyouneed.rasp.compiler.schedule import Program
-from allyouneed.rasp.drawing.titles import title
-from allyouneed.rasp.evaluate import evaluate
+from allyouneed.rasp.compiler.compiled import CompiledProgram
+from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, TabulatedSOp, Term, term_key
+from allyouneed.rasp.compiler.schedule import ProgramIR
 from allyouneed.rasp.graph import Input, Node, SOp, in_order
+from allyouneed.rasp.labels import title
 
 
 @dataclass(frozen=True)
-class HeadView:
+class HeadAttention:
     """One head on one input: a row for each position, a column for BOS and for each position."""
 
     selector: str
@@ -42,18 +42,18 @@ class HeadView:
 
 
 @dataclass(frozen=True)
-class View:
+class AttentionTrace:
     """A compiled program at work."""
 
-    compiled: Compiled
+    compiled: CompiledProgram
     name: str
     given: Input
-    heads: tuple[tuple[HeadView, ...], ...]  # of each layer
+    heads: tuple[tuple[HeadAttention, ...], ...]  # of each layer
     right: list[Atom]  # what the program gives
     found: list[Atom]  # what the model gives
 
 
-def look(
+def trace_attention(
     sop: SOp,
     given: Input,
     vocabulary: Sequence[Atom] | None = None,
@@ -62,7 +62,7 @@ def look(
     name: str = "output",
     causal: bool = False,
     names: Mapping[Node, str] | None = None,
-) -> View:
+) -> AttentionTrace:
     """Compiles an s-op and watches it on an input; for the tokens and the length of that input, unless told."""
     right = evaluate(seen_causally(sop) if causal else sop, given)
     names = _named(sop, names or {})
@@ -77,11 +77,11 @@ def look(
         parts = _parts([head[:2] for head in heads])
         layers.append(
             tuple(
-                HeadView(*head[:2], part, head[2], weights_TS[1:].double().numpy())
+                HeadAttention(*head[:2], part, head[2], weights_TS[1:].double().numpy())
                 for head, part, weights_TS in zip(heads, parts, weights, strict=True)
             )
         )
-    return View(compiled, name, given, tuple(layers), right, compiled.run([given])[0][name])
+    return AttentionTrace(compiled, name, given, tuple(layers), right, compiled.run([given])[0][name])
 
 
 def _named(sop: SOp, names: Mapping[Node, str]) -> dict[Node, str]:
@@ -99,7 +99,7 @@ def _parts(kinds: Sequence[Hashable]) -> list[str]:
     return parts
 
 
-def _maps(compiled: Compiled, given: Input) -> list[Tensor]:
+def _maps(compiled: CompiledProgram, given: Input) -> list[Tensor]:
     """The attention weights of every layer: (heads, positions, positions), BOS first."""
     maps: list[Tensor] = []
 
@@ -114,10 +114,10 @@ def _maps(compiled: Compiled, given: Input) -> list[Tensor]:
 class _Wanted:
     """The values of the compiler's s-ops on an input, as numbers of their values."""
 
-    def __init__(self, program: Program, given: Input) -> None:
+    def __init__(self, program: ProgramIR, given: Input) -> None:
         self.program, self.length = program, len(given)
         place = {token: number for number, token in enumerate(program.token.values)}
-        self.numbers: dict[Sop, Ints] = {
+        self.numbers: dict[TabulatedSOp, Ints] = {
             program.token: np.array([place[token] for token in given]),
             program.index: np.arange(self.length),
         }
@@ -146,14 +146,14 @@ class _Wanted:
             rows = rows & condition.relation[keys[None, :], queries[:, None]]
         return rows
 
-    def _of(self, sop: Sop | None) -> Ints:
+    def _of(self, sop: TabulatedSOp | None) -> Ints:
         if sop is None or not sop.frontier:
             return np.zeros(self.length, dtype=np.int64)
         if sop not in self.numbers:
             self.numbers[sop] = self._compute(sop)
         return self.numbers[sop]
 
-    def _compute(self, sop: Sop) -> Ints:
+    def _compute(self, sop: TabulatedSOp) -> Ints:
         if sop.kind == "cut":
             return self._of(sop.arguments[0])
         if sop.selector is None:

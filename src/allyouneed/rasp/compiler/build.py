@@ -9,26 +9,26 @@ from typing import Any
 
 from allyouneed.rasp.atoms import CONVERSIONS, FUNCTIONS, Atom
 from allyouneed.rasp.compiler import selectors
-from allyouneed.rasp.compiler.ir import Floats, Selection, Sop, term_key, variable
-from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
-from allyouneed.rasp.compiler.schedule import Program, cut_to_size, ready_layer, side_layer
+from allyouneed.rasp.compiler.domains import GRID, LARGEST, SUM_GRID, Bounds, distinct, means, tabulate
+from allyouneed.rasp.compiler.ir import Floats, Selection, TabulatedSOp, term_key, variable
+from allyouneed.rasp.compiler.refusal import CannotCompile, Obstacle
+from allyouneed.rasp.compiler.schedule import ProgramIR, cut_to_size, ready_layer, side_layer
 from allyouneed.rasp.compiler.scores import score_term
-from allyouneed.rasp.compiler.unions import united
-from allyouneed.rasp.compiler.values import GRID, LARGEST, SUM_GRID, Bounds, distinct, means, tabulate
-from allyouneed.rasp.compiler.widths import Width, as_width
-from allyouneed.rasp.drawing.titles import title
+from allyouneed.rasp.compiler.unions import merge_union
+from allyouneed.rasp.compiler.widths import Width, match_width
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Selector, SOp, Tokens
+from allyouneed.rasp.labels import title
 
 
 def build(
     outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
-) -> Program:
+) -> ProgramIR:
     """All s-ops of a program; CannotCompile with every reason, if there are any."""
-    builder = _Builder(Program(vocabulary, bounds), names or {})
+    builder = _Builder(ProgramIR(vocabulary, bounds), names or {})
     for name, root in outputs.items():
         builder.build(root)
         sop = builder.done.get(builder.number_of(root))
-        if isinstance(sop, Sop):
+        if isinstance(sop, TabulatedSOp):
             builder.program.outputs[name] = sop
             builder.attempt(root, lambda sop=sop: ready_layer(sop, builder.program))
     if builder.reasons:
@@ -37,15 +37,15 @@ def build(
 
 
 class _Builder:
-    def __init__(self, program: Program, names: Mapping[Node, str]) -> None:
+    def __init__(self, program: ProgramIR, names: Mapping[Node, str]) -> None:
         self.program, self.names, self.bounds = program, names, program.bounds
         self.reasons: list[str] = []
         self.number: dict[int, int] = {}  # of each node: equal for those that compute the same
         self.keys: dict[Any, int] = {}
-        self.done: dict[int, Sop | selectors.Terms | None] = {}  # by number; None: there is a reason
+        self.done: dict[int, TabulatedSOp | selectors.Terms | None] = {}  # by number; None: there is a reason
         self.selections: dict[int, Selection] = {}
         self.kept: list[Node] = []  # an id may be used again when its node is gone
-        self.made: dict[Any, Sop] = {}
+        self.made: dict[Any, TabulatedSOp] = {}
         self.means: dict[Any, tuple[Atom, ...]] = {}
         self.widths: dict[int, Width | None] = {}
 
@@ -87,7 +87,7 @@ class _Builder:
     def _as_width(self, node: Node) -> Width | None:
         """What a node counts; a selector that was not part of the program becomes one."""
         if id(node) not in self.widths:
-            width = as_width(node, self.number) if isinstance(node, SOp) else None
+            width = match_width(node, self.number) if isinstance(node, SOp) else None
             if width is not None:
                 self._number_all(width[0])
             self.widths[id(node)] = width
@@ -100,7 +100,7 @@ class _Builder:
         """What is made, or None and a reason."""
         try:
             return make()
-        except Unable as reason:
+        except Obstacle as reason:
             self.reasons.append(f"{self._label(node)}: {reason}")
             return None
 
@@ -109,7 +109,7 @@ class _Builder:
 
     # --- one node ------------------------------------------------------------------------------------------------
 
-    def _make(self, node: Node, width: Width | None) -> Sop | selectors.Terms:
+    def _make(self, node: Node, width: Width | None) -> TabulatedSOp | selectors.Terms:
         if width is not None:
             return self._width(self._selection(width[0]), width[1], self._label(node))
         match node:
@@ -133,9 +133,9 @@ class _Builder:
                 return (selectors.both if how == "and" else selectors.either)(terms[0], terms[1], self.bounds)
         raise AssertionError(f"no such node: {node!r}")
 
-    def _sop(self, node: Node) -> Sop:
+    def _sop(self, node: Node) -> TabulatedSOp:
         sop = self.done[self.number_of(node)]
-        assert isinstance(sop, Sop)
+        assert isinstance(sop, TabulatedSOp)
         return sop
 
     def _terms(self, node: Node) -> selectors.Terms:
@@ -149,15 +149,15 @@ class _Builder:
             self.selections[number] = selectors.selection(self._label(node), self._terms(node), self.bounds)
         return self.selections[number]
 
-    def _constant(self, value: Atom) -> Sop:
-        sop = Sop("constant", repr(value), (value,))
+    def _constant(self, value: Atom) -> TabulatedSOp:
+        sop = TabulatedSOp("constant", repr(value), (value,))
         if not isinstance(value, str):
             if not abs(value) <= LARGEST:
-                raise Unable(f"a constant is no number up to {LARGEST:,}: a model could not hold it exactly")
+                raise Obstacle(f"a constant is no number up to {LARGEST:,}: a model could not hold it exactly")
             sop.additive, sop.constant = {}, float(value)
         return sop
 
-    def _map(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str = "") -> Sop:
+    def _map(self, call: Any, arguments: tuple[TabulatedSOp, ...], label: str, name: str = "") -> TabulatedSOp:
         adds_up = name in ("+", "-") and all(argument.additive is not None for argument in arguments)
         arguments = cut_to_size(arguments, self.program, SUM_GRID if adds_up else GRID)
         merged = self._merge_means(call, arguments, label, name)
@@ -166,16 +166,18 @@ class _Builder:
         frontier, table, values = tabulate(call, arguments, self.bounds)
         if not frontier:
             return self._constant(values[0])
-        sop = Sop("map", label, values, frontier, table, arguments, call=call)
+        sop = TabulatedSOp("map", label, values, frontier, table, arguments, call=call)
         _add_up(sop, arguments, name)
         return self.program.add(sop)
 
-    def _remembered(self, key: Any, make: Any) -> Sop:
+    def _remembered(self, key: Any, make: Any) -> TabulatedSOp:
         if key not in self.made:
             self.made[key] = self.program.add(make())
         return self.made[key]
 
-    def _merge_means(self, call: Any, arguments: tuple[Sop, ...], label: str, name: str) -> Sop | None:
+    def _merge_means(
+        self, call: Any, arguments: tuple[TabulatedSOp, ...], label: str, name: str
+    ) -> TabulatedSOp | None:
         """Sums and differences of means through one selector are the mean of the sums and differences."""
         if name not in ("+", "-") or not all(a.kind == "aggregate" and a.numeric and not a.single for a in arguments):
             return None
@@ -188,7 +190,7 @@ class _Builder:
 
     # --- attention -----------------------------------------------------------------------------------------------
 
-    def _width(self, selection: Selection, offset: int, label: str) -> Sop:
+    def _width(self, selection: Selection, offset: int, label: str) -> TabulatedSOp:
         if not selection.terms:
             return self._constant(offset)
         counts = tuple(self._count(selection, number, label) for number in range(len(selection.terms)))
@@ -199,7 +201,7 @@ class _Builder:
         total.permutes = not self.bounds.causal and selectors.is_total_order(selection.terms)
         return self._map(FUNCTIONS["+"], (total, self._constant(offset)), label, "+") if offset else total
 
-    def _count(self, selection: Selection, number: int, label: str) -> Sop:
+    def _count(self, selection: Selection, number: int, label: str) -> TabulatedSOp:
         """The width of one term of a selector."""
         own = selection
         if len(selection.terms) > 1:
@@ -208,7 +210,7 @@ class _Builder:
         if least == most:
             return self._constant(most)
 
-        def make() -> Sop:
+        def make() -> TabulatedSOp:
             layer = 1 + self._selector_layer(own, 0, counts=True)
             everywhere = not own.terms[0]
             values = range(least, most + 1)
@@ -219,17 +221,17 @@ class _Builder:
             made.group = id(selection)
         return made
 
-    def _aggregate(self, selection: Selection, value: Sop, default: Atom, label: str) -> Sop:
+    def _aggregate(self, selection: Selection, value: TabulatedSOp, default: Atom, label: str) -> TabulatedSOp:
         if not selection.terms:
             return self._constant(default)
         kinds = {type(one) for one in value.values}
         if str in kinds and kinds & {int, float} and not selection.at_most_one:
             # A sequence of strings has no mean, one of numbers has: which it is, only the input says.
-            raise Unable("averages what are strings on some inputs and numbers on others")
+            raise Obstacle("averages what are strings on some inputs and numbers on others")
         numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
         single = not numbers or len(value.values) == 1 or selection.at_most_one
         if not single and len(selection.terms) > 1:
-            selection = united(selection, self._map, self.bounds)
+            selection = merge_union(selection, self._map, self.bounds)
         extra = () if selection.nonempty else (default,)
         if single:
             values = distinct((*value.values, *extra))
@@ -238,7 +240,7 @@ class _Builder:
         if not extra and len(value.values) == 1:
             return value
 
-        def make() -> Sop:
+        def make() -> TabulatedSOp:
             needed = [self._selector_layer(selection, number) for number in range(len(selection.terms))]
             layer = 1 + max(*needed, ready_layer(value, self.program))
             return variable(
@@ -266,7 +268,7 @@ class _Builder:
         return max((side_layer(side, self.program) for side in sides), default=0)
 
 
-def _add_up(sop: Sop, arguments: tuple[Sop, ...], name: str) -> None:
+def _add_up(sop: TabulatedSOp, arguments: tuple[TabulatedSOp, ...], name: str) -> None:
     """Notes that an s-op is a sum of functions of one variable each, if it is."""
     if not sop.numeric:
         return
@@ -278,7 +280,7 @@ def _add_up(sop: Sop, arguments: tuple[Sop, ...], name: str) -> None:
     weights = _weights(arguments, name)
     if weights is None:
         return
-    total: dict[Sop, Floats] = {}
+    total: dict[TabulatedSOp, Floats] = {}
     for weight, argument in zip(weights, arguments, strict=True):
         assert argument.additive is not None
         sop.constant += weight * argument.constant
@@ -287,7 +289,7 @@ def _add_up(sop: Sop, arguments: tuple[Sop, ...], name: str) -> None:
     sop.additive = total
 
 
-def _weights(arguments: tuple[Sop, ...], name: str) -> tuple[float, ...] | None:
+def _weights(arguments: tuple[TabulatedSOp, ...], name: str) -> tuple[float, ...] | None:
     """Of each argument in a function that is a weighted sum of them."""
     if name in ("+", "-") and len(arguments) == 2:
         return (1.0, 1.0 if name == "+" else -1.0)

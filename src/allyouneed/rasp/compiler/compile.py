@@ -1,7 +1,7 @@
 """The compiler, as the list of its passes: a program, a vocabulary and a length become an ordinary model.
 
 build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
-realise     outputs first: slots of the residual stream, heads, neurons
+lower     outputs first: slots of the residual stream, heads, neurons
 assemble    the weights
 verify      the model against the interpreter
 """
@@ -13,12 +13,12 @@ from allyouneed.errors import ConfigError
 from allyouneed.rasp.atoms import Atom, shortened
 from allyouneed.rasp.compiler.assemble import assemble
 from allyouneed.rasp.compiler.build import build
-from allyouneed.rasp.compiler.program import Compiled
-from allyouneed.rasp.compiler.realise import Network, realise
-from allyouneed.rasp.compiler.refusal import CannotCompile, Unable
+from allyouneed.rasp.compiler.compiled import CompiledProgram
+from allyouneed.rasp.compiler.domains import LARGEST, Bounds
+from allyouneed.rasp.compiler.lowering import Network, lower
+from allyouneed.rasp.compiler.refusal import CannotCompile, Obstacle
 from allyouneed.rasp.compiler.report import report
-from allyouneed.rasp.compiler.schedule import Program
-from allyouneed.rasp.compiler.values import LARGEST, Bounds
+from allyouneed.rasp.compiler.schedule import ProgramIR
 from allyouneed.rasp.compiler.verify import verify
 from allyouneed.rasp.graph import Node, SOp
 
@@ -33,7 +33,7 @@ def compile_rasp(
     causal: bool = False,
     verified: bool = True,
     names: Mapping[Node, str] | None = None,
-) -> Compiled:
+) -> CompiledProgram:
     """A model whose forward pass computes the program for every input over the vocabulary up to that length.
 
     `causal`: a decoder, in which every selector selects among the positions up to the query's own. `names`: what the
@@ -50,17 +50,17 @@ def passes(
     length: int,
     causal: bool = False,
     names: Mapping[Node, str] | None = None,
-) -> tuple[Compiled, Program, Network]:
+) -> tuple[CompiledProgram, ProgramIR, Network]:
     """All passes but the last, with what they leave behind."""
     _check(outputs, vocabulary, length)
     tokens = tuple(sorted(vocabulary, key=str))  # as tokenisers number them
     program = build(outputs, tokens, Bounds(length, causal), names)
     try:
-        network = realise(program)
-    except Unable as reason:  # a function of a mean that only shows when it is known who reads it
+        network = lower(program)
+    except Obstacle as reason:  # a function of a mean that only shows when it is known who reads it
         raise CannotCompile([str(reason)]) from None
     model, places = assemble(program, network)
-    return Compiled(model, tokens, length, causal, tuple(places), report(network, model)), program, network
+    return CompiledProgram(model, tokens, length, causal, tuple(places), report(network, model)), program, network
 
 
 def _check(outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], length: int) -> None:

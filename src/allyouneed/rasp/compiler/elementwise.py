@@ -21,9 +21,9 @@ from itertools import permutations
 
 import numpy as np
 
-from allyouneed.rasp.compiler.ir import NEVER, Floats, Ints, Sop
-from allyouneed.rasp.compiler.refusal import Unable
-from allyouneed.rasp.compiler.values import spread
+from allyouneed.rasp.compiler.domains import spread
+from allyouneed.rasp.compiler.ir import NEVER, Floats, Ints, TabulatedSOp
+from allyouneed.rasp.compiler.refusal import Obstacle
 
 SAME = 1e-9  # positions nearer than this, as part of the line, are one
 ULP = 2.0**-24  # half a unit in the last place of float32
@@ -33,20 +33,20 @@ BLUR = 0.03  # the largest error of what a step writes, as part of its height
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class LineTerm:
     """What one variable adds to the line."""
 
-    variable: Sop
+    variable: TabulatedSOp
     positions: Floats  # for each of its values
     raw: bool  # read as attention has just written it
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LinePlan:
     """A line on which the values of an s-op stand apart."""
 
     layer: int
-    places: tuple[Place, ...]
+    places: tuple[LineTerm, ...]
     constant: float
     line: Floats  # rising
     numbers: Ints  # of the value at each point of the line
@@ -54,8 +54,8 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
-    """Neurons: ReLU(slope z + offset), and what each adds to the outputs."""
+class ReluSteps:
+    """NeuronGroup: ReLU(slope z + offset), and what each adds to the outputs."""
 
     slopes_N: Floats
     offsets_N: Floats
@@ -63,61 +63,61 @@ class Steps:
     base_R: Floats
 
 
-def raw_position(variable: Sop) -> Floats:
+def raw_position(variable: TabulatedSOp) -> Floats:
     """Where attention puts the values of a variable."""
     numbers = variable.numbers()
     return 1.0 / (numbers + 1.0) if variable.kind == "width" else numbers
 
 
-def plan_of_variable(variable: Sop, outputs_VR: Floats) -> Plan:
+def plan_of_variable(variable: TabulatedSOp, outputs_VR: Floats) -> LinePlan:
     """The line of a mean or a width, where attention puts it, for functions that need not tell all values apart."""
-    place = Place(variable, raw_position(variable), raw=True)
+    place = LineTerm(variable, raw_position(variable), raw=True)
     numbers: dict[bytes, int] = {}
     same = [numbers.setdefault(row.tobytes(), number) for number, row in enumerate(np.ascontiguousarray(outputs_VR))]
     return _plan(variable.layer, (place,), np.array(same), place.positions)
 
 
-def plan_map(sop: Sop) -> Plan:
+def plan_map(sop: TabulatedSOp) -> LinePlan:
     """The line of a function of several variables, in the first layer that can tell all combinations apart."""
     first = max(1, *(v.layer + (v.kind == "cut") for v in sop.frontier))
     try:
         return _plan_at(sop, first)
-    except Unable:
+    except Obstacle:
         if all(is_free(v, first) for v in sop.frontier):
             raise
     return _plan_at(sop, first + 1)
 
 
-def is_free(variable: Sop, layer: int) -> bool:
+def is_free(variable: TabulatedSOp, layer: int) -> bool:
     """Whether the feed-forward of a layer can read any function of the variable."""
     if variable.kind in ("token", "index"):
         return True
     return variable.layer < layer or (variable.kind == "aggregate" and variable.single and variable.layer == layer)
 
 
-def _plan_at(sop: Sop, layer: int) -> Plan:
+def _plan_at(sop: TabulatedSOp, layer: int) -> LinePlan:
     for candidate in _sums(sop):
         places = _sum_places(candidate, layer)
         if places is not None and _determines(candidate, sop):
             try:
                 return _placed(sop, sop.table, layer, places)
-            except Unable:
+            except Obstacle:
                 continue  # a radix may stand further apart
     orders = _orders(sop, layer)
     classes = {v: _classes(sop, v) if is_free(v, layer) else None for v in sop.frontier}
-    plans, reason = [], Unable("has no line")
+    plans, reason = [], Obstacle("has no line")
     for order in orders:
         corners = [_corners(sop, v, classes[v], innermost=v is order[0]) for v in sop.frontier]
         try:
             plans.append(_placed(sop, sop.table[np.ix_(*corners)], layer, _radix(order, classes), corners))
-        except Unable as unable:
+        except Obstacle as unable:
             reason = unable
     if not plans:
         raise reason
     return min(plans, key=_changes)
 
 
-def _corners(sop: Sop, variable: Sop, classes: Floats | None, innermost: bool) -> Ints:
+def _corners(sop: TabulatedSOp, variable: TabulatedSOp, classes: Floats | None, innermost: bool) -> Ints:
     """Values of a variable that say where a radix has thresholds: between others the function does not change.
 
     Of those at one position, one. Of a run of values, side by side, which the function does not tell apart, both ends;
@@ -137,7 +137,9 @@ def _corners(sop: Sop, variable: Sop, classes: Floats | None, innermost: bool) -
     return np.asarray(order[kept])
 
 
-def _placed(sop: Sop, table: Ints, layer: int, places: Sequence[Place], corners: Sequence[Ints] | None = None) -> Plan:
+def _placed(
+    sop: TabulatedSOp, table: Ints, layer: int, places: Sequence[LineTerm], corners: Sequence[Ints] | None = None
+) -> LinePlan:
     """The plan of a table over all values of the variables, or over some of each."""
     line = np.zeros((1,) * table.ndim)
     for place in places:
@@ -148,7 +150,7 @@ def _placed(sop: Sop, table: Ints, layer: int, places: Sequence[Place], corners:
     return _plan(layer, tuple(places), table[reached], np.broadcast_to(line, table.shape)[reached])
 
 
-def _plan(layer: int, places: tuple[Place, ...], numbers: Ints, line: Floats) -> Plan:
+def _plan(layer: int, places: tuple[LineTerm, ...], numbers: Ints, line: Floats) -> LinePlan:
     order = np.argsort(line, kind="stable")
     line, numbers = line[order], numbers[order]
     centre = (line[0] + line[-1]) / 2
@@ -158,21 +160,21 @@ def _plan(layer: int, places: tuple[Place, ...], numbers: Ints, line: Floats) ->
     keep[1:] = np.diff(line) > SAME * length
     groups = np.cumsum(keep) - 1
     if (numbers != numbers[keep][groups]).any():
-        raise Unable("has values that stand too near to each other to be told apart in float32")
+        raise Obstacle("has values that stand too near to each other to be told apart in float32")
     line, numbers = line[keep], numbers[keep]
     gaps = np.diff(line)[np.diff(numbers) != 0]
     error = ULP * length + sum(_error(place, layer) for place in places)
     margin = float(gaps.min()) / error if len(gaps) else np.inf
     blur = blurred(line, numbers != np.roll(numbers, 1)) if margin >= SAFETY else 0.0
     if margin < SAFETY or blur > BLUR:
-        raise Unable(
+        raise Obstacle(
             f"has {len(np.unique(numbers)):,} values at {len(line):,} points, too near to each other to be told apart "
             f"in float32 (a gap of {margin:.1f} errors, a blur of {blur:.3f})"
         )
-    return Plan(layer, places, -float(centre), line, numbers, margin)
+    return LinePlan(layer, places, -float(centre), line, numbers, margin)
 
 
-def _error(place: Place, layer: int) -> float:
+def _error(place: LineTerm, layer: int) -> float:
     """How far a place may be off, in float32."""
     variable, span = place.variable, float(np.ptp(place.positions))
     if variable.kind in ("token", "index"):
@@ -205,11 +207,11 @@ def blurred(line: Floats, heights: Floats) -> float:
     return ULP * float(max((slope * left)[turned].sum(), (slope * right)[~turned].sum()))
 
 
-def _changes(plan: Plan) -> int:
+def _changes(plan: LinePlan) -> int:
     return int((np.diff(plan.numbers) != 0).sum())
 
 
-def _sums(sop: Sop) -> Iterable[Sop]:
+def _sums(sop: TabulatedSOp) -> Iterable[TabulatedSOp]:
     """S-ops of the same variables that this one may be a function of, and that are sums of functions of one each."""
     waiting, seen = [sop], set()
     while waiting:
@@ -222,14 +224,14 @@ def _sums(sop: Sop) -> Iterable[Sop]:
         waiting.extend(one.arguments)
 
 
-def _sum_places(sop: Sop, layer: int) -> list[Place] | None:
+def _sum_places(sop: TabulatedSOp, layer: int) -> list[LineTerm] | None:
     assert sop.additive is not None
     places = []
     for variable, numbers in sop.additive.items():
         free = is_free(variable, layer)
         if not free and not _affine(raw_position(variable), numbers):
             return None
-        places.append(Place(variable, numbers, raw=not free))
+        places.append(LineTerm(variable, numbers, raw=not free))
     return places
 
 
@@ -242,7 +244,7 @@ def _affine(x: Floats, y: Floats) -> bool:
     return bool(np.abs(y - y[low] - slope * (x - x[low])).max() <= 1e-12 * max(1.0, float(np.abs(y).max())))
 
 
-def _determines(candidate: Sop, sop: Sop) -> bool:
+def _determines(candidate: TabulatedSOp, sop: TabulatedSOp) -> bool:
     """Whether equal values of one mean equal values of the other."""
     reached = sop.table != NEVER
     given, result = spread(candidate, sop.frontier)[reached], sop.table[reached]
@@ -253,19 +255,19 @@ def _determines(candidate: Sop, sop: Sop) -> bool:
     return bool((first[given] == result).all())
 
 
-def _orders(sop: Sop, layer: int) -> list[tuple[Sop, ...]]:
+def _orders(sop: TabulatedSOp, layer: int) -> list[tuple[TabulatedSOp, ...]]:
     """Variables from the nearest positions to the furthest; those that are raw come first: their gaps are small."""
     raw = [v for v in sop.frontier if not is_free(v, layer)]
     free = sorted((v for v in sop.frontier if is_free(v, layer)), key=lambda v: -len(v.values))
     if any(v.kind == "cut" and v.layer >= layer for v in raw):
-        raise Unable("needs a value that is computed in the same layer")
+        raise Obstacle("needs a value that is computed in the same layer")
     if len(sop.frontier) > 3 or sop.table.size > 4000:
         return [(*raw, *free)]
     return [(*a, *b) for a in permutations(raw) for b in permutations(free)]
 
 
-def _radix(order: Sequence[Sop], classes: Mapping[Sop, Floats | None]) -> list[Place]:
-    places: list[Place] = []
+def _radix(order: Sequence[TabulatedSOp], classes: Mapping[TabulatedSOp, Floats | None]) -> list[LineTerm]:
+    places: list[LineTerm] = []
     span, gap = 0.0, 1.0
     for variable in order:
         own_classes = classes[variable]
@@ -276,11 +278,11 @@ def _radix(order: Sequence[Sop], classes: Mapping[Sop, Floats | None]) -> list[P
         gap = gap if places else own
         positions = positions * scale
         span += float(np.ptp(positions))
-        places.append(Place(variable, positions, raw=own_classes is None))
+        places.append(LineTerm(variable, positions, raw=own_classes is None))
     return places
 
 
-def _classes(sop: Sop, variable: Sop) -> Floats:
+def _classes(sop: TabulatedSOp, variable: TabulatedSOp) -> Floats:
     """Values of a variable that the function does not tell apart get one number."""
     rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0)
     first = np.ones(len(rows), dtype=np.bool_)  # of a run of equal rows
@@ -290,7 +292,7 @@ def _classes(sop: Sop, variable: Sop) -> Floats:
     return of_runs[np.cumsum(first) - 1]
 
 
-def steps(plan: Plan, outputs_VR: Floats) -> Steps:
+def steps(plan: LinePlan, outputs_VR: Floats) -> ReluSteps:
     """The neurons that turn the line into some functions of the values."""
     y_PR = outputs_VR[plan.numbers]
     jumps_PR = np.diff(y_PR, axis=0)
@@ -306,17 +308,17 @@ def steps(plan: Plan, outputs_VR: Floats) -> Steps:
     offsets = np.stack([offset + 0.5, offset - 0.5], axis=1).ravel()
     outputs_NR = np.stack([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR], axis=1).reshape(-1, jumps_NR.shape[1])
     base_R = y_PR[0] + jumps_NR[right].sum(axis=0)
-    return Steps(slopes, offsets, outputs_NR, base_R)
+    return ReluSteps(slopes, offsets, outputs_NR, base_R)
 
 
-def without_line(plan: Plan, made: Steps, place: int) -> Steps:
+def without_line(plan: LinePlan, made: ReluSteps, place: int) -> ReluSteps:
     """The same steps, and one neuron that takes the line itself, less its constant, from one of the outputs."""
     shift = float(np.ptp(plan.line)) or 1.0  # twice what keeps the neuron on
     outputs_NR = np.vstack([made.outputs_NR, np.zeros((1, made.outputs_NR.shape[1]))])
     outputs_NR[-1, place] = -1.0
     base_R = made.base_R.copy()
     base_R[place] += shift + plan.constant
-    return Steps(np.append(made.slopes_N, 1.0), np.append(made.offsets_N, shift), outputs_NR, base_R)
+    return ReluSteps(np.append(made.slopes_N, 1.0), np.append(made.offsets_N, shift), outputs_NR, base_R)
 
 
 def _coarse(offset: Floats, most: Floats) -> Floats:

@@ -31,32 +31,32 @@ Kind = Literal["token", "index", "constant", "map", "aggregate", "width", "cut"]
 
 
 @dataclass(eq=False)
-class Sop:
+class TabulatedSOp:
     """An s-op with all that it can be."""
 
     kind: Kind
     label: str
     values: tuple[Atom, ...]
-    frontier: tuple[Sop, ...] = ()
+    frontier: tuple[TabulatedSOp, ...] = ()
     table: Ints = field(default_factory=lambda: np.zeros((), dtype=np.int32))
-    arguments: tuple[Sop, ...] = ()  # of a map
+    arguments: tuple[TabulatedSOp, ...] = ()  # of a map
     selector: Selection | None = None  # of an aggregate or a width
-    value: Sop | None = None  # of an aggregate
+    value: TabulatedSOp | None = None  # of an aggregate
     default: Atom = 0  # of an aggregate
     single: bool = False  # an aggregate of one value, or of several equal ones: any function of it can be copied
     everywhere: bool = False  # the width that counts all positions
     permutes: bool = False  # every position has another of 0, 1, ... n - 1, as the index has
     group: int = 0  # widths of one group, which is not 0, count disjoint parts
-    additive: dict[Sop, Floats] | None = None  # a number that is a sum of functions of one variable each
+    additive: dict[TabulatedSOp, Floats] | None = None  # a number that is a sum of functions of one variable each
     constant: float = 0.0  # and of this
     layer: int = 0  # after this layer any function of it can be read
     plan: Any = None  # of a map: how a feed-forward layer tells its values apart (elementwise.py)
     call: Any = None  # of a map: its function
-    cut: Sop | None = None  # of a map: itself as a variable, for whoever needs it computed a layer earlier
+    cut: TabulatedSOp | None = None  # of a map: itself as a variable, for whoever needs it computed a layer earlier
     order: float = 0.0  # inputs have lower numbers
 
     @property
-    def owner(self) -> Sop | None:
+    def owner(self) -> TabulatedSOp | None:
         """The variable that this is a function of; None: a constant; itself, if there are several."""
         if not self.frontier:
             return None
@@ -88,9 +88,9 @@ def _broadcast(table: Ints, like: np.ndarray[Any, Any]) -> Bools:
     return reached
 
 
-def variable(kind: Kind, label: str, values: Sequence[Atom], **fields: Any) -> Sop:
+def variable(kind: Kind, label: str, values: Sequence[Atom], **fields: Any) -> TabulatedSOp:
     """A variable: a function of itself."""
-    made = Sop(kind, label, tuple(values), **fields)
+    made = TabulatedSOp(kind, label, tuple(values), **fields)
     made.frontier, made.table = (made,), np.arange(len(made.values), dtype=np.int32)
     if made.numeric:
         made.additive = {made: made.numbers()}
@@ -104,8 +104,8 @@ class Condition:
     No owner: the side is a constant, and the relation has one row or column.
     """
 
-    keys: Sop | None
-    queries: Sop | None
+    keys: TabulatedSOp | None
+    queries: TabulatedSOp | None
     relation: Bools
 
     @property

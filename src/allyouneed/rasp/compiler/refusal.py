@@ -16,5 +16,5 @@ class CannotCompile(RaspError):
         super().__init__(f"cannot be compiled, for {counted(count, 'reason')}: {listed}")
 
 
-class Unable(Exception):
+class Obstacle(Exception):
     """One reason, on its way to the list."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from allyouneed.models.base import Model
 from allyouneed.rasp.atoms import Atom
-from allyouneed.rasp.compiler.realise import Network
+from allyouneed.rasp.compiler.lowering import Network
 from allyouneed.words import counted
 
 
@@ -46,7 +46,7 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompilationReport:
     """The size of a compiled model, and what each part of it is for."""
 
     width: int
@@ -84,7 +84,7 @@ def _listed(slots: Sequence[int]) -> str:
     return ", ".join(map(str, slots))
 
 
-def report(network: Network, model: Model) -> Report:
+def report(network: Network, model: Model) -> CompilationReport:
     """The report of a model that was assembled."""
     slots = []
     for slot in network.slots:
@@ -105,4 +105,4 @@ def report(network: Network, model: Model) -> Report:
         ]
         layers.append(LayerReport(tuple(heads), tuple(functions)))
     config = model.config
-    return Report(config.width, config.hidden, model.parameter_count(), tuple(slots), tuple(layers))  # type: ignore[attr-defined]
+    return CompilationReport(config.width, config.hidden, model.parameter_count(), tuple(slots), tuple(layers))  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.folder import save_folder
 from allyouneed.rasp.compiler.compile import compile_rasp
-from allyouneed.rasp.compiler.program import Compiled
+from allyouneed.rasp.compiler.compiled import CompiledProgram
 from allyouneed.rasp.compiler.source import source
 from allyouneed.rasp.graph import Node, SOp
 from allyouneed.rasp.loading import read_program
@@ -34,7 +34,7 @@ def compile_file(
     causal: bool = False,
     verified: bool = True,
     compat: bool = False,
-) -> tuple[Compiled, Path]:
+) -> tuple[CompiledProgram, Path]:
     """One s-op of a `.rasp` file as a model folder. `vocabulary`: characters, or words with blanks between them."""
     program = read_program(file, compat)
     name = result if result is not None else next(reversed(program.sops), "")
@@ -45,7 +45,7 @@ def compile_file(
 
 
 def save(
-    compiled: Compiled, outputs: Mapping[str, SOp], folder: str | Path, names: Mapping[Node, str] | None = None
+    compiled: CompiledProgram, outputs: Mapping[str, SOp], folder: str | Path, names: Mapping[Node, str] | None = None
 ) -> Path:
     """Writes the model folder of a program with one output; `names` as its README is to show them."""
     if len(outputs) != 1:
@@ -76,7 +76,7 @@ def save(
     )
 
 
-def _card(compiled: Compiled, name: str, program: str) -> str:
+def _card(compiled: CompiledProgram, name: str, program: str) -> str:
     tokens = " ".join(map(repr, compiled.vocabulary))
     lines = [
         f"# {name}: RASP",

@@ -14,41 +14,43 @@ from collections.abc import Sequence
 import numpy as np
 
 from allyouneed.rasp.atoms import Atom
+from allyouneed.rasp.compiler.domains import GRID, Bounds, grid_size, tabulate, union
 from allyouneed.rasp.compiler.elementwise import plan_map
-from allyouneed.rasp.compiler.ir import NEVER, Floats, Sop, variable
-from allyouneed.rasp.compiler.refusal import Unable
+from allyouneed.rasp.compiler.ir import NEVER, Floats, TabulatedSOp, variable
+from allyouneed.rasp.compiler.refusal import Obstacle
 from allyouneed.rasp.compiler.scores import Side
-from allyouneed.rasp.compiler.values import GRID, Bounds, grid_size, tabulate, union
 
 
-class Program:
+class ProgramIR:
     """What was built: s-ops in order, inputs first, and the outputs by name."""
 
     def __init__(self, vocabulary: Sequence[Atom], bounds: Bounds) -> None:
         self.bounds = bounds
         self.token = variable("token", "tokens", vocabulary)
         self.index = variable("index", "indices", range(bounds.length), permutes=True)
-        self.sops: list[Sop] = []
-        self.outputs: dict[str, Sop] = {}
+        self.sops: list[TabulatedSOp] = []
+        self.outputs: dict[str, TabulatedSOp] = {}
 
-    def add(self, sop: Sop, order: float | None = None) -> Sop:
+    def add(self, sop: TabulatedSOp, order: float | None = None) -> TabulatedSOp:
         sop.order = len(self.sops) if order is None else order
         self.sops.append(sop)
         return sop
 
 
-def cut_to_size(arguments: tuple[Sop, ...], program: Program, most: int = GRID) -> tuple[Sop, ...]:
+def cut_to_size(arguments: tuple[TabulatedSOp, ...], program: ProgramIR, most: int = GRID) -> tuple[TabulatedSOp, ...]:
     """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
     while grid_size(union(arguments)) > most:
         size = grid_size(union(arguments))
         widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
         if len(widest.values) >= grid_size(widest.frontier):
-            raise Unable(f"has {size:,} combinations of values of what it depends on; at most {most:,} are told apart")
+            raise Obstacle(
+                f"has {size:,} combinations of values of what it depends on; at most {most:,} are told apart"
+            )
         arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
     return arguments
 
 
-def cut(sop: Sop, program: Program) -> Sop:
+def cut(sop: TabulatedSOp, program: ProgramIR) -> TabulatedSOp:
     """A function of variables as a variable of its own, that whoever comes a layer later can read."""
     if sop.cut is None:
         layer = ready_layer(sop, program)
@@ -57,7 +59,7 @@ def cut(sop: Sop, program: Program) -> Sop:
     return sop.cut
 
 
-def ready_layer(sop: Sop, program: Program) -> int:
+def ready_layer(sop: TabulatedSOp, program: ProgramIR) -> int:
     """The first layer after which any function of an s-op can be read."""
     if sop.owner is not sop:
         return 0 if sop.owner is None else sop.owner.layer
@@ -65,7 +67,7 @@ def ready_layer(sop: Sop, program: Program) -> int:
         return sop.layer
     try:
         sop.plan = plan_map(sop)
-    except Unable:
+    except Obstacle:
         # Its arguments first, then itself: a layer more, but fewer combinations at a time.
         arguments = tuple(cut(a, program) if a.kind == "map" and len(a.frontier) > 1 else a for a in sop.arguments)
         if arguments == sop.arguments:
@@ -79,7 +81,7 @@ def ready_layer(sop: Sop, program: Program) -> int:
     return sop.layer
 
 
-def side_layer(side: Side, program: Program) -> int:
+def side_layer(side: Side, program: ProgramIR) -> int:
     """The first layer after which some functions of an s-op can be read: a sum is there when its parts are."""
     sop, functions = side
     if is_sum(sop, functions):
@@ -88,7 +90,7 @@ def side_layer(side: Side, program: Program) -> int:
     return ready_layer(sop, program)
 
 
-def is_sum(sop: Sop, functions: Floats) -> bool:
+def is_sum(sop: TabulatedSOp, functions: Floats) -> bool:
     """Whether an s-op of several variables is read as the sum that it is."""
     if sop.owner is not sop or sop.kind != "map" or sop.additive is None:
         return False

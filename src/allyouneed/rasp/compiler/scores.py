@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allyouneed.rasp.compiler.ir import Bools, Condition, Floats, Selection, Sop
+from allyouneed.rasp.compiler.ir import Bools, Condition, Floats, Selection, TabulatedSOp
 
-Side = tuple[Sop, Floats]  # functions of the values of a variable or s-op: (values, numbers)
+Side = tuple[TabulatedSOp, Floats]  # functions of the values of a variable or s-op: (values, numbers)
 
 
 @dataclass
-class Score:
+class TermScore:
     """The score of a term: products of query and key, functions of the key alone, and the top."""
 
     products: list[tuple[Side, Side]] = field(default_factory=list)  # (query, key)
@@ -40,19 +40,19 @@ class Score:
         return [*pairs, *self.keys, *self.tops, *self.raised]
 
 
-def score_term(selection: Selection, number: int, counts: bool) -> Score:
+def score_term(selection: Selection, number: int, counts: bool) -> TermScore:
     """How a term is scored; `counts`: for a width, to which the sink must score as much as what is selected."""
     made = selection.scores.get((number, counts))
     if made is None:
-        made, term = Score(), selection.terms[number]
+        made, term = TermScore(), selection.terms[number]
         for condition in term:
             _add(made, condition, alone=selection.nonempty and selection.at_most_one and len(term) == 1 and not counts)
         selection.scores[number, counts] = made
-    assert isinstance(made, Score)
+    assert isinstance(made, TermScore)
     return made
 
 
-def _add(score: Score, condition: Condition, alone: bool) -> None:
+def _add(score: TermScore, condition: Condition, alone: bool) -> None:
     keys, queries, relation = condition.keys, condition.queries, condition.relation
     rows, columns = _classes(relation), _classes(relation.T)
     if keys is not None and len(set(columns.tolist())) == 1:
@@ -81,7 +81,7 @@ def _add(score: Score, condition: Condition, alone: bool) -> None:
         _match_bits(score, keys, queries, matched, bits)
 
 
-def _is_exact(sop: Sop) -> bool:
+def _is_exact(sop: TabulatedSOp) -> bool:
     """Whether its numbers carry no error: they come from the embedding."""
     return sop.kind in ("token", "index")
 
@@ -94,7 +94,9 @@ def _same_numbers(condition: Condition) -> bool:
     return np.array_equal(condition.relation, keys.numbers()[:, None] == queries.numbers()[None, :])
 
 
-def _square(score: Score, keys: Sop, queries: Sop, of_keys: Floats, of_queries: Floats, known: bool) -> None:
+def _square(
+    score: TermScore, keys: TabulatedSOp, queries: TabulatedSOp, of_keys: Floats, of_queries: Floats, known: bool
+) -> None:
     both = np.concatenate([of_keys, of_queries])
     centre = (both.min() + both.max()) / 2
     k, q = (of_keys - centre)[:, None], (of_queries - centre)[:, None]
@@ -105,14 +107,18 @@ def _square(score: Score, keys: Sop, queries: Sop, of_keys: Floats, of_queries: 
     score.bottomless |= not known
 
 
-def _match_bits(score: Score, keys: Sop, queries: Sop, matched: tuple[Floats, Floats], bits: int) -> None:
+def _match_bits(
+    score: TermScore, keys: TabulatedSOp, queries: TabulatedSOp, matched: tuple[Floats, Floats], bits: int
+) -> None:
     for bit in range(bits):
         k, q = (np.where(side.astype(np.int64) >> bit & 1, 1.0, -1.0)[:, None] for side in matched)
         score.products.append(((queries, q / 2), (keys, k)))
         score.top += 0.5
 
 
-def _relate(score: Score, keys: Sop, queries: Sop, relation: Bools, rows: Floats, columns: Floats) -> None:
+def _relate(
+    score: TermScore, keys: TabulatedSOp, queries: TabulatedSOp, relation: Bools, rows: Floats, columns: Floats
+) -> None:
     if len(set(rows.tolist())) <= len(set(columns.tolist())):
         for number, first in _representatives(rows):
             if relation[first].any():

@@ -15,9 +15,9 @@ from itertools import permutations, product
 import numpy as np
 
 from allyouneed.rasp.atoms import COMPARISONS, PYTHON_ERRORS
-from allyouneed.rasp.compiler.ir import NEVER, Bools, Condition, Selection, Sop, Term
-from allyouneed.rasp.compiler.refusal import Unable
-from allyouneed.rasp.compiler.values import Bounds
+from allyouneed.rasp.compiler.domains import Bounds
+from allyouneed.rasp.compiler.ir import NEVER, Bools, Condition, Selection, TabulatedSOp, Term
+from allyouneed.rasp.compiler.refusal import Obstacle
 
 RELATION = 4_000_000  # pairs of values that one condition may compare
 TERMS = 64  # disjoint conjunctions of one selector
@@ -26,11 +26,11 @@ Terms = tuple[Term, ...]
 EVERYTHING: Terms = ((),)
 
 
-def compare(keys: Sop, queries: Sop, comparison: str, bounds: Bounds) -> Terms:
+def compare(keys: TabulatedSOp, queries: TabulatedSOp, comparison: str, bounds: Bounds) -> Terms:
     """The terms of one `select`."""
     pairs = len(keys.values) * len(queries.values)
     if pairs > RELATION:
-        raise Unable(f"compares {len(keys.values):,} with {len(queries.values):,} values; at most {RELATION:,} pairs")
+        raise Obstacle(f"compares {len(keys.values):,} with {len(queries.values):,} values; at most {RELATION:,} pairs")
     relation = _compared(keys, queries, comparison)
     for axis, side in enumerate((keys, queries)):
         if side.owner is not None and side.owner is not side:
@@ -41,7 +41,7 @@ def compare(keys: Sop, queries: Sop, comparison: str, bounds: Bounds) -> Terms:
     return simplified((Condition(keys.owner, queries.owner, relation),), bounds)
 
 
-def _compared(keys: Sop, queries: Sop, comparison: str) -> Bools:
+def _compared(keys: TabulatedSOp, queries: TabulatedSOp, comparison: str) -> Bools:
     call = COMPARISONS[comparison]
     if keys.numeric and queries.numeric:
         result: Bools = np.asarray(call(keys.numbers()[:, None], queries.numbers()[None, :]))
@@ -154,7 +154,7 @@ def _union(a: Term, b: Term) -> Term | None:
 def _limited(terms: Iterable[Term]) -> Terms:
     listed = tuple(terms)
     if len(listed) > TERMS:
-        raise Unable(f"is a union of more than {TERMS} disjoint conjunctions")
+        raise Obstacle(f"is a union of more than {TERMS} disjoint conjunctions")
     return listed
 
 

@@ -10,16 +10,18 @@ import numpy as np
 
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler import selectors
-from allyouneed.rasp.compiler.ir import Condition, Ints, Selection, Sop
-from allyouneed.rasp.compiler.refusal import Unable
-from allyouneed.rasp.compiler.values import Bounds
+from allyouneed.rasp.compiler.domains import Bounds
+from allyouneed.rasp.compiler.ir import Condition, Ints, Selection, TabulatedSOp
+from allyouneed.rasp.compiler.refusal import Obstacle
 
 PAIR = 256  # combinations of classes on the smaller side of a mean over a union of selectors
 
-Make = Callable[[Callable[..., Atom], tuple[Sop, ...], str], Sop]  # a new s-op from a function of others
+Make = Callable[
+    [Callable[..., Atom], tuple[TabulatedSOp, ...], str], TabulatedSOp
+]  # a new s-op from a function of others
 
 
-def united(selection: Selection, make: Make, bounds: Bounds) -> Selection:
+def merge_union(selection: Selection, make: Make, bounds: Bounds) -> Selection:
     """One condition for a whole union: sums and counts of several heads do not make a mean, one head does.
 
     Keys and queries are taken together with all others on their side, as far as the selector tells them apart.
@@ -32,7 +34,7 @@ def united(selection: Selection, make: Make, bounds: Bounds) -> Selection:
     joint = [_pair(side, selection.label, make) for side in sides]
     shape = tuple(len(one.values) for one in joint)
     if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
-        raise Unable(
+        raise Obstacle(
             f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} "
             f"numbers; at most {PAIR:,}"
         )
@@ -49,7 +51,7 @@ def united(selection: Selection, make: Make, bounds: Bounds) -> Selection:
     return Selection(selection.label, lifted, selection.nonempty, selection.at_most_one)
 
 
-def _pair(side: list[tuple[Sop, Ints]], label: str, make: Make) -> Sop:
+def _pair(side: list[tuple[TabulatedSOp, Ints]], label: str, make: Make) -> TabulatedSOp:
     """An s-op whose value is the number of the combination of classes."""
     sizes = [int(classes.max()) + 1 for _, classes in side]
     places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
@@ -63,7 +65,7 @@ def _pair(side: list[tuple[Sop, Ints]], label: str, make: Make) -> Sop:
     return make(call, tuple(sop for sop, _ in side), f"sides of {label}")
 
 
-def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
+def _told_apart(owner: TabulatedSOp, axis: int, conditions: Sequence[Condition]) -> Ints:
     """Classes of the values of an owner: those of one class are the same to every condition on this side."""
     relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
     numbers: dict[bytes, int] = {}
@@ -71,7 +73,7 @@ def _told_apart(owner: Sop, axis: int, conditions: Sequence[Condition]) -> Ints:
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
 
 
-def _digit(joint: Sop, owner: Sop | None, side: list[tuple[Sop, Ints]]) -> Ints:
+def _digit(joint: TabulatedSOp, owner: TabulatedSOp | None, side: list[tuple[TabulatedSOp, Ints]]) -> Ints:
     """For each value of a joint s-op some value of one of its parts that has the class it stands for."""
     number = np.array(joint.values, dtype=np.int64)
     if owner is None:
@@ -85,7 +87,7 @@ def _digit(joint: Sop, owner: Sop | None, side: list[tuple[Sop, Ints]]) -> Ints:
     raise AssertionError("the owner is one of its side")
 
 
-def _lifted(condition: Condition, joint: list[Sop]) -> Condition:
+def _lifted(condition: Condition, joint: list[TabulatedSOp]) -> Condition:
     """A relation between values of joint s-ops, as one between those of their owners."""
     relation = condition.relation
     for axis, side in enumerate(joint):

@@ -8,12 +8,12 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
+from allyouneed.rasp.api import evaluate_all
 from allyouneed.rasp.atoms import Atom, shortened
 from allyouneed.rasp.causal import seen_causally
-from allyouneed.rasp.compiler.program import Compiled, Verified
+from allyouneed.rasp.compiler.compiled import CompiledProgram, Verification
 from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.errors import RaspError
-from allyouneed.rasp.evaluate import evaluate_all
 from allyouneed.rasp.graph import Input, SOp
 
 ALL = 1000  # inputs, up to which every one is tried
@@ -24,7 +24,7 @@ class NotExact(RaspError):
     """The compiled model does not compute the program."""
 
 
-def verify(compiled: Compiled, outputs: Mapping[str, SOp], most: int = ALL, seed: int = 0) -> Verified:
+def verify(compiled: CompiledProgram, outputs: Mapping[str, SOp], most: int = ALL, seed: int = 0) -> Verification:
     """Compares; NotExact names the first input that differs, CannotCompile says that the program fails on all."""
     size, length = len(compiled.vocabulary), compiled.length
     exhaustive = sum(size**n for n in range(1, length + 1)) <= most
@@ -46,13 +46,15 @@ def verify(compiled: Compiled, outputs: Mapping[str, SOp], most: int = ALL, seed
     if undefined == len(inputs):
         every = "every input" if exhaustive else f"each of {undefined:,} inputs tried"
         raise CannotCompile([f"the program itself fails on {every}; {failure}"])
-    return Verified(len(inputs), exhaustive, undefined, failure)
+    return Verification(len(inputs), exhaustive, undefined, failure)
 
 
 NARROW = 64.0  # margins (see elementwise.py) above this leave float32 room enough
 
 
-def _difference(compiled: Compiled, name: str, given: Input, found: Sequence[Atom], right: Sequence[Atom]) -> str:
+def _difference(
+    compiled: CompiledProgram, name: str, given: Input, found: Sequence[Atom], right: Sequence[Atom]
+) -> str:
     """What differs first, and why that may be."""
     place = next(n for n in range(len(right)) if not equal(found[n : n + 1], right[n : n + 1]))
     text = f"{name}: on {shortened(list(given), 200)} the model gives {found[place]!r} at position {place}, "
@@ -79,12 +81,12 @@ def equal(found: Sequence[Atom], right: Sequence[Atom]) -> bool:
     )
 
 
-def _every(compiled: Compiled) -> Iterator[Input]:
+def _every(compiled: CompiledProgram) -> Iterator[Input]:
     for n in range(1, compiled.length + 1):
         yield from itertools.product(compiled.vocabulary, repeat=n)
 
 
-def some_inputs(compiled: Compiled, count: int, dice: random.Random) -> Iterator[Input]:
+def some_inputs(compiled: CompiledProgram, count: int, dice: random.Random) -> Iterator[Input]:
     """Edge cases (one token, all equal, all different, as long as may be), then random ones of all lengths."""
     tokens, length = compiled.vocabulary, compiled.length
     yield from ((token,) for token in tokens)

@@ -12,7 +12,7 @@ from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, S
 Width = tuple[Selector, int]  # how many are selected, and what is added
 
 
-def as_width(node: SOp, number: dict[int, int]) -> Width | None:
+def match_width(node: SOp, number: dict[int, int]) -> Width | None:
     """The selector that an s-op counts, and an offset. `number` tells which nodes compute the same."""
     if not (isinstance(node, Map) and node.function.name == "round" and len(node.arguments) == 1):
         return None
@@ -42,7 +42,7 @@ def _part(node: SOp, number: dict[int, int]) -> Selector | None:
         return None
     for size, mean in (node.arguments, node.arguments[::-1]):
         if isinstance(mean, Aggregate) and isinstance(mean.value, Map) and mean.value.function.name == "indicator":
-            counted = as_width(size, number)
+            counted = match_width(size, number)
             same = counted is not None and counted[1] == 0 and number[id(counted[0])] == number[id(mean.selector)]
             if same or (_is_up_to_here(mean.selector) and _is_place(size)):
                 return Combined("and", (mean.selector, Select(mean.value, Constant(1), "==")))

@@ -14,11 +14,11 @@ from allyouneed.rasp.drawing.canvas import (
     Canvas,
     Stroke,
     Text,
-    cut,
     printable,
     text_width,
     tint,
 )
+from allyouneed.rasp.labels import cut
 
 CELL: Final = 22.0  # height, and least width
 SIZE: Final = 12.0

@@ -8,8 +8,9 @@ cannot be printed is written as \\n, \\x00, \\u202e.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
-from unicodedata import east_asian_width
 from xml.sax.saxutils import escape, quoteattr
+
+from allyouneed.rasp.labels import columns, cut
 
 MONO: Final = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS: Final = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
@@ -53,26 +54,8 @@ def printable(text: str) -> str:
     return escaped(text)
 
 
-def columns(text: str) -> int:
-    """How many columns of a monospaced font a text takes."""
-    return sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
-
-
 def text_width(text: str, size: float, mono: bool = True, bold: bool = False) -> float:
     return columns(text) * size * (MONO_WIDTH if mono else SANS_WIDTH * (BOLD if bold else 1.0))
-
-
-def cut(text: str, most: int) -> str:
-    """A text of at most so many columns."""
-    if columns(text) <= most:
-        return text
-    kept, used = "", 1
-    for one in text:
-        used += columns(one)
-        if used > most:
-            break
-        kept += one
-    return kept + "…"
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ Brackets are set where the language needs them (`tree.py` has its precedences).
 
 from collections.abc import Mapping
 from typing import Final
+from unicodedata import east_asian_width
 
-from allyouneed.rasp.drawing.canvas import cut
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Tokens
 
 LEVELS: Final = 5  # expressions inside expressions; below stands …
@@ -84,3 +84,21 @@ def _operator(name: str, parts: list[str]) -> tuple[str, int]:
     if len(parts) == 1:
         return {"neg": "-", "pos": "+"}.get(name, f"{name} ") + parts[0], BINDING[name]
     return f"{parts[0]} {name} {parts[1]}", BINDING[name]
+
+
+def columns(text: str) -> int:
+    """How many columns of a monospaced font a text takes."""
+    return sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many columns."""
+    if columns(text) <= most:
+        return text
+    kept, used = "", 1
+    for one in text:
+        used += columns(one)
+        if used > most:
+            break
+        kept += one
+    return kept + "…"

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from allyouneed.rasp.atoms import PYTHON_ERRORS, Atom
-from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, Sop
-from allyouneed.rasp.compiler.refusal import Unable
+from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, TabulatedSOp
+from allyouneed.rasp.compiler.refusal import Obstacle
 from allyouneed.rasp.errors import RaspError
 
 GRID = 300_000  # combinations of values that one elementwise function may have
@@ -43,16 +43,16 @@ def finite(value: Atom) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def grid_size(frontier: Sequence[Sop]) -> int:
+def grid_size(frontier: Sequence[TabulatedSOp]) -> int:
     return math.prod(len(variable.values) for variable in frontier)
 
 
-def union(arguments: Sequence[Sop]) -> tuple[Sop, ...]:
+def union(arguments: Sequence[TabulatedSOp]) -> tuple[TabulatedSOp, ...]:
     """The variables of several s-ops."""
     return tuple(dict.fromkeys(variable for argument in arguments for variable in argument.frontier))
 
 
-def spread(sop: Sop, frontier: Sequence[Sop]) -> Ints:
+def spread(sop: TabulatedSOp, frontier: Sequence[TabulatedSOp]) -> Ints:
     """The table of an s-op over more variables than its own."""
     own = sop.frontier
     places = [own.index(variable) for variable in frontier if variable in own]
@@ -62,8 +62,8 @@ def spread(sop: Sop, frontier: Sequence[Sop]) -> Ints:
 
 
 def tabulate(
-    call: Callable[..., Atom], arguments: Sequence[Sop], bounds: Bounds
-) -> tuple[tuple[Sop, ...], Ints, tuple[Atom, ...]]:
+    call: Callable[..., Atom], arguments: Sequence[TabulatedSOp], bounds: Bounds
+) -> tuple[tuple[TabulatedSOp, ...], Ints, tuple[Atom, ...]]:
     """Variables, table and values of f of some s-ops."""
     frontier, size = union(arguments), grid_size(arguments)
     alone = len(arguments) == 1
@@ -77,7 +77,7 @@ def tabulate(
     results = _called(call, _unpacked(found if names is None else names[found], arguments))
     numbers = dict.fromkeys(result for result in results if result is not None)
     if not numbers:
-        raise Unable("fails on every input")
+        raise Obstacle("fails on every input")
     values = _sorted(numbers)
     place: dict[Atom | None, int] = {value: number for number, value in enumerate(values)}
     place[None] = NEVER
@@ -92,7 +92,7 @@ def tabulate(
     return frontier, number_of[combined].reshape([len(variable.values) for variable in frontier]), values
 
 
-def _reached(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds) -> Bools | None:
+def _reached(arguments: Sequence[TabulatedSOp], frontier: Sequence[TabulatedSOp], bounds: Bounds) -> Bools | None:
     """Which combinations of variables there are, and have values; None: all."""
     reached = reachable(frontier, bounds)
     for argument in arguments:
@@ -103,7 +103,7 @@ def _reached(arguments: Sequence[Sop], frontier: Sequence[Sop], bounds: Bounds) 
 
 
 def _combined(
-    arguments: Sequence[Sop], frontier: Sequence[Sop], reached: Bools | None
+    arguments: Sequence[TabulatedSOp], frontier: Sequence[TabulatedSOp], reached: Bools | None
 ) -> tuple[Ints, Ints, Ints | None]:
     """For each combination of variables that of the arguments, or NEVER; which of them occur; and their numbers.
 
@@ -124,7 +124,7 @@ def _combined(
     return combined, np.flatnonzero(occurs[:-1]), names
 
 
-def _unpacked(numbers: Ints, arguments: Sequence[Sop]) -> list[tuple[Atom, ...]]:
+def _unpacked(numbers: Ints, arguments: Sequence[TabulatedSOp]) -> list[tuple[Atom, ...]]:
     """The arguments of each combination."""
     columns: list[list[Atom]] = []
     for argument in reversed(arguments):
@@ -151,7 +151,7 @@ def _sorted(values: Collection[Atom]) -> tuple[Atom, ...]:
     return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
 
 
-def reachable(frontier: Sequence[Sop], bounds: Bounds) -> Bools | None:
+def reachable(frontier: Sequence[TabulatedSOp], bounds: Bounds) -> Bools | None:
     """Which combinations of the values of some variables may occur together; None: all."""
     reached: Bools | None = None
     for first, a in enumerate(frontier):
@@ -164,7 +164,7 @@ def reachable(frontier: Sequence[Sop], bounds: Bounds) -> Bools | None:
     return None if reached is None else np.broadcast_to(reached, [len(v.values) for v in frontier])
 
 
-def _together(a: Sop, b: Sop, bounds: Bounds) -> Bools | None:
+def _together(a: TabulatedSOp, b: TabulatedSOp, bounds: Bounds) -> Bools | None:
     """Which values of two variables may meet; None: all that is known is said elsewhere."""
     if b.kind != "width" or a.kind not in ("index", "width"):
         return None
@@ -186,11 +186,11 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
     unit = math.lcm(*(number.denominator for number in exact))
     steps = np.array(sorted({number.numerator * (unit // number.denominator) for number in exact}), dtype=object)
     if max(map(abs, steps)) * length >= 1 << 62:
-        raise Unable("averages numbers too large, or with too many different denominators, to be added up exactly")
+        raise Obstacle("averages numbers too large, or with too many different denominators, to be added up exactly")
     sums, counts = _sums(steps.astype(np.int64), length)
     different = np.unique(_quotients(sums, counts, unit))
     if len(different) > VALUES:
-        raise Unable(
+        raise Obstacle(
             f"has {len(different):,} different means of up to {length} values; at most {VALUES:,} are told apart"
         )
     results: dict[Atom, None] = dict.fromkeys(values)  # first: a single whole number stays one
@@ -202,7 +202,7 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
 
 def _sums(steps: Ints, length: int) -> tuple[Ints, Ints]:
     """All that one to `length` numbers can add up to, and how many numbers they are."""
-    many = Unable(f"has more than {VALUES:,} different means of up to {length} values: fewer, or shorter inputs")
+    many = Obstacle(f"has more than {VALUES:,} different means of up to {length} values: fewer, or shorter inputs")
     gaps, numbers = np.diff(steps), np.arange(1, length + 1)
     sizes = len(gaps) * numbers + 1  # of evenly spaced ones, whose sums are as evenly spaced; others have more
     if sizes.sum() > SUMS:

@@ -17,7 +17,7 @@ from allyouneed.rasp import limits
 from allyouneed.rasp.atoms import Atom, is_atom, kind, shortened
 from allyouneed.rasp.errors import RaspError
 from allyouneed.rasp.graph import Input, SOp
-from allyouneed.rasp.values import Dict, Flow, List, Procedure, Value
+from allyouneed.rasp.values import Dict, List, NamedNode, Procedure, Value
 
 
 def _atom(atom: Atom, numbers: bool = False) -> str:
@@ -96,7 +96,7 @@ def value_lines(name: str, value: Value) -> list[str]:
 
 def _short(value: Value, name: str = "") -> str:
     """A value that stands for itself inside a list."""
-    if isinstance(value, Flow):
+    if isinstance(value, NamedNode):
         return f"    {'s-op' if isinstance(value.node, SOp) else 'selector'}: {name or value.title}"
     if isinstance(value, Procedure):
         return f"    {value.home.title} function: {name or value.name}({', '.join(value.parameters)})"

@@ -15,16 +15,16 @@ from typing import Any
 
 from allyouneed.errors import UserError
 from allyouneed.rasp.atoms import Atom
-from allyouneed.rasp.compiler.attention import View, look
+from allyouneed.rasp.compiler.attention import AttentionTrace, trace_attention
 from allyouneed.rasp.compiler.refusal import CannotCompile
 from allyouneed.rasp.compiler.verify import equal
-from allyouneed.rasp.drawing.titles import title
 from allyouneed.rasp.errors import RaspError
-from allyouneed.rasp.evaluate import Run
+from allyouneed.rasp.evaluate import Evaluation
 from allyouneed.rasp.graph import Input, Node, Select, Selector, SOp, in_order
-from allyouneed.rasp.interpreter import Interpreter, no_files
+from allyouneed.rasp.interpreter import Interpreter, refuse_load
+from allyouneed.rasp.labels import title
 from allyouneed.rasp.loading import Loader
-from allyouneed.rasp.values import Environment, Flow, describe
+from allyouneed.rasp.values import Environment, NamedNode, describe
 
 LONGEST = 64  # tokens: a selector and each head have as many rows and columns
 NAMES = 60  # of a program that are shown
@@ -47,8 +47,8 @@ def show(text: str, given: Input, compiled: bool = True, length: int | None = No
     interpreter = Interpreter()
     where = interpreter.new_file("program")
     error = _run(interpreter, text, where)
-    run, values = Run(given), []
-    flows = {name: value for name, value in where.names.items() if isinstance(value, Flow)}
+    run, values = Evaluation(given), []
+    flows = {name: value for name, value in where.names.items() if isinstance(value, NamedNode)}
     for name, value in list(where.names.items())[-NAMES:]:
         try:
             values.append(_value(name, value, run))
@@ -63,7 +63,7 @@ def show(text: str, given: Input, compiled: bool = True, length: int | None = No
         "tokens": [_shown(atom) for atom in given],
         "values": values,
         "result": result,
-        "output": None if result is None else [_shown(atom) for atom in run.value(sops[result])],
+        "output": None if result is None else [_shown(atom) for atom in run.sequence(sops[result])],
         "error": error,
         "compiled": None
         if result is None or not compiled or error
@@ -73,7 +73,7 @@ def show(text: str, given: Input, compiled: bool = True, length: int | None = No
 
 def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, Any] | None:
     loader = Loader(interpreter)
-    interpreter.on_load = no_files
+    interpreter.on_load = refuse_load
 
     def stop(error: RaspError, place: str) -> None:
         raise _Wrong(error, int(place.rpartition(":")[2]))
@@ -87,7 +87,7 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
     return None
 
 
-def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> list[dict[str, Any]]:
+def _inside(flows: Mapping[str, NamedNode], names: Mapping[Node, str], run: Evaluation) -> list[dict[str, Any]]:
     """What lies on the way to what the program has named: nameless comparisons, and what functions call by a name."""
     known = {id(flow.node) for flow in flows.values()}
     found: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> l
             continue
         if id(node) not in known and len(found) < NAMES:
             try:
-                one = _value(_cut(names.get(node) or title(node, names)), Flow(node), run) | {"inside": True}
+                one = _value(_cut(names.get(node) or title(node, names)), NamedNode(node), run) | {"inside": True}
                 if one not in found:
                     found.append(one)
             except RaspError:
@@ -104,17 +104,17 @@ def _inside(flows: Mapping[str, Flow], names: Mapping[Node, str], run: Run) -> l
     return found
 
 
-def _value(name: str, value: Any, run: Run) -> dict[str, Any]:
-    if not isinstance(value, Flow):
+def _value(name: str, value: Any, run: Evaluation) -> dict[str, Any]:
+    if not isinstance(value, NamedNode):
         return {"name": name, "kind": "other", "values": [_cut(describe(value))]}
     if isinstance(value.node, SOp):
-        return {"name": name, "kind": "s-op", "values": [_shown(atom) for atom in run.value(value.node)]}
-    return {"name": name, "kind": "selector", "matrix": run.value(value.node)}
+        return {"name": name, "kind": "s-op", "values": [_shown(atom) for atom in run.sequence(value.node)]}
+    return {"name": name, "kind": "selector", "matrix": run.rows(value.node)}
 
 
 def _compiled(sop: SOp, given: Input, name: str, length: int | None, names: Mapping[Node, str]) -> dict[str, Any]:
     try:
-        view = look(sop, given, length=max(length or 0, len(given)), name=name, names=names)
+        view = trace_attention(sop, given, length=max(length or 0, len(given)), name=name, names=names)
     except (CannotCompile, UserError) as refusal:
         return {"refused": str(refusal), "maps": []}
     report = view.compiled.report
@@ -131,7 +131,7 @@ def _compiled(sop: SOp, given: Input, name: str, length: int | None, names: Mapp
     }
 
 
-def _maps(view: View) -> list[dict[str, Any]]:
+def _maps(view: AttentionTrace) -> list[dict[str, Any]]:
     maps = []
     for number, heads in enumerate(view.heads, start=1):
         if heads:

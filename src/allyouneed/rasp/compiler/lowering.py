@@ -19,11 +19,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from allyouneed.rasp.compiler.elementwise import Place, Plan, Steps, plan_of_variable, raw_position, steps, without_line
-from allyouneed.rasp.compiler.ir import Floats, Sop, term_key
-from allyouneed.rasp.compiler.refusal import Unable
-from allyouneed.rasp.compiler.schedule import Program, is_sum
-from allyouneed.rasp.compiler.scores import Score, Side, score_term
+from allyouneed.rasp.compiler.elementwise import (
+    LinePlan,
+    LineTerm,
+    ReluSteps,
+    plan_of_variable,
+    raw_position,
+    steps,
+    without_line,
+)
+from allyouneed.rasp.compiler.ir import Floats, TabulatedSOp, term_key
+from allyouneed.rasp.compiler.refusal import Obstacle
+from allyouneed.rasp.compiler.schedule import ProgramIR, is_sum
+from allyouneed.rasp.compiler.scores import Side, TermScore, score_term
 
 BOS_PULL = 4.0  # how far BOS prefers itself, in units of the gap between selected and not
 
@@ -32,7 +40,7 @@ BOS_PULL = 4.0  # how far BOS prefers itself, in units of the gap between select
 class Slot:
     """A number of the residual stream."""
 
-    owner: Sop | None  # None: marks BOS
+    owner: TabulatedSOp | None  # None: marks BOS
     what: str
     function: Floats  # of the values of the owner
     written: int  # by this layer; 0: the embedding
@@ -42,49 +50,51 @@ class Slot:
 
 
 @dataclass(eq=False)
-class Form:
+class LinearForm:
     """A linear form of slots, given by what it means: functions of values, added up."""
 
-    parts: list[tuple[Sop, Floats, bool]] = field(default_factory=list)  # (owner, function, as attention wrote it)
+    parts: list[tuple[TabulatedSOp, Floats, bool]] = field(
+        default_factory=list
+    )  # (owner, function, as attention wrote it)
     constant: float = 0.0
     at_bos: float = 0.0
 
 
 @dataclass(eq=False)
-class Head:
+class HeadIR:
     """One head: what queries and keys show each other, and what is read into which slots."""
 
     label: str
     counts: bool  # the sink scores as much as what is selected
-    products: list[tuple[Form, Form]] = field(default_factory=list)
-    values: list[tuple[Form, Slot]] = field(default_factory=list)
+    products: list[tuple[LinearForm, LinearForm]] = field(default_factory=list)
+    values: list[tuple[LinearForm, Slot]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Neurons:
+class NeuronGroup:
     """The steps along one line, and the slots they write."""
 
     label: str
-    line: Form
-    steps: Steps
+    line: LinearForm
+    steps: ReluSteps
     slots: list[Slot]
     margin: float
 
 
 @dataclass(eq=False)
-class Layer:
-    heads: dict[object, Head] = field(default_factory=dict)
-    neurons: list[Neurons] = field(default_factory=list)
+class LayerIR:
+    heads: dict[object, HeadIR] = field(default_factory=dict)
+    neurons: list[NeuronGroup] = field(default_factory=list)
     biases: list[tuple[Slot, float]] = field(default_factory=list)  # added by the attention
 
 
 @dataclass(eq=False)
-class Answer:
+class Readout:
     """How an output is read: each of its values is a point, and the nearest to what is computed scores highest."""
 
     name: str
-    sop: Sop
-    forms: list[Form]  # one for each coordinate
+    sop: TabulatedSOp
+    forms: list[LinearForm]  # one for each coordinate
     points_VN: Floats
 
 
@@ -92,14 +102,14 @@ class Answer:
 class Network:
     """All of the model but the numbers."""
 
-    layers: list[Layer]
+    layers: list[LayerIR]
     slots: list[Slot]
-    answers: list[Answer]
+    answers: list[Readout]
     of_owner: dict[int, list[Slot]]
     raw: dict[int, Slot]
 
 
-def realise(program: Program) -> Network:
+def lower(program: ProgramIR) -> Network:
     """Every slot, head and neuron that the outputs need."""
     work = _Work(program)
     answers = [work.answer(name, sop) for name, sop in program.outputs.items()]
@@ -108,29 +118,29 @@ def realise(program: Program) -> Network:
             work.make(sop)
     for base in (program.token, program.index):
         work.basis(base, written=0)
-    layers = [work.layers.get(number, Layer()) for number in range(1, max(work.layers, default=0) + 1)]
+    layers = [work.layers.get(number, LayerIR()) for number in range(1, max(work.layers, default=0) + 1)]
     bos = Slot(None, "bos", np.ones(1), 0, at_bos=1.0)
     return Network(layers, [bos, *sorted(work.slots, key=lambda slot: slot.written)], answers, work.of_owner, work.raw)
 
 
 class _Work:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ProgramIR) -> None:
         self.program = program
-        self.layers: dict[int, Layer] = {}
+        self.layers: dict[int, LayerIR] = {}
         self.slots: list[Slot] = []
         self.asked: dict[int, list[Floats]] = {}
         self.asked_raw: set[int] = set()
         self.of_owner: dict[int, list[Slot]] = {}
         self.raw: dict[int, Slot] = {}
 
-    def layer(self, number: int) -> Layer:
-        return self.layers.setdefault(number, Layer())
+    def layer(self, number: int) -> LayerIR:
+        return self.layers.setdefault(number, LayerIR())
 
     # --- asking --------------------------------------------------------------------------------------------------
 
-    def read(self, sides: Sequence[Side], constant: float = 0.0, at_bos: float = 0.0, scale: float = 1.0) -> Form:
+    def read(self, sides: Sequence[Side], constant: float = 0.0, at_bos: float = 0.0, scale: float = 1.0) -> LinearForm:
         """The sum of some functions, one column each, as a form."""
-        form = Form(constant=constant, at_bos=at_bos)
+        form = LinearForm(constant=constant, at_bos=at_bos)
         for sop, functions in sides:
             column = functions[:, 0] * scale
             if sop.owner is None:
@@ -141,7 +151,7 @@ class _Work:
                 self._ask(form, sop.owner, sop.over_owner(column))
         return form
 
-    def _read_sum(self, form: Form, sop: Sop, column: Floats) -> None:
+    def _read_sum(self, form: LinearForm, sop: TabulatedSOp, column: Floats) -> None:
         numbers = sop.numbers()
         low, high = int(numbers.argmin()), int(numbers.argmax())
         slope = float(column[high] - column[low]) / float(numbers[high] - numbers[low]) if low != high else 0.0
@@ -150,7 +160,7 @@ class _Work:
         for variable, own in sop.additive.items():
             self._ask(form, variable, slope * own)
 
-    def _ask(self, form: Form, owner: Sop, function: Floats) -> None:
+    def _ask(self, form: LinearForm, owner: TabulatedSOp, function: Floats) -> None:
         if owner.kind == "cut" and owner.plan is None:  # of a function of one variable, which can be asked itself
             cut_from = owner.arguments[0]
             assert cut_from.owner is not None
@@ -158,9 +168,9 @@ class _Work:
         self.asked.setdefault(id(owner), []).append(function)
         form.parts.append((owner, function, False))
 
-    def line(self, places: Sequence[Place], constant: float) -> Form:
+    def line(self, places: Sequence[LineTerm], constant: float) -> LinearForm:
         """The line of a plan, as a form."""
-        form = Form(constant=constant)
+        form = LinearForm(constant=constant)
         for place in places:
             if place.raw:
                 self.asked_raw.add(id(place.variable))
@@ -171,7 +181,7 @@ class _Work:
 
     # --- answering -----------------------------------------------------------------------------------------------
 
-    def basis(self, owner: Sop, written: int, first: Slot | None = None) -> list[Slot]:
+    def basis(self, owner: TabulatedSOp, written: int, first: Slot | None = None) -> list[Slot]:
         """Slots that span what was asked of an owner; `first` is one that is there anyway."""
         columns = self.asked.get(id(owner), [])
         slots = [first] if first is not None else []
@@ -187,7 +197,7 @@ class _Work:
         self.slots += [slot for slot in slots if slot is not first]
         return slots
 
-    def make(self, sop: Sop) -> None:
+    def make(self, sop: TabulatedSOp) -> None:
         """Whatever computes an s-op of which something was asked."""
         if sop.kind == "width":
             self._make_width(sop)
@@ -196,8 +206,8 @@ class _Work:
         elif sop.owner is sop:
             self._feed(sop, self.basis(sop, sop.layer))
 
-    def _feed(self, sop: Sop, slots: list[Slot], instead: Slot | None = None) -> None:
-        """Neurons that write slots; `instead` is one whose present value, a point of the line, makes room."""
+    def _feed(self, sop: TabulatedSOp, slots: list[Slot], instead: Slot | None = None) -> None:
+        """NeuronGroup that write slots; `instead` is one whose present value, a point of the line, makes room."""
         if not slots:
             return
         outputs = np.stack([slot.function for slot in slots], axis=1)
@@ -205,19 +215,19 @@ class _Work:
         moved = place is not None and self._make_room(sop, outputs, place)
         try:
             plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
-        except Unable as reason:
-            raise Unable(f"{sop.label}: {reason}") from None
-        assert isinstance(plan, Plan)
+        except Obstacle as reason:
+            raise Obstacle(f"{sop.label}: {reason}") from None
+        assert isinstance(plan, LinePlan)
         made = steps(plan, outputs)
         if moved and place is not None:
             made = without_line(plan, made, place)
         for slot, base in zip(slots, made.base_R, strict=True):
             slot.at_bos += float(base)
         line = self.line(plan.places, plan.constant)
-        self.layer(plan.layer).neurons.append(Neurons(sop.label, line, made, slots, plan.margin))
+        self.layer(plan.layer).neurons.append(NeuronGroup(sop.label, line, made, slots, plan.margin))
 
     @staticmethod
-    def _make_room(sop: Sop, outputs: Floats, place: int) -> bool:
+    def _make_room(sop: TabulatedSOp, outputs: Floats, place: int) -> bool:
         """Whether one neuron is to take the present value away; else it is taken off what the steps write.
 
         The latter is for nothing where there is a step between any two values anyway, as for a count.
@@ -231,20 +241,20 @@ class _Work:
         outputs[:] = less
         return False
 
-    def _make_width(self, sop: Sop) -> None:
+    def _make_width(self, sop: TabulatedSOp) -> None:
         assert sop.selector is not None
         raw = Slot(sop, f"1/(1 + {sop.label})", raw_position(sop), sop.layer, at_bos=1.0, raw_at_bos=1.0)
         self.slots.append(raw)
         self.raw[id(sop)] = raw
         head = self.head(sop, 0, counts=True)
-        head.values.append((Form(at_bos=1.0), raw))
+        head.values.append((LinearForm(at_bos=1.0), raw))
         # The count takes the place of 1/(c+1), which nobody reads after this layer.
         columns = self.asked.get(id(sop), [])
         if columns:
             wanted = max(columns, key=lambda column: int(np.count_nonzero(column)))
             self._replace(sop, raw, wanted)
 
-    def _make_aggregate(self, sop: Sop) -> None:
+    def _make_aggregate(self, sop: TabulatedSOp) -> None:
         assert sop.value is not None
         columns = self.asked.get(id(sop), [])
         if sop.single:
@@ -262,13 +272,13 @@ class _Work:
             return
         self._replace(sop, raw, columns[0])
 
-    def _replace(self, sop: Sop, raw: Slot, function: Floats) -> None:
+    def _replace(self, sop: TabulatedSOp, raw: Slot, function: Floats) -> None:
         """A slot that attention has written gets another function of the same value: the difference is added."""
         largest = float(np.abs(raw.function).max())
         raw.what, raw.function = sop.label, _tidy(function, largest)
         self._feed(sop, self.basis(sop, sop.layer, first=raw), instead=raw)
 
-    def _copy(self, sop: Sop, slot: Slot) -> None:
+    def _copy(self, sop: TabulatedSOp, slot: Slot) -> None:
         """Heads that read a function of the value, less that of the default; a bias adds the default again."""
         assert sop.selector is not None
         assert sop.value is not None
@@ -281,38 +291,38 @@ class _Work:
             form = self.read([(sop.value, of_value[:, None])])
             self.head(sop, number, counts=False).values.append((form, slot))
 
-    def head(self, sop: Sop, number: int, counts: bool) -> Head:
+    def head(self, sop: TabulatedSOp, number: int, counts: bool) -> HeadIR:
         """The head of one term of a selector; aggregates through one selector share it."""
         selection = sop.selector
         assert selection is not None
         term = selection.terms[number]
         heads, key = self.layer(sop.layer).heads, (counts, term_key(term))
         if key not in heads:
-            heads[key] = Head(selection.label, counts)
+            heads[key] = HeadIR(selection.label, counts)
             self._score(heads[key], score_term(selection, number, counts))
         return heads[key]
 
-    def _score(self, head: Head, score: Score) -> None:
+    def _score(self, head: HeadIR, score: TermScore) -> None:
         for query, key in score.products:
             head.products.append((self.read([query]), self.read([key])))
         if score.keys:
-            head.products.append((Form(constant=1.0), self.read(score.keys)))
+            head.products.append((LinearForm(constant=1.0), self.read(score.keys)))
         sink = -1.0 if score.bottomless else score.top if head.counts else score.top - 0.5
         to_sink = self.read([*score.tops, *score.raised], constant=sink, at_bos=BOS_PULL)
-        head.products.append((to_sink, Form(at_bos=1.0)))
+        head.products.append((to_sink, LinearForm(at_bos=1.0)))
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
-    def answer(self, name: str, sop: Sop) -> Answer:
+    def answer(self, name: str, sop: TabulatedSOp) -> Readout:
         """The coordinates of an output."""
         points = _points(sop)
-        return Answer(name, sop, [self.read([(sop, point[:, None])]) for point in points], np.stack(points, axis=1))
+        return Readout(name, sop, [self.read([(sop, point[:, None])]) for point in points], np.stack(points, axis=1))
 
 
 FAR = 1e6  # the largest square of a point, in units of the square of the gap
 
 
-def _points(sop: Sop) -> list[Floats]:
+def _points(sop: TabulatedSOp) -> list[Floats]:
     """Where the values stand, 1 apart: numbers that are there anyway stay in place, others become whole numbers."""
     count = len(sop.values)
     mean = sop.owner is not None and sop.owner.kind == "aggregate" and not sop.owner.single
@@ -329,7 +339,7 @@ def _points(sop: Sop) -> list[Floats]:
     return [(digit - (digit.max() / 2)) for digit in digits]
 
 
-def _stays(sop: Sop) -> bool:
+def _stays(sop: TabulatedSOp) -> bool:
     """Whether a function of a mean is the mean, moved and scaled."""
     assert sop.owner is not None
     return sop.over_owner(sop.numbers()) in Span(np.ones(len(sop.owner.values)), sop.owner.numbers())

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from allyouneed.rasp.atoms import Atom
-from allyouneed.rasp.compiler.attention import HeadView, View
+from allyouneed.rasp.compiler.attention import AttentionTrace, HeadAttention
 from allyouneed.rasp.compiler.report import LayerReport
-from allyouneed.rasp.display import given_text
 from allyouneed.rasp.drawing.blocks import (
     CELL,
     GAP,
@@ -38,13 +37,14 @@ from allyouneed.rasp.drawing.canvas import (
     Canvas,
     Stroke,
     Text,
-    cut,
     hue,
     printable,
     text_width,
     tint,
 )
 from allyouneed.rasp.errors import RaspLimitError
+from allyouneed.rasp.formatting import given_text
+from allyouneed.rasp.labels import cut
 from allyouneed.words import counted
 
 LONGEST: Final = 30  # positions
@@ -52,7 +52,7 @@ TITLE: Final = 52
 NARROW, WIDE = 24.0, 33.0  # cells of the selector, and of weights with their numbers
 
 
-def draw_compiled(view: View) -> Canvas:
+def draw_compiled(view: AttentionTrace) -> Canvas:
     """The picture of a program that was compiled and watched."""
     if len(view.given) > LONGEST:
         raise RaspLimitError(f"draw: an input of {len(view.given)} elements; at most {LONGEST} can be drawn")
@@ -78,12 +78,12 @@ def draw_compiled(view: View) -> Canvas:
     return stack(title, about, bands, arrow)
 
 
-def _about(heads: Sequence[HeadView], layer: LayerReport) -> str:
+def _about(heads: Sequence[HeadAttention], layer: LayerReport) -> str:
     neurons = sum(group.neurons for group in layer.functions)
     return f"{counted(len(heads), 'head')}, {counted(neurons, 'neuron')}"
 
 
-def _inputs(view: View) -> Block:
+def _inputs(view: AttentionTrace) -> Block:
     slots: dict[str, int] = {}
     for slot in view.compiled.report.slots:
         if slot.layer == 0:
@@ -141,8 +141,8 @@ class _Lists:
 class _HeadBlock:
     """The selector on the left, the attention on the right."""
 
-    view: View
-    head: HeadView
+    view: AttentionTrace
+    head: HeadAttention
     place: int
     layer: int
 

@@ -10,14 +10,14 @@ from allyouneed.errors import DataError
 from allyouneed.models.base import Model
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.compiler.assemble import FIRST, Output
-from allyouneed.rasp.compiler.report import Report
+from allyouneed.rasp.compiler.report import CompilationReport
 from allyouneed.rasp.graph import Input
 from allyouneed.text.specials import BOS, PAD
 from allyouneed.words import counted
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """What was compared with the interpreter, and found equal."""
 
     inputs: int
@@ -36,7 +36,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A model, and what goes in and comes out."""
 
     model: Model
@@ -44,8 +44,8 @@ class Compiled:
     length: int
     causal: bool
     outputs: tuple[Output, ...]
-    report: Report
-    verified: Verified | None = None  # None: not compared
+    report: CompilationReport
+    verified: Verification | None = None  # None: not compared
 
     def encode(self, inputs: Sequence[Input]) -> tuple[Tensor, Tensor]:
         """Ids with BOS before and PAD behind, and which of them are real."""
