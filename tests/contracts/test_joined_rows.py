@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mixers import SMALL as MIXERS_SMALL
+from mixer_contracts import CONTRACTS
 from test_models import GENERATING, SOURCE, TARGET, Case, assert_close
 from torch import Tensor
 
 from allyouneed.decode.base import pad_left, pad_right
-from allyouneed.mixers import MixerConfig, select_rows
+from allyouneed.mixers import MIXERS, MixerConfig, select_rows
 from allyouneed.mixers.parts.state import join_rows
 from allyouneed.models import Model
 from allyouneed.models.decoder import DecoderConfig
@@ -119,7 +119,8 @@ def test_every_model_with_shapes(case: Case) -> None:
     check(case.build(), some_rows())
 
 
-SETTINGS = [(name, number) for name, all_ in MIXERS_SMALL.items() for number in range(len(all_))]
+SETTINGS = [(name, number) for name, contract in CONTRACTS.items() for number in range(len(contract.settings))]
+POSITIONED = [name for name, mixer in MIXERS.items() if mixer.takes_positions and "causal" in mixer.roles]
 
 
 def check_mixer(mixer: MixerConfig, all_rows: list[Row]) -> None:
@@ -129,7 +130,7 @@ def check_mixer(mixer: MixerConfig, all_rows: list[Row]) -> None:
         decoder = DecoderConfig(mixer=mixer, layers=2, **shape)
         check(random_weights(decoder.build(Sizes(SOURCE, TARGET))), all_rows)
     if "cross" in mixer.roles:
-        softmax = MIXERS_SMALL["softmax"][0]
+        softmax = CONTRACTS["softmax"].settings[0]
         both = EncoderDecoderConfig(mixer=softmax, cross=mixer, encoder_layers=1, decoder_layers=1, **shape)
         check(random_weights(both.build(Sizes(SOURCE, TARGET))), all_rows)
 
@@ -140,24 +141,24 @@ def check_mixer(mixer: MixerConfig, all_rows: list[Row]) -> None:
 @given(all_rows=several)
 def test_every_mixer(name: str, number: int, all_rows: list[Row]) -> None:
     torch.manual_seed(1)
-    check_mixer(MIXERS_SMALL[name][number], all_rows)
+    check_mixer(CONTRACTS[name].settings[number], all_rows)
 
 
-@pytest.mark.parametrize("name", MIXERS_SMALL)
+@pytest.mark.parametrize("name", CONTRACTS)
 def test_every_mixer_with_shapes(name: str) -> None:
-    check_mixer(MIXERS_SMALL[name][0], some_rows())
+    check_mixer(CONTRACTS[name].settings[0], some_rows())
 
 
 @pytest.mark.no_shapes
 @settings(max_examples=3)
 @pytest.mark.parametrize("name", POSITIONS)
-@pytest.mark.parametrize("mixer", ["softmax", "window", "reformer", "memory-compressed", "bigbird"])
+@pytest.mark.parametrize("mixer", POSITIONED)
 @given(all_rows=several)
 def test_every_position(name: str, mixer: str, all_rows: list[Row]) -> None:
     torch.manual_seed(1)
     positions = POSITIONS[name].model_validate({"type": name})
     shape = {"width": 12, "hidden": 8, "layers": 1, "dropout": 0.0}
-    config = DecoderConfig(mixer=MIXERS_SMALL[mixer][0], positions=positions, **shape)
+    config = DecoderConfig(mixer=CONTRACTS[mixer].settings[0], positions=positions, **shape)
     check(random_weights(config.build(Sizes(SOURCE, TARGET))), all_rows)
 
 

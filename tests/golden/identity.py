@@ -23,7 +23,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "contracts")]
 
-from test_mixers import SMALL as MIXER_SETTINGS
+from mixer_contracts import CONTRACTS
 from test_models import SMALL as MODEL_SETTINGS
 
 from allyouneed.config import parse
@@ -68,7 +68,7 @@ def _cases() -> list[tuple[str, tuple[str, dict[str, Any]]]]:
             cases += [(f"{name}{i}", (name, settings)) for i, settings in enumerate(several)]
     wide = {"width": 12, "hidden": 20, "dropout": 0.0, "layers": 2}
     for name in MIXERS:
-        for i, config in enumerate(MIXER_SETTINGS[name]):
+        for i, config in enumerate(CONTRACTS[name].settings):
             if "causal" in config.roles:
                 tree = {**wide, "width": 60, "mixer": config.model_dump()}  # 60: for any number of heads
                 cases.append((f"decoder {name}{i}", ("decoder", tree)))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import test_mixers
+import mixer_contracts
 import test_models
 import torch
 
@@ -34,9 +34,10 @@ def cases() -> Iterator[tuple[str, Model, int | None]]:
     for case in test_models.CASES:
         if case.number == 0 or case.name in ("memn2n", "show-attend-tell"):
             yield str(case), case.build(), None
-    for name, configs in test_mixers.SMALL.items():
-        if "causal" in configs[0].roles:
-            mixer = {"type": name, **configs[0].model_dump(exclude={"type"})}
+    for name, contract in mixer_contracts.CONTRACTS.items():
+        config = contract.settings[0]
+        if "causal" in config.roles:
+            mixer = {"type": name, **config.model_dump(exclude={"type"})}
             yield f"decoder of {name}", decoder(mixer), 3 if name in ("xl", "compressive") else None
     for position in ("t5", "shaw"):  # layers share the numbers of the first
         yield f"decoder with {position}", decoder({"type": "softmax", "heads": 3}, position), None

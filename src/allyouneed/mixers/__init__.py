@@ -1,6 +1,7 @@
-"""How positions talk: one mechanism a file, and this table.
+"""The mixers: one mechanism per file, and this table.
 
-A new mechanism is a file beside these, a line here, and a line in `tests/contracts/test_mixers.py`.
+To add a mechanism, add its file, its line in `MIXERS`, and the line of its oracle in
+`tests/contracts/mixer_contracts.py`.
 """
 
 from typing import Annotated
@@ -8,7 +9,7 @@ from typing import Annotated
 from pydantic import SerializeAsAny
 
 from allyouneed.config import choice
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, State, send_losses_to
+from allyouneed.mixers.base import Cost, Family, Memory, Mixer, MixerConfig, Role, State, Theory, send_losses_to
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.compressive import CompressiveConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
@@ -52,11 +53,13 @@ __all__ = [
     "MIXERS",
     "AnyMixer",
     "Cost",
+    "Family",
     "Memory",
     "Mixer",
     "MixerConfig",
     "Role",
     "State",
+    "Theory",
     "detach",
     "select_rows",
     "send_losses_to",

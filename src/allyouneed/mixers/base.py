@@ -32,6 +32,7 @@ from allyouneed.positions import PositionConfig, ScorePosition
 from allyouneed.sizes import Traits
 
 Role = Literal["causal", "bidirectional", "cross"]
+Family = Literal["global attention", "local attention", "recurrence and convolution"]
 State = Any  # a dataclass of tensors, batch first; `state.select_rows` works on any of them
 
 
@@ -58,15 +59,40 @@ class Cost:
     path: int | None  # layers until the first position has reached the last; None: it never does
 
 
+@dataclass(frozen=True)
+class Theory:
+    """The cost of one layer as its paper states it, in n (length) and d (width): a row of table 1.
+
+    The exponents are those of the leading term. For attention that is the term of the reading itself, as in the paper;
+    the four projections, O(n d²), are part of every formula here but not of the paper's table.
+    """
+
+    formula: str  # FLOPs of a layer, O(..)
+    in_length: float  # exponent of n in the leading term
+    in_width: float  # exponent of d in the leading term
+    sequential: str  # operations that must wait for each other; "n" if it works position by position
+    path: str  # layers between the first and the last position
+    leads_at: tuple[int, ...] | None = None  # lengths at which the leading term dominates; None: chosen by in_length
+
+
 class MixerConfig(Config, ABC):
-    """The settings of one mechanism. Frozen, validated, and it knows its cost."""
+    """The settings of one mechanism: frozen and validated, with its cost and everything else that is specific to it."""
 
     summary: ClassVar[str]  # one line for `allyouneed list`
     paper: ClassVar[str]
     roles: ClassVar[frozenset[Role]]
+    theory: ClassVar[Theory]
+    family: ClassVar[Family]  # mixers of a family share a chart of `allyouneed cost`
     takes_positions: ClassVar[bool] = False  # whether relative positions can act inside its score
+    reads_itself: ClassVar[bool] = True  # False if a position may read others only
+    reads_by_content: ClassVar[bool] = False  # which position reads which depends on their vectors
 
     type: str
+
+    @classmethod
+    def settings_for(cls, length: int) -> dict[str, object]:
+        """Return the settings that should follow the length of a sequence; the others keep their defaults."""
+        return {}
 
     @abstractmethod
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Mixer":

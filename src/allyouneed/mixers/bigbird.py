@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from allyouneed.mixers.base import Cost, Role
+from allyouneed.mixers.base import Cost, Role, Theory
 from allyouneed.mixers.parts.block_sparse import Band, grouped
 from allyouneed.mixers.parts.patterned import PatternedConfig
 
@@ -33,6 +33,8 @@ from allyouneed.mixers.parts.patterned import PatternedConfig
 class BigBirdConfig(PatternedConfig):
     summary = "blocks read their neighbours, global blocks and a few blocks drawn at random"
     paper = "Zaheer et al. 2020, arXiv:2007.14062"
+    theory = Theory("n b (4 + g + r) d + n d²", 1, 1, "1", "1")
+    family = "local attention"
 
     type: Literal["bigbird"] = "bigbird"
     block: PositiveInt = 64  # positions in a block

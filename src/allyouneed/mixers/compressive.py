@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, loss_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import packed
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
@@ -61,6 +61,8 @@ class CompressiveConfig(HeadsConfig):
     summary = "a memory of the segments before, and a compressed one of what leaves it"
     paper = "Rae et al. 2020, arXiv:1911.05507"
     roles = frozenset({"causal"})
+    theory = Theory("n (m + c) d + n d²", 1, 1, "1", "n / (m + r c)")
+    family = "local attention"
 
     type: Literal["compressive"] = "compressive"
     memory: PositiveInt = 128  # how many positions before itself each one reads, at least; may change after training

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory
 from allyouneed.mixers.parts.conv_window import ConvWindow
 from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import initialise, refuse_state
@@ -31,6 +31,8 @@ class ConvolutionConfig(MixerConfig):
     summary = "each position reads its nearest neighbours, each distance through a matrix of its own"
     paper = "Waibel et al. 1989; Kalchbrenner et al. 2016, arXiv:1610.10099"
     roles = frozenset({"causal", "bidirectional"})
+    theory = Theory("k n d²", 1, 2, "1", "n / k")
+    family = "recurrence and convolution"
 
     type: Literal["convolution"] = "convolution"
     kernel: Annotated[int, Field(ge=2)] = 3  # positions that are read, itself included

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
 
@@ -34,6 +34,8 @@ class LinearConfig(HeadsConfig):
     summary = "linear attention (elu + 1): the past is one matrix, decoding costs the same at any length"
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
     roles = frozenset({"causal", "bidirectional", "cross"})
+    theory = Theory("n d² / h + n d²", 1, 2, "n / c", "1")
+    family = "global attention"
 
     type: Literal["linear"] = "linear"
 

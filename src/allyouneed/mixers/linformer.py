@@ -19,7 +19,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.errors import DataError
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import count_positions
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, given, refuse_state
@@ -31,11 +31,18 @@ class LinformerConfig(HeadsConfig):
     summary = "keys and values projected from n positions to a few slots; not causal"
     paper = "Wang et al. 2020, arXiv:2006.04768"
     roles = frozenset({"bidirectional", "cross"})
+    theory = Theory("n k d + n d²", 1, 1, "1", "1")
+    family = "global attention"
 
     type: Literal["linformer"] = "linformer"
     slots: PositiveInt = 256  # the paper's k
     max_length: PositiveInt = 4096  # the paper's n
     share: Literal["none", "heads", "key-value"] = "heads"  # one E and F for each head; for all; and E = F
+
+    @classmethod
+    def settings_for(cls, length: int) -> dict[str, object]:
+        """Return a matrix with a column for each position."""
+        return {"max_length": max(length, 256)}
 
     def build(self, width: int, *, role: Role = "bidirectional", position: ScorePosition | None = None) -> "Linformer":
         self.require(role, position)

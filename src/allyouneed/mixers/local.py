@@ -21,7 +21,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, grouped
 from allyouneed.mixers.parts.kv_cache import compact, count_positions, packed
@@ -34,6 +34,8 @@ from allyouneed.positions import ScorePosition
 class LocalConfig(PatternedConfig):
     summary = "each position reads its own block of neighbours; blocks never meet, or read some before them"
     paper = "Liu et al. 2018, arXiv:1801.10198"
+    theory = Theory("n b d + n d²", 1, 1, "1", "1, or never")
+    family = "local attention"
 
     type: Literal["local"] = "local"
     block: PositiveInt = 256  # positions

@@ -19,7 +19,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, Theory, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
 from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, pushed_left
@@ -32,6 +32,8 @@ class LongformerConfig(HeadsConfig):
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
     roles = frozenset({"bidirectional"})
     takes_positions = True
+    theory = Theory("n (w + g) d + n d²", 1, 1, "1", "1")
+    family = "local attention"
 
     type: Literal["longformer"] = "longformer"
     window: PositiveInt = 256  # how many positions it sees to each side (the paper's w / 2)

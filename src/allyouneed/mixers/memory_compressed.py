@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, attend_sparsely, bias_of, has_kernel
 from allyouneed.mixers.parts.kv_cache import compact, next_positions
@@ -44,6 +44,9 @@ class MemoryCompressedConfig(HeadsConfig):
     paper = "Liu et al. 2018, arXiv:1801.10198"
     roles = frozenset({"causal", "bidirectional", "cross"})
     takes_positions = True
+    theory = Theory("n² d / s + n d²", 2, 1, "1", "1", leads_at=(2048, 4096, 8192))  # queries are read in blocks of 512
+    family = "global attention"
+    reads_itself = False
 
     type: Literal["memory-compressed"] = "memory-compressed"
     stride: PositiveInt = 3  # positions of a slot

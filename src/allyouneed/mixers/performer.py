@@ -23,7 +23,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory
 from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, with_ones
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
@@ -37,6 +37,8 @@ class PerformerConfig(HeadsConfig):
     summary = "random positive features that estimate softmax attention in linear time (FAVOR+)"
     paper = "Choromanski et al. 2021, arXiv:2009.14794"
     roles = frozenset({"causal", "bidirectional", "cross"})
+    theory = Theory("n m d + n d²", 1, 1, "n / c", "1")
+    family = "global attention"
 
     type: Literal["performer"] = "performer"
     features: PositiveInt = 256  # of each head; the error falls with the square root of their number

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory
 from allyouneed.mixers.parts.block_sparse import has_kernel
 from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import full_precision, initialise, refuse_state, widened
@@ -125,6 +125,8 @@ class RecurrentConfig(MixerConfig):
     """What the three have in common."""
 
     roles = frozenset({"causal", "bidirectional"})
+    theory = Theory("n d²", 1, 2, "n", "1 (n steps)")
+    family = "recurrence and convolution"
     cell: ClassVar[CellKind]
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Recurrent":

@@ -35,7 +35,7 @@ import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import bias_of
 from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
@@ -56,6 +56,10 @@ class ReformerConfig(HeadsConfig):
     paper = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451"
     roles = frozenset({"causal", "bidirectional"})
     takes_positions = True
+    theory = Theory("n r c d + n d²", 1, 1, "1", "1")
+    family = "global attention"
+    reads_itself = False
+    reads_by_content = True
 
     type: Literal["reformer"] = "reformer"
     buckets: Buckets | tuple[Buckets, Buckets] = (

@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_valid
 from allyouneed.mixers.parts.projections import refuse_state
@@ -31,6 +31,8 @@ class SoftmaxConfig(MixerConfig):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     roles = frozenset({"causal", "bidirectional", "cross"})
     takes_positions = True
+    theory = Theory("n² d + n d²", 2, 1, "1", "1")
+    family = "global attention"
 
     type: Literal["softmax"] = "softmax"
     heads: PositiveInt = 8

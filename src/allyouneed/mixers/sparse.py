@@ -13,6 +13,7 @@ Differs: of the paper's three ways to combine the factors this is the merged hea
 union. Bidirectional where asked for, with distances to either side (the paper is causal only).
 """
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
@@ -21,7 +22,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from allyouneed.mixers.base import Cost, Role
+from allyouneed.mixers.base import Cost, Role, Theory
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, bands_of, grouped
 from allyouneed.mixers.parts.patterned import PatternedConfig
 
@@ -31,6 +32,8 @@ ROWS = 128  # queries of a column that are read at once: fewer waste calls, more
 class SparseConfig(PatternedConfig):
     summary = "near positions, and every l-th (strided) or the last of every block (fixed): all meet in two layers"
     paper = "Child et al. 2019, arXiv:1904.10509"
+    theory = Theory("n √n d + n d²", 1.5, 1, "1", "2", leads_at=(1024, 4096, 16384))
+    family = "global attention"
 
     type: Literal["sparse"] = "sparse"
     pattern: Literal["strided", "fixed"] = "fixed"
@@ -48,6 +51,11 @@ class SparseConfig(PatternedConfig):
         if value is not None and value > stride:
             raise ValueError(f"{value}, but a block has only {stride} positions")
         return value
+
+    @classmethod
+    def settings_for(cls, length: int) -> dict[str, object]:
+        """Return a stride near the square root of the length (section 4.2), and a few last positions of a block."""
+        return {"stride": max(8, round(math.sqrt(length))), "summaries": 8}
 
     @property
     def kept(self) -> int:

@@ -20,7 +20,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
 from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
@@ -34,6 +34,8 @@ class WindowConfig(HeadsConfig):
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
     roles = frozenset({"causal", "bidirectional"})
     takes_positions = True
+    theory = Theory("n w d + n d²", 1, 1, "1", "n / w")
+    family = "local attention"
 
     type: Literal["window"] = "window"
     window: PositiveInt = 256  # how many positions it sees to each side (causal: before it)

@@ -28,7 +28,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_plainly, bands_of
 from allyouneed.mixers.parts.kv_cache import join_pasts, packed
@@ -42,6 +42,8 @@ class XLConfig(HeadsConfig):
     summary = "a memory of the segments before, and relative positions of its own"
     paper = "Dai et al. 2019, arXiv:1901.02860"
     roles = frozenset({"causal"})
+    theory = Theory("n m d + n d²", 1, 1, "1", "n / m")
+    family = "local attention"
 
     type: Literal["xl"] = "xl"
     memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training

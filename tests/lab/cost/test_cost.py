@@ -12,7 +12,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.lab.cost.measure import COUNTED_HEAD, COUNTED_WIDTH, CostSettings, crossing, flops_crossing, study_cost
 from allyouneed.lab.cost.meter import Pass, count_flops, exponent, peak_bytes
 from allyouneed.lab.cost.report import verdicts, write_cost_report
-from allyouneed.lab.cost.table1 import THEORY, Row, rows
+from allyouneed.lab.cost.table1 import Row, rows
 from allyouneed.lab.report import Table
 from allyouneed.mixers import MIXERS
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.no_shapes
 
 
 def test_every_mixer_has_its_theory() -> None:
-    assert set(THEORY) == set(MIXERS)
+    assert all(mixer.theory.formula for mixer in MIXERS.values())
 
 
 def stated(row: Row, length: int, width: int) -> int:

@@ -23,7 +23,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.lab.cost.meter import Exponent, Pass, count_flops, exponent, one_thread
 from allyouneed.lab.cost.path_length import path_length
 from allyouneed.lab.cost.table1 import Row, rows
-from allyouneed.mixers import MixerConfig
+from allyouneed.mixers import MIXERS, MixerConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.storage import writing
 from allyouneed.version import __version__
@@ -32,7 +32,7 @@ COUNTED_WIDTH = 4
 COUNTED_HEAD = 4
 PATH_WIDTH = 16
 FITTED = 3  # sizes, the largest ones
-RECURRENCES = ("rnn", "gru", "lstm")
+RECURRENCES = tuple(name for name, mixer in MIXERS.items() if mixer.theory.sequential == "n")
 Report = Callable[[float, str], None]
 
 
@@ -227,8 +227,8 @@ def _count_one(row: Row, length: int, width: int, journal: Journal) -> Count:
 
 
 def _paths(row: Row, settings: CostSettings, journal: Journal) -> list[tuple[int, int | None]]:
-    # Who reads whom in a Reformer depends on what they hold: a path is there if some of many draws find it.
-    draws = 200 if row.name == "reformer" else 1
+    # If attention depends on content, a path exists if some of many draws find it.
+    draws = 200 if MIXERS[row.name].reads_by_content else 1
     return [
         (length, journal.get(["path", row.name, length], partial(_path, row, length, draws)))
         for length in settings.paths

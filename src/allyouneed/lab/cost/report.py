@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from allyouneed.lab.charts import AnyChart, Chart, Curve, Dots, save_chart
 from allyouneed.lab.cost.measure import Crossing, Line, Study
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
+from allyouneed.mixers import MIXERS, Family
 from allyouneed.words import counted
 
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "attention": ("softmax", "memory-compressed", "sparse", "reformer", "linear", "performer", "linformer"),
-    "attention to near positions": ("softmax", "window", "longformer", "bigbird", "local", "xl", "compressive"),
-    "what came before": ("softmax", "rnn", "gru", "lstm", "convolution"),
-}
+BASELINE = "softmax"  # drawn in the chart of every family
 
 
 def formulas_table(study: Study) -> Table:
@@ -133,10 +130,12 @@ def charts(study: Study) -> dict[str, AnyChart]:
     """The pictures, by the names of their files."""
     settings = study.settings
     drawn: dict[str, AnyChart] = {}
-    for number, (family, names) in enumerate(FAMILIES.items(), start=1):
-        lines = [line for name in names for line in study.lines if line.row.name == name]
-        if not lines or (len(lines) == 1 < len(study.lines) and lines[0].row.name == "softmax"):
-            continue  # softmax is in all of them, to be compared with
+    for number, family in enumerate(get_args(Family), start=1):
+        members = [line for line in study.lines if MIXERS[line.row.name].family == family]
+        baseline = [line for line in study.lines if line.row.name == BASELINE]
+        lines = [*baseline, *(line for line in members if line not in baseline)]
+        if not members or (lines == baseline and len(study.lines) > 1):
+            continue
         note = f"One layer, one sequence, width {settings.width}, forward and backward, one core."
         for kind, label in (("seconds", "seconds"), ("memory", "megabytes at the most")):
             curves = [_curve(line, kind) for line in lines]

@@ -1,0 +1,72 @@
+"""Clause 1 of the mixer contract: the shape is kept, and values and gradients equal the oracle's in float64."""
+
+import pytest
+import torch
+from mixer_contracts import CASES, CONTRACTS, Case, Read, assert_close_with_gradients, every_case, inputs, run
+from oracle_parts import Reading
+
+from allyouneed.mixers import MIXERS
+
+
+def test_every_mixer_is_under_contract() -> None:
+    assert set(MIXERS) == set(CONTRACTS)
+    for name, contract in CONTRACTS.items():
+        assert contract.settings
+        assert all(type(config) is MIXERS[name] for config in contract.settings)
+
+
+@pytest.mark.no_shapes  # the loops return too often; the clauses below run the same code under the check
+@every_case
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_equals_its_oracle(case: Case, padded: bool) -> None:
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, T=5, S=4)
+    read_length = x_BTD.shape[1] if memory_BSD is None else memory_BSD.shape[1]
+    mask_BS = torch.ones(2, read_length, dtype=torch.bool)
+    if padded:
+        mask_BS[0, 0] = mask_BS[1, 2:4] = False
+    y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD, mask_BS if padded else None))
+    assert y_BTD.shape == x_BTD.shape
+
+    rows = []
+    for b in range(2):
+        memory_SD = None if memory_BSD is None else memory_BSD[b]
+        reading = Reading(case.role, case.position, mask_BS[b].tolist(), memory_SD)
+        rows.append(CONTRACTS[case.name].oracle(mixer, x_BTD[b], reading))
+    # What a padded position itself gives is of no interest to anybody.
+    counts = mask_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
+    sources = [x for x in (x_BTD, memory_BSD, *mixer.parameters()) if x is not None]
+    assert_close_with_gradients(y_BTD[counts], torch.stack(rows)[counts], sources, 1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name, contract in CONTRACTS.items() if contract.finer is not None])
+def test_a_finer_approximation_comes_nearer(name: str) -> None:
+    contract = CONTRACTS[name]
+    assert contract.finer is not None
+    assert contract.approximates is not None
+    errors = []
+    for config in (contract.settings[0], contract.finer):
+        case = Case(name, config, "bidirectional" if "bidirectional" in config.roles else "causal", "none")
+        error = 0.0
+        for _ in range(5):
+            mixer, x_BTD = case.build(), inputs(case, B=1)[0]
+            y_TD = contract.approximates(mixer, x_BTD[0], Reading(case.role, "none", [True] * 7))
+            error += float((mixer(x_BTD)[0][0] - y_TD).detach().norm())
+        errors.append(error)
+    assert errors[1] < 0.75 * errors[0]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.position == "none"], ids=str)
+def test_half_precision_gives_nearly_the_same(case: Case) -> None:
+    """Under autocast, forward and backward: sums over a sequence are not rounded away."""
+    mixer = case.build(torch.float32)
+    x_BTD, memory_BSD = (None if x is None else x.detach().float() for x in inputs(case))
+    assert x_BTD is not None
+    x_BTD.requires_grad_()
+    with torch.no_grad():
+        whole_BTD, _ = run(mixer, x_BTD, Read(memory_BSD))
+    with torch.autocast("cpu", torch.bfloat16):
+        y_BTD, _ = run(mixer, x_BTD, Read(memory_BSD))
+    (gradient_BTD,) = torch.autograd.grad(y_BTD.float().square().sum(), x_BTD)
+    assert gradient_BTD.isfinite().all()
+    assert float((y_BTD.detach().float() - whole_BTD).norm() / whole_BTD.norm()) < 0.15
