@@ -3,13 +3,14 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup browser demo test check format bench faults clean
+.PHONY: setup browser demo test test-fast check format bench faults clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   make .venv with everything pinned in constraints.txt"
 	@echo "make demo    train English -> German number words, translate unseen ones, draw the attention"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests (minutes)"
+	@echo "make test-fast  contracts and units only, no child processes (two minutes)"
 	@echo "make check   format, lint, types, import layers, sizes of files and functions (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
 	@echo "make faults  kills, broken disks, flipped bits, hostile corpora, fuzzers (about two hours)"
@@ -36,6 +37,9 @@ demo: setup
 
 test: setup browser
 	$(PY) -m pytest -n 2
+
+test-fast: setup
+	$(PY) -m pytest -n 2 --fast
 
 check: setup
 	$(VENV)/bin/ruff format --check .

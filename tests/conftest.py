@@ -1,8 +1,10 @@
-"""For all tests: one thread, a seed for each test, reproducible property tests, and tensor names that cannot lie."""
+"""For all tests: one thread, a seed for each test, reproducible property tests, checked tensor names, and `--fast`."""
 
+import os
 import sys
 import zlib
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,14 +18,43 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("tests")
 
+# Audit events of a new process. A compiler is allowed: kernels are built once, on first use.
+SPAWNING = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"})
+COMPILERS = ("cc", "gcc", "clang")
+SYSTEM_TESTS = ("cli", "faults", "serve")  # folders of tests of the whole program
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-shapes", action="store_true", help="do not check that x_BTD has three axes (faster)")
+    parser.addoption("--fast", action="store_true", help="units and contracts: no slow test, no process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_shapes: runs without the check of shape suffixes, for speed")
     torch.set_num_threads(1)
+    if config.getoption("--fast"):
+        sys.addaudithook(_skip_processes)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if _is_slow(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _is_slow(item)]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return folder in SYSTEM_TESTS or item.get_closest_marker("slow") is not None
+
+
+def _skip_processes(event: str, arguments: tuple[Any, ...]) -> None:
+    """Skip the running test when it starts a process. Children inherit nothing: the hook ends with the process."""
+    if event not in SPAWNING or "PYTEST_CURRENT_TEST" not in os.environ:
+        return
+    program = os.path.basename(os.fsdecode(arguments[0])) if event == "subprocess.Popen" else ""
+    if program not in COMPILERS:
+        pytest.skip(f"starts a process ({program or event}), which --fast leaves out")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -32,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """Runs each test under the shape checker; a lie fails the test, whatever else it found."""
+    """Run each test under the shape checker. A wrong name fails the test, whatever else happened."""
     if pyfuncitem.config.getoption("--no-shapes") or pyfuncitem.get_closest_marker("no_shapes"):
         return (yield)
     checker = ShapeChecker()
@@ -42,5 +73,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     finally:
         sys.setprofile(before)
-        if checker.lies:
-            raise AssertionError("\n".join(dict.fromkeys(checker.lies)))
+        if checker.wrong_names:
+            raise AssertionError("\n".join(dict.fromkeys(checker.wrong_names)))

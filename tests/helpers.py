@@ -1,4 +1,4 @@
-"""What several tests need: shared data, the shape checker, and comparisons of outputs and gradients."""
+"""Shared by several tests: data folders, the shape checker, comparisons of outputs and gradients."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SUFFIX = re.compile(r"^[a-z]\w*?_([A-Z0-9]*[A-Z][A-Z0-9]*)$")
 
 
 def shared_data(*parts: str) -> Path:
-    """A file or folder of the shared data (ALLYOUNEED_DATA, or ../shared/data); the test is skipped without it."""
+    """Return a file or folder of the shared data (ALLYOUNEED_DATA, or ../shared/data); skip the test without it."""
     folder = Path(os.environ.get("ALLYOUNEED_DATA", ROOT.parent / "shared" / "data"))
     path = folder.joinpath(*parts)
     if not path.exists():
@@ -27,17 +27,17 @@ def shared_data(*parts: str) -> Path:
 
 
 class ShapeChecker:
-    """A profile function (`sys.setprofile`) that holds names like `x_BTD` to what they say.
+    """A profile function (`sys.setprofile`) that checks names like `x_BTD` against the tensors they hold.
 
     Whenever a function of the package returns, each of its local tensors with a suffix must have one axis for each
-    letter; one letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Lies are
+    letter. A letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Wrong names are
     collected, not raised: an exception in a profile function would switch the checker off, and the code under test
-    could swallow it.
+    could catch it.
     """
 
     def __init__(self, package: str = PACKAGE) -> None:
         self.package = package
-        self.lies: list[str] = []
+        self.wrong_names: list[str] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "return" and (names := _suffixed(frame.f_code, self.package)):
@@ -52,19 +52,19 @@ class ShapeChecker:
                 continue
             where = f"{frame.f_code.co_qualname}: {name} is {tuple(value.shape)}"
             if value.ndim != len(letters):
-                self.lies.append(f"{where}, not of {len(letters)} axes")
+                self.wrong_names.append(f"{where}, not of {len(letters)} axes")
                 continue
             for letter, size in zip(letters, value.shape, strict=True):
                 expected = int(letter) if letter.isdigit() else sizes.get(letter, 1)
                 if 1 not in (size, expected) and size != expected:
-                    self.lies.append(f"{where}, but {letter} = {expected}")
+                    self.wrong_names.append(f"{where}, but {letter} = {expected}")
                 elif not letter.isdigit():
                     sizes[letter] = max(size, expected) if 0 not in (size, expected) else 0
 
 
 @cache
 def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
-    """The local names of a function that carry a shape; nothing outside the package."""
+    """Return the local names of a function that carry a shape, or nothing outside the package."""
     if not code.co_filename.startswith(package):
         return ()
     names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
@@ -72,7 +72,7 @@ def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
 
 
 def tensors_of(node: Any) -> Iterator[Tensor]:
-    """Every tensor in a state, nested as it may be; of a buffer that grows what it holds, not its slack."""
+    """Yield every tensor in a nested state; of a growable buffer only its filled part."""
     if isinstance(node, Tensor):
         yield node
     elif hasattr(node, "tensor"):
@@ -86,7 +86,7 @@ def tensors_of(node: Any) -> Iterator[Tensor]:
 
 
 def assert_same_gradients(ours: Tensor, theirs: Tensor, inputs: Iterable[Tensor]) -> None:
-    """Two outputs are equal, and so are the gradients of a random weighting of them with respect to each input."""
+    """Assert that two outputs are equal, and so are their gradients (of a random weighting) for each input."""
     torch.testing.assert_close(ours, theirs)
     noise = torch.randn_like(theirs)
     inputs = list(inputs)
