@@ -31,7 +31,8 @@ from kept import kept
 
 from allyouneed.folder import load_folder
 from allyouneed.training import load_recipe, recipe_folder
-from allyouneed.training.loop import Run, Silent
+from allyouneed.training.loop import Run
+from allyouneed.training.progress import SilentListener
 
 TASKS = {"numbers": ("numbers-en-de", "exact"), "multi30k": ("multi30k-en-de", "bleu")}
 MODELS = ("transformer", "sutskever", "luong", "bahdanau", "bytenet", "convs2s")
@@ -99,7 +100,7 @@ def step_seconds(recipes: list[str], sets: list[str], folder: Path) -> dict[str,
     if not file.exists():
         with tempfile.TemporaryDirectory() as scratch:
             runs = {
-                name: Run(load_recipe(name, sets=sets), Path(scratch) / name, Silent(), torch.device("cpu"))
+                name: Run(load_recipe(name, sets=sets), Path(scratch) / name, SilentListener(), torch.device("cpu"))
                 for name in recipes
             }
             times: dict[str, list[float]] = {name: [] for name in recipes}

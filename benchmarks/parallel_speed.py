@@ -125,24 +125,28 @@ def ask(processes: list["subprocess.Popen[str]"], steps: int) -> dict[str, float
 def serve(options: argparse.Namespace) -> None:
     """One process of an arm."""
     from allyouneed.training import load_recipe
-    from allyouneed.training.loop import Run, Silent
+    from allyouneed.training.loop import Run
     from allyouneed.training.process_group import ProcessGroup
+    from allyouneed.training.progress import SilentListener
 
     recipe = load_recipe(options.recipe, None, [*options.sets, *ARMS[options.serve], "train.log_every=1000000"])
-    team = ProcessGroup(recipe.train.parallel)
-    team.join(torch.device("cpu"))
+    group = ProcessGroup(recipe.train.parallel)
+    group.join(torch.device("cpu"))
     folder = Path(options.folder)
     folder.mkdir(exist_ok=True)
-    run = Run(recipe, folder, Silent(), torch.device("cpu"), CORES // team.size, team)
+    run = Run(recipe, folder, SilentListener(), torch.device("cpu"), CORES // group.size, group)
     for line in sys.stdin:
-        tokens, cpu, seconds = run.spent.tokens, time.process_time(), time.monotonic()
+        tokens, cpu, seconds = run.progress.spent.tokens, time.process_time(), time.monotonic()
         for _ in range(int(line)):
-            run.has_budget()  # what it agrees upon is part of the price
+            run.has_budget()  # the agreement between processes is part of the cost
             run.step()
         spent = {"seconds": time.monotonic() - seconds, "cpu": time.process_time() - cpu}
-        print(json.dumps({"tokens": run.spent.tokens - tokens, "loss": run._losses[-1], **spent}), flush=True)
+        print(
+            json.dumps({"tokens": run.progress.spent.tokens - tokens, "loss": run.progress.losses[-1], **spent}),
+            flush=True,
+        )
     run.close()
-    team.leave()
+    group.leave()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from cli_commands import ENVIRONMENT, HEADS, NUMBERS, SMALL
 
 from allyouneed import kernels
 from allyouneed.cli import COMMANDS
-from allyouneed.cli.terminal import printable
+from allyouneed.words import printable
 
 PROGRAM = [sys.executable, "-m", "allyouneed"]
 SCORE = re.compile(r"^(\w+) = (\d+\.\d+)  \S+", re.MULTILINE)
@@ -102,7 +102,7 @@ def test_stopped_it_saves_itself_and_the_same_command_goes_on(run, numbers, tmp_
     assert re.search(r"^error: stopped and saved at step \d+", err, re.MULTILINE)
     assert run("train", *arguments, "--resume", "never").status == 2
     going_on = run("train", *arguments, "--resume", "must")
-    assert "going on from step" in going_on.err
+    assert "resuming from step" in going_on.err
     assert going_on.status == 0, going_on.err
 
 

@@ -168,7 +168,7 @@ def try_all(names: list[str], folder: Path, steps: int) -> None:
             raise SystemExit(f"{parallel}: after a kill on the second host: {codes}\n{errors}")
         print(f"{parallel}: a process was killed, both hosts ended within {time.monotonic() - began:.1f} s", flush=True)
         codes, errors = ended(train_on(names, recipe, killed, parallel))
-        if codes != [0, 0] or "going on from step" not in errors:
+        if codes != [0, 0] or "resuming from step" not in errors:
             raise SystemExit(f"{parallel}: did not go on: {codes}\n{errors}")
         require_same(killed, folder / "alone")
         print(f"{parallel}: the same commands went on to the same end", flush=True)

@@ -25,7 +25,8 @@ from allyouneed.tasks.loss import batch_loss
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
 from allyouneed.text.codec import Codec
 from allyouneed.training import Recipe, load_recipe, recipe_folder, train
-from allyouneed.training.loop import Run, Silent
+from allyouneed.training.loop import Run
+from allyouneed.training.progress import SilentListener
 from allyouneed.training.start import StartConfig
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
@@ -193,7 +194,7 @@ def _further(folder, **settings):
 
 def test_training_goes_on_from_it(reverse, tmp_path):
     recipe = _further(reverse, optimizer={"lr": 1e-9})
-    run = Run(recipe, tmp_path / "run", Silent(), torch.device("cpu"))
+    run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
     run.step()
     before = allyouneed.load(str(reverse)).model.state_dict()
     run.close()
@@ -203,7 +204,7 @@ def test_training_goes_on_from_it(reverse, tmp_path):
 
 def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
     notes = []
-    watcher = Silent()
+    watcher = SilentListener()
     watcher.note = notes.append
     tuned = train(_further(reverse, optimizer={"lr": 0.1}), tmp_path / "run", watcher)
     bundle, before = allyouneed.load(str(tuned)), allyouneed.load(str(reverse))
@@ -211,7 +212,7 @@ def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
     assert "The weights are those of step 0." in bundle.card
     assert f"trained from the weights of {reverse} (sha256 {before.sha256[:12]})" in bundle.card
     assert bundle.recipe["start"] == {"folder": str(reverse), "sha256": before.sha256}
-    assert any(note.startswith(f"beginning with the weights of {reverse}") for note in notes)
+    assert any(note.startswith(f"starting from the weights of {reverse}") for note in notes)
 
 
 def test_a_compiled_program_is_not_harmed_by_its_own_recipe(reverse):
@@ -223,16 +224,16 @@ def test_a_compiled_program_is_not_harmed_by_its_own_recipe(reverse):
 
 def test_a_run_goes_on_only_from_where_it_began(reverse, causal, tmp_path):
     recipe = _further(reverse)
-    run = Run(recipe, tmp_path / "run", Silent(), torch.device("cpu"))
+    run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
     write_atomic(tmp_path / "run" / "recipe.toml", to_toml(recipe).encode())
-    run.look_at_start()
+    run.evaluate_start()
     run.close()
     # Another name for the same weights is the same start; random weights, or others, are not.
     moved = shutil.copytree(reverse, tmp_path / "moved")
-    with pytest.raises(ConfigError, match=r"began with the weights of .*, not with random weights"):
+    with pytest.raises(ConfigError, match=r"started from the weights of .*, not from random weights"):
         train(recipe.model_copy(update={"start": None}), tmp_path / "run")
     other = StartConfig(folder=str(causal), sha256=folder_recipe(causal)[1])
-    with pytest.raises(ConfigError, match=r"began with the weights of .*reverse .*, not with the weights of .*causal"):
+    with pytest.raises(ConfigError, match=r"started from the weights of .*reverse .*, not from the weights of .*caus"):
         train(recipe.model_copy(update={"start": other}), tmp_path / "run")
     same = StartConfig(folder=str(moved), sha256=folder_recipe(reverse)[1])
     shutil.rmtree(moved)  # what has begun needs it no more

@@ -71,14 +71,14 @@ def learn(model: Model, placement: Parallelism, all_batches: list[Batch], number
     placement.add_gradients()
 
 
-def difference(model: Model, segment: int | None, sourced: bool, team: ProcessGroup) -> float:
+def difference(model: Model, segment: int | None, sourced: bool, group: ProcessGroup) -> float:
     """The largest one between the rows of this process and the same rows of the whole."""
     given = batches(model, segment, sourced)
     alone = copy.deepcopy(model).train()
     learn(alone, one := Whole(alone, lonely()), given, range(MICRO_BATCHES))
     twice = model.kind == "decoder" and sourced
-    shards = Shards(model.train(), team, torch.device("cpu"), one_unit=twice)
-    learn(model, shards, given, team.share(MICRO_BATCHES))
+    shards = Shards(model.train(), group, torch.device("cpu"), one_unit=twice)
+    learn(model, shards, given, group.share(MICRO_BATCHES))
     expected = {name: parameter.grad for name, parameter in one.named_parameters()}
     worst = abs(float(one.norm()) - float(shards.norm()))
     for name, rows in shards.named_parameters():
@@ -86,18 +86,18 @@ def difference(model: Model, segment: int | None, sourced: bool, team: ProcessGr
         assert (whole is None) == (rows.grad is None), name
         if whole is not None and rows.grad is not None and rows.grad.numel():
             worst = max(worst, float((shards.cut({name: whole})[name] - rows.grad).abs().max()))
-    return max(team.sum([worst if rank == team.rank else 0.0 for rank in range(team.size)]))
+    return max(group.sum([worst if rank == group.rank else 0.0 for rank in range(group.size)]))
 
 
 def lonely() -> ProcessGroup:
-    team = ProcessGroup("fsdp")
-    team.rank, team.size = 0, 1
-    return team
+    group = ProcessGroup("fsdp")
+    group.rank, group.size = 0, 1
+    return group
 
 
 def main() -> None:
-    team = ProcessGroup("fsdp")
-    team.join(torch.device("cpu"))
+    group = ProcessGroup("fsdp")
+    group.join(torch.device("cpu"))
     found: dict[str, float | str] = {}
     torch.manual_seed(0)  # every process builds the same models
     for number, (name, model, segment) in enumerate(cases()):
@@ -106,12 +106,12 @@ def main() -> None:
             sourced = sourced and segment is None
             label = f"{name}, given a source" if sourced and model.kind == "decoder" else name
             try:
-                found[label] = difference(copy.deepcopy(model), segment, sourced, team)
+                found[label] = difference(copy.deepcopy(model), segment, sourced, group)
             except UserError as error:
                 found[label] = str(error)
-    if team.is_first:
+    if group.is_rank0:
         print(json.dumps(found))
-    team.leave()
+    group.leave()
 
 
 if __name__ == "__main__":

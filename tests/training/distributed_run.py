@@ -17,10 +17,10 @@ import torch.distributed as dist
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.training import Recipe, train
-from allyouneed.training.loop import Silent
+from allyouneed.training.progress import SilentListener
 
 
-class Stopper(Silent):
+class Stopper(SilentListener):
     """Stops a run by a signal to this process at a step that is logged."""
 
     def __init__(self, stop: int | None) -> None:
@@ -47,6 +47,8 @@ def main() -> None:
     runs = json.loads(Path(sys.argv[1]).read_text())
     results = Path(f"{sys.argv[1]}.{os.environ.get('RANK', '0')}")
     results.write_text(json.dumps([one(run) for run in runs]))
+    if dist.is_initialized():
+        dist.destroy_process_group()  # without this, an exit while gloo's threads run may abort the process
 
 
 if __name__ == "__main__":

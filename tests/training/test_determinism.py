@@ -15,10 +15,11 @@ import allyouneed
 from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, FolderError, StorageError
 from allyouneed.storage import _write_manifest
-from allyouneed.training import Interrupted, Recipe, loop, train
+from allyouneed.training import Interrupted, Recipe, train, validation
 from allyouneed.training.checkpoint import checkpoint_paths
 from allyouneed.training.determinism import determinism_lines
 from allyouneed.training.evaluate import evaluate
+from allyouneed.training.progress import SilentListener
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},
@@ -68,7 +69,7 @@ def test_a_budget_in_minutes_is_refused() -> None:
         parse(Recipe, {**TINY, "train": {"deterministic": True, "budget": {"minutes": 1}}})
 
 
-class Signal(loop.Silent):
+class Signal(SilentListener):
     """SIGTERM at the n-th record of a kind."""
 
     def __init__(self, kind: str, after: int) -> None:
@@ -105,7 +106,7 @@ def test_a_signal_during_an_evaluation_stops_at_once_and_it_is_made_later(
         return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluate", signalled)
+        patch.setattr(validation, "evaluate", signalled)
         with pytest.raises(Interrupted, match="step 4"):
             train(recipe(), tmp_path / "run")
     evaluated = [json.loads(line)["kind"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

@@ -21,8 +21,9 @@ from allyouneed.errors import ConfigError, TrainingError
 from allyouneed.training import Recipe, train
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.log import read_log
-from allyouneed.training.loop import Interrupted, Run, Silent
+from allyouneed.training.loop import Interrupted, Run
 from allyouneed.training.process_group import ProcessGroup
+from allyouneed.training.progress import SilentListener
 from allyouneed.training.stopping import stop_signals
 
 HERE = Path(__file__).resolve().parent
@@ -185,9 +186,9 @@ def test_two_processes_go_on_with_what_one_has_stopped(parallel: str, done: Done
 
 def test_every_process_ends_alike_and_the_first_one_says_why(done: Done) -> None:
     _, (first, second), others = done
-    assert first[-3:-1] == ["Interrupted: stopped and saved at step 2; the same command goes on from there"] * 2
+    assert first[-3:-1] == ["Interrupted: stopped and saved at step 2; the same command resumes from there"] * 2
     assert "useless 25 times" in first[-1]
-    assert second[-3:] == ["Elsewhere: "] * 3
+    assert second[-3:] == ["ReportedElsewhere: "] * 3
     assert {*first[:-3], *second[:-3], *(what for results in others for what in results)} == {"done"}
 
 
@@ -226,7 +227,7 @@ def test_every_architecture_and_mixer_has_the_gradients_of_one_process(tmp_path:
     assert len(found) > 30
     for name, worst in found.items():
         if name.startswith("neural-gpu"):
-            assert "does not lie in memory row by row" in worst
+            assert "is not contiguous in memory" in worst
         else:
             assert isinstance(worst, float), worst
             assert worst < 1e-10, name
@@ -317,7 +318,7 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=100)
     assert process.returncode != 0
-    assert f"going on from step {int(latest.name[5:]):,}" in errors
+    assert f"resuming from step {int(latest.name[5:]):,}" in errors
     assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
 
 
@@ -331,13 +332,13 @@ class Beside(ProcessGroup):
     def sum(self, numbers: Sequence[float]) -> list[float]:
         return self._sum_of_both(list(numbers))
 
-    def first(self, work: Callable[[], T]) -> T:
+    def on_rank0(self, work: Callable[[], T]) -> T:
         return work()
 
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Run]:
-    run = Run(parse(Recipe, tree("none", {})), tmp_path, Silent(), torch.device("cpu"))
+    run = Run(parse(Recipe, tree("none", {})), tmp_path, SilentListener(), torch.device("cpu"))
     yield run
     run.close()
 
@@ -349,7 +350,7 @@ def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(begun: 
         begun.stop()
         return numbers  # the other process adds nothing
 
-    begun.team = Beside(asked_meanwhile)
+    begun.group = Beside(asked_meanwhile)
     assert begun.has_budget()  # the other one knows nothing of it: both go on
     with pytest.raises(Interrupted):
         begun.has_budget()
@@ -357,8 +358,8 @@ def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(begun: 
 
 def test_processes_that_agree_to_stop_begin_no_evaluation(begun: Run) -> None:
     """Where one process alone is asked (its host goes down), the first would evaluate until that one is killed."""
-    begun.team = Beside(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
-    begun.spent.steps = 1000  # an evaluation is due
+    begun.group = Beside(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
+    begun.progress.spent.steps = 1000  # an evaluation is due
     with pytest.raises(Interrupted):
-        begun.look_up_if_due()
-    assert begun.evaluated_at == -1
+        begun.evaluate_or_save_if_due()
+    assert begun.progress.evaluated_at == -1

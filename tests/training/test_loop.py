@@ -14,8 +14,10 @@ from allyouneed.mixers.performer import draw_directions
 from allyouneed.storage import verify
 from allyouneed.training import Interrupted, Recipe, load_recipe, train
 from allyouneed.training.checkpoint import Checkpoints
+from allyouneed.training.guards import MAX_SKIPS, accept_gradient
 from allyouneed.training.log import read_log
-from allyouneed.training.loop import MOST_SKIPS, Run, Silent
+from allyouneed.training.loop import Run
+from allyouneed.training.progress import SilentListener
 from allyouneed.training.recipe import find_recipe
 
 TINY: dict[str, Any] = {
@@ -53,7 +55,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-class Stopper(Silent):
+class Stopper(SilentListener):
     """Stops a run from inside, as a signal would, at its n-th evaluation."""
 
     def __init__(self, after: int) -> None:
@@ -165,13 +167,13 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_useless_gradients_are_skipped_and_then_refused(tmp_path: Path) -> None:
-    run = Run(recipe(), tmp_path, Silent(), torch.device("cpu"))
+    run = Run(recipe(), tmp_path, SilentListener(), torch.device("cpu"))
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
-    assert not run._is_sound(float("nan"))
-    assert run._is_sound(1.0)
+    assert not accept_gradient(run.progress, float("nan"), run.config.spike)
+    assert accept_gradient(run.progress, 1.0, run.config.spike)
     with torch.no_grad():
         run.model.head.weight_VD.fill_(float("nan"))
-    for _ in range(MOST_SKIPS - 1):
+    for _ in range(MAX_SKIPS - 1):
         run.step()
     with pytest.raises(TrainingError, match=r"lower train\.optimizer\.lr"):
         run.step()
@@ -213,7 +215,7 @@ def test_a_hopeless_run_begins_anew_in_the_first_half_of_its_budget_also_when_it
 
 def test_weights_are_new_when_a_run_begins_anew_and_a_good_run_does_not(tmp_path: Path) -> None:
     unmoved = recipe(restart_above=1e-6, optimizer={"type": "adam", "lr": 1e-30})
-    run = Run(unmoved, tmp_path, Silent(), torch.device("cpu"))
+    run = Run(unmoved, tmp_path, SilentListener(), torch.device("cpu"))
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
     run.step()
     assert all(torch.allclose(one, other) for one, other in zip(before, run.model.parameters(), strict=True))

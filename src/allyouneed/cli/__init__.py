@@ -33,9 +33,9 @@ from allyouneed.cli import (
     translate,
     verify,
 )
-from allyouneed.cli.terminal import printable
 from allyouneed.errors import UserError
 from allyouneed.version import __version__
+from allyouneed.words import printable
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,

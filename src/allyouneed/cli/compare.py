@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from allyouneed.cli.jobs_progress import Cores, On, Workers, watching_jobs
-from allyouneed.cli.terminal import note, printable, text_table, typed
-from allyouneed.cli.train import one_budget
+from allyouneed.cli.jobs_progress import Cores, On, Workers, show_jobs
+from allyouneed.cli.terminal import note, text_table, typed
 from allyouneed.errors import TrainingError
-from allyouneed.words import counted
+from allyouneed.words import counted, printable
 
 if TYPE_CHECKING:
     from allyouneed.lab.compare.comparison import Comparison
@@ -68,6 +67,7 @@ def command(
     from allyouneed.lab.compare.page import cost_table, result_table, words_of, write_comparison
     from allyouneed.lab.compare.plan import Question, make_plan
     from allyouneed.lab.report import require_own
+    from allyouneed.training.api import one_budget
     from allyouneed.training.recipe import find_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
@@ -85,7 +85,7 @@ def command(
     sides = (len(plan.systems), "system"), (len(plan.tasks), "task"), (seeds, "seed")
     note(f"{counted(len(jobs), 'run')}: {' x '.join(counted(*side) for side in sides)}, in {out / 'runs'}")
     try:
-        with watching_jobs(len(jobs)) as watch:
+        with show_jobs(len(jobs)) as watch:
             comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
     except KeyboardInterrupt:
         note("stopped; what was finished is kept, and the same command goes on from there")

@@ -25,15 +25,15 @@ PARTS = re.compile(
 def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Learn number words, and show where it looked."""
     from allyouneed.cli.terminal import note
-    from allyouneed.cli.train_progress import watching
     from allyouneed.evaluation.measure import own_data
     from allyouneed.folder import load_folder
     from allyouneed.training import evaluate, load_recipe, train
+    from allyouneed.training.progress_display import show_progress
 
     recipe = load_recipe(RECIPE)
     note(f"learning English -> German number words from {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]
-    with watching(recipe.train.metric) as watcher:
-        bundle = load_folder(train(recipe, out, watcher))
+    with show_progress(recipe.train.metric) as listener:
+        bundle = load_folder(train(recipe, out, listener))
     data = own_data(bundle, out / "data")
     print("\nOn held-out numbers:")
     for score in evaluate(bundle.model, data, "test", recipe.decode):

@@ -1,4 +1,4 @@
-"""`allyouneed distill`: a smaller model learns from what a larger one says."""
+"""`allyouneed distill`: train a smaller model on the outputs of a larger one."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,40 +10,40 @@ from allyouneed.errors import ConfigError
 
 
 def command(
-    teacher: Annotated[str, typer.Argument(help="The model that teaches: a model folder, or a run folder.")],
+    teacher: Annotated[str, typer.Argument(help="The teacher: a model folder, or a run folder.")],
     student: Annotated[str, typer.Argument(help="The recipe of the student: a .toml file, or a built-in name.")],
     out: Annotated[Path | None, typer.Option(help="Run folder of the student.", show_default="runs/STUDENT")] = None,
     choose: Annotated[
         Literal["best", "nearest"],
-        typer.Option(help="Of what the teacher says: the most probable, or the nearest to the reference."),
+        typer.Option(help="Which of the teacher's outputs: the most probable, or the nearest to the reference."),
     ] = "best",
-    references: Annotated[bool, typer.Option("--references", help="Learn from the references, too.")] = False,
-    beam: Annotated[int | None, typer.Option(help="Of the teacher.", show_default="its recipe's")] = None,
+    references: Annotated[bool, typer.Option("--references", help="Train on the references as well.")] = False,
+    beam: Annotated[int | None, typer.Option(help="Beam of the teacher.", show_default="its recipe's")] = None,
     int8: Int8 = False,
-    minutes: Annotated[float | None, typer.Option(help="Budget of the student: minutes of wall clock.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Budget: updates of the weights.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget of the student: minutes of wall-clock time.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget: optimizer steps.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
-    flops: Annotated[float | None, typer.Option(help="Budget: floating point operations.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget: floating-point operations.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the student's recipe. May be repeated.")
     ] = None,
     device: Device = "cpu",
-    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
 ) -> None:
-    """Train a student on what a teacher says to the student's training texts. The same command line goes on.
+    """Train a student on a teacher's translations of the student's training texts. The same command line resumes.
 
-    With `--int8` the teacher translates in bytes; the student is trained as ever.
+    With `--int8` the teacher translates in int8; the training of the student does not change.
     """
     from allyouneed.cli.progress import progress
-    from allyouneed.cli.train import base_tree, print_scores
-    from allyouneed.cli.train_progress import watching
+    from allyouneed.cli.train import print_scores
     from allyouneed.evaluation.measure import require_source, search_config
     from allyouneed.tasks.translation import TranslationConfig
-    from allyouneed.training import load_recipe, train
+    from allyouneed.training import load_recipe
+    from allyouneed.training.api import changes, train_with_progress
     from allyouneed.training.distil import Lesson, teach
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    recipe = load_recipe(student, base_tree(student, None, None, budget, seed), sets)
+    recipe = load_recipe(student, changes(budget, seed), sets)
     if not isinstance(recipe.task, TranslationConfig):
         raise ConfigError(
             f"{student}: task {recipe.task.type!r} has no texts to translate; a student needs task 'translation'"
@@ -53,13 +53,12 @@ def command(
     bundle = open_model(teacher, device, int8=int8)
     require_source(bundle, "teach with")
     lesson = Lesson(search=search_config(bundle, {"beam": beam}), choose=choose, references=references, int8=int8)
-    with progress() as tell:
+    with progress() as report:
 
         def translated(done: int, count: int) -> None:
-            tell(done / count, f"{done:,} of {count:,} texts translated by the teacher")
+            report(done / count, f"{done:,} of {count:,} texts translated by the teacher")
 
         task = teach(bundle, recipe.task, lesson, folder / "distilled", translated)
-    with watching(recipe.train.metric) as watcher:
-        finished = train(recipe.model_copy(update={"task": task}), folder, watcher, device)
+    finished = train_with_progress(recipe.model_copy(update={"task": task}), folder, device)
     print_scores(finished)
     print(f"model: {finished}")

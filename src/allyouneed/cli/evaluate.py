@@ -32,9 +32,10 @@ def command(
 
     BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per character: what its task can be measured by.
     """
-    from allyouneed.cli.terminal import note, printable
+    from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError
     from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out, search_config
+    from allyouneed.words import printable
 
     files = pair_files(source, reference, data)
     if (data is not None) + (source is not None) + (split is not None) > 1:

@@ -32,7 +32,7 @@ def command(
     the given models, against the same architectures with random weights. A fitted rate per step says whether they
     vanish, explode or stay; the reach is the effective receptive field.
     """
-    from allyouneed.cli.jobs_progress import watching_jobs
+    from allyouneed.cli.jobs_progress import show_jobs
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note, text_table, typed
     from allyouneed.lab.charts import text_chart
@@ -61,7 +61,7 @@ def command(
         with progress() as report:
             layers = study_layers(settings, report)
         note(f"training {counted(len(settings.mixers), 'model')} for {counted(steps, 'step')}, in {out / 'runs'}")
-        with watching_jobs(len(settings.mixers)) as watch:
+        with show_jobs(len(settings.mixers)) as watch:
             outcomes = train_models(settings, out, watch)
         with progress() as report:
             study = study_models(layers, outcomes, out, seed, report)

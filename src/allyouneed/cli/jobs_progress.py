@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from allyouneed.cli.terminal import printable
-from allyouneed.words import counted
+from allyouneed.words import counted, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,7 +25,7 @@ SECONDS_A_LINE = 30.0
 
 
 @contextmanager
-def watching_jobs(total: int) -> "Iterator[JobLines | JobBars]":
+def show_jobs(total: int) -> "Iterator[JobLines | JobBars]":
     """A watcher for `run_all`."""
     if not sys.stderr.isatty():
         yield JobLines(total)

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.jobs_progress import Cores, On, Workers, watching_jobs
-from allyouneed.cli.terminal import note, printable, text_table, typed
+from allyouneed.cli.jobs_progress import Cores, On, Workers, show_jobs
+from allyouneed.cli.terminal import note, text_table, typed
 from allyouneed.errors import ConfigError
+from allyouneed.words import printable
 
 
 def command(
@@ -71,12 +72,12 @@ def command(
     plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
     total = len([size for size in sizes.split(",") if size.strip()]) * len(amounts) * seeds
     require_own(out, plan.question)
-    with watching_jobs(total) as watch:
+    with show_jobs(total) as watch:
         found = study(plan, out, predict, at, How(workers, cores, on, watch))
     page = write_study(found, out, typed())
     note(f"predicted, and written to {out / 'prediction.json'}: {prediction_text(found)}")
     if verify:
-        with watching_jobs(1) as watch:
+        with show_jobs(1) as watch:
             found = make_predicted(found, out, How(workers, cores, on, watch))
         page = write_study(found, out, typed())
     for table in (run_table(found), law_table(found), optimum_table(found)):

@@ -2,27 +2,12 @@
 
 import shlex
 import sys
-import unicodedata
 from typing import TYPE_CHECKING
+
+from allyouneed.words import printable
 
 if TYPE_CHECKING:
     from allyouneed.lab.report import Table
-
-# Controls, directions and other invisible characters, surrogates of undecodable file names, separators of lines.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text on one line (unless LF is to be kept) with everything invisible written as an escape."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        char if char in keep or unicodedata.category(char) not in _HIDDEN else _escape(char) for char in text
-    )
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def shown(text: str) -> str:

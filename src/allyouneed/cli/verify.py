@@ -18,9 +18,10 @@ def command(
 
     One line for each thing looked at, a table at the end; the exit status is 2 if something is wrong.
     """
-    from allyouneed.cli.terminal import printable, text_table
+    from allyouneed.cli.terminal import text_table
     from allyouneed.lab.report import Table
     from allyouneed.verification.verify import remedy, verify_folder
+    from allyouneed.words import printable
 
     counts: dict[str, dict[str, int]] = {}
     for finding in verify_folder(folder, scores):

@@ -26,7 +26,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.storage import is_locked, lock
 from allyouneed.training import Recipe, train
 from allyouneed.training.log import read_log
-from allyouneed.training.loop import Watcher
+from allyouneed.training.progress import ProgressListener
 from allyouneed.training.recipe import require_same_recipe
 from allyouneed.training.workers import shares, usable_cores
 from allyouneed.words import counted
@@ -244,9 +244,9 @@ def _run_child(
     return outcome
 
 
-def run_job(recipe: Recipe, folder: Path, cores: int, watcher: Watcher | None = None) -> None:
+def run_job(recipe: Recipe, folder: Path, cores: int, listener: ProgressListener | None = None) -> None:
     """One run, in this process. Where the run of a killed parent is still saving itself, it is waited for."""
     end = time.monotonic() + ORPHAN_SECONDS
     while is_locked(folder) and time.monotonic() < end:
         time.sleep(0.1)
-    train(recipe, folder, watcher, cores=cores)
+    train(recipe, folder, listener, cores=cores)

@@ -5,12 +5,12 @@ from allyouneed.models import Model
 from allyouneed.tasks import Score
 from allyouneed.training.budget import Spent
 from allyouneed.training.recipe import Recipe
-from allyouneed.training.start import StartConfig, described
+from allyouneed.training.start import StartConfig, describe_start
 from allyouneed.version import __version__
 
 
 def _from(start: StartConfig | None) -> str:
-    return "from scratch" if start is None else f"from {described(start)}"
+    return "from scratch" if start is None else f"from {describe_start(start)}"
 
 
 def model_card(

@@ -1,11 +1,11 @@
-"""Where the weights of a run are: whole in each process (alone, or DDP), or shared out by rows (FSDP2).
+"""Where the weights of a run are: whole in each process (alone, or DDP), or sharded by rows (FSDP2).
 
     none, ddp   each process has the model; gradients are summed once a step, after all of its micro-batches
     fsdp        `shards.py`
 
-Both give the same steps: a step's micro-batches are dealt to the processes that there are, masks and data are those of
-the micro-batch, and the loss is divided by what all of them count. So a run is the same with any number of processes,
-but for the order in which numbers are added.
+Both make the same steps: a step's micro-batches are dealt to the processes, dropout masks and data belong to the
+micro-batch, and the loss is divided by the count over all processes. So a run is the same with any number of processes,
+except for the order in which numbers are added.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,45 +27,45 @@ from allyouneed.training.recipe import TrainConfig
 class Parallelism(Protocol):
     """A model in training, wherever its weights are. All processes call the same methods in the same order."""
 
-    shared_out: bool  # whether every process keeps something else
+    sharded: bool  # whether every process holds other rows
 
     @property
     def gather_matrix(self) -> Gather | None:
-        """For optimisers that need all rows of a matrix; None: they have them."""
+        """For optimizers that need all rows of a matrix; None if they have them."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What this process updates and averages."""
+        """Yield the parameters that this process updates and averages."""
 
     def loss(self, segments: Iterator[Loss]) -> tuple[Tensor, Tensor]:
-        """The next segment of a micro-batch: what is minimised, and the summed loss."""
+        """Compute the next segment of a micro-batch; return the objective and the summed loss."""
 
     def add_gradients(self) -> None:
-        """After all micro-batches: the gradients of all processes, summed, on what `named_parameters` gives."""
+        """Leave the gradients of all processes, summed, on `named_parameters`. Call it after all micro-batches."""
 
     def norm(self) -> Tensor:
-        """Of the whole gradient."""
+        """Return the norm of the whole gradient."""
 
     def fill(self, tensors: Mapping[str, Tensor], where: Path) -> None:
-        """Copies whole tensors into the model."""
+        """Copy whole tensors into the model."""
 
     def cut(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this process keeps of whole states of optimisers and averages."""
+        """Return this process's rows of the state of optimizers and averages."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What this process keeps of the model."""
+        """Return the model's tensors that this process holds."""
 
     def gather(self) -> Model | None:
-        """The model in one piece, as it is now, in the first process."""
+        """Return the whole model with its present weights on rank 0, None elsewhere. All processes call this."""
 
 
 class Whole:
-    """Every process has the whole model."""
+    """A model that every process holds as a whole."""
 
-    shared_out = False
+    sharded = False
     gather_matrix: Gather | None = None
 
-    def __init__(self, model: Model, team: ProcessGroup) -> None:
-        self.model, self.team = model, team
+    def __init__(self, model: Model, group: ProcessGroup) -> None:
+        self.model, self.group = model, group
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.model.named_parameters()
@@ -75,7 +75,7 @@ class Whole:
         return loss.objective, loss.total
 
     def add_gradients(self) -> None:
-        self.team.add_gradients(list(self.model.parameters()))
+        self.group.add_gradients(list(self.model.parameters()))
 
     def norm(self) -> Tensor:
         return nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
@@ -93,18 +93,18 @@ class Whole:
         return self.model
 
 
-def require_dealt(config: TrainConfig, team: ProcessGroup) -> None:
-    """Refuses micro-batches that cannot be dealt to the processes."""
-    if config.accumulate < team.size:
+def require_divisible(config: TrainConfig, group: ProcessGroup) -> None:
+    """Raise ConfigError if the micro-batches of a step cannot be dealt to the processes."""
+    if config.accumulate < group.size:
         raise ConfigError(
-            f"train.accumulate={config.accumulate}: {team.size} processes share the micro-batches of a step, so there "
-            f"must be {team.size} or more; smaller ones, if the step is to stay as large as it is"
+            f"train.accumulate={config.accumulate}: {group.size} processes share the micro-batches of a step, so there "
+            f"must be at least {group.size}; make them smaller to keep the size of a step"
         )
-    if team.size > 1 and config.parallel == "fsdp":
-        if config.accumulate % team.size:
+    if group.size > 1 and config.parallel == "fsdp":
+        if config.accumulate % group.size:
             raise ConfigError(
-                f"train.accumulate={config.accumulate}: with train.parallel='fsdp' all {team.size} processes run side "
-                f"by side, so it must be a multiple of {team.size}"
+                f"train.accumulate={config.accumulate}: with train.parallel='fsdp' all {group.size} processes run side "
+                f"by side, so it must be a multiple of {group.size}"
             )
         if config.workers > 1:
             raise ConfigError(
@@ -113,10 +113,12 @@ def require_dealt(config: TrainConfig, team: ProcessGroup) -> None:
             )
 
 
-def place(model: Model, config: TrainConfig, team: ProcessGroup, device: torch.device, *, twice: bool) -> Parallelism:
-    """A model, ready to be trained by this team. `twice`: a block runs more than once for one loss."""
-    if team.size == 1 or config.parallel != "fsdp":
-        return Whole(model, team)
+def parallelize(
+    model: Model, config: TrainConfig, group: ProcessGroup, device: torch.device, *, runs_twice: bool
+) -> Parallelism:
+    """Prepare a model for training by this group. `runs_twice`: a block runs more than once for one loss."""
+    if group.size == 1 or config.parallel != "fsdp":
+        return Whole(model, group)
     from allyouneed.training.shards import Shards
 
-    return Shards(model, team, device, one_unit=twice)
+    return Shards(model, group, device, one_unit=runs_twice)

@@ -1,13 +1,14 @@
-"""The processes of one run: who is first, who does what, and how they agree.
+"""The processes of one run: ranks, shared work, and agreement.
 
     torchrun --nproc-per-node 2 -m allyouneed train RECIPE --set train.parallel=ddp
 
-torchrun says through the environment how many there are; alone, everything here returns at once. The first process
-prepares data, prints, logs, evaluates, saves and looks at the clock; the others wait for it, and end when it does. What
-is agreed upon travels as numbers or as JSON, never as pickled objects.
+torchrun sets ranks and sizes in the environment. With one process, every method here returns at once. Rank 0 prepares
+data, prints, logs, evaluates, saves and reads the clock; the other ranks wait for it, and end when it ends. Messages
+between processes are numbers or JSON, never pickled objects.
 
-A process that dies closes its connections, so that the others fail in whatever they wait for, and do not hang. Without
-connections that close (a host that loses its power) a step ends after `STEP`, and waiting for the first after `WORK`.
+A process that dies closes its connections, so the others fail in the operation they wait for instead of hanging. If
+connections do not close (a host loses power), a step fails after `STEP_TIMEOUT`, waiting for rank 0 after
+`RANK0_TIMEOUT`.
 """
 
 import json
@@ -27,45 +28,46 @@ from allyouneed.training.workers import usable_cores
 T = TypeVar("T")
 Parallel = Literal["none", "ddp", "fsdp"]
 
-STEP = timedelta(minutes=10)  # what a process may be behind the others within a step
-WORK = timedelta(days=1)  # what the first process may need to prepare, evaluate or save
-# How the libraries below torch say that a process is gone.
+STEP_TIMEOUT = timedelta(minutes=10)  # how far a process may fall behind the others within a step
+RANK0_TIMEOUT = timedelta(days=1)  # for rank 0 to prepare, evaluate or save
+# Words by which the libraries below torch report a lost process.
 _LOST = ("connection", "gloo", "nccl", "timed out", "timeout", "broken pipe", "socket", "peer", "store")
 
 
-class Elsewhere(UserError):
-    """Another process of the run has failed, and says why: this one ends without a word."""
+class ReportedElsewhere(UserError):
+    """Another process of the run reports the error: this one exits with the same status and no message."""
 
     def __init__(self, status: int) -> None:
         super().__init__("")
         self.status = status
 
 
-def is_first() -> bool:
-    """Whether this process is the one that talks."""
+def is_rank0() -> bool:
+    """Return whether this process prints and writes, from the environment alone."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def said_once() -> Iterator[None]:
-    """A mistake that every process of a run finds by itself is said by the first."""
+def report_once() -> Iterator[None]:
+    """Let rank 0 alone report an error that every process of a run finds by itself."""
     try:
         yield
     except UserError as error:
-        if is_first():
+        if is_rank0():
             raise
-        raise Elsewhere(error.status) from error
+        raise ReportedElsewhere(error.status) from error
 
 
 class ProcessGroup:
     """The processes of a run, seen from one of them."""
 
     def __init__(self, parallel: Parallel = "none") -> None:
-        self.rank, self.size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        self.local_rank, self.local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", self.size)
+        self.rank, self.size = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+        self.local_rank = _environment_number("LOCAL_RANK", 0)
+        self.local_size = _environment_number("LOCAL_WORLD_SIZE", self.size)
         self._parent = os.getppid()
-        self._ours = False
-        self._patient: Any = None
+        self._owns_group = False
+        self._slow_group: Any = None  # with a timeout long enough for what rank 0 does alone
         if self.size > 1 and parallel == "none":
             raise ConfigError(
                 f"train.parallel is 'none', but {self.size} processes were started: set it to 'ddp' or 'fsdp', "
@@ -73,40 +75,40 @@ class ProcessGroup:
             )
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the process that talks and writes."""
+    def is_rank0(self) -> bool:
+        """Whether this process prints and writes."""
         return self.rank == 0
 
     @property
     def cores(self) -> int:
-        """Its share of the cores of this machine."""
+        """This process's share of the machine's cores."""
         return max(1, usable_cores() // self.local_size)
 
     def device(self, name: str) -> torch.device:
-        """Where this process computes: of several accelerators, its own."""
+        """Return the device of this process: with several accelerators, the one of its local rank."""
         return torch.device(f"{name}:{self.local_rank}" if self.size > 1 and name == "cuda" else name)
 
     def join(self, device: torch.device) -> None:
-        """Meets the other processes."""
+        """Connect to the other processes."""
         if self.size == 1:
             return
-        with self.listening():
+        with self.explain_lost_process():
             if not dist.is_initialized():
                 if device.type == "cuda":
                     torch.cuda.set_device(device)
-                dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=STEP)
-                self._ours = True
-            self._patient = dist.new_group(backend="gloo", timeout=WORK)
+                dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=STEP_TIMEOUT)
+                self._owns_group = True
+            self._slow_group = dist.new_group(backend="gloo", timeout=RANK0_TIMEOUT)
 
     def leave(self) -> None:
-        """Parts from the others, at a good end; whoever fails just ends."""
-        if self._ours:
+        """Disconnect after success. A process that fails just exits."""
+        if self._owns_group:
             dist.destroy_process_group()
-            self._ours = False
+            self._owns_group = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Turns the loss of another process into one line."""
+    def explain_lost_process(self) -> Iterator[None]:
+        """Turn the library errors that follow the loss of another process into a TrainingError of one line."""
         try:
             yield
         except RuntimeError as error:
@@ -115,36 +117,36 @@ class ProcessGroup:
             reason = str(error).strip().splitlines()[0][:200]
             raise TrainingError(
                 f"process {self.rank} of {self.size}: another process of this run has ended or cannot be reached "
-                f"({reason}); the same command goes on from the last checkpoint"
+                f"({reason}); the same command resumes from the last checkpoint"
             ) from error
 
-    # --- who does what ---
+    # --- work ---
 
     def share(self, count: int) -> range:
-        """The micro-batches of this process. Dealt like cards, as `Workers` deals them to threads."""
+        """Return the micro-batches of this process, dealt round-robin as `Workers` deals them to threads."""
         return range(self.rank, count, self.size)
 
-    def first(self, work: Callable[[], T]) -> T:
-        """What the first process makes of `work` (JSON); the others wait for it. If it fails, all fail."""
+    def on_rank0(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 and return its result (JSON) on every rank. If it fails, all ranks fail."""
         if self.size == 1:
             return work()
         error: UserError | None = None
-        answer: dict[str, Any] = {}
-        if self.is_first:
+        message: dict[str, Any] = {}
+        if self.is_rank0:
             try:
-                answer = {"value": work()}
+                message = {"value": work()}
             except UserError as failed:
-                error, answer = failed, {"status": failed.status}
-        answer = self._tell(answer)
+                error, message = failed, {"status": failed.status}
+        message = self._broadcast_message(message)
         if error is not None:
             raise error
-        if "status" in answer:
-            raise Elsewhere(answer["status"])
-        value: T = answer["value"]
+        if "status" in message:
+            raise ReportedElsewhere(message["status"])
+        value: T = message["value"]
         return value
 
-    def each(self, work: Callable[[], T]) -> T:
-        """Every process does `work`; if one fails, all fail, and the first says why."""
+    def on_every_rank(self, work: Callable[[], T]) -> T:
+        """Run `work` on every rank. If it fails on one, all fail, and rank 0 reports why."""
         if self.size == 1:
             return work()
         error: UserError | None = None
@@ -156,41 +158,41 @@ class ProcessGroup:
         if not any(failures):
             return value
         failing = next(rank for rank, status in enumerate(failures) if status)
-        message = self._tell({"line": str(error)}, failing)["line"]
-        if self.is_first and error is None:
+        message = self._broadcast_message({"line": str(error)}, failing)["line"]
+        if self.is_rank0 and error is None:
             error = UserError(f"process {failing} of {self.size}: {message}")
-        if self.is_first and error is not None:
+        if self.is_rank0 and error is not None:
             error.status = int(failures[failing])
             raise error
-        raise Elsewhere(int(failures[failing]))
+        raise ReportedElsewhere(int(failures[failing]))
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Every process does `work`, the first one before all others: they find what it has left for them."""
+    def rank0_first(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0, then on the other ranks, which find the files that rank 0 has written."""
         done: list[T] = []
-        self.first(lambda: done.append(work()))
-        return self.each(lambda: done[0] if done else work())
+        self.on_rank0(lambda: done.append(work()))
+        return self.on_every_rank(lambda: done[0] if done else work())
 
-    def end(self, error: UserError) -> NoReturn:
-        """What all processes found at once is said by the first."""
-        raise error if self.is_first else Elsewhere(error.status)
+    def fail(self, error: UserError) -> NoReturn:
+        """Raise an error that all ranks found at the same point; rank 0 reports it."""
+        raise error if self.is_rank0 else ReportedElsewhere(error.status)
 
-    # --- what they agree upon ---
+    # --- agreement ---
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """The sums over all processes, the same bits for each."""
+        """Return the sums over all processes, identical in every bit on each of them."""
         if self.size == 1:
             return list(numbers)
         sums = torch.tensor(numbers, dtype=torch.float64)
-        with self.listening():
+        with self.explain_lost_process():
             dist.all_reduce(sums)
         return sums.tolist()
 
-    def of_the_first(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers of the first process."""
-        return list(numbers) if self.size == 1 else self.sum([x if self.is_first else 0.0 for x in numbers])
+    def from_rank0(self, number: float) -> float:
+        """Return rank 0's number on every rank."""
+        return number if self.size == 1 else self.sum([number if self.is_rank0 else 0.0])[0]
 
-    def in_order(self, mine: Sequence[float], count: int) -> list[float]:
-        """One number for each micro-batch of a step, whoever had it."""
+    def per_micro_batch(self, mine: Sequence[float], count: int) -> list[float]:
+        """Return one number for each of the `count` micro-batches of a step, from the processes that ran them."""
         if self.size == 1:
             return list(mine)
         numbers = [0.0] * count
@@ -198,43 +200,54 @@ class ProcessGroup:
             numbers[place] = value
         return self.sum(numbers)
 
-    def orphaned(self) -> bool:
-        """Whether whoever started these processes is gone."""
+    def agree(self, seconds: float, save: bool, stop: bool) -> tuple[float, bool, bool]:
+        """Return rank 0's clock, whether rank 0 wants to save, and whether any process must stop."""
+        stop = stop or self._is_orphaned()
+        if self.size == 1:
+            return seconds, save, stop
+        rank0 = [seconds, save] if self.is_rank0 else [0.0, 0.0]
+        seconds, saves, stops = self.sum([*rank0, stop])
+        return seconds, saves > 0, stops > 0
+
+    def _is_orphaned(self) -> bool:
+        """Return whether the process that started this one (torchrun) is gone."""
         return self.size > 1 and os.getppid() != self._parent
 
+    # --- tensors ---
+
     def add_gradients(self, parameters: Sequence[Tensor], bucket_bytes: int = 32 << 20) -> None:
-        """Every gradient becomes the sum over all processes; where one process has none, it counts as zero."""
+        """Replace every gradient by the sum over all processes. A missing gradient counts as zero."""
         if self.size == 1:
             return
-        with self.listening():
-            waiting = [(bucket, *_send(bucket)) for bucket in _buckets(parameters, bucket_bytes)]
-            for bucket, flat, work in waiting:
+        with self.explain_lost_process():
+            pending = [(bucket, *_send(bucket)) for bucket in _buckets(parameters, bucket_bytes)]
+            for bucket, flat, work in pending:
                 work.wait()
                 _receive(bucket, flat)
 
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """All processes begin with the same bits, whatever machines they run on."""
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Copy rank 0's tensors to all ranks, so that they start from the same bits on any mix of machines."""
         if self.size == 1:
             return
-        with self.listening():
+        with self.explain_lost_process():
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def _tell(self, message: dict[str, Any], source: int = 0) -> dict[str, Any]:
-        """A message of one process to all."""
+    def _broadcast_message(self, message: dict[str, Any], source: int = 0) -> dict[str, Any]:
+        """Send a JSON message from one process to all."""
         data = json.dumps(message).encode() if self.rank == source else b""
         size = torch.tensor([len(data)])
-        with self.listening():
-            dist.broadcast(size, source, group=self._patient)
+        with self.explain_lost_process():
+            dist.broadcast(size, source, group=self._slow_group)
             text = torch.empty(int(size), dtype=torch.uint8)
             if self.rank == source:
                 text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(text, source, group=self._patient)
-        told: dict[str, Any] = json.loads(bytes(text.tolist()))
-        return told
+            dist.broadcast(text, source, group=self._slow_group)
+        received: dict[str, Any] = json.loads(bytes(text.tolist()))
+        return received
 
 
-def _number(name: str, default: int) -> int:
+def _environment_number(name: str, default: int) -> int:
     text = os.environ.get(name)
     if text is None:
         return default
@@ -244,23 +257,23 @@ def _number(name: str, default: int) -> int:
 
 
 def _buckets(parameters: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, so many bytes at a time."""
+    """Yield runs of neighbouring parameters of one dtype, each with at most `most` bytes if it has several."""
     bucket: list[Tensor] = []
-    room = float(most)
+    free = float(most)
     for parameter in parameters:
         size = parameter.numel() * parameter.element_size()
-        if bucket and (size > room or parameter.dtype != bucket[0].dtype):
+        if bucket and (size > free or parameter.dtype != bucket[0].dtype):
             yield bucket
-            bucket, room = [], float(most)
+            bucket, free = [], float(most)
         bucket.append(parameter)
-        room -= size
+        free -= size
     if bucket:
         yield bucket
 
 
 @torch.no_grad()
 def _send(bucket: Sequence[Tensor]) -> tuple[Tensor, Any]:
-    """Gradients on their way as one vector, and behind them for each whether there is one."""
+    """Start to sum a bucket's gradients as one vector, followed by one flag per parameter: has it a gradient?"""
     pieces = [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in bucket]
     present = torch.tensor([float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device)
     flat = torch.cat([*pieces, present])

@@ -15,7 +15,7 @@ from allyouneed.training.budget import BudgetConfig
 from allyouneed.training.optimizer import OptimizerConfig
 from allyouneed.training.process_group import Parallel
 from allyouneed.training.schedule import ScheduleConfig
-from allyouneed.training.start import StartConfig, described
+from allyouneed.training.start import StartConfig, describe_start
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 
@@ -104,19 +104,21 @@ def find_recipe(name: str) -> Path:
     return known[name]
 
 
-def load_recipe(name: str | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
-    """A recipe from a file or a built-in name, with `base` and then the dotted `sets` laid over it."""
+def load_recipe(source: str | Path | Recipe | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
+    """Return a recipe (a file, a built-in name, or a recipe) with `base` and then the dotted `sets` laid over it."""
     tree: Tree = {}
-    if name is not None:
-        path = find_recipe(name)
+    if isinstance(source, Recipe):
+        tree = source.model_dump(mode="json", exclude_none=True)
+    elif source is not None:
+        path = find_recipe(str(source))
         tree = read_recipe(path)
-        parse(Recipe, tree, str(path))  # a mistake in the file is named as such, before anything is laid over it
+        parse(Recipe, tree, str(path))  # report mistakes in the file as such, before anything is laid over it
     tree = override(merge(tree, base or {}), sets or [])
     budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
     if isinstance(budget, dict) and len(budget) > 1:  # the newest word counts: --minutes over a file's steps
         newest = list(budget)[-1]
         tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
-    return parse(Recipe, tree, "" if sets or base else (name or ""))
+    return parse(Recipe, tree, "" if sets or base or isinstance(source, Recipe) else str(source or ""))
 
 
 def require_same_recipe(folder: Path, recipe: Recipe) -> None:
@@ -127,9 +129,8 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     began, advice = load_recipe(str(file)), f"choose another --out, or remove {folder}"
     # Weights to begin with are known by their hash, wherever they lie.
     if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
-        raise ConfigError(
-            f"{file}: this run began with {described(began.start)}, not with {described(recipe.start)}; {advice}"
-        )
+        old, new = describe_start(began.start), describe_start(recipe.start)
+        raise ConfigError(f"{file}: this run started from {old}, not from {new}; {advice}")
     differing = differences(_what_counts(began), _what_counts(recipe))
     if differing:
         what = "; ".join(differing[:MOST_DIFFERENCES])

@@ -1,8 +1,8 @@
-"""A checkpoint that every process writes its share of: see `checkpoint.py` for its files.
+"""Save a checkpoint: rank 0 alone, or every process its rows. `checkpoint.py` describes the files.
 
-torch.distributed.checkpoint would do the same, but describes what it has written in a pickle, and sends more of them
-from process to process; here nothing is ever unpickled. What it would add, tensors cut in any direction, has no use
-where all are cut by rows.
+torch.distributed.checkpoint would do the same, but it describes its files in a pickle and sends pickles between
+processes; here nothing is ever unpickled. What it would add, tensors cut along any axis, is not needed: all are cut by
+rows.
 """
 
 from collections.abc import Mapping
@@ -16,35 +16,49 @@ from allyouneed.storage import sync_files
 from allyouneed.training.checkpoint import Checkpoints, write_parts
 from allyouneed.training.process_group import ProcessGroup
 
+Parts = Mapping[str, Mapping[str, Tensor]]
 
-def save_shards(
+
+def save_checkpoint(
     checkpoints: Checkpoints,
-    team: ProcessGroup,
+    group: ProcessGroup,
     step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    tensors: Parts,
     state: Mapping[str, Any],
     best: bool,
+    *,
+    sharded: bool,
 ) -> None:
-    """The first process opens a folder, all write into it, and the first one puts it in its place."""
+    """Save a checkpoint. All processes call this; `sharded`: each holds other rows, and writes them."""
+    if sharded:
+        _save_shards(checkpoints, group, step, tensors, state, best)
+    else:
+        group.on_rank0(lambda: checkpoints.save(step, tensors, state, best).name)
+
+
+def _save_shards(
+    checkpoints: Checkpoints, group: ProcessGroup, step: int, tensors: Parts, state: Mapping[str, Any], best: bool
+) -> None:
+    """Rank 0 opens a folder, all processes write into it, and rank 0 renames it into place."""
     with ExitStack() as opened:
 
         def begin() -> str:
-            writing = checkpoints.writing(step, sorted(tensors), state, best, team.size)
+            writing = checkpoints.writing(step, sorted(tensors), state, best, group.size)
             return str(opened.enter_context(writing).resolve())
 
-        folder = Path(team.first(begin))
+        folder = Path(group.on_rank0(begin))
 
         def write() -> None:
-            write_parts(folder, _own(tensors, team), team.rank, team.size)
-            sync_files(folder, f"*-{team.rank + 1:05d}-of-*")
+            write_parts(folder, _own(tensors, group), group.rank, group.size)
+            sync_files(folder, f"*-{group.rank + 1:05d}-of-*")
 
-        team.each(write)
-        team.first(opened.close)
+        group.on_every_rank(write)
+        group.on_rank0(opened.close)
 
 
-def _own(tensors: Mapping[str, Mapping[str, Tensor]], team: ProcessGroup) -> dict[str, dict[str, Tensor]]:
-    """Single numbers are the same everywhere; the first process writes them."""
+def _own(tensors: Parts, group: ProcessGroup) -> dict[str, dict[str, Tensor]]:
+    """Return what this process writes. Scalars are the same in every process; rank 0 writes them."""
     return {
-        part: {name: tensor for name, tensor in named.items() if tensor.ndim or team.is_first}
+        part: {name: tensor for name, tensor in named.items() if tensor.ndim or group.is_rank0}
         for part, named in tensors.items()
     }

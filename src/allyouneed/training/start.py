@@ -1,4 +1,4 @@
-"""Where a run begins: with random weights, or with those of a model folder (another run's, or a compiled program's)."""
+"""The initial weights of a run: random, or those of a model folder (of another run, or of a compiled program)."""
 
 from typing import Annotated
 
@@ -12,27 +12,27 @@ from allyouneed.text.codec import Codec
 
 
 class StartConfig(Config):
-    """A model folder whose weights are those before the first step."""
+    """A model folder that holds the initial weights."""
 
     folder: str
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its weights: they are what counts, wherever they lie
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its weights, wherever the folder is
 
     def fill(self, model: Model, codec: Codec) -> None:
-        """Copies the weights into a model whose ids are those of `codec`."""
+        """Copy the weights into a model whose ids are those of `codec`."""
         bundle = load_folder(self.folder)
         if bundle.sha256 != self.sha256:
             raise FolderError(
-                f"{self.folder}: its weights are not those that the recipe names (their sha256 differs); "
+                f"{self.folder}: its weights are not those in the recipe (their sha256 differs); "
                 "was it trained or compiled again?"
             )
         if not bundle.codec.means_the_same(codec):
             raise ConfigError(
-                f"{self.folder}: its ids mean other tokens or classes than those of the task's data, so that its "
-                "weights are of no use here"
+                f"{self.folder}: its ids stand for other tokens or classes than the ids of the task's data, so its "
+                "weights cannot be used here"
             )
         fill_model(model, model_tensors(bundle.model), bundle.path)
 
 
-def described(start: StartConfig | None) -> str:
-    """What a run begins with, in words."""
+def describe_start(start: StartConfig | None) -> str:
+    """Describe the initial weights of a run."""
     return "random weights" if start is None else f"the weights of {start.folder} (sha256 {start.sha256[:12]})"

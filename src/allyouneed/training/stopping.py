@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Signals that request a run to stop."""
 
 import signal
 from collections.abc import Callable
@@ -7,31 +7,31 @@ from typing import Any
 
 
 class stop_signals:
-    """While this is open, SIGINT and SIGTERM ask the run to save and stop; a second one ends it at once.
+    """Call `stop` on SIGINT and SIGTERM while this context is open; by default a second signal ends the run at once.
 
-    `patient`: not even a second one: torchrun passes on what its processes may have heard already, and kills what does
-    not end in time. Nor one that comes while a failed run goes down: torchrun asks the others to end as soon as one
-    has, and whoever lost that one has still to close its files and to say so.
+    `keep_handling`: a second signal calls `stop` again, as torchrun forwards signals that its processes may have
+    received already, and kills those that do not end in time. Signals also stay handled while a failed run shuts down:
+    torchrun stops the other processes as soon as one has ended, and they have still to close files and report the loss.
     """
 
-    def __init__(self, stop: Callable[[], None], patient: bool = False) -> None:
-        self._stop, self._patient = stop, patient
-        self._old: dict[int, Any] = {}
+    def __init__(self, stop: Callable[[], None], keep_handling: bool = False) -> None:
+        self._stop, self._keep_handling = stop, keep_handling
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._old[number] = signal.signal(number, self._handle)
-        except ValueError:  # not in the main thread: whoever runs us there stops us in their own way
-            self._old = {}
+                self._previous[number] = signal.signal(number, self._handle)
+        except ValueError:  # not in the main thread: the caller stops the run by other means
+            self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._stop()
-        if not self._patient:
-            signal.signal(number, self._old[number])
+        if not self._keep_handling:
+            signal.signal(number, self._previous[number])
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if self._patient and kind is not None:
+        if self._keep_handling and kind is not None:
             return
-        for number, handler in self._old.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)

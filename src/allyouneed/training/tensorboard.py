@@ -1,5 +1,4 @@
-"""TensorBoard events beside the log, if tensorboard is installed (`pip install allyouneed[tensorboard]`); else
-nothing."""
+"""TensorBoard events beside the log, if tensorboard is installed (`pip install allyouneed[tensorboard]`)."""
 
 import importlib.util
 from pathlib import Path
@@ -7,17 +6,17 @@ from typing import Any
 
 
 class Board:
-    """Numbers of log records as curves over steps."""
+    """Writes the numbers of log records as curves over steps."""
 
-    def __init__(self, folder: Path, wanted: bool = True) -> None:
+    def __init__(self, folder: Path, enabled: bool = True) -> None:
         self._writer: Any = None
-        if wanted and importlib.util.find_spec("tensorboard") is not None:
+        if enabled and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder))
 
     def add(self, record: dict[str, Any]) -> None:
-        """Every number of a record of a step."""
+        """Add every number of the record of a step."""
         if self._writer is None:
             return
         for name, value in record.items():
@@ -25,6 +24,6 @@ class Board:
                 self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Flush and close the event file."""
         if self._writer is not None:
             self._writer.close()

@@ -43,7 +43,7 @@ class Workers:
     """Runs one job per micro-batch on replicas of a model and leaves the summed gradients in the model."""
 
     def __init__(self, model: nn.Module, count: int, threads: int) -> None:
-        self.model = model
+        self.model, self.device = model, next(model.parameters()).device
         self.replicas = [model] + [_replica(model) for _ in range(count - 1)]
         self._threads, self._threads_before = threads, torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -82,7 +82,7 @@ class Workers:
         def work(number: int) -> list[float]:
             values = []
             for seed, job in jobs[number::count]:
-                seed_dropout(seed, next(self.model.parameters()).device)
+                seed_dropout(seed, self.device)
                 values.append(job(self.replicas[number]))
             return values
 

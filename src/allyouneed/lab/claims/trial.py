@@ -25,7 +25,8 @@ from allyouneed.tasks.base import NO_CLASS, Split
 from allyouneed.text.specials import PAD
 from allyouneed.training import Recipe
 from allyouneed.training.evaluate import held_out_loss
-from allyouneed.training.loop import Run, Silent
+from allyouneed.training.loop import Run
+from allyouneed.training.progress import SilentListener
 
 Tree = Mapping[str, Any]
 WORST = 20.0  # nats: what a loss that is no number counts as
@@ -47,20 +48,21 @@ def learn(task: Tree, model: Tree, train: Tree, seed: int, change: Callable[[Mod
     The held-out loss is looked at only where a bad beginning shall be given up (`restart_above`).
     """
     recipe = parse(Recipe, {"seed": seed, "task": task, "model": model, "train": {"label_smoothing": 0.0, **train}})
-    run = Run(recipe, scratch(repr((sorted(task.items()), seed))), Silent(), torch.device("cpu"), cores=1)
+    run = Run(recipe, scratch(repr((sorted(task.items()), seed))), SilentListener(), torch.device("cpu"), cores=1)
     every = max(1, round(run.config.evaluate_every * (run.config.budget.steps or 1)))
     try:
         if change is not None:
             change(run.model)
         while run.has_budget():
             run.step()
-            if run.config.restart_above and run.spent.steps % every == 0:
-                run.held_out_loss, run.evaluated_at = loss(run.model, run.data), run.spent.steps
+            if run.config.restart_above and run.progress.spent.steps % every == 0:
+                run.progress.held_out_loss = loss(run.model, run.data)
+                run.progress.evaluated_at = run.progress.spent.steps
     except TrainingError:
         pass  # the gradient is no number any more: what the model is worth then is the result
     finally:
         run.close()
-    return Learnt(run.model, run.data, run.spent.seconds, run.spent.flops)
+    return Learnt(run.model, run.data, run.progress.spent.seconds, run.progress.spent.flops)
 
 
 @cache

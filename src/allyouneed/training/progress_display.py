@@ -1,4 +1,4 @@
-"""Watching a run: a progress bar on a terminal, plain lines everywhere else. Both on standard error."""
+"""Show the progress of a run on standard error: a progress bar on a terminal, plain lines everywhere else."""
 
 import sys
 import time
@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.cli.terminal import printable
+from allyouneed.words import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as RichProgress
 
-SECONDS_A_LINE = 10.0
+SECONDS_PER_LINE = 10.0
 
 
 @contextmanager
-def watching(metric: str) -> "Iterator[Lines | Bar]":
-    """A watcher for `train`."""
+def show_progress(metric: str) -> "Iterator[ProgressLines | ProgressBar]":
+    """Yield a listener for `train` that shows the loss, the speed and the held-out `metric`."""
     if not sys.stderr.isatty():
-        yield Lines(metric)
+        yield ProgressLines(metric)
         return
     from rich.console import Console
     from rich.progress import (
@@ -39,26 +39,26 @@ def watching(metric: str) -> "Iterator[Lines | Bar]":
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60) as progress:
-        yield Bar(progress, metric)
+        yield ProgressBar(progress, metric)
 
 
-class Watcher:
-    """What the bar and the lines show: the last loss, the last value of the metric, the speed."""
+class _Display:
+    """What both displays show: the last loss, the last value of the metric, the speed."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self.last: dict[str, float] = {}
 
     def note(self, line: str) -> None:
-        """Something worth a line."""
-        self.say(printable(line))
+        """Print a message."""
+        self.print_line(printable(line))
 
-    def say(self, line: str) -> None:
-        with suppress(OSError):  # nobody reads any more; the run goes on
+    def print_line(self, line: str) -> None:
+        with suppress(OSError):  # a closed pipe must not end the run
             print(line, file=sys.stderr, flush=True)
 
     def summary(self, record: dict[str, Any]) -> str:
-        """The state of the run in a few words."""
+        """Return the state of the run in a few words."""
         evaluated = record["kind"] == "evaluation"
         if not evaluated:
             self.last |= {"loss": record["loss"], "tokens/s": record["tokens_per_second"]}
@@ -67,36 +67,37 @@ class Watcher:
         return f"step {record['step']:,}" + "".join(f"  {name} {_short(value)}" for name, value in self.last.items())
 
 
-class Lines(Watcher):
-    """A line now and then."""
+class ProgressLines(_Display):
+    """One line per evaluation, and one every few seconds."""
 
     def __init__(self, metric: str) -> None:
         super().__init__(metric)
-        self._first: tuple[float, float] | None = None  # when, and how much was spent: preparing says nothing of speed
-        self._said = 0.0
+        # Time and fraction at the first record. Earlier time, spent on preparing data, would distort the estimate.
+        self._first: tuple[float, float] | None = None
+        self._printed_at = 0.0
 
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
-        """A step was logged, or an evaluation made."""
+        """Show a logged step or an evaluation."""
         now, summary = time.monotonic(), self.summary(record)
         self._first = self._first or (now, fraction)
-        if record["kind"] == "evaluation" or now - self._said > SECONDS_A_LINE:
-            self._said = now
-            self.say(f"{min(fraction, 1):4.0%}  {summary}{_left(*self._first, now, fraction)}")
+        if record["kind"] == "evaluation" or now - self._printed_at > SECONDS_PER_LINE:
+            self._printed_at = now
+            self.print_line(f"{min(fraction, 1):4.0%}  {summary}{_time_left(*self._first, now, fraction)}")
 
 
-class Bar(Watcher):
-    """A bar that moves."""
+class ProgressBar(_Display):
+    """A progress bar on a terminal."""
 
-    def __init__(self, progress: "Progress", metric: str) -> None:
+    def __init__(self, progress: "RichProgress", metric: str) -> None:
         super().__init__(metric)
         self._progress = progress
         self._task = progress.add_task("preparing", total=1.0)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
-        """A step was logged, or an evaluation made."""
+        """Show a logged step or an evaluation."""
         self._progress.update(self._task, completed=min(fraction, 1.0), description=self.summary(record))
 
 
@@ -104,8 +105,8 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _left(then: float, spent: float, now: float, fraction: float) -> str:
-    """The time left, if the rest of the budget goes as fast as what was spent since then."""
+def _time_left(then: float, spent: float, now: float, fraction: float) -> str:
+    """Return the time left, extrapolated from the speed since `then`."""
     if fraction <= spent:
         return ""
     seconds = int((now - then) * max(0.0, 1 - fraction) / (fraction - spent))

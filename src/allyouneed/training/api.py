@@ -1,0 +1,48 @@
+"""What `allyouneed.train` and the commands share: settings laid over a recipe, and a run with its progress shown."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from allyouneed.errors import ConfigError
+from allyouneed.training.loop import train
+from allyouneed.training.process_group import is_rank0
+from allyouneed.training.progress_display import show_progress
+from allyouneed.training.recipe import Recipe, load_recipe
+
+Budget = Mapping[str, float | None]  # of steps, tokens, minutes, flops
+
+
+def train_recipe(
+    recipe: str | Path | Recipe,
+    folder: Path,
+    budget: Budget,
+    seed: int | None = None,
+    sets: Sequence[str] = (),
+    device: str = "cpu",
+    progress: bool = True,
+) -> Path:
+    """Train a recipe with these settings laid over it; return the finished model folder."""
+    return train_with_progress(load_recipe(recipe, changes(budget, seed), list(sets)), folder, device, progress)
+
+
+def train_with_progress(recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True) -> Path:
+    """Train, or resume, in a run folder; rank 0 shows the progress on standard error."""
+    with show_progress(recipe.train.metric) if progress and is_rank0() else nullcontext() as listener:
+        return train(recipe, folder, listener, device)
+
+
+def changes(budget: Budget, seed: int | None = None) -> dict[str, Any]:
+    """Return the settings that a budget and a seed change in a recipe."""
+    given = one_budget(budget)
+    tree: dict[str, Any] = {"train": {"budget": given}} if given else {}
+    return tree | ({"seed": seed} if seed is not None else {})
+
+
+def one_budget(budget: Budget) -> dict[str, float]:
+    """Return the one budget that is set, if any. Raise ConfigError if there are several."""
+    given = {name: value for name, value in budget.items() if value is not None}
+    if len(given) > 1:
+        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in given)}")
+    return given

@@ -1,0 +1,129 @@
+"""What happens before the first step: the run folder, the data, the model and the threads."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from allyouneed.errors import ConfigError, FolderError
+from allyouneed.folder import SizeGuard, model_tensors
+from allyouneed.malloc import keep_freed_memory
+from allyouneed.models import Model
+from allyouneed.sizes import Sizes
+from allyouneed.storage import lock, refuse_links, verify
+from allyouneed.tasks import TaskData
+from allyouneed.text.codec import Codec
+from allyouneed.training.checkpoint import Checkpoints
+from allyouneed.training.determinism import conditions, require_same_conditions
+from allyouneed.training.log import Log, NoLog, read_log
+from allyouneed.training.parallel import Parallelism, parallelize
+from allyouneed.training.process_group import ProcessGroup, report_once
+from allyouneed.training.progress import ProgressListener
+from allyouneed.training.recipe import Recipe, TrainConfig, require_same_recipe
+from allyouneed.training.start import StartConfig, describe_start
+from allyouneed.training.workers import Workers, shares
+
+# The names that a run folder uses.
+RUN_NAMES = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")
+MAX_TENSORS, MAX_NUMBERS = 1 << 15, 1 << 44  # of a model: a recipe that exceeds them is a mistake, or hostile
+
+
+def require_buildable(recipe: Recipe) -> None:
+    """Refuse impossible sizes before any data is read."""
+    with torch.device("meta"), SizeGuard(MAX_TENSORS, MAX_NUMBERS, "any that could be trained"):
+        recipe.model.build(Sizes(8, 8, shared=True))
+
+
+def open_run_folder(held: ExitStack, recipe: Recipe, folder: Path, listener: ProgressListener) -> bool:
+    """Lock the run folder, refuse it if it belongs to another recipe; return whether the run is finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, RUN_NAMES)
+    held.enter_context(lock(folder))
+    require_same_recipe(folder, recipe)
+    return _is_finished(folder, listener)
+
+
+def _is_finished(folder: Path, listener: ProgressListener) -> bool:
+    """Return whether there is an intact model. A damaged one is written again from the best checkpoint."""
+    if not (folder / "model").exists():
+        return False
+    try:
+        verify(folder / "model")
+    except FolderError as error:
+        listener.note(f"{error}; it is written again")
+        return False
+    return True
+
+
+def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
+    """Return the task's data. Rank 0 prepares the files, the others read them."""
+    data = group.rank0_first(lambda: recipe.task.prepare(folder / "data", recipe.seed))
+    two_texts = data.codec.source is not None and data.codec.target is not None
+    if recipe.model.kind == "decoder" and two_texts and not data.sizes.shared:
+        group.fail(
+            ConfigError("a decoder reads source and target as one text: it needs one vocabulary, task.shared=true")
+        )
+    return data
+
+
+def newest_checkpoint(checkpoints: Checkpoints, group: ProcessGroup) -> Path | None:
+    """Return the newest intact checkpoint, the same for all processes."""
+
+    def name() -> str | None:
+        latest = checkpoints.latest()
+        return None if latest is None else latest.name
+
+    found = group.on_rank0(name)
+    return None if found is None else checkpoints.folder / found
+
+
+def load_start(
+    start: StartConfig | None, model: Model, codec: Codec, group: ProcessGroup, listener: ProgressListener
+) -> None:
+    """Copy the weights of `start`, if any, into the model."""
+    if start is not None:
+        group.on_every_rank(lambda: start.fill(model, codec))
+        listener.note(f"starting from {describe_start(start)}")
+
+
+def distribute(
+    model: Model, config: TrainConfig, group: ProcessGroup, device: torch.device, *, runs_twice: bool
+) -> Parallelism:
+    """Distribute the model to the processes, as `train.parallel` sets."""
+    with report_once():
+        return parallelize(model, config, group, device, runs_twice=runs_twice)
+
+
+def open_log(folder: Path, group: ProcessGroup) -> Log:
+    """Open the log of the run; only rank 0 writes it."""
+    return Log(folder / "log.jsonl") if group.is_rank0 else NoLog()
+
+
+def start_workers(
+    recipe: Recipe, model: Model, parallelism: Parallelism, group: ProcessGroup, cores: int | None, log: Log, step: int
+) -> Workers:
+    """Start the threads for micro-batches, and log the conditions that the bits of the run depend on.
+
+    On a CPU there are as many threads as cores, each with its share of the micro-batches.
+    """
+    config, device, cores = recipe.train, next(model.parameters()).device, cores or group.cores
+    count, threads = 1, max(1, cores)
+    if device.type == "cpu":
+        keep_freed_memory()
+        own = len(group.share(config.accumulate))
+        count, threads = shares(cores, 1 if parallelism.sharded else config.workers, own)
+    now = conditions(device, count, threads, torch.get_num_threads(), group.size, config.parallel)
+    if config.deterministic:
+        group.on_rank0(lambda: require_same_conditions(read_log(log.path), now))
+    group.broadcast([] if parallelism.sharded else list(model_tensors(model).values()))
+    log.append(
+        {
+            "kind": "start",
+            "step": step,
+            "parameters": model.parameter_count(),
+            "began": None if recipe.start is None else recipe.start.model_dump(),
+            "deterministic": config.deterministic,
+            **now,
+        }
+    )
+    return Workers(model, count, threads)
