@@ -248,7 +248,7 @@ def test_weights_that_are_not_those_of_the_recipe_are_refused(reverse, tmp_path)
     turned = parse(
         Recipe, merge(recipe.model_dump(mode="json", exclude_none=True), {"task": {"classes": ["c", "b", "a"]}})
     )
-    with pytest.raises(ConfigError, match="mean other tokens or classes"):
+    with pytest.raises(ConfigError, match="stand for other tokens or classes"):
         train(turned, tmp_path / "run")
 
 

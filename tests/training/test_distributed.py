@@ -187,7 +187,7 @@ def test_two_processes_go_on_with_what_one_has_stopped(parallel: str, done: Done
 def test_every_process_ends_alike_and_the_first_one_says_why(done: Done) -> None:
     _, (first, second), others = done
     assert first[-3:-1] == ["Interrupted: stopped and saved at step 2; the same command resumes from there"] * 2
-    assert "useless 25 times" in first[-1]
+    assert "unusable 25 times" in first[-1]
     assert second[-3:] == ["ReportedElsewhere: "] * 3
     assert {*first[:-3], *second[:-3], *(what for results in others for what in results)} == {"done"}
 

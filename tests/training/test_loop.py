@@ -166,7 +166,7 @@ def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         train(other, tmp_path)
 
 
-def test_useless_gradients_are_skipped_and_then_refused(tmp_path: Path) -> None:
+def test_unusable_gradients_are_skipped_and_then_refused(tmp_path: Path) -> None:
     run = Run(recipe(), tmp_path, SilentListener(), torch.device("cpu"))
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
     assert not accept_gradient(run.progress, float("nan"), run.config.spike)
