@@ -103,7 +103,7 @@ def test_round_trip_of_a_translator(tmp_path: Path, tied: bool, shared: bool) ->
     model = build("encoder-decoder", Sizes(CHARACTERS.size, target.size, shared), tied=tied)
     path = save_folder(tmp_path / "model", model, Codec(CHARACTERS, target), ExampleTask(length=5), "# A card\n")
     before = torch.get_rng_state()
-    bundle = allyouneed.load(str(path))
+    bundle = load_folder(str(path))
     assert torch.equal(torch.get_rng_state(), before)
     assert not bundle.model.training
     assert bundle.model.config == model.config

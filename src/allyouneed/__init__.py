@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 from allyouneed.version import __version__
 
 if TYPE_CHECKING:
-    from allyouneed.folder import Bundle
+    from allyouneed.pipeline import Pipeline
     from allyouneed.training import Recipe
 
 __all__ = ["__version__", "load", "train"]
 
 
-def load(folder: str) -> "Bundle":
-    """A ready model from a model folder: its weights, its tokenisers and the task it was trained for."""
-    from allyouneed.folder import load_folder
+def load(folder: str | Path, *, device: str = "cpu", int8: bool = False, sets: Sequence[str] = ()) -> "Pipeline":
+    """Load a model folder, or the model of a run folder, optimized for inference.
 
-    return load_folder(folder)
+    The result translates, generates, classifies and scores texts with the folder's own settings. `int8` is faster and
+    slightly less exact; `sets` change settings that are not part of the weights, such as `task.segment=128`.
+    `allyouneed.folder.load_folder` loads the plain model, which can be trained and hooked.
+    """
+    from allyouneed.pipeline import load
+
+    return load(folder, device=device, int8=int8, sets=sets)
 
 
 def train(
@@ -35,7 +40,7 @@ def train(
     sets: Sequence[str] = (),
     device: str = "cpu",
     progress: bool = True,
-) -> "Bundle":
+) -> "Pipeline":
     """Train a recipe in the run folder `out`, or resume the run there; return the best model, ready for use.
 
     `recipe` is a path, the name of a built-in recipe, or a `Recipe`. The settings are those of `allyouneed train`: at
@@ -45,4 +50,4 @@ def train(
     from allyouneed.training.api import train_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    return load(str(train_recipe(recipe, Path(out), budget, seed, sets, device, progress)))
+    return load(train_recipe(recipe, Path(out), budget, seed, sets, device, progress), device=device)

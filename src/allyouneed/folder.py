@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.errors import ConfigError, FolderError
+from allyouneed.inference.optimize import is_optimized
 from allyouneed.models import AnyModel, Model
 from allyouneed.shortlist.table import Shortlist, read_shortlist
 from allyouneed.sizes import Sizes
@@ -100,7 +101,12 @@ class Bundle:
 
 
 def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, card: str) -> Path:
-    """Writes a model folder; one that was there is replaced when the new one is whole."""
+    """Write a model folder; an existing one is replaced once the new one is complete.
+
+    Raise ConfigError if the model is optimized for inference: its weights are stored in another layout.
+    """
+    if is_optimized(model):
+        raise ConfigError("a model that is optimized for inference cannot be saved; load the plain one: load_folder")
     built: Any = model  # every architecture keeps what it was built from
     config = FolderConfig(
         format=FORMAT,

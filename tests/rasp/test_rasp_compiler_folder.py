@@ -8,14 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import allyouneed
 from allyouneed.cli import app
 from allyouneed.cli.train import _without_none
 from allyouneed.config import merge, parse, to_toml
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError, FolderError
 from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out
-from allyouneed.folder import folder_recipe, save_folder
+from allyouneed.folder import folder_recipe, load_folder, save_folder
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
@@ -46,7 +45,7 @@ def causal(tmp_path_factory):
 
 
 def test_it_opens_and_answers(reverse):
-    bundle = allyouneed.load(str(reverse))
+    bundle = load_folder(str(reverse))
     answers = translate(bundle.model, bundle.codec, ["abc", "c", "aabbccab"], SearchConfig())
     assert [best.text for (best,) in answers] == ["c b a", "c", "b a c c b b a a"]
     assert "compiled, not trained" in bundle.card
@@ -54,7 +53,7 @@ def test_it_opens_and_answers(reverse):
 
 
 def test_tokens_it_does_not_know_are_refused(reverse):
-    bundle = allyouneed.load(str(reverse))
+    bundle = load_folder(str(reverse))
     with pytest.raises(DataError, match="text 2: 'abz' holds a token"):
         translate(bundle.model, bundle.codec, ["abc", "abz"], SearchConfig())
 
@@ -115,11 +114,11 @@ def _refused(*arguments, given=""):
 
 def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
     """Ids below FIRST_CLASS mean no class."""
-    bundle = allyouneed.load(str(causal))
+    bundle = load_folder(str(causal))
     too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), each=True)
     recipe = parse(Recipe, bundle.recipe)
     with pytest.raises(FolderError, match="classes: 13 ids, but the model has room for 12"):
-        allyouneed.load(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
+        load_folder(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
 
 
 def test_a_decoder_learns_it(tmp_path):
@@ -131,12 +130,12 @@ def test_a_decoder_learns_it(tmp_path):
         "train": {"budget": {"steps": 2}, "metric": "exact"},
     }
     folder = train(load_recipe(None, tree), tmp_path / "run")
-    bundle = allyouneed.load(str(folder))
+    bundle = load_folder(str(folder))
     assert len(translate(bundle.model, bundle.codec, ["abab"], SearchConfig())[0][0].text.split()) == 4
 
 
 def _held_out(folder):
-    return allyouneed.load(str(folder)), "valid", SearchConfig(), lambda line: None
+    return load_folder(str(folder)), "valid", SearchConfig(), lambda line: None
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (recipe_folder() / "rasp").glob("*.rasp")))
@@ -176,12 +175,12 @@ def test_on_files(reverse, tmp_path):
     (tmp_path / "in").write_text("abc\ncab\n")
     (tmp_path / "out").write_text("c b a\nb a a\n")
     files = [str(tmp_path / "in"), str(tmp_path / "out")]
-    scores = evaluate_files(allyouneed.load(str(reverse)), files, SearchConfig(), lambda line: None)
+    scores = evaluate_files(load_folder(str(reverse)), files, SearchConfig(), lambda line: None)
     assert scores[0].name == "exact"
     assert scores[0].value == 0.5
     (tmp_path / "out").write_text("c b a\nb a\n")
     with pytest.raises(DataError, match="2 classes for 3 tokens"):
-        evaluate_files(allyouneed.load(str(reverse)), files, SearchConfig(), lambda line: None)
+        evaluate_files(load_folder(str(reverse)), files, SearchConfig(), lambda line: None)
 
 
 def _further(folder, **settings):
@@ -196,7 +195,7 @@ def test_training_goes_on_from_it(reverse, tmp_path):
     recipe = _further(reverse, optimizer={"lr": 1e-9})
     run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
     run.step()
-    before = allyouneed.load(str(reverse)).model.state_dict()
+    before = load_folder(str(reverse)).model.state_dict()
     run.close()
     assert all(torch.allclose(value, before[name], atol=1e-6) for name, value in run.model.state_dict().items())
     assert any(not torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
@@ -207,7 +206,7 @@ def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
     watcher = SilentListener()
     watcher.note = notes.append
     tuned = train(_further(reverse, optimizer={"lr": 0.1}), tmp_path / "run", watcher)
-    bundle, before = allyouneed.load(str(tuned)), allyouneed.load(str(reverse))
+    bundle, before = load_folder(str(tuned)), load_folder(str(reverse))
     assert all(torch.equal(v, before.model.state_dict()[name]) for name, v in bundle.model.state_dict().items())
     assert "The weights are those of step 0." in bundle.card
     assert f"trained from the weights of {reverse} (sha256 {before.sha256[:12]})" in bundle.card
@@ -217,7 +216,7 @@ def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
 
 def test_a_compiled_program_is_not_harmed_by_its_own_recipe(reverse):
     """What it would be trained with, unless told otherwise."""
-    recipe = parse(Recipe, allyouneed.load(str(reverse)).recipe)
+    recipe = parse(Recipe, load_folder(str(reverse)).recipe)
     assert recipe.train.optimizer.lr <= 1e-6
     assert recipe.train.label_smoothing == 0
 
@@ -258,7 +257,7 @@ def test_the_recipe_is_read_without_the_weights(reverse, tmp_path):
     (copy / "model.safetensors").write_bytes(bytes(len(data)))
     assert folder_recipe(copy) == folder_recipe(reverse)
     with pytest.raises(FolderError, match="sha256 differs"):
-        allyouneed.load(str(copy))
+        load_folder(str(copy))
 
 
 def test_the_commands(tmp_path):
@@ -269,7 +268,7 @@ def test_the_commands(tmp_path):
     result = CliRunner().invoke(app, [*command, "--result", "hist"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "1 layer, heads [1]" in result.output
-    bundle = allyouneed.load(str(made))
+    bundle = load_folder(str(made))
     assert translate(bundle.model, bundle.codec, ["abca"], SearchConfig())[0][0].text == "2 1 1 2"
     run = ["train", "--from", str(made), "--steps", "1", "--out", str(tmp_path / "run"), "--set", "task.valid=8"]
     result = CliRunner().invoke(app, run, catch_exceptions=False)
@@ -287,7 +286,7 @@ def test_compiling_replaces_what_was_compiled_and_nothing_else(reverse, tmp_path
     assert _said(*command, str(made)).endswith(f"model: {made}\n")
     tuned = train(_further(reverse), tmp_path / "run")
     assert "holds a model that was not compiled; choose another --out, or add --force" in _refused(*command, str(tuned))
-    assert allyouneed.load(str(tuned)).recipe["start"] is not None
+    assert load_folder(str(tuned)).recipe["start"] is not None
     assert _said(*command, str(tuned), "--force").endswith(f"model: {tuned}\n")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "letter.txt").write_text("dear")

@@ -31,16 +31,13 @@ Engine = Annotated[
 
 
 def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False) -> "Bundle":
-    """The model of a folder, its memory laid out for prediction."""
-    from allyouneed.folder import load_folder
-    from allyouneed.inference.optimize import optimize_for_inference
+    """Load the model of a folder, optimized for inference."""
     from allyouneed.malloc import keep_freed_memory
+    from allyouneed.pipeline import load
 
     check_device(device)
     keep_freed_memory()
-    bundle = load_folder(folder, device, sets)
-    optimize_for_inference(bundle.model, int8)
-    return bundle
+    return load(folder, device=device, sets=sets, int8=int8)
 
 
 def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":

@@ -254,28 +254,44 @@ class _TextFile(TaskData):
 
 
 def score_lines(bundle: Bundle, lines: Sequence[str], where: str, before: int = 0) -> list[Scored | None]:
-    """log P of each line: source TAB target, text TAB class, or a text; None for an empty line."""
+    """Return log P of each line: source TAB target, text TAB class, or a text; None for an empty line.
+
+    `before` lines of `where` were scored already.
+    """
+    language_model = bundle.codec.source is None
+    rows: list[Pair | None] = []
+    for number, line in enumerate(lines, start=before + 1):
+        rows.append(None if not line else ("", line) if language_model else _columns(line, where, number))
+    return score_rows(bundle, rows, where, before)
+
+
+def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: int = 0) -> list[Scored | None]:
+    """Return log P of each target (or class) given its source; None for a row that is None.
+
+    A language model ignores the source.
+    """
     codec = bundle.codec
+    filled = [row for row in rows if row is not None]
+    sources, targets = (["" if row is None else row[column] for row in rows] for column in (0, 1))
     if codec.source is None:
         assert codec.target is not None
-        require_short(codec.target, lines, where, before)
-        # A language model learns no end of text, so a line is scored as the beginning of one.
-        texts = [(None, codec.target.encode(line)) for line in lines if line]
-        return _spread(lines, score(bundle.model, texts, ended=False))
-    rows = [_columns(line, where, number) for number, line in enumerate(lines, start=before + 1) if line]
-    require_short(codec.source, [line.partition("\t")[0] for line in lines], where, before)
+        require_short(codec.target, targets, where, before)
+        # A language model learns no end of text, so a text is scored as the beginning of one.
+        texts = [(None, codec.target.encode(text)) for _, text in filled]
+        return _spread(rows, score(bundle.model, texts, ended=False))
+    require_short(codec.source, sources, where, before)
     if codec.classes is not None:
-        require_known(codec, [line.partition("\t")[0] for line in lines], where, before)
-        return _spread(lines, (_score_tags if codec.each else _score_classes)(bundle, rows, where))
-    require_short(codec.target, [line.partition("\t")[2] for line in lines], where, before)
-    sources = codec.encode_sources([source for source, _ in rows])
-    targets = [codec.encode_target(target) for _, target in rows]
-    return _spread(lines, score(bundle.model, list(zip(sources, targets, strict=True))))
+        require_known(codec, sources, where, before)
+        return _spread(rows, (_score_tags if codec.each else _score_classes)(bundle, filled, where))
+    require_short(codec.target, targets, where, before)
+    source_ids = codec.encode_sources([source for source, _ in filled])
+    target_ids = [codec.encode_target(target) for _, target in filled]
+    return _spread(rows, score(bundle.model, list(zip(source_ids, target_ids, strict=True))))
 
 
-def _spread(lines: Sequence[str], found: Sequence[Scored]) -> list[Scored | None]:
+def _spread(rows: Sequence[Pair | None], found: Sequence[Scored]) -> list[Scored | None]:
     left = iter(found)
-    return [next(left) if line else None for line in lines]
+    return [None if row is None else next(left) for row in rows]
 
 
 def _columns(line: str, where: str, number: int) -> Pair:

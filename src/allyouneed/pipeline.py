@@ -1,0 +1,174 @@
+"""A model folder ready for use from Python: text in, text out, with the folder's own settings.
+
+    pipeline = load("runs/demo")
+    pipeline.translate(["forty-one", "nine hundred"])        # the best translation of each text
+    pipeline.translate(["forty-one"], beam=8, n_best=3)      # the three best of each, with their scores
+
+`allyouneed.load` is this `load`. The model is optimized for inference, as it is for the command line: it cannot be
+trained or hooked. `allyouneed.folder.load_folder` loads the plain model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, overload
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.evaluation.measure import (
+    require_generator,
+    require_known,
+    require_short,
+    require_source,
+    score_rows,
+    search_config,
+)
+from allyouneed.folder import Bundle, load_folder
+from allyouneed.inference.optimize import optimize_for_inference
+from allyouneed.shortlist.build import require_shortlist
+from allyouneed.text.lines import Pair
+
+
+class SearchSettings(TypedDict, total=False):
+    """Settings of `translate`; those that are None or not given are the folder's own."""
+
+    beam: int | None  # hypotheses side by side; 1 is greedy
+    length_penalty: float | None
+    max_length: int | None  # tokens, EOS included
+
+
+class SampleSettings(TypedDict, total=False):
+    """Settings of `generate`, as in `decode.SampleConfig`."""
+
+    temperature: float | None  # 0: always the most probable token
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    max_length: int | None  # new tokens, EOS included
+
+
+def load(
+    path: str | Path, *, device: str | torch.device = "cpu", int8: bool = False, sets: Sequence[str] = ()
+) -> "Pipeline":
+    """Load a model folder, or the model of a run folder, and optimize it for inference.
+
+    `int8` computes projections in int8: faster, slightly less exact. `sets` change settings that are not part of the
+    weights, such as `task.segment=128`.
+    """
+    bundle = load_folder(path, device, sets)
+    optimize_for_inference(bundle.model, int8)
+    return Pipeline(**{field.name: getattr(bundle, field.name) for field in fields(bundle)})
+
+
+@dataclass(frozen=True)
+class Pipeline(Bundle):
+    """A loaded model folder with methods from text to text. Settings that are not given are the folder's own."""
+
+    @overload
+    def translate(
+        self, texts: Sequence[str], *, n_best: None = None, shortlist: bool = False, **settings: Unpack[SearchSettings]
+    ) -> list[str]: ...
+
+    @overload
+    def translate(
+        self, texts: Sequence[str], *, n_best: int, shortlist: bool = False, **settings: Unpack[SearchSettings]
+    ) -> list[list[Answer]]: ...
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        n_best: int | None = None,
+        shortlist: bool = False,
+        **settings: Unpack[SearchSettings],
+    ) -> list[str] | list[list[Answer]]:
+        """Return the best translation of each text, or its `n_best` best with their scores.
+
+        The search is that of the folder's recipe; `beam`, `length_penalty` and `max_length` change it. A classifier
+        answers with the name of a class. An empty text has an empty translation. With `shortlist`, only tokens of the
+        folder's shortlist are generated: faster with large vocabularies.
+        """
+        require_source(self, "translate")
+        config = search_config(self, {**settings, "n_best": n_best})
+        listed = require_shortlist(self) if shortlist else None
+        self._check(texts)
+        filled = [text for text in texts if text.strip()]
+        found = iter(translate(self.model, self.codec, filled, config, shortlist=listed))
+        answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]
+        return answers if n_best is not None else [ranked[0].text for ranked in answers]
+
+    @overload
+    def classify(self, texts: Sequence[str], *, n_best: None = None) -> list[str]: ...
+
+    @overload
+    def classify(self, texts: Sequence[str], *, n_best: int) -> list[list[Answer]]: ...
+
+    def classify(self, texts: Sequence[str], *, n_best: int | None = None) -> list[str] | list[list[Answer]]:
+        """Return the most probable class of each text, or its `n_best` classes with their log-probabilities.
+
+        A model that labels each token answers with the labels of all tokens, separated by spaces.
+        """
+        if self.codec.classes is None:
+            raise ConfigError(f"{self.path}: the model has no classes; try `translate` or `generate`")
+        return self.translate(texts, n_best=n_best) if n_best is not None else self.translate(texts)
+
+    @overload
+    def generate(self, prompt: str = "", *, n: None = None, **settings: Unpack[SampleSettings]) -> str: ...
+
+    @overload
+    def generate(self, prompt: str = "", *, n: int, **settings: Unpack[SampleSettings]) -> list[str]: ...
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        n: int | None = None,
+        **settings: Unpack[SampleSettings],
+    ) -> str | list[str]:
+        """Return a sampled continuation of the prompt, without the prompt; with `n`, a list of `n` samples.
+
+        A model with a source samples a target for the prompt instead. Settings are `temperature` (default 1), `top_k`,
+        `top_p`, `min_p`, `seed` (default 0) and `max_length` (new tokens, default 256).
+        """
+        asked = {**settings, "n": n}
+        config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
+        require_generator(self)
+        codec = self.codec
+        require_short(codec.source or codec.target, [prompt], "prompt")
+        begin = [] if codec.source is not None else codec.encode_prompt(prompt)[1:]
+        sources = [codec.encode_source(prompt)] if codec.source is not None else None
+        known = len(codec.decode_target(begin))
+        samples = [
+            codec.decode_target([*begin, *one.ids])[known:] for one in sample(self.model, [begin], config, sources)[0]
+        ]
+        return samples if n is not None else samples[0]
+
+    def score(self, items: Sequence[str] | Sequence[Pair]) -> list[Scored]:
+        """Return the log-probability (in nats) of each item, with its number of tokens.
+
+        An item is a pair (source, target), or (text, class) for a classifier, or a text for a language model. An empty
+        text has no tokens and log-probability 0.
+        """
+        rows = [_row(item, self.codec.source is None, number) for number, item in enumerate(items, start=1)]
+        return [scored or Scored(0.0, 0, []) for scored in score_rows(self, rows, "items")]
+
+    def _check(self, texts: Sequence[str]) -> None:
+        if isinstance(texts, str):
+            raise DataError("texts: a single text; should be a list of texts")
+        require_short(self.codec.source, texts, "texts")
+        require_known(self.codec, [text for text in texts if text.strip()], "texts")
+
+
+def _row(item: Any, language_model: bool, number: int) -> Pair | None:
+    """Return an item as a pair of source and target; None for an empty text."""
+    if language_model:
+        if not isinstance(item, str):
+            raise DataError(f"items: item {number}: a {type(item).__name__}; should be a text for a language model")
+        return ("", item) if item else None
+    if isinstance(item, str) or len(item) != 2:
+        raise DataError(f"items: item {number}: should be a pair (source, target)")
+    return item[0], item[1]

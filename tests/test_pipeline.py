@@ -1,0 +1,162 @@
+"""`allyouneed.load`: the fast model, with the outputs, settings and errors of the command line."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import allyouneed
+from allyouneed.cli import app
+from allyouneed.config import parse
+from allyouneed.decode import SearchConfig, translate
+from allyouneed.errors import ConfigError, DataError
+from allyouneed.folder import load_folder, save_folder
+from allyouneed.inference.optimize import is_optimized
+from allyouneed.sizes import Sizes
+from allyouneed.text.codec import Codec
+from allyouneed.text.tokenizer import of_symbols
+from allyouneed.training import Recipe
+
+LETTERS = of_symbols("abcdefghijklmnopqrstuvwxyz -", "characters")
+SMALL: dict[str, Any] = {"mixer": {"type": "softmax", "heads": 2}, "width": 16, "hidden": 32}
+Printed = Callable[..., str]
+TEXTS = ["forty-one", "nine", "", "seven hundred"]
+
+
+def save(path: Path, model: dict[str, Any], task: dict[str, Any], codec: Codec, **decode: Any) -> str:
+    torch.manual_seed(5)
+    recipe = parse(Recipe, {"task": task, "model": {**SMALL, **model}, "decode": decode})
+    target = codec.target.size if codec.target is not None else len(codec.classes or ())
+    built = recipe.model.build(Sizes(codec.source.size if codec.source else target, target))
+    with torch.no_grad():
+        built.head.weight_VD.mul_(3.0)
+    return str(save_folder(path, built, codec, recipe, ""))
+
+
+@pytest.fixture
+def translator(tmp_path: Path) -> str:
+    model = {"type": "encoder-decoder", "encoder_layers": 1, "decoder_layers": 2}
+    search = {"beam": 3, "length_penalty": 1.1, "max_length": 9}
+    return save(tmp_path / "t", model, {"type": "numbers"}, Codec(LETTERS, LETTERS), **search)
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> str:
+    task = {"type": "language", "train": "t", "valid": "v"}
+    return save(tmp_path / "l", {"type": "decoder", "layers": 2}, task, Codec(target=LETTERS))
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> str:
+    task = {"type": "classification", "train": "t", "valid": "v"}
+    return save(tmp_path / "c", {"type": "encoder", "layers": 2}, task, Codec(LETTERS, classes=("good", "bad", "odd")))
+
+
+@pytest.fixture
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Return a function that runs a command and returns what it prints."""
+
+    def run(*arguments: str, given: str = "") -> str:
+        (tmp_path / "stdin").write_text(given)
+        with (tmp_path / "stdin").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            app([*arguments], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_model_is_optimized(translator: str) -> None:
+    assert is_optimized(allyouneed.load(translator).model)
+    assert not is_optimized(load_folder(translator).model)
+    bundle = allyouneed.load(translator)
+    with pytest.raises(ConfigError, match="optimized for inference cannot be saved"):
+        save_folder(bundle.path.parent / "again", bundle.model, bundle.codec, parse(Recipe, bundle.recipe), "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({}, ()),
+        ({"beam": 1}, ("--beam", "1")),
+        ({"length_penalty": 0.0, "max_length": 4}, ("--length-penalty", "0", "--max-length", "4")),
+    ],
+)
+def test_translate_is_the_command(translator: str, settings: Any, flags: tuple[str, ...], printed: Printed) -> None:
+    found = allyouneed.load(translator).translate(TEXTS, **settings)
+    assert found == printed("translate", translator, *flags, given="\n".join(TEXTS) + "\n").splitlines()
+
+
+def test_translate_uses_the_search_of_the_recipe(translator: str) -> None:
+    bundle = load_folder(translator)
+    own = SearchConfig(beam=3, length_penalty=1.1, max_length=9)
+    right = translate(bundle.model, bundle.codec, [text for text in TEXTS if text], own)
+    found = allyouneed.load(translator).translate(TEXTS)
+    assert [text for text in found if text] == [ranked[0].text for ranked in right]
+
+
+def test_n_best_has_scores(translator: str) -> None:
+    found = allyouneed.load(translator).translate(TEXTS, n_best=5)
+    assert [len(ranked) for ranked in found] == [5, 5, 1, 5]
+    assert all(ranked == sorted(ranked, key=lambda one: -one.score) for ranked in found)
+
+
+def test_classify_is_the_command(classifier: str, printed: Printed) -> None:
+    bundle, texts = allyouneed.load(classifier), ["one", "two", "three"]
+    assert bundle.classify(texts) == printed("translate", classifier, given="\n".join(texts) + "\n").splitlines()
+    ranked = bundle.classify(texts, n_best=3)
+    assert [{one.text for one in each} for each in ranked] == [{"good", "bad", "odd"}] * 3
+    assert all(sum(torch.tensor(one.logprob).exp().item() for one in each) == pytest.approx(1) for each in ranked)
+
+
+@pytest.mark.parametrize("kind", ["translator", "language_model"])
+def test_generate_is_the_command(kind: str, request: pytest.FixtureRequest, printed: Printed) -> None:
+    folder = request.getfixturevalue(kind)
+    bundle, flags = allyouneed.load(folder), ("--prompt", "ab", "--max-length", "9", "--temperature", "0.7")
+    text = bundle.generate("ab", max_length=9, temperature=0.7)
+    assert text + "\n" == printed("generate", folder, *flags)
+    several = bundle.generate("ab", max_length=9, temperature=0.7, n=3)
+    assert several[0] == text
+    assert "".join(f"--- {number}\n{one}\n" for number, one in enumerate(several, 1)) == printed(
+        "generate", folder, *flags, "--n", "3"
+    )
+
+
+def test_score_is_the_command(translator: str, language_model: str, classifier: str, printed: Printed) -> None:
+    items: dict[str, list[Any]] = {
+        translator: [("nine", "neun"), ("one", "")],
+        language_model: ["abc", "de"],
+        classifier: [("nine", "odd"), ("one", "good")],
+    }
+    for folder, rows in items.items():
+        lines = "".join((row if isinstance(row, str) else "\t".join(row)) + "\n" for row in rows)
+        found = [f"{one.logprob:.6f}\t{one.tokens}" for one in allyouneed.load(folder).score(rows)]
+        assert found == printed("score", folder, given=lines).splitlines()
+    assert allyouneed.load(language_model).score([""])[0].tokens == 0
+
+
+def test_bad_requests_name_the_remedy(translator: str, language_model: str, classifier: str) -> None:
+    bundle = allyouneed.load(translator)
+    with pytest.raises(ConfigError, match="a language model has no source to translate"):
+        allyouneed.load(language_model).translate(["a"])
+    with pytest.raises(ConfigError, match="generates nothing"):
+        allyouneed.load(classifier).generate("a")
+    with pytest.raises(ConfigError, match="has no classes; try"):
+        bundle.classify(["a"])
+    with pytest.raises(ConfigError, match="beams"):
+        bundle.translate(["a"], beams=3)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="heat"):
+        bundle.generate("a", heat=3)  # type: ignore[call-overload]
+    with pytest.raises(DataError, match="a single text; should be a list"):
+        bundle.translate("nine")
+    with pytest.raises(DataError, match="item 2: should be a pair"):
+        bundle.score([("a", "b"), ("a", "b", "c")])  # type: ignore[list-item]
+    with pytest.raises(DataError, match="item 1: a tuple; should be a text"):
+        allyouneed.load(language_model).score([("a", "b")])
+    with pytest.raises(DataError, match="texts: line 2: a text of more than"):
+        bundle.translate(["a", "b" * 5000])
+    with pytest.raises(ConfigError, match="has no shortlist"):
+        bundle.translate(["a"], shortlist=True)
