@@ -37,10 +37,12 @@ _FILES = {
     "products.c": ("-O2", "-ftree-vectorize"),
     "stack.c": ("-O2", "-ftree-vectorize"),
 }
+# Instrumented code contracts a * b + c in some places only; without contraction all places round alike.
+_DEBUG = ("-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off")
 _SANITIZERS = {
     "": (),
-    "address": ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined,float-cast-overflow"),
-    "thread": ("-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
+    "address": (*_DEBUG, "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
+    "thread": (*_DEBUG, "-fsanitize=thread"),
 }
 _BUILDING = threading.Lock()
 log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ class BuildError(Exception):
 
 def usable(x: Tensor) -> bool:
     """Return True if kernels can take a tensor: float32 on a CPU, without gradients, and the library is loaded."""
-    return x.dtype is torch.float32 and not torch.is_grad_enabled() and x.device.type == "cpu" and library() is not None
+    return x.dtype is torch.float32 and x.is_cpu and not torch.is_grad_enabled() and library() is not None
 
 
 @cache
@@ -72,6 +74,8 @@ def library() -> SimpleNamespace | None:
         with _BUILDING:
             loaded = ctypes.CDLL(str(_compiled(_compiler())))
     except (BuildError, OSError) as error:
+        if sanitizer():
+            raise
         log.warning("C kernels are not used, decoding takes torch's slower path: %s", error)
         return None
     return SimpleNamespace(**{name: function.bind(loaded, name) for name, function in HEADER.functions.items()})
@@ -115,13 +119,16 @@ def _compiled(compiler: str) -> Path:
 
 
 def _run(*command: str) -> None:
+    # A sanitizer's runtime that is preloaded into Python would slow down the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS, env=environment)
     except subprocess.TimeoutExpired:
         raise BuildError(f"{command[0]} took more than {COMPILE_SECONDS} seconds; try again or use gcc") from None
     except subprocess.CalledProcessError as error:
-        said = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines()
-        reason = said[0].strip() if said else f"exit code {error.returncode}"
+        lines = error.stderr.splitlines()
+        errors = [line.strip() for line in lines if "error" in line] or lines
+        reason = errors[0] if errors else f"exit code {error.returncode}"
         raise BuildError(f"{command[0]} failed ({reason}); install a recent gcc or clang") from None
 
 

@@ -182,6 +182,7 @@ class PackedStack:
         self._norm = None if norm is None else _norm(norm)
         self._address = ctypes.addressof(self._blocks)
         self._norm_address = None if self._norm is None else ctypes.addressof(self._norm)
+        self._workspaces: dict[tuple[int, int], int] = {}
 
     def advance(
         self,
@@ -253,7 +254,13 @@ class PackedStack:
         return out_MD
 
     def _workspace(self, x_BD: Tensor, slots: int) -> Tensor:
-        floats = functions().stack_workspace(blocks=self._address, count=len(self._blocks), rows=len(x_BD), slots=slots)
+        rows, slots = x_BD.shape[0], -(-slots // 64) * 64
+        floats = self._workspaces.get((rows, slots))
+        if floats is None:
+            floats = functions().stack_workspace(blocks=self._address, count=len(self._blocks), rows=rows, slots=slots)
+            if len(self._workspaces) >= 1000:
+                self._workspaces.clear()
+            self._workspaces[rows, slots] = floats
         return x_BD.new_empty(floats)
 
 
