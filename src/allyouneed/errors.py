@@ -32,6 +32,10 @@ class StorageError(UserError):
     status = 1
 
 
+class DependencyError(UserError):
+    """A library that is installed in a version outside the supported range."""
+
+
 class TrainingError(UserError):
     """Training cannot go on: the loss is not a number and skipping steps did not help."""
 

@@ -38,6 +38,7 @@ from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.convolution import over_real, silence
 from allyouneed.positions import AnyPosition, Learned, LearnedConfig, PositionConfig
 from allyouneed.sizes import Sizes
+from allyouneed.torch_private import weight_norm
 
 HALF = math.sqrt(0.5)
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -88,7 +89,7 @@ class NormedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(.., inputs) -> (.., outputs)."""
-        return F.linear(x, torch._weight_norm(self.direction, self.scale.unsqueeze(1), 0), self.bias)
+        return F.linear(x, weight_norm(self.direction, self.scale.unsqueeze(1), 0), self.bias)
 
     def flops(self, length: int) -> int:
         """FLOPs over so many positions."""

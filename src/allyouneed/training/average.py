@@ -16,6 +16,7 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
+from allyouneed.torch_private import foreach_lerp_
 from allyouneed.training.optimizer import Parameters
 
 
@@ -42,7 +43,7 @@ class Average:
         if self.config.type == "ema":
             decay = min(self.config.decay, (1 + step) / (10 + step))
             averaged = [self.copies[0][name] for name in self.parameters]
-            torch._foreach_lerp_(averaged, list(self.parameters.values()), 1 - decay)
+            foreach_lerp_(averaged, list(self.parameters.values()), 1 - decay)
         elif self.config.type == "last" and step % self.config.every == 0:
             self.copies = [*self.copies[-(self.config.count - 1) :], self._copy()][-self.config.count :]
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.dropout import seed_dropout
+from allyouneed.torch_private import foreach_add_
 
 Job = Callable[[nn.Module], float]
 
@@ -105,7 +106,7 @@ class Workers:
                     theirs.append(other.grad)
                 other.grad = None
             if ours:
-                torch._foreach_add_(ours, theirs)
+                foreach_add_(ours, theirs)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:

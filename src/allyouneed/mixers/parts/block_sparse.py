@@ -23,14 +23,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from allyouneed.positions import ScorePosition
+from allyouneed.torch_private import flash_attention, flash_attention_backward
 
 # What is added to the scaled scores: from queries (B, H, T, K), their positions ((T) or (B, T)) and those of the keys.
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 # Who sees whom: from positions of queries and keys that broadcast; torch.ge is the past.
 Sees = Callable[[Tensor, Tensor], Tensor]
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, are held at a time: cache-sized
 
@@ -297,7 +295,7 @@ class _Rectangles(torch.autograd.Function):
         for whole, mask in zip(bands, masks, strict=True):
             for band in [whole] if whole.runs_HNR is None else whole.parts():
                 where = _rows(band, k, H)
-                y, total = _flash(
+                y, total = flash_attention(
                     _queries(q, band), _keys(k, band, where), _keys(v, band, where), 0.0, False, attn_mask=mask
                 )
                 total = total.unsqueeze(-1)
@@ -325,7 +323,7 @@ class _Rectangles(torch.autograd.Function):
                 where = _rows(band, k, H)
                 read = _keys(k, band, where), _keys(v, band, where)
                 done = _queries(out, band), _queries(lse, band).squeeze(-1).contiguous()
-                a, b, c = _flash_backward(
+                a, b, c = flash_attention_backward(
                     _queries(grad, band), _queries(q, band), *read, *done, 0.0, False, attn_mask=mask
                 )
                 if band.again:

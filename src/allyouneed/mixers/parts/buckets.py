@@ -26,11 +26,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from allyouneed.torch_private import flash_attention, flash_attention_backward
+
 # What is added to scaled scores: from queries (N, H, T, K), their slots (N, H, T), the keys' (N, H, S), the row (N).
 SlotBias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 PADDING = -1  # the bucket of what is no position
 HIDDEN = -1e30  # not infinity: a round in which somebody reads nothing has a finite, weightless log-sum-exp
@@ -234,7 +233,7 @@ class _Blocks(torch.autograd.Function):
             for slab in _slabs(blocks, reach):
                 visible[slab] = who.whom(slab)
                 q, k, v = vectors.index_select(0, source[_stretch(slab, reach)]).split(K, dim=-1)
-                y[slab, None], lse[slab, None] = _flash(
+                y[slab, None], lse[slab, None] = flash_attention(
                     _queries(q, reach)[:, None],
                     _windows(k, reach)[:, None],
                     _windows(v, reach)[:, None],
@@ -269,7 +268,7 @@ class _Blocks(torch.autograd.Function):
             for slab in _slabs(len(visible), reach):
                 here = source[_stretch(slab, reach)]
                 q, k, v, y, grad = vectors.index_select(0, here).split(K, dim=-1)
-                of_q, of_k, of_v = _flash_backward(
+                of_q, of_k, of_v = flash_attention_backward(
                     _queries(grad, reach)[:, None],
                     _queries(q, reach)[:, None],
                     _windows(k, reach)[:, None],

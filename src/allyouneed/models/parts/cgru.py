@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from allyouneed.dropout import dropout_mask
+from allyouneed.torch_private import convolution_backward
 
 OPEN = (0.7, 0.5)  # biases of u and r at first: mostly keep, mostly read
 EDGE = 0.9  # where hard limits begin to cost
@@ -167,7 +168,7 @@ def _through(d: Tensor, g: Tensor, factor: float, d_cost: Tensor, shape: Shape) 
 
 def _back(d_BWLN: Tensor, s_BWLD: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of what a convolution read, of its weight and of its bias."""
-    d_s, d_weight, d_bias = torch.ops.aten.convolution_backward(
+    d_s, d_weight, d_bias = convolution_backward(
         d_BWLN.permute(0, 3, 1, 2),
         s_BWLD.permute(0, 3, 1, 2),
         weight,

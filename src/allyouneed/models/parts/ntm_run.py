@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from allyouneed.torch_private import softmax_backward
+
 SMALL = 1e-16  # added to squared lengths: an empty slot has none
 TINY = 1e-12  # added to weights before their logarithm: 0^gamma has no gradient
 
@@ -380,4 +382,4 @@ def _dot(one: Tensor, two: Tensor) -> Tensor:
 
 
 def _softmax_backward(grad: Tensor, out: Tensor) -> Tensor:
-    return torch._softmax_backward_data(grad, out, -1, out.dtype)
+    return softmax_backward(grad, out, -1, out.dtype)
