@@ -41,8 +41,8 @@ from allyouneed.folder import save_folder
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.serve import ServeConfig, open_models
 from allyouneed.serve.decode_worker import DecodeWorker
-from allyouneed.serve.run import serve
-from allyouneed.serve.worker import Ticket
+from allyouneed.serve.server import serve
+from allyouneed.serve.worker import PendingRequest
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import EOS
@@ -73,7 +73,7 @@ def run_server(mode: str, folder: str, batch: int) -> None:
     if mode == "static":
         admitted = DecodeWorker._admitted
 
-        def admitted_to_empty(self: DecodeWorker) -> list[tuple[Ticket, Row]]:
+        def admitted_to_empty(self: DecodeWorker) -> list[tuple[PendingRequest, Row]]:
             return [] if self.owner else admitted(self)
 
         DecodeWorker._admitted = admitted_to_empty  # type: ignore[method-assign]

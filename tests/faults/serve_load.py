@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
-from serve_folders import speaker, translator
+from serve_folders import language_model, translator
 
 SEEDS = 40  # different questions
 
@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folders = [speaker(Path(temporary)), translator(Path(temporary), "numbers")]
+        folders = [language_model(Path(temporary)), translator(Path(temporary), "numbers")]
         command = [sys.executable, "-m", "allyouneed", "serve", *map(str, folders), "--port", "0", "--queue", "100"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:

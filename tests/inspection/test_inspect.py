@@ -1,4 +1,4 @@
-"""Looking into models: every architecture gives maps (or influence) whose rows and columns are named by tokens."""
+"""Inspections: every architecture gives maps, or influence, with tokens as labels of rows and columns."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from allyouneed.config import parse
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.folder import Bundle
 from allyouneed.inference.optimize import optimize_for_inference
-from allyouneed.inspection.inspect import Look, look
+from allyouneed.inspection.inspect import inspect_text
+from allyouneed.inspection.result import Inspection
 from allyouneed.models import MODELS, Model
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
@@ -21,13 +22,13 @@ LETTERS = "abcdefghij"
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20}
 SOURCE, TARGET = of_symbols(WORDS, "words"), of_symbols(LETTERS, "characters")
 
-# What weighs tokens of the source for each token that is written, and what is moved by them without weighing any.
-WEIGHING: dict[str, dict[str, Any]] = {
+# Models that weigh the tokens of the source for each output token, and models that do not weigh tokens.
+WEIGHTED: dict[str, dict[str, Any]] = {
     "encoder-decoder": {**SOFTMAX, "encoder_layers": 2, "decoder_layers": 1},
     "seq2seq": {"attention": "bahdanau", "cell": "gru", "width": 8},
     "convs2s": {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2},
 }
-MOVED: dict[str, dict[str, Any]] = {
+UNWEIGHED: dict[str, dict[str, Any]] = {
     "seq2seq": {"cell": "lstm", "width": 8, "reverse": True},
     "bytenet": {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2},
     "neural-gpu": {"rows": 3, "channels": 7, "layers": 2},
@@ -48,8 +49,8 @@ def translator(name: str, fields: dict[str, Any]) -> Bundle:
     return bundle(build(name, fields, Sizes(SOURCE.size, TARGET.size)), Codec(SOURCE, TARGET))
 
 
-def check(found: Look) -> None:
-    """Every map has a name for each of its rows and columns, and its rows are shares."""
+def check(found: Inspection) -> None:
+    """Check that every row and column has a label, and that rows sum to one."""
     for one in found.maps:
         _, T, S = one.weights_HTS.shape
         for axis, size in ((one.rows, T), (one.columns, S)):
@@ -62,9 +63,9 @@ def check(found: Look) -> None:
             torch.testing.assert_close(one.weights_HTS.sum(dim=-1), torch.ones(one.weights_HTS.shape[:2]))
 
 
-@pytest.mark.parametrize("name", WEIGHING)
-def test_what_weighs_the_source_is_aligned_with_it(name: str) -> None:
-    found = look(translator(name, WEIGHING[name]), "forty one <b>", "abc")
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_align_the_target_with_the_source(name: str) -> None:
+    found = inspect_text(translator(name, WEIGHTED[name]), "forty one <b>", "abc")
     check(found)
     assert found.source == ["forty", "one", "<b>", "end"]
     assert found.target == ["a", "b", "c", "end"]
@@ -75,9 +76,9 @@ def test_what_weighs_the_source_is_aligned_with_it(name: str) -> None:
     assert all((one.rows, one.columns) == ("target", "source") for one in cross)
 
 
-@pytest.mark.parametrize("name", MOVED)
-def test_what_weighs_nothing_shows_influence(name: str) -> None:
-    found = look(translator(name, MOVED[name]), "forty one <b>", "abc")
+@pytest.mark.parametrize("name", UNWEIGHED)
+def test_models_without_weights_show_influence(name: str) -> None:
+    found = inspect_text(translator(name, UNWEIGHED[name]), "forty one <b>", "abc")
     check(found)
     first = found.maps[0]
     assert (first.name, first.part, first.rows, first.columns) == ("influence", "cross", "target", "source")
@@ -87,8 +88,8 @@ def test_what_weighs_nothing_shows_influence(name: str) -> None:
     assert first.weights_HTS.max() > 0
 
 
-def test_the_heads_of_a_turing_machine_read_and_write_slots() -> None:
-    found = look(translator("ntm", MOVED["ntm"]), "forty one", "ab")
+def test_turing_machine_heads_read_and_write_slots() -> None:
+    found = inspect_text(translator("ntm", UNWEIGHED["ntm"]), "forty one", "ab")
     heads = [one for one in found.maps if one.part == "other"]
     assert [(one.rows, one.heads) for one in heads] == [
         ("source", ["read 1", "write 1"]),
@@ -96,81 +97,81 @@ def test_the_heads_of_a_turing_machine_read_and_write_slots() -> None:
     ]
 
 
-def test_its_own_answer_is_looked_at_with_the_odds_of_every_token() -> None:
-    found = look(translator("encoder-decoder", WEIGHING["encoder-decoder"]), "forty", alternatives=3)
+def test_the_generated_output_has_probabilities() -> None:
+    found = inspect_text(translator("encoder-decoder", WEIGHTED["encoder-decoder"]), "forty", alternatives=3)
     check(found)
     assert found.target is not None
-    assert [one.text for one in found.said] == found.target
-    for one in found.said:
+    assert [one.text for one in found.outputs] == found.target
+    for one in found.outputs:
         assert len(one.best) == 3
         assert one.best[0][1] >= one.logprob
         assert not one.given
-    again = look(translator("encoder-decoder", WEIGHING["encoder-decoder"]), "forty", found.answer)
-    assert [one.logprob for one in again.said][:-1] == pytest.approx(
-        [one.logprob for one in found.said][: len(again.said) - 1], abs=1e-5
+    again = inspect_text(translator("encoder-decoder", WEIGHTED["encoder-decoder"]), "forty", found.answer)
+    assert [one.logprob for one in again.outputs][:-1] == pytest.approx(
+        [one.logprob for one in found.outputs][: len(again.outputs) - 1], abs=1e-5
     )
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "window", "linear", "lstm", "xl"])
-def test_a_language_model_reads_and_goes_on(mixer: str) -> None:
+def test_a_language_model_continues_its_text(mixer: str) -> None:
     more = {"heads": 3} if mixer != "lstm" else {}
     positions = {"positions": "none"}
     model = build(
         "decoder", {**SOFTMAX, **positions, "layers": 2, "mixer": {"type": mixer, **more}}, Sizes(0, TARGET.size)
     )
-    found = look(bundle(model, Codec(target=TARGET)), "abcab", new_tokens=3)
+    found = inspect_text(bundle(model, Codec(target=TARGET)), "abcab", new_tokens=3)
     check(found)
     assert found.target is not None
     assert found.target[:5] == list("abcab")
     assert found.input == ["start", *found.target]
-    assert [one.given for one in found.said] == [True] * 5 + [False] * (len(found.target) - 5)
+    assert [one.given for one in found.outputs] == [True] * 5 + [False] * (len(found.target) - 5)
     weighs = mixer not in ("linear", "lstm")
     assert (found.note == "") == weighs
     for one in found.maps:
         weights_HTS = one.weights_HTS
-        assert torch.equal(weights_HTS, weights_HTS.tril())  # nobody read the future
+        assert torch.equal(weights_HTS, weights_HTS.tril())  # causal
 
 
-def test_a_decoder_reads_a_source_as_the_beginning_of_its_text() -> None:
+def test_a_decoder_reads_the_source_as_the_start_of_its_text() -> None:
     model = build("decoder", {**SOFTMAX, "layers": 1}, Sizes(0, SOURCE.size))
-    found = look(bundle(model, Codec(SOURCE, SOURCE)), "forty one", "seven")
+    found = inspect_text(bundle(model, Codec(SOURCE, SOURCE)), "forty one", "seven")
     check(found)
     assert found.input == ["forty", "one", "end", "start", "seven"]
     assert found.target == ["seven", "end"]
-    assert len(found.said) == 2
+    assert len(found.outputs) == 2
 
 
 @pytest.mark.parametrize("each", [False, True])
-def test_a_class_has_odds_too(each: bool) -> None:
+def test_classes_have_probabilities(each: bool) -> None:
     codec = Codec(source=SOURCE, classes=("good", "bad"), each=each)
     model = build("encoder", {**SOFTMAX, "layers": 2, "pool": "none" if each else "mean"}, Sizes(SOURCE.size, 2))
-    found = look(bundle(model, codec), "forty one")
+    found = inspect_text(bundle(model, codec), "forty one")
     check(found)
     assert found.source == ["start", "forty", "one"]
-    assert len(found.said) == (2 if each else 1)
-    assert {name for name, _ in found.said[0].best} == {"good", "bad"}
+    assert len(found.outputs) == (2 if each else 1)
+    assert {name for name, _ in found.outputs[0].best} == {"good", "bad"}
     assert [one.part for one in found.maps] == ["encoder", "encoder"]
     with pytest.raises(ConfigError, match="target"):
-        look(bundle(model, codec), "forty", "good")
+        inspect_text(bundle(model, codec), "forty", "good")
 
 
-def test_hops_of_a_memory_network_are_read_over_its_words() -> None:
+def test_memory_network_hops_read_words() -> None:
     codec = Codec(source=of_symbols([*WORDS, ".", "?"], "words"), classes=("good", "bad"))
     model = build("memn2n", {"width": 6}, Sizes(11, 2))
-    found = look(bundle(model, codec), "forty one . seven ?")
+    found = inspect_text(bundle(model, codec), "forty one . seven ?")
     assert any(one.columns == "source" for one in found.maps)
 
 
-def test_long_texts_are_refused_before_anything_is_computed() -> None:
+def test_long_texts_are_refused_before_the_model_runs() -> None:
     with pytest.raises(DataError, match="text: more than 4 tokens"):
-        look(translator("encoder-decoder", WEIGHING["encoder-decoder"]), "one " * 5, longest=4)
+        inspect_text(translator("encoder-decoder", WEIGHTED["encoder-decoder"]), "one " * 5, longest=4)
     with pytest.raises(DataError, match="target: more than 4 tokens"):
-        look(translator("encoder-decoder", WEIGHING["encoder-decoder"]), "one", "abcde", longest=4)
+        inspect_text(translator("encoder-decoder", WEIGHTED["encoder-decoder"]), "one", "abcde", longest=4)
 
 
-def test_a_model_laid_out_for_prediction_shows_the_same_influence_and_is_left_as_it_was() -> None:
-    plain, laid = (translator("seq2seq", MOVED["seq2seq"]) for _ in range(2))
-    optimize_for_inference(laid.model)
-    one, other = (look(each, "forty one", "ab").maps[0].weights_HTS for each in (plain, laid))
+def test_an_optimized_model_shows_the_same_influence_and_is_unchanged() -> None:
+    plain, optimized = (translator("seq2seq", UNWEIGHED["seq2seq"]) for _ in range(2))
+    optimize_for_inference(optimized.model)
+    one, other = (inspect_text(each, "forty one", "ab").maps[0].weights_HTS for each in (plain, optimized))
     torch.testing.assert_close(one, other)
-    assert all(parameter.grad is None for parameter in laid.model.parameters())
+    assert all(parameter.grad is None for parameter in optimized.model.parameters())

@@ -1,4 +1,4 @@
-"""What is written of a look: a file that runs nothing of its text, a picture of anything, small ones for notebooks."""
+"""Pages and pictures of inspections: no text can run as a script, and any text can be drawn."""
 
 import base64
 import hashlib
@@ -11,9 +11,10 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.folder import Bundle
-from allyouneed.inspection.inspect import look
+from allyouneed.inspection.drawing import shorten
+from allyouneed.inspection.inspect import inspect_text
 from allyouneed.inspection.maps import record_maps, translation_maps
-from allyouneed.inspection.page import cut, png, small_html, write_inspection
+from allyouneed.inspection.page import png, write_inspection
 from allyouneed.models import MODELS
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
@@ -31,8 +32,8 @@ def bundle() -> Bundle:
     return Bundle(Path("runs/<i>/model"), model, Codec(WORDS, WORDS), {"about": "<i>a model</i>"}, "", "0")
 
 
-def test_a_page_of_one_file_that_runs_its_own_script_only(bundle: Bundle, tmp_path: Path) -> None:
-    page, picture = write_inspection(tmp_path / "new", bundle, HOSTILE, look(bundle, HOSTILE, "one"))
+def test_the_page_is_one_file_that_runs_only_its_own_script(bundle: Bundle, tmp_path: Path) -> None:
+    page, picture = write_inspection(tmp_path / "new", bundle, HOSTILE, inspect_text(bundle, HOSTILE, "one"))
     text = page.read_text(encoding="utf-8")
     assert picture.read_bytes().startswith(b"\x89PNG")
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, flags=re.S)
@@ -45,16 +46,16 @@ def test_a_page_of_one_file_that_runs_its_own_script_only(bundle: Bundle, tmp_pa
     assert not re.search(r"^(import|export) ", scripts[1][1], flags=re.M)
 
 
-def test_a_picture_of_any_text_and_of_many_maps(bundle: Bundle) -> None:
+def test_pictures_of_any_text_and_of_many_maps(bundle: Bundle) -> None:
     for text in (HOSTILE, "one " * 120, ""):
-        assert png(look(bundle, text, "one"), text).startswith(b"\x89PNG")
+        assert png(inspect_text(bundle, text, "one"), text).startswith(b"\x89PNG")
 
 
-def test_notebooks_show_small_pictures_and_no_markup_of_texts(bundle: Bundle) -> None:
-    found = look(bundle, HOSTILE, "one")
+def test_notebooks_show_small_pictures_and_escape_texts(bundle: Bundle) -> None:
+    found = inspect_text(bundle, HOSTILE, "one")
     with record_maps(bundle.model) as maps, torch.no_grad():
         bundle.model.encode(torch.tensor([[4, 5, 2]]))
-    shown = [small_html(found), found._repr_html_(), maps[0]._repr_html_(), bundle._repr_html_()]
+    shown = [found._repr_html_(), maps[0]._repr_html_(), bundle._repr_html_()]
     shown.append(translation_maps(bundle, HOSTILE, "one")._repr_html_())
     for one in shown:
         assert "<script" not in one
@@ -64,7 +65,7 @@ def test_notebooks_show_small_pictures_and_no_markup_of_texts(bundle: Bundle) ->
     assert 'src="data:image/png;base64,' in shown[0]
 
 
-def test_labels_are_short_and_visible() -> None:
-    assert cut(" ", 5) == "␣"
-    assert cut("a\u202eb\n", 20) == "aU+202Eb⏎"
-    assert cut("abcdefgh", 5) == "abcd…"
+def test_labels_are_short_and_show_invisible_characters() -> None:
+    assert shorten(" ", 5) == "␣"
+    assert shorten("a\u202eb\n", 20) == "aU+202Eb⏎"
+    assert shorten("abcdefgh", 5) == "abcd…"

@@ -1,4 +1,4 @@
-"""Attention maps: what is recorded is what was read, and a picture is drawn of it."""
+"""Recorded attention maps equal the weights that were used, and can be drawn."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def bundle(model: Model) -> Bundle:
     return Bundle(Path("here"), model, codec, {}, "", "0")
 
 
-def test_every_mixer_reports_who_read_whom():
+def test_every_mixer_reports_its_weights():
     model = translator()
     source_BS, target_BT = torch.tensor([[4, 5, 2], [6, 2, 0]]), torch.tensor([[1, 5, 6, 7], [1, 8, 9, 9]])
     with torch.no_grad(), record_maps(model) as maps:
@@ -45,11 +45,11 @@ def test_every_mixer_reports_who_read_whom():
     for one in maps:
         torch.testing.assert_close(one.weights_BHTS.sum(dim=-1), torch.ones(one.weights_BHTS.shape[:3]))
     own = next(one for one in maps if one.name == "decoder.blocks.0.mixer").weights_BHTS
-    assert torch.equal(own, own.tril())  # nobody read the future
-    assert maps[-1].weights_BHTS[1, :, :, 2].abs().max() == 0  # nobody read padding
+    assert torch.equal(own, own.tril())  # causal
+    assert maps[-1].weights_BHTS[1, :, :, 2].abs().max() == 0  # padding gets no weight
 
 
-def test_looking_changes_nothing_and_ends():
+def test_recording_changes_nothing_and_ends():
     model = translator().double().eval()
     source_BS, target_BT = torch.tensor([[4, 5, 2]]), torch.tensor([[1, 5, 6]])
     plain, _ = model.step(target_BT, model.condition(source_BS))
@@ -61,29 +61,29 @@ def test_looking_changes_nothing_and_ends():
     assert len(maps) == count
 
 
-def test_maps_of_another_model_are_not_mixed_in():
+def test_maps_of_other_models_are_not_recorded():
     model, other = translator(), translator()
     with record_maps(model) as maps:
         other.condition(torch.tensor([[4, 2]]))
     assert maps == []
 
 
-def test_a_row_is_what_was_read_to_write_its_token():
+def test_a_row_shows_what_was_read_to_write_its_token():
     model = translator()
     model.train()
     found = translation_maps(bundle(model), "forty x one", "abc")
-    assert found.source == ["forty", "?", "one", "end"]  # x is no word of this model
+    assert found.source == ["forty", "?", "one", "end"]  # x is not in the vocabulary
     assert found.target == ["a", "b", "c", "end"]
     (cross,) = found.of("cross")
     assert cross.weights_BHTS.shape == (1, 3, 4, 4)
-    assert model.training  # as it was before, and dropout did not disturb
+    assert model.training  # restored, and dropout was off
     again = translation_maps(bundle(model), "forty x one", "abc")
     assert torch.equal(again.of("cross")[0].weights_BHTS, cross.weights_BHTS)
     shorter = translation_maps(bundle(model), "forty x one", "ab").of("cross")[0].weights_BHTS
-    torch.testing.assert_close(shorter, cross.weights_BHTS[:, :, :3])  # what comes later changes nothing
+    torch.testing.assert_close(shorter, cross.weights_BHTS[:, :, :3])  # later tokens change nothing
 
 
-def test_without_a_target_the_models_own_is_taken():
+def test_the_default_target_is_the_greedy_output():
     found = translation_maps(bundle(translator()), "seven")
     assert found.target[-1] == "end"
     assert found.of("cross")[0].weights_BHTS.shape[2] == len(found.target)
@@ -101,14 +101,14 @@ def test_heads_are_named_from_one():
     assert torch.equal(heads[1][1], weights_BHTS[0, 1])
 
 
-def test_a_picture_is_drawn(tmp_path):
+def test_attention_is_drawn(tmp_path):
     path = draw_attention(
         tmp_path / "new" / "attention.png",
         torch.eye(5)[:, :3],
         ["fünf", "-", "end"],
         list("füßen"),
         title="fünf → füßen",
-        note="where it looked",
+        note="where it read",
         groups=[Group("fü", 2, marked=True), Group("ßen", 3)],
         marked=[0],
     )

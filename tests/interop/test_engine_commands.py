@@ -197,7 +197,7 @@ def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pyt
 
 
 def test_a_server_refuses_a_model_for_which_ctranslate2_would_do_nothing(language: str) -> None:
-    with pytest.raises(ConfigError, match="--engine ctranslate2 searches for translations here"):
+    with pytest.raises(ConfigError, match="--engine ctranslate2 serves translators only"):
         open_models([f"m={language}"], ctranslate2=True)
 
 

@@ -1,10 +1,10 @@
-"""One server with all kinds of models for all tests that do not ask for another one."""
+"""A server with models of all kinds, shared by the tests that need no special settings."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serve_folders import reverser, running, speaker, translator
+from serve_folders import language_model, reverser, running, translator
 
 from allyouneed.serve.backend import Backend
 
@@ -16,7 +16,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         translator(folder, "numbers"),
         translator(folder, "lstm", target="fr", beam=3),
         translator(folder, "bytenet", target="es"),
-        speaker(folder),
+        language_model(folder),
         reverser(folder),
     ]
 

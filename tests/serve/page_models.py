@@ -1,4 +1,4 @@
-"""Tiny models with random weights, a server in front of them, and ways to ask it: for the tests of the page."""
+"""Tiny models with random weights, a server for them, and a client: helpers for the tests of the page."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ PROGRAM = "flip = select(indices, length - indices - 1, ==);\nreverse = aggregat
 
 
 def save_random(folder: Path, task: dict[str, Any], model: dict[str, Any], about: str) -> Path:
-    """The model folder of a recipe, with the weights that it would begin with."""
+    """Save the model folder of a recipe, with its initial weights."""
     recipe = parse(Recipe, {"about": about, "task": task, "model": model})
     torch.manual_seed(1)
     data = recipe.task.prepare(folder / "data", recipe.seed)
@@ -40,7 +40,7 @@ def save_random(folder: Path, task: dict[str, Any], model: dict[str, Any], about
 
 
 def make_folders(folder: Path) -> list[str]:
-    """Model folders by name: translators, a language model over bytes, a compiled program."""
+    """Save model folders and return their paths: translators, a byte-level language model, a compiled program."""
     for name, model in MODELS.items():
         save_random(folder / name, NUMBERS, model, f"{name}, never trained")
     text = folder / "text.txt"
@@ -53,7 +53,7 @@ def make_folders(folder: Path) -> list[str]:
 
 
 def write_run(folder: Path, steps: int, *, end: bool = False) -> None:
-    """A run as training leaves it: so many records."""
+    """Write the recipe and the log of a training run with this many steps."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.toml").write_text("[train]\nbudget = { steps = 1000 }\n", encoding="utf-8")
     with (folder / "log.jsonl").open("a", encoding="utf-8") as log:
@@ -67,7 +67,7 @@ def write_run(folder: Path, steps: int, *, end: bool = False) -> None:
 
 @contextmanager
 def serving(folders: list[str], runs: Path, **settings: Any) -> Iterator[str]:
-    """A real server on a free port, in a thread: its address."""
+    """Run a real server on a free port, in a thread, and yield its address."""
     config = ServeConfig(runs=str(runs), **settings)
     app = create_app(config, open_models(folders))
     listener = socket.socket()
@@ -86,8 +86,8 @@ def serving(folders: list[str], runs: Path, **settings: Any) -> Iterator[str]:
         listener.close()
 
 
-def ask(url: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
-    """Status and JSON of an answer; a body makes it a POST."""
+def request(url: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
+    """Return the status and the JSON of a response. With a body, send a POST."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:

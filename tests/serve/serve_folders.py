@@ -18,7 +18,7 @@ from allyouneed.models.decoder import Decoder
 from allyouneed.rasp.compiler import compile_file
 from allyouneed.serve import ServeConfig, create_app, open_models
 from allyouneed.serve.backend import Backend
-from allyouneed.serve.run import settings as uvicorn_settings
+from allyouneed.serve.server import uvicorn_config
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import TokenizerConfig, of_symbols, train
@@ -26,7 +26,7 @@ from allyouneed.training import Recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 2}, "width": 16, "hidden": 32, "norm": "pre", "dropout": 0.0}
-# Narrow, wide and no attention at all: whatever the state is, the same engine serves it.
+# Models with different kinds of state: the same engine serves all of them.
 TRANSLATORS: dict[str, dict[str, Any]] = {
     "numbers": {"type": "encoder-decoder", **SOFTMAX, "encoder_layers": 1, "decoder_layers": 2},
     "lstm": {"type": "seq2seq", "cell": "lstm", "width": 16, "attention": "bahdanau"},
@@ -35,7 +35,7 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 
 
 def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, **decode: Any) -> Path:
-    """A model of the task `numbers` that says letters at random."""
+    """Save a model of the task `numbers` that outputs random letters."""
     torch.manual_seed(len(name))
     recipe = parse(
         Recipe,
@@ -53,8 +53,8 @@ def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, 
     return save_folder(folder / f"{name}-{target}", model, Codec(letters, letters), recipe, "# A card\n")
 
 
-def speaker(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:
-    """A language model that says pieces of bytes at random."""
+def language_model(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:
+    """Save a language model that outputs random tokens."""
     torch.manual_seed(2)
     tree = {
         "task": {"type": "language", "train": "t", "valid": "v"},
@@ -68,7 +68,7 @@ def speaker(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:
 
 
 def reverser(folder: Path) -> Path:
-    """A compiled RASP program."""
+    """Save a compiled RASP program."""
     program = folder / "reverse.rasp"
     program.write_text("reverse = aggregate(select(indices, length - indices - 1, ==), tokens);\n")
     return compile_file(program, folder / "reverse", vocabulary="abcd", length=8)[1]
@@ -76,13 +76,13 @@ def reverser(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend]]:
-    """The address of a server of two lanes, and what it is made of."""
+    """Run a server with two decode workers, and yield its address and its backend."""
     config = parse(ServeConfig, {"port": 0, **settings})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     app = create_app(config, open_models([str(folder) for folder in folders]))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn_settings(app, config))
+    server = uvicorn.Server(uvicorn_config(app, config))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -97,7 +97,7 @@ def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every step of a decoder takes so much longer."""
+    """Delay every step of a decoder by this many seconds."""
     advance = Decoder.advance
 
     def slowly(self: Decoder, *args: Any) -> Any:

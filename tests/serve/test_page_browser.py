@@ -1,7 +1,7 @@
-"""The page in a real browser: every view, by mouse and by keyboard, narrow and wide, and texts that would like to run.
+"""The page in a real browser: every view, by mouse and keyboard, on narrow and wide screens, with hostile texts.
 
-Chromium is Debian's (`apt-get install chromium`), driven by Playwright. Each test fails on any console message of an
-error, any dialog, and any request to another origin.
+Playwright drives Debian's Chromium (`apt-get install chromium`). A test fails on any error in the console, any dialog,
+and any request to another origin.
 """
 
 import json
@@ -18,17 +18,17 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
-    pytest.skip("no chromium here: `apt-get install chromium` brings one", allow_module_level=True)
+    pytest.skip("chromium is not installed: `apt-get install chromium`", allow_module_level=True)
 
 from page_models import PROGRAM, make_folders, serving, write_run  # noqa: E402
 
 from allyouneed.folder import load_folder  # noqa: E402
-from allyouneed.inspection.inspect import look  # noqa: E402
+from allyouneed.inspection.inspect import inspect_text  # noqa: E402
 from allyouneed.inspection.page import write_inspection  # noqa: E402
 
 pytestmark = pytest.mark.no_shapes
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
-PATIENCE = 60_000  # milliseconds: a busy machine takes its time to start the process that runs programs
+TIMEOUT = 60_000  # milliseconds: starting a program process is slow on a busy machine
 HOSTILE = {
     "script": "<script>window.hacked = 1; alert(1)</script>",
     "image": '<img src=x onerror="window.hacked = 1; alert(1)">',
@@ -53,34 +53,34 @@ def server(folder: Path) -> Iterator[str]:
 
 
 class Browser:
-    """A browser that watches what pages do."""
+    """A browser that records what goes wrong in its pages."""
 
     def __init__(self, browser: Any) -> None:
         self.browser = browser
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
 
     def open(self, url: str, origin: str, size: dict[str, int] = WIDE, dark: bool = False) -> Any:
-        """A page in a context of its own."""
+        """Open a page in a new context."""
         context = self.browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT)
         page = context.new_page()
-        page.on("console", lambda said: said.type == "error" and self.wrong.append(f"console: {said.text}"))
-        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda asked: asked.url.startswith(origin) or self.wrong.append(f"request: {asked.url}"))
+        page.on("console", lambda entry: entry.type == "error" and self.errors.append(f"console: {entry.text}"))
+        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda sent: sent.url.startswith(origin) or self.errors.append(f"request: {sent.url}"))
         page.goto(url)
         return page
 
-    def forgive(self, status: int) -> None:
-        """An answer that was to be expected: the browser notes it by itself, whatever the page does with it."""
-        self.wrong = [one for one in self.wrong if f"status of {status}" not in one]
+    def expect(self, status: int) -> None:
+        """Remove the console messages of an expected status. The browser logs it whatever the page does."""
+        self.errors = [one for one in self.errors if f"status of {status}" not in one]
 
     def close(self) -> list[str]:
-        """Ends all pages; what went wrong in them."""
+        """Close all pages, and return their errors."""
         for context in self.browser.contexts:
             context.close()
-        wrong, self.wrong = self.wrong, []
-        return wrong
+        errors, self.errors = self.errors, []
+        return errors
 
 
 @pytest.fixture(scope="module")
@@ -103,20 +103,20 @@ def link(server: str, view: str, **values: str) -> str:
 
 
 def fits(page: Any) -> bool:
-    """Whether the page itself scrolls up and down only."""
+    """Return True if the page itself does not scroll sideways."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def until(page: Any, condition: str) -> None:
-    """Waits for a condition. Playwright's own way would have the page evaluate a string, which its policy forbids."""
-    deadline = time.monotonic() + PATIENCE / 1000
+    """Wait for a condition. Playwright's own wait would evaluate a string in the page, which its policy forbids."""
+    deadline = time.monotonic() + TIMEOUT / 1000
     while not page.evaluate(condition):
-        assert time.monotonic() < deadline, f"in vain: {condition}"
+        assert time.monotonic() < deadline, f"timed out: {condition}"
         page.wait_for_timeout(40)
 
 
 def idle(page: Any) -> None:
-    """Waits until a view has done what it was asked."""
+    """Wait until a view is idle."""
     until(page, "!/…$/.test(document.querySelector('.status')?.textContent ?? '…')")
 
 
@@ -124,7 +124,7 @@ def idle(page: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_an_answer_comes_token_by_token_with_its_odds(server: str, browser: Browser, size: dict[str, int]) -> None:
+def test_tokens_are_streamed_with_their_probabilities(server: str, browser: Browser, size: dict[str, int]) -> None:
     page = browser.open(link(server, "translate", model="transformer", text="forty-one"), server, size)
     page.wait_for_selector(".said .tok")
     idle(page)
@@ -143,16 +143,16 @@ def test_an_answer_comes_token_by_token_with_its_odds(server: str, browser: Brow
     assert fits(page)
 
 
-def test_who_reads_whom(server: str, browser: Browser) -> None:
+def test_attention_maps(server: str, browser: Browser) -> None:
     page = browser.open(link(server, "attention", model="transformer", text="forty-one", target="zwei"), server)
     page.wait_for_selector("heat-map .cells")
     assert page.locator(".grid").count() == 3
     assert page.locator(".thumb").count() == 6 * 3  # a mean and two heads of six maps
     assert page.locator('.thumb[aria-pressed="true"]').count() == 1
-    # Hover a token: what it reads is shaded.
+    # Hover over a token: the tokens that it reads are shaded.
     page.locator("token-strip").first.locator(".tok").nth(1).hover()
     assert page.locator("token-strip").nth(1).locator(".tok.read").count() > 0
-    # Choose a head by arrow keys alone, and look at its cells.
+    # Choose a head with the arrow keys alone, then move through its cells.
     page.locator('.thumb[aria-pressed="true"]').focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -167,7 +167,7 @@ def test_who_reads_whom(server: str, browser: Browser) -> None:
     assert "%" in page.inner_text("heat-map .readout")
 
 
-def test_a_link_restores_what_was_seen(server: str, browser: Browser) -> None:
+def test_a_link_restores_the_view(server: str, browser: Browser) -> None:
     page = browser.open(link(server, "attention", model="bahdanau", text="one"), server)
     page.wait_for_selector("heat-map .cells")
     page.select_option("select", "transformer")
@@ -182,7 +182,7 @@ def test_a_link_restores_what_was_seen(server: str, browser: Browser) -> None:
     assert again.input_value("textarea >> nth=0") == "seventy-two & <more>"
     assert again.input_value("select") == "transformer"
     assert again.inner_text("map-explorer h3") == title
-    # What was typed goes along to the next view.
+    # The text is kept when the view changes.
     again.click("nav >> text=Speak")
     assert again.input_value("textarea") == "seventy-two & <more>"
     again.go_back()
@@ -199,7 +199,7 @@ def test_models_side_by_side(server: str, browser: Browser, size: dict[str, int]
     assert "32" in facts  # steps of a recurrence
     for place in range(3):
         speed = page.locator(".card").nth(place).locator("dd").first.inner_text()
-        assert speed == "–" or int(speed.replace(",", "")) > 0  # one that was never trained may say nothing
+        assert speed == "–" or int(speed.replace(",", "")) > 0  # an untrained model may output nothing
     page.locator(".chip input").nth(2).uncheck()
     until(page, "document.querySelectorAll('.card').length === 2")
     idle(page)
@@ -208,7 +208,7 @@ def test_models_side_by_side(server: str, browser: Browser, size: dict[str, int]
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_a_program_as_it_is_typed(server: str, browser: Browser, size: dict[str, int]) -> None:
+def test_a_program_runs_while_it_is_typed(server: str, browser: Browser, size: dict[str, int]) -> None:
     page = browser.open(link(server, "rasp", program=PROGRAM, input="hello"), server, size)
     page.wait_for_selector(".compiled figure")
     assert page.inner_text(".values .own").split() == ["reverse", *"olleh"]
@@ -226,12 +226,12 @@ def test_a_program_as_it_is_typed(server: str, browser: Browser, size: dict[str,
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_curves_grow_while_they_are_watched(server: str, folder: Path, browser: Browser, size: dict[str, int]) -> None:
+def test_curves_are_updated_live(server: str, folder: Path, browser: Browser, size: dict[str, int]) -> None:
     page = browser.open(f"{server}/#/runs", server, size)
     page.wait_for_selector(".run")
     assert {"finished", "<i>live"} <= set(page.locator(".run .title").all_inner_texts())
     with (folder / "runs" / "<i>live" / "log.jsonl").open("a") as log:
-        number = 3000 - size["width"]  # the second test goes on from the first
+        number = 3000 - size["width"]  # the second test continues the log of the first
         log.write(
             json.dumps({"kind": "step", "step": number, "loss": 0.25, "tokens": 1, "seconds": 1, "flops": 1}) + "\n"
         )
@@ -244,11 +244,11 @@ def test_curves_grow_while_they_are_watched(server: str, folder: Path, browser: 
     assert fits(page)
 
 
-# --- texts that would like to run ------------------------------------------------------------------------------------
+# --- hostile texts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_run_nothing_and_break_nothing(server: str, browser: Browser, name: str) -> None:
+def test_hostile_texts_neither_run_nor_break_the_layout(server: str, browser: Browser, name: str) -> None:
     text = HOSTILE[name]
     places = [
         link(server, "translate", model="language", text=text),
@@ -265,7 +265,7 @@ def test_hostile_texts_run_nothing_and_break_nothing(server: str, browser: Brows
         assert fits(page), place
         assert page.evaluate("window.hacked") is None
         assert page.locator("main script, main img, main i").count() == 0
-    browser.forgive(400)  # 1,500 tokens are more than maps are shown of
+    browser.expect(400)  # 1,500 tokens exceed the limit of maps
 
 
 def test_a_long_text_scrolls_inside_its_map(server: str, browser: Browser) -> None:
@@ -282,18 +282,18 @@ def test_a_long_text_scrolls_inside_its_map(server: str, browser: Browser) -> No
     assert page.locator(".labels.columns .on").is_visible()
 
 
-def test_a_text_that_is_too_long_is_said_to_be(server: str, browser: Browser) -> None:
+def test_a_text_that_is_too_long_is_reported(server: str, browser: Browser) -> None:
     page = browser.open(link(server, "attention", model="language", text=HOSTILE["long"]), server, NARROW)
     page.wait_for_selector(".status.wrong")
     assert "256 tokens" in page.inner_text(".status")
-    browser.forgive(400)
+    browser.expect(400)
     assert fits(page)
 
 
 # --- keyboard, light and dark ----------------------------------------------------------------------------------------
 
 
-def test_by_keyboard_alone(server: str, browser: Browser) -> None:
+def test_keyboard_only(server: str, browser: Browser) -> None:
     page = browser.open(f"{server}/#/translate", server)
     page.wait_for_selector("textarea")
     seen = []
@@ -302,7 +302,7 @@ def test_by_keyboard_alone(server: str, browser: Browser) -> None:
         name = page.evaluate("(on => on.className || on.textContent.trim() || on.tagName)(document.activeElement)")
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         seen.append(name)
-        assert outline != "none", f"{name}: its focus is not to be seen"
+        assert outline != "none", f"{name}: its focus is not visible"
         if name == "act":
             break
     assert "Attention" in seen
@@ -322,7 +322,7 @@ def test_light_and_dark(server: str, browser: Browser) -> None:
         page.wait_for_selector("heat-map .cells")
         papers.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     assert papers == ["rgb(251, 250, 246)", "rgb(23, 21, 18)"]
-    # Changing it while the page is open repaints the maps.
+    # A change of the colour scheme repaints the maps.
     image = "document.querySelector('heat-map canvas').getContext('2d').getImageData(0, 0, 1, 1)"
     pixel = f"JSON.stringify([...{image}.data])"
     before = page.evaluate(pixel)
@@ -330,13 +330,13 @@ def test_light_and_dark(server: str, browser: Browser) -> None:
     until(page, f"{pixel} !== {json.dumps(before)}")
 
 
-def test_a_key_is_asked_for(folder: Path, browser: Browser) -> None:
+def test_the_page_asks_for_a_key(folder: Path, browser: Browser) -> None:
     with serving([str(folder / "reverse")], folder / "runs", keys=("secret",)) as url:
         page = browser.open(url, url)
         page.fill("input[type=password]", "secret")
         page.keyboard.press("Enter")
         page.wait_for_selector("textarea")
-        browser.forgive(401)
+        browser.expect(401)
         assert browser.close() == []
 
 
@@ -344,12 +344,12 @@ def test_a_key_is_asked_for(folder: Path, browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("name", ["script", "image", "directions"])
-def test_an_inspection_is_a_page_without_a_server(
+def test_an_inspection_page_needs_no_server(
     folder: Path, server: str, browser: Browser, tmp_path: Path, name: str
 ) -> None:
     bundle = load_folder(folder / "language")
     text = HOSTILE[name] + "</script><script>window.hacked = 2</script>"
-    path, picture = write_inspection(tmp_path, bundle, text, look(bundle, text))
+    path, picture = write_inspection(tmp_path, bundle, text, inspect_text(bundle, text))
     assert picture.read_bytes().startswith(b"\x89PNG")
     address = path.as_uri()
     page = browser.open(address, address, NARROW)

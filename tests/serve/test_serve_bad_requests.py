@@ -1,4 +1,4 @@
-"""What a server refuses, with which status and in which words. None of it reaches a model."""
+"""Invalid requests: their statuses and messages. None of them reaches a model."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def test_translate_refuses(url: str, body: Any) -> None:
 
 
 def multipart(**fields: bytes) -> bytes:
-    """A form whose parts are separated by x."""
+    """Return a form whose boundary is x."""
     head = 'Content-Disposition: form-data; name="{}"'
     parts = [b"--x\r\n%s\r\n\r\n%s\r\n" % (head.format(name).encode(), value) for name, value in fields.items()]
     return b"".join([*parts, b"--x--\r\n"])
@@ -83,8 +83,8 @@ def test_unreadable_bodies(url: str, content: bytes, kind: str) -> None:
     assert (found.status_code, type(found.json()["error"])) == (400, str)
 
 
-def test_texts_of_forms_are_utf_8_escaped_or_not(url: str) -> None:
-    """As `curl -d q=...` sends them, which escapes nothing. All these letters are known, if they are read as such."""
+def test_forms_are_utf_8_escaped_or_not(url: str) -> None:
+    """`curl -d q=...` escapes nothing. The confidence is 100 only if the letters are decoded correctly."""
     for content, kind in (
         ("q=süß+ä".encode(), "application/x-www-form-urlencoded"),
         (b"q=s%C3%BC%C3%9F%20%C3%A4", "application/x-www-form-urlencoded; charset=utf-8"),
@@ -94,7 +94,7 @@ def test_texts_of_forms_are_utf_8_escaped_or_not(url: str) -> None:
         assert found.json()[0]["confidence"] == 100
 
 
-def test_what_never_fits_the_queue_is_not_told_to_try_again(folders: list[Path]) -> None:
+def test_requests_larger_than_the_queue_get_no_retry_after(folders: list[Path]) -> None:
     with running([folders[0], folders[3]], queue=40) as (url, _):
         for path, body, param in (
             ("/translate", {"q": ["one"] * 64, "source": "en", "target": "de"}, "q"),
@@ -111,8 +111,8 @@ def test_what_never_fits_the_queue_is_not_told_to_try_again(folders: list[Path])
 
 
 @pytest.mark.parametrize(("setting", "limit", "most"), [("beam", "max_beam", 64), ("max_length", "max_tokens", 1024)])
-def test_models_that_search_for_too_much(tmp_path: Path, setting: str, limit: str, most: int) -> None:
-    """A folder says how it is searched, and it may be anybody's."""
+def test_models_whose_search_exceeds_the_limits(tmp_path: Path, setting: str, limit: str, most: int) -> None:
+    """The folder chooses its search settings, and it is not trusted."""
     folder = translator(tmp_path, "numbers", **{setting: 100_000})
     with pytest.raises(
         ConfigError, match=f"numbers-de: .* decode.{setting} = 100000, .* most {most}; .* {limit}=100000"
@@ -121,7 +121,7 @@ def test_models_that_search_for_too_much(tmp_path: Path, setting: str, limit: st
     create_app(parse(ServeConfig, {limit: 100_000}), open_models([str(folder)]))
 
 
-def test_alternatives_are_beams(folders: list[Path]) -> None:
+def test_alternatives_are_limited_by_the_beam(folders: list[Path]) -> None:
     with running(folders[:1], max_beam=3) as (url, _):
         body = {"q": "one", "source": "en", "target": "de"}
         for alternatives, status in ((2, 200), (3, 400)):
@@ -132,18 +132,18 @@ def test_alternatives_are_beams(folders: list[Path]) -> None:
 
 def test_forms_json_lists_lines_and_alternatives(url: str) -> None:
     body = {"q": "one", "source": "en", "target": "fr"}
-    said = httpx.post(f"{url}/translate", json=body).json()["translatedText"]
-    assert httpx.post(f"{url}/translate", data=body).json() == {"translatedText": said}
+    text = httpx.post(f"{url}/translate", json=body).json()["translatedText"]
+    assert httpx.post(f"{url}/translate", data=body).json() == {"translatedText": text}
     multipart = {name: (None, value) for name, value in body.items()}
-    assert httpx.post(f"{url}/translate", files=multipart).json() == {"translatedText": said}
+    assert httpx.post(f"{url}/translate", files=multipart).json() == {"translatedText": text}
     several = httpx.post(f"{url}/translate", json={**body, "q": ["one", "", "one\n\n one \r\none"]}).json()
     space = httpx.post(f"{url}/translate", json={**body, "q": " one "}).json()["translatedText"]
-    assert several == {"translatedText": [said, "", f"{said}\n\n{space}\r\n{said}"]}
+    assert several == {"translatedText": [text, "", f"{text}\n\n{space}\r\n{text}"]}
     assert httpx.post(f"{url}/translate", json={**body, "q": ""}).json() == {"translatedText": ""}
     assert httpx.post(f"{url}/translate", json={**body, "q": []}).json() == {"translatedText": []}
     auto = httpx.post(f"{url}/translate", json={**body, "source": "auto", "alternatives": 2}).json()
     assert auto["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
-    assert auto["translatedText"] == said
+    assert auto["translatedText"] == text
     assert 1 <= len(auto["alternatives"]) <= 2
     settings = httpx.get(f"{url}/frontend/settings").json()
     assert settings["charLimit"] == 20_000
@@ -197,7 +197,7 @@ def test_completions_refuse(url: str, change: dict[str, Any]) -> None:
 
 
 STOPS = "stop: should be at most 4 stop texts, each of 1 to 100 characters"
-PROMPTS = "prompt: should be a text or a list of texts; token numbers are not supported, send text"
+PROMPTS = "prompt: should be a text or a list of texts; token ids are not supported, send text"
 
 
 @pytest.mark.parametrize(
@@ -211,30 +211,28 @@ PROMPTS = "prompt: should be a text or a list of texts; token numbers are not su
         ("/v1/completions", {"presence_penalty": -1}, "presence_penalty: not supported here; leave it out"),
         ("/v1/completions", {"logit_bias": {"5": 1}}, "logit_bias: not supported here; leave it out"),
         ("/v1/completions", {"suffix": "x"}, "suffix: not supported here; leave it out"),
-        ("/v1/completions", {"best_of": 3}, "best_of: only as many as n are drawn; leave it out"),
+        ("/v1/completions", {"best_of": 3}, "best_of: should equal n; leave it out"),
         ("/v1/completions", {"stream_options": {}}, "stream_options: only with stream"),
         ("/score", {"text": 5}, "text: should be a text or a list of texts"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )
-def test_a_refusal_names_the_field_and_what_would_be_right(
-    url: str, path: str, change: dict[str, Any], message: str
-) -> None:
+def test_a_refusal_names_the_field_and_the_remedy(url: str, path: str, change: dict[str, Any], message: str) -> None:
     body = {"model": "speaker", **({"prompt": "a"} if path == "/v1/completions" else {}), **change}
     error = httpx.post(url + path, json=body).json()["error"]
     assert (error["message"], error["param"]) == (message, next(iter(change)))
 
 
-def test_values_that_change_nothing_are_taken(url: str) -> None:
+def test_neutral_values_are_accepted(url: str) -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "suffix": "", "best_of": 2, "n": 2}
     body = {"model": "speaker", "prompt": "a", "stop": ["a"] * 4, "max_tokens": 1, **neutral}
     assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/score"])
-def test_json_has_to_say_that_it_is_json(url: str, path: str) -> None:
+def test_json_needs_its_content_type(url: str, path: str) -> None:
     body = b'{"model": "speaker", "prompt": "a"}'
-    for kind in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # the latter is what curl says
+    for kind in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # the latter is what curl sends
         found = httpx.post(url + path, content=body, headers=kind)
         assert found.status_code == 400
         assert "Content-Type: application/json" in found.json()["error"]["message"]
@@ -244,7 +242,7 @@ def test_json_has_to_say_that_it_is_json(url: str, path: str) -> None:
         assert found.json()["error"]["message"] == "the body should be a JSON object"
 
 
-def test_what_is_not_there(url: str) -> None:
+def test_unknown_models_paths_and_methods(url: str) -> None:
     missing = httpx.post(f"{url}/v1/completions", json={"model": "speakers", "prompt": "a"})
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
@@ -253,43 +251,43 @@ def test_what_is_not_there(url: str) -> None:
     assert httpx.get(f"{url}/translate").status_code == 405
 
 
-def test_bodies_that_are_too_large_are_refused_before_they_are_read(url: str) -> None:
-    def pieces() -> Any:
+def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
+    def chunks() -> Any:
         for _ in range(40):
             yield b"a" * (1 << 16)
 
     kind = {"Content-Type": "application/json"}
     for path in ("/translate", "/v1/completions"):
         assert httpx.post(url + path, content=b"a" * (1 << 21), headers=kind).status_code == 413
-        assert httpx.post(url + path, content=pieces(), headers=kind).status_code == 413
+        assert httpx.post(url + path, content=chunks(), headers=kind).status_code == 413
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.parametrize("begin", [b"GET /", b"GET /health HTTP/1.1\r\nX-Long: "])
-def test_headers_that_never_end(url: str, begin: bytes) -> None:
+@pytest.mark.parametrize("start", [b"GET /", b"GET /health HTTP/1.1\r\nX-Long: "])
+def test_endless_headers(url: str, start: bytes) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # what came before does not count
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # earlier requests do not count
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         answer = b""
-        with contextlib.suppress(ConnectionError):  # it may be closed before we have sent all
-            for piece in (begin, *[b"a" * (1 << 14)] * 5):
-                connection.sendall(piece)
-            while more := connection.recv(1000):  # else this waits for ever
+        with contextlib.suppress(ConnectionError):  # the server may close the connection before everything is sent
+            for chunk in (start, *[b"a" * (1 << 14)] * 5):
+                connection.sendall(chunk)
+            while more := connection.recv(1000):  # times out unless the server closes the connection
                 answer += more
         assert answer.startswith(b"HTTP/1.1 400") or not answer
 
 
-def test_long_headers_and_bodies_that_come_together_are_taken(url: str) -> None:
+def test_long_headers_with_a_body_are_accepted(url: str) -> None:
     body = {"model": "speaker", "prompt": "to be", "user": "a" * 100_000, "max_tokens": 1}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Long": "a" * 50_000})
     assert answer.status_code == 200
 
 
-def test_bodies_that_never_come(folders: list[Path]) -> None:
+def test_missing_bodies_time_out(folders: list[Path]) -> None:
     with running(folders[:1], arrival=0.3) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -325,7 +323,7 @@ def test_headers(url: str) -> None:
     assert "allyouneed_tokens_total" in httpx.get(f"{url}/metrics").text
 
 
-def test_pages_of_named_origins_may_ask(folders: list[Path]) -> None:
+def test_pages_of_allowed_origins_may_send_requests(folders: list[Path]) -> None:
     with running(folders[:1], cors=["http://friend.example"]) as (url, _):
         for origin, allowed in (("http://friend.example", True), ("http://foe.example", False)):
             found = httpx.get(f"{url}/health", headers={"Origin": origin})

@@ -1,4 +1,4 @@
-"""The real clients, from PyPI: libretranslatepy and openai."""
+"""Requests by real clients: libretranslatepy and openai."""
 
 import threading
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_completions_are_those_of_the_library(
+def test_completions_match_the_library(
     client: openai.OpenAI, server: tuple[str, Backend], stream: bool, temperature: float
 ) -> None:
     bundle = bundle_of(server, "speaker")
@@ -68,17 +68,17 @@ def test_completions_are_those_of_the_library(
     answer = client.completions.create(
         model="speaker", prompt=texts, n=2, seed=7, max_tokens=12, temperature=temperature, top_p=0.9, stream=stream
     )
-    said = dict.fromkeys(range(4), "")
+    texts_found = dict.fromkeys(range(4), "")
     finish = {}
     for part in answer if stream else [answer]:
         for choice in part.choices:
-            said[choice.index] += choice.text
+            texts_found[choice.index] += choice.text
             finish[choice.index] = choice.finish_reason or finish.get(choice.index)
-    assert list(said.values()) == wanted
+    assert list(texts_found.values()) == wanted
     assert list(finish.values()) == ["stop" if one.finished else "length" for several in found for one in several]
 
 
-def test_a_source_is_the_prompt(client: openai.OpenAI, server: tuple[str, Backend]) -> None:
+def test_the_prompt_is_the_source(client: openai.OpenAI, server: tuple[str, Backend]) -> None:
     for name in ("numbers-de", "bytenet-es"):
         bundle = bundle_of(server, name)
         wanted = translate(bundle.model, bundle.codec, ["seven"], SearchConfig(beam=1))[0][0].text
@@ -126,7 +126,7 @@ def test_stop(client: openai.OpenAI, stream: bool) -> None:
     settings = {"model": "speaker", "prompt": "to be", "max_tokens": 40, "temperature": 1, "seed": 3}
     whole = client.completions.create(**settings).choices[0].text
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
-    parts = client.completions.create(**settings, stop=["never said", stop], stream=stream)
+    parts = client.completions.create(**settings, stop=["never generated", stop], stream=stream)
     choices = [choice for part in (parts if stream else [parts]) for choice in part.choices]
     assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
@@ -135,7 +135,7 @@ def test_stop(client: openai.OpenAI, stream: bool) -> None:
 def test_keys(folders: list[Path]) -> None:
     with running(folders[:1], keys=["open-sesame", "other"]) as (url, _):
         for key in ("wrong", "open-sesam", "open-sesame2"):
-            with pytest.raises(openai.AuthenticationError, match="the key is none of this server's"):
+            with pytest.raises(openai.AuthenticationError, match="the API key is invalid"):
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key).models.list()
         assert openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame").models.list().data
         assert LibreTranslateAPI(url + "/", api_key="other").translate("two", "en", "de")
@@ -143,14 +143,14 @@ def test_keys(folders: list[Path]) -> None:
             LibreTranslateAPI(url + "/").translate("two", "en", "de")
 
 
-def test_many_clients_at_once_hear_their_own_answers(client: openai.OpenAI) -> None:
-    def ask(seed: int) -> str:
+def test_concurrent_clients_get_their_own_completions(client: openai.OpenAI) -> None:
+    def complete(seed: int) -> str:
         settings = {"model": "speaker", "prompt": "to " * (1 + seed % 5), "max_tokens": 5 + seed}
         return str(client.completions.create(**settings, seed=seed).choices[0].text)
 
-    alone = [ask(seed) for seed in range(12)]
+    alone = [complete(seed) for seed in range(12)]
     together: dict[int, str] = {}
-    threads = [threading.Thread(target=lambda seed=seed: together.update({seed: ask(seed)})) for seed in range(12)]
+    threads = [threading.Thread(target=lambda seed=seed: together.update({seed: complete(seed)})) for seed in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,11 +1,11 @@
-"""`serve --shortlist`: translations hold only what their sources allow; all else is as without."""
+"""`serve --shortlist`: it restricts translations to likely words and changes nothing else."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from serve_folders import speaker, translator
+from serve_folders import language_model, translator
 
 from allyouneed.decode import translate
 from allyouneed.errors import ConfigError
@@ -17,7 +17,7 @@ TEXTS = ["one", "twenty-two", "a", "two hundred"]
 
 
 def with_shortlist(folder: Path) -> Path:
-    """Each letter allows itself and the next one."""
+    """Add a shortlist in which each letter allows itself and the next one."""
     bundle = load_folder(folder)
     source = bundle.codec.source
     assert source is not None
@@ -28,7 +28,7 @@ def with_shortlist(folder: Path) -> Path:
     return folder
 
 
-def test_translations_are_those_of_the_shortlist(tmp_path: Path) -> None:
+def test_translations_use_the_shortlist(tmp_path: Path) -> None:
     folder = with_shortlist(translator(tmp_path, "numbers", beam=2))
     bundle, served = load_folder(folder), open_models([str(folder)], shortlist=True)
     (one,) = served.values()
@@ -40,8 +40,8 @@ def test_translations_are_those_of_the_shortlist(tmp_path: Path) -> None:
     assert [best[0].text for best in wanted] != [best[0].text for best in without]
 
 
-def test_a_translator_without_one_is_refused_and_others_need_none(tmp_path: Path) -> None:
-    folder, other = translator(tmp_path, "numbers"), speaker(tmp_path)
+def test_translators_need_a_shortlist_and_other_models_do_not(tmp_path: Path) -> None:
+    folder, other = translator(tmp_path, "numbers"), language_model(tmp_path)
     with pytest.raises(ConfigError, match="has no shortlist; `allyouneed shortlist"):
         open_models([str(folder)], shortlist=True)
     served = open_models([str(with_shortlist(folder)), str(other)], shortlist=True)
@@ -49,7 +49,7 @@ def test_a_translator_without_one_is_refused_and_others_need_none(tmp_path: Path
     assert all(one.shortlist is None for one in open_models([str(folder)]).values())
 
 
-def test_ctranslate2_knows_none(tmp_path: Path) -> None:
+def test_ctranslate2_refuses_shortlists(tmp_path: Path) -> None:
     folder = with_shortlist(translator(tmp_path, "numbers"))
     with pytest.raises(ConfigError, match="neighbours would change answers"):
         open_models([str(folder)], ctranslate2=True, shortlist=True)

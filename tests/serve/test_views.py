@@ -1,4 +1,4 @@
-"""The endpoints behind the page: models, maps, programs, runs; what is asked wrongly, and what nobody may read."""
+"""The endpoints behind the page: models, maps, programs and runs, invalid requests, and files that stay private."""
 
 import urllib.request
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from page_models import PROGRAM, ask, make_folders, serving, write_run
+from page_models import PROGRAM, make_folders, request, serving, write_run
 
 from allyouneed.errors import DataError
-from allyouneed.serve.program import STARTING, Workers, given_of, zoo
-from allyouneed.serve.runs import POINTS, list_runs, read_run, thinned
+from allyouneed.serve.program import START_TIMEOUT, ProgramProcesses, example_programs, parse_input
+from allyouneed.serve.runs import MAX_POINTS, list_runs, read_run, thinned
 
-pytestmark = pytest.mark.no_shapes  # another thread answers
+pytestmark = pytest.mark.no_shapes  # the server runs in another thread
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_every_model_says_what_it_is(server: str) -> None:
-    status, found = ask(f"{server}/api/models")
+def test_every_model_is_described(server: str) -> None:
+    status, found = request(f"{server}/api/models")
     assert status == 200
     models = {one["name"]: one for one in found}
     assert list(models) == ["transformer", "bahdanau", "lstm", "language", "reverse"]
@@ -45,7 +45,7 @@ def test_every_model_says_what_it_is(server: str) -> None:
 @pytest.mark.parametrize("model", ["transformer", "bahdanau", "lstm", "language", "reverse"])
 def test_maps_fit_their_tokens(server: str, model: str) -> None:
     text = "abcd" if model == "reverse" else "forty-one"
-    status, found = ask(f"{server}/attention", {"model": model, "text": text, "max_tokens": 6})
+    status, found = request(f"{server}/attention", {"model": model, "text": text, "max_tokens": 6})
     assert status == 200
     assert found["maps"]
     for one in found["maps"]:
@@ -54,8 +54,8 @@ def test_maps_fit_their_tokens(server: str, model: str) -> None:
     assert bool(found["note"]) == (model == "lstm")
 
 
-def test_a_given_target_is_looked_at(server: str) -> None:
-    _, found = ask(f"{server}/attention", {"model": "transformer", "text": "forty-one", "target": "zwei"})
+def test_a_given_target_is_inspected(server: str) -> None:
+    _, found = request(f"{server}/attention", {"model": "transformer", "text": "forty-one", "target": "zwei"})
     assert found["target"] == [*"zwei", "end"]
     assert found["answer"] == "zwei"
 
@@ -63,10 +63,10 @@ def test_a_given_target_is_looked_at(server: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"model": "nobody", "text": "a"}, 404, "unknown name"),
+        ({"model": "missing", "text": "a"}, 404, "unknown name"),
         ({"model": "transformer", "text": "one " * 60}, 400, "more than 40 tokens"),
         ({"model": "reverse", "text": "xyz"}, 400, "not in the model's vocabulary"),
-        ({"model": "reverse", "text": "ab", "target": "ba"}, 400, "classes"),
+        ({"model": "reverse", "text": "ab", "target": "ba"}, 400, "classifier"),
         ({"model": "transformer"}, 400, "text"),
         ({"model": "transformer", "text": "one", "colour": "red"}, 400, "colour"),
         ({"model": "transformer", "text": 7}, 400, "text"),
@@ -74,23 +74,23 @@ def test_a_given_target_is_looked_at(server: str) -> None:
         ({"model": "transformer", "text": "\ud800"}, 400, "text"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(server: str, body: Any, status: int, words: str) -> None:
-    found = ask(f"{server}/attention", body)
+def test_invalid_requests_are_explained(server: str, body: Any, status: int, words: str) -> None:
+    found = request(f"{server}/attention", body)
     assert found[0] == status, found
     assert words in found[1]["error"]["message"]
 
 
-def test_the_page_and_its_files_and_nothing_else_is_read(server: str) -> None:
+def test_only_the_files_of_the_page_are_served(server: str) -> None:
     with urllib.request.urlopen(f"{server}/") as response:
         assert "default-src 'none'; script-src 'self'" in response.headers["Content-Security-Policy"]
         assert b"<script type" in response.read()
     with urllib.request.urlopen(f"{server}/page/main.js") as response:
         assert response.headers["Content-Type"].startswith("text/javascript")
-    for path in ("/page/../look.py", "/page/..%2flook.py", "/page/nothing.js", "/page/"):
-        assert ask(f"{server}{path}")[0] == 404
+    for path in ("/page/../inspect.py", "/page/..%2finspect.py", "/page/nothing.js", "/page/"):
+        assert request(f"{server}{path}")[0] == 404
 
 
-def test_no_line_of_the_page_makes_markup_of_text() -> None:
+def test_the_page_never_parses_text_as_markup() -> None:
     page = Path(__file__).parents[2] / "src" / "allyouneed" / "serve" / "page"
     for file in page.glob("*.js"):
         text = file.read_text(encoding="utf-8")
@@ -102,8 +102,8 @@ def test_no_line_of_the_page_makes_markup_of_text() -> None:
 # --- programs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_program_its_values_and_its_model(server: str) -> None:
-    status, found = ask(f"{server}/rasp", {"program": PROGRAM, "input": "hello"})
+def test_a_program_returns_its_values_and_its_model(server: str) -> None:
+    status, found = request(f"{server}/rasp", {"program": PROGRAM, "input": "hello"})
     assert status == 200
     assert found["output"] == list("olleh")
     values = {one["name"]: one for one in found["values"]}
@@ -117,16 +117,16 @@ def test_a_program_its_values_and_its_model(server: str) -> None:
     assert [row.index(max(row)) for row in weights] == [5, 4, 3, 2, 1]
 
 
-def test_what_stands_before_a_mistake_is_shown(server: str) -> None:
-    _, found = ask(f"{server}/rasp", {"program": PROGRAM + "\nx = aggregate(flip;", "input": "hey"})
+def test_statements_before_an_error_are_shown(server: str) -> None:
+    _, found = request(f"{server}/rasp", {"program": PROGRAM + "\nx = aggregate(flip;", "input": "hey"})
     assert found["output"] == list("yeh")
     assert found["error"]["line"] == 4
     assert found["compiled"] is None
 
 
-def test_what_does_not_compile_still_runs(server: str) -> None:
+def test_programs_that_do_not_compile_still_run(server: str) -> None:
     program = 'x = tokens + "";\n' + "x = x + x + tokens;\n" * 4
-    _, found = ask(f"{server}/rasp", {"program": program, "input": "abcdefghij" * 3})
+    _, found = request(f"{server}/rasp", {"program": program, "input": "abcdefghij" * 3})
     assert found["error"] is None
     assert found["compiled"]["refused"] or found["compiled"]["equal"]
 
@@ -141,38 +141,38 @@ def test_what_does_not_compile_still_runs(server: str) -> None:
         ("def f(x) { return f(x); } y = f(1);", "abc", ""),
     ],
 )
-def test_mistakes_are_answers(server: str, program: str, given: str, words: str) -> None:
-    status, found = ask(f"{server}/rasp", {"program": program, "input": given})
+def test_errors_of_programs_are_responses(server: str, program: str, given: str, words: str) -> None:
+    status, found = request(f"{server}/rasp", {"program": program, "input": given})
     assert status == 200
     assert words in found["error"]["message"]
 
 
 def test_inputs_are_bounded(server: str) -> None:
     for given in ("", "a" * 65, "a" * 2000):
-        status, found = ask(f"{server}/rasp", {"program": PROGRAM, "input": given})
+        status, found = request(f"{server}/rasp", {"program": PROGRAM, "input": given})
         assert status == 400
         assert "input" in found["error"]["message"]
 
 
-def test_a_program_that_takes_too_long_is_ended_and_the_next_one_runs() -> None:
-    workers = Workers(1, seconds=-STARTING)
+def test_a_program_that_times_out_is_killed_and_the_next_one_runs() -> None:
+    processes = ProgramProcesses(1, seconds=-START_TIMEOUT)
     try:
         with pytest.raises(DataError, match="seconds"):
-            workers.run({"text": PROGRAM, "given": "ab"})
-        workers.seconds = 30.0
-        assert workers.run({"text": PROGRAM, "given": "ab"})["output"] == ["b", "a"]
+            processes.run({"text": PROGRAM, "given": "ab"})
+        processes.seconds = 30.0
+        assert processes.run({"text": PROGRAM, "given": "ab"})["output"] == ["b", "a"]
     finally:
-        workers.close()
+        processes.close()
 
 
 def test_lists_of_numbers_are_inputs_too() -> None:
-    assert given_of("[1, 2, 3]") == [1, 2, 3]
-    assert given_of("[[1]]") == "[[1]]"
-    assert given_of("[}") == "[}"
+    assert parse_input("[1, 2, 3]") == [1, 2, 3]
+    assert parse_input("[[1]]") == "[[1]]"
+    assert parse_input("[}") == "[}"
 
 
-def test_the_zoo_is_there_with_inputs() -> None:
-    found = {one.name: one for one in zoo()}
+def test_example_programs_have_inputs() -> None:
+    found = {one.name: one for one in example_programs()}
     assert found["sort"].input == "hello"
     assert found["dyck2"].input == "{(})"
     assert all(one.program and one.about for one in found.values())
@@ -182,22 +182,22 @@ def test_the_zoo_is_there_with_inputs() -> None:
 
 
 def test_runs_and_their_curves(server: str) -> None:
-    status, found = ask(f"{server}/runs")
+    status, found = request(f"{server}/runs")
     assert status == 200
     (one,) = found
     assert (one["name"], one["finished"], one["step"], one["fraction"]) == ("one", True, 100, 1.0)
-    status, log = ask(f"{server}/runs/one")
+    status, log = request(f"{server}/runs/one")
     assert [record["step"] for record in log["steps"]] == list(range(10, 101, 10))
     assert log["end"]["chosen"] == 100
     assert "budget" in log["recipe"]
-    _, later = ask(f"{server}/runs/one?after=70")
+    _, later = request(f"{server}/runs/one?after=70")
     assert [record["step"] for record in later["steps"]] == [80, 90, 100]
     for name in ("two", "..", "..%2Fone", "one%2Flog.jsonl", "%00", "."):
-        assert ask(f"{server}/runs/{name}")[0] in (200, 404)
-        assert "steps" not in (ask(f"{server}/runs/{name}")[1] or {})
+        assert request(f"{server}/runs/{name}")[0] in (200, 404)
+        assert "steps" not in (request(f"{server}/runs/{name}")[1] or {})
 
 
-def test_links_lead_nowhere(tmp_path: Path) -> None:
+def test_symlinks_are_not_followed(tmp_path: Path) -> None:
     write_run(tmp_path / "elsewhere", 10)
     runs = tmp_path / "runs"
     write_run(runs / "real", 10)
@@ -214,7 +214,7 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     assert found.recipe == ""
 
 
-def test_a_log_that_is_being_written_and_damaged_ones(tmp_path: Path) -> None:
+def test_incomplete_and_damaged_logs(tmp_path: Path) -> None:
     write_run(tmp_path / "live", 50)
     with (tmp_path / "live" / "log.jsonl").open("a") as log:
         log.write('nonsense\n[1]\n{"kind": "step", "step": 60, "loss": NaN}\n{"kind": "step", "st')
@@ -227,21 +227,21 @@ def test_a_log_that_is_being_written_and_damaged_ones(tmp_path: Path) -> None:
 
 
 def test_long_curves_are_thinned() -> None:
-    records = [{"step": step} for step in range(7 * POINTS)]
+    records = [{"step": step} for step in range(7 * MAX_POINTS)]
     kept = thinned(records)
-    assert len(kept) == POINTS
+    assert len(kept) == MAX_POINTS
     assert (kept[0], kept[-1]) == (records[0], records[-1])
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_with_keys_the_page_comes_but_its_questions_need_one(tmp_path: Path) -> None:
+def test_with_keys_the_page_is_open_and_its_endpoints_are_not(tmp_path: Path) -> None:
     folders = make_folders(tmp_path)[-1:]
     with serving(folders, tmp_path / "runs", keys=("secret",)) as url:
         with urllib.request.urlopen(f"{url}/") as response:
             assert response.status == 200
         for path in ("/api/models", "/runs", "/rasp/examples"):
-            assert ask(f"{url}{path}")[0] == 401
-            assert ask(f"{url}{path}", key="secret")[0] == 200
-        assert ask(f"{url}/attention", {"model": "reverse", "text": "ab"})[0] == 401
+            assert request(f"{url}{path}")[0] == 401
+            assert request(f"{url}{path}", key="secret")[0] == 200
+        assert request(f"{url}/attention", {"model": "reverse", "text": "ab"})[0] == 401

@@ -1,4 +1,4 @@
-"""`allyouneed serve`: models behind an HTTP API, and the page that shows them."""
+"""`allyouneed serve`: serve models over HTTP, together with the web page."""
 
 from typing import Annotated, Any
 
@@ -17,47 +17,47 @@ NEEDED = {
 
 
 def command(
-    models: Annotated[list[str], typer.Argument(help="Model folders, or run folders; NAME=FOLDER names one.")],
-    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="The port; 0: any that is free.", show_default="8000")] = None,
+    models: Annotated[list[str], typer.Argument(help="Model or run folders; NAME=FOLDER sets a name.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 chooses a free one.", show_default="8000")] = None,
     languages: Annotated[
-        list[str] | None, typer.Option(help="What a model translates: en:de, or NAME=en:de; may be repeated.")
+        list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. Repeatable.")
     ] = None,
-    keys: Annotated[str | None, typer.Option(help="A file with a key on each line; requests must carry one.")] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may ask; may be repeated.")] = None,
-    runs: Annotated[str | None, typer.Option(help="The folder whose runs are shown.", show_default="runs")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows decoded side by side.", show_default="64")] = None,
-    queue: Annotated[int | None, typer.Option(help="Rows that may wait.", show_default="256")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds for a request.", show_default="60")] = None,
-    limit: Annotated[list[str] | None, typer.Option(help="Any other limit: max_characters=5000; may repeat.")] = None,
+    keys: Annotated[str | None, typer.Option(help="File of API keys, one per line; requests must send one.")] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may send requests. Repeatable.")] = None,
+    runs: Annotated[str | None, typer.Option(help="Folder of the runs to show.", show_default="runs")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows decoded in parallel.", show_default="64")] = None,
+    queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="256")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Timeout of a request in seconds.", show_default="60")] = None,
+    limit: Annotated[list[str] | None, typer.Option(help="Another limit: max_characters=5000. Repeatable.")] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
-    """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, and a page."""
+    """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, a web page."""
     require_packages()
     from allyouneed.config import override, parse
     from allyouneed.malloc import keep_freed_memory
     from allyouneed.serve.config import ServeConfig
     from allyouneed.serve.models import open_models
-    from allyouneed.serve.run import serve
+    from allyouneed.serve.server import serve
 
-    asked: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
-    asked |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
+    given: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
+    given |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
     check_limits(limit or [])
-    tree = override({name: value for name, value in asked.items() if value is not None}, limit or [])
+    tree = override({name: value for name, value in given.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)
     check_engine(engine, device, shortlist)
     check_device(device)
     keep_freed_memory()
-    of_languages = read_languages(languages or [], models)
-    how = {"int8": int8, "ctranslate2": engine == "ctranslate2", "shortlist": shortlist}
-    serve(config, open_models(models, of_languages, device, **how))
+    pairs = read_languages(languages or [], models)
+    options = {"int8": int8, "ctranslate2": engine == "ctranslate2", "shortlist": shortlist}
+    serve(config, open_models(models, pairs, device, **options))
 
 
 def require_packages() -> None:
-    """The packages of the server come with an extra."""
+    """Raise ConfigError if a package of the extra `serve` is missing."""
     from importlib.util import find_spec
 
     missing = [package or name for name, package in NEEDED.items() if find_spec(name) is None]
@@ -66,10 +66,10 @@ def require_packages() -> None:
 
 
 def check_limits(pairs: list[str]) -> None:
-    """`name=value`, and the name is one of a limit."""
-    from allyouneed.serve.config import NO_LIMITS, ServeConfig
+    """Raise ConfigError unless each pair is `name=value` with the name of a limit."""
+    from allyouneed.serve.config import NOT_LIMITS, ServeConfig
 
-    known = [name for name in ServeConfig.model_fields if name not in NO_LIMITS]
+    known = [name for name in ServeConfig.model_fields if name not in NOT_LIMITS]
     for pair in pairs:
         name, equals, _ = pair.partition("=")
         if not equals:
@@ -79,22 +79,22 @@ def check_limits(pairs: list[str]) -> None:
 
 
 def read_keys(path: str) -> list[str]:
-    """The keys in a file; they stay off the command line, which everybody on the machine can read."""
+    """Return the keys in a file. A file keeps them off the command line, which other users of the machine can see."""
     try:
         with open(path, encoding="utf-8") as file:
             keys = [line.strip() for line in file if line.strip()]
     except OSError as error:
         raise ConfigError(f"--keys {path}: not readable: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--keys {path}: not readable: it is not UTF-8; it should have a key on each line") from None
+        raise ConfigError(f"--keys {path}: not readable: not UTF-8; write one key per line") from None
     if not keys:
-        raise ConfigError(f"--keys {path}: holds no key; it should have one on each line")
+        raise ConfigError(f"--keys {path}: contains no key; write one key per line")
     return keys
 
 
 def read_languages(pairs: list[str], models: list[str]) -> dict[str, tuple[str, str]]:
-    """`name=en:de`, or `en:de` if there is only one model."""
-    from allyouneed.serve.models import LANGUAGE, named
+    """Parse `name=en:de`, or `en:de` if there is only one model."""
+    from allyouneed.serve.models import LANGUAGE, parse_model_argument
 
     found = {}
     for pair in pairs:
@@ -104,5 +104,5 @@ def read_languages(pairs: list[str], models: list[str]) -> dict[str, tuple[str, 
             raise ConfigError(f"--languages {pair}: should look like en:de, or name=en:de")
         if not equals and len(models) > 1:
             raise ConfigError(f"--languages {pair}: which of the {len(models)} models? name={both}")
-        found[name if equals else named(models[0])[0]] = source, target
+        found[name if equals else parse_model_argument(models[0])[0]] = source, target
     return found

@@ -1,1 +1,1 @@
-"""What a model does with one text: maps, probabilities, pictures, pages."""
+"""What a model does with one text: attention maps, token probabilities, pictures, pages."""

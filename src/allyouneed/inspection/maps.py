@@ -1,10 +1,10 @@
-"""Who read whom: the attention weights of every layer and head, in one shape.
+"""Attention weights of every layer and head, in one shape.
 
     with record_maps(model) as maps:
         model.step(tokens_BT, model.condition(source_BS))
-    maps[-1].name, maps[-1].weights_BHTS        # "decoder.blocks.5.cross", one row for each reading position
+    maps[-1].name, maps[-1].weights_BHTS        # "decoder.blocks.5.cross", and one row for each query position
 
-Every mixer hands its weights to whoever asks (`mixers.base.send_maps_to`), so new mechanisms appear here by themselves.
+Every mixer reports its weights through `mixers.base.send_maps_to`, so new mechanisms appear here without any change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from allyouneed.decode import SearchConfig, translate
 from allyouneed.decode.base import device_of, predicting
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
+from allyouneed.inspection.drawing import weights_html
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.models import Model
 from allyouneed.text.specials import EOS, UNK
@@ -28,18 +29,16 @@ from allyouneed.text.tokenizer import Tokenizer
 class Map:
     """The weights of one mixer in one call."""
 
-    name: str  # where the mixer is in its model: "decoder.blocks.1.cross"
-    weights_BHTS: Tensor  # for each row and head: how much position T read of position S
+    name: str  # the mixer's name in its model: "decoder.blocks.1.cross"
+    weights_BHTS: Tensor  # for each row and head: how much position T reads from position S
 
     def _repr_html_(self) -> str:
-        from allyouneed.inspection.page import weights_html
-
         return weights_html(self.weights_BHTS[0], None, None, self.name)
 
 
 @contextmanager
 def record_maps(model: Model) -> Iterator[list[Map]]:
-    """While this is open, what the model's mixers read is appended to the list, in the order in which it happens."""
+    """Record the attention weights of the model's mixers in a list, in the order of their calls."""
     names = {module: name for name, module in model.named_modules()}
     maps: list[Map] = []
 
@@ -53,46 +52,44 @@ def record_maps(model: Model) -> Iterator[list[Map]]:
 
 @dataclass(frozen=True)
 class TranslationMaps:
-    """One translation, token by token, and what was read for it."""
+    """The tokens of a translation, and the maps of every mixer."""
 
-    source: list[str]  # the pieces of the source, its end included
-    target: list[str]  # the pieces of the target, its end included: what was being written when a row was read
-    maps: list[Map]  # of every mixer; B is 1
+    source: list[str]  # the tokens of the source, EOS included
+    target: list[str]  # the tokens of the target, EOS included: the token that each row writes
+    maps: list[Map]  # B is 1
 
     def of(self, ending: str) -> list[Map]:
-        """Those of some mixers: "cross"."""
+        """Return the maps of mixers whose names end like this, for example with "cross"."""
         return [one for one in self.maps if one.name.endswith(ending)]
 
     def _repr_html_(self) -> str:
-        from allyouneed.inspection.page import weights_html
-
         cross = self.of("cross")
         return weights_html(cross[-1].weights_BHTS[0], self.target, self.source, cross[-1].name) if cross else ""
 
 
 def translation_maps(bundle: Bundle, text: str, target: str | None = None) -> TranslationMaps:
-    """The maps of a translation: of the given target, or of the model's own greedy one."""
+    """Return the maps of a translation: of the given target, or of the model's own greedy output."""
     codec = bundle.codec
     if codec.source is None or codec.target is None or bundle.model.kind != "encoder-decoder":
-        raise ConfigError(f"{bundle.path}: only an encoder-decoder translates, with cross-attention to look at")
+        raise ConfigError(f"{bundle.path}: translation maps need an encoder-decoder with cross-attention")
     if target is None:
         target = translate(bundle.model, codec, [text], SearchConfig(beam=1))[0][0].text
     source_ids, target_ids, device = codec.encode_source(text), codec.encode_target(target), device_of(bundle.model)
     with predicting(bundle.model), record_maps(bundle.model) as maps:
         state = bundle.model.condition(torch.tensor([source_ids], device=device))
-        # Row t is what was read in order to write token t, so the input is one token behind.
+        # Row t shows what the model read to write token t, so the input is one token behind the target.
         input_BT = torch.tensor([[*codec.encode_prompt(), *target_ids[:-1]]], device=device)
         bundle.model.hidden(input_BT, state)
-    return TranslationMaps(_pieces(codec.source, source_ids), _pieces(codec.target, target_ids), maps)
+    return TranslationMaps(_texts(codec.source, source_ids), _texts(codec.target, target_ids), maps)
 
 
-def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     names = {EOS: "end", UNK: "?"}
     return [names.get(token) or tokenizer.decode([token]) for token in ids]
 
 
 def heads_of(maps: Sequence[Map]) -> list[tuple[str, Tensor]]:
-    """Each head's name and its weights (T, S) for the first row of the batch."""
+    """Return the name of each head and its weights (T, S) for the first row of the batch."""
     return [
         (f"{one.name}, head {head + 1}", one.weights_BHTS[0, head])
         for one in maps

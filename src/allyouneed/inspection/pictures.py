@@ -1,4 +1,4 @@
-"""Pictures. Colours that everybody can tell apart: one hue from light to dark."""
+"""Pictures of attention weights, in one hue from light to dark, which readers with any colour vision can tell apart."""
 
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ INK, FAINT, ACCENT = "#1b2a41", "#8d99ae", "#c44900"
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring columns that belong together: a word above its letters."""
+    """Adjacent columns that belong together, such as the letters of a word."""
 
     name: str
     columns: int
@@ -36,11 +36,11 @@ def draw_attention(
     groups: Sequence[Group] = (),
     marked: Sequence[int] = (),
 ) -> Path:
-    """Who read whom as a PNG: a row for each source token, a column for each target token; dark means much.
+    """Write attention weights as a PNG: a row per source token, a column per target token; darker means more.
 
-    `groups` name runs of columns; `marked` source rows and marked groups are drawn in another colour.
+    `groups` name runs of columns. `marked` source rows and marked groups are drawn in another colour.
     """
-    # The object-oriented way, without pyplot: no display, no global state.
+    # matplotlib's object-oriented API instead of pyplot: no display, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -74,10 +74,10 @@ def draw_attention(
 
 
 def _draw_groups(axes: "Axes", groups: Sequence[Group]) -> None:
-    """Brackets with the names of groups below the letters, and lines between the groups."""
+    """Draw brackets with the names of the groups below the letters, and lines between the groups."""
     from matplotlib.transforms import ScaledTranslation
 
-    # x in columns, y in inches below the picture: the same at any size.
+    # x in columns, y in inches below the picture: the same distance at any figure size.
     inches = axes.get_figure(root=True).dpi_scale_trans  # type: ignore[union-attr]
     line, name = (axes.get_xaxis_transform() + ScaledTranslation(0, y, inches) for y in (-0.36, -0.41))
     start = 0

@@ -1,4 +1,4 @@
-"""The embedding vectors of a forward pass, as leaves to differentiate by."""
+"""The embeddings of a forward pass, as leaves of the autograd graph."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Vectors(TorchFunctionMode):
-    """Catches what tokens become, as leaves to differentiate by, whatever model does it."""
+    """Records the result of every embedding lookup as a leaf of the autograd graph, in any model."""
 
     def __init__(self) -> None:
         super().__init__()

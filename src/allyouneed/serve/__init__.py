@@ -1,6 +1,6 @@
-"""Serving: an HTTP API in front of model folders, with continuous batching, and the page that shows models at work.
+"""Serve model folders over HTTP with continuous batching, together with a web page that shows how the models work.
 
-Its packages come with the extra `serve`; nothing else in allyouneed imports this folder.
+The packages that this folder needs come with the extra `serve`. Nothing else in allyouneed imports it.
 """
 
 from allyouneed.serve.app import create_app

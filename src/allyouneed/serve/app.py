@@ -1,4 +1,4 @@
-"""The application: every endpoint behind the same limits, keys and kinds of error."""
+"""The ASGI application: all endpoints, with common limits, API keys and error formats."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,14 +14,20 @@ from starlette.middleware.cors import CORSMiddleware
 from allyouneed.serve import completions, health, inspect, program, runs, score, translate
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.errors import Refusal, answer_bug, answer_http, answer_invalid, answer_refusal
+from allyouneed.serve.errors import (
+    Refusal,
+    http_error_response,
+    internal_error_response,
+    refusal_response,
+    validation_error_response,
+)
 from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
 from allyouneed.version import __version__
 
 
 def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
-    """The API in front of some models; its `state.backend` has the engines."""
+    """Return the application that serves some models. Its `state.backend` holds their engines."""
     backend = Backend(config, models)
 
     @asynccontextmanager
@@ -32,10 +38,10 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
         finally:
             await asyncio.to_thread(backend.close)
 
-    # No pages of documentation by the framework: they load scripts from elsewhere. /openapi.json is there.
+    # The framework's documentation pages are off: they load scripts from other hosts. /openapi.json is available.
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.backend = backend
-    keyed = [_needs_key(backend)] if config.keys else []
+    keyed = [_require_key(backend)] if config.keys else []
     app.include_router(health.health_router(backend))
     app.include_router(health.metrics_router(backend), dependencies=keyed)
     app.include_router(translate.router(backend))
@@ -45,10 +51,10 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(inspect.router(models, config), dependencies=keyed)
     app.include_router(program.router(models, config), dependencies=keyed)
     app.include_router(runs.router(models, config), dependencies=keyed)
-    app.add_exception_handler(Refusal, answer_refusal)
-    app.add_exception_handler(HTTPException, answer_http)
-    app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_exception_handler(Exception, answer_bug)
+    app.add_exception_handler(Refusal, refusal_response)
+    app.add_exception_handler(HTTPException, http_error_response)
+    app.add_exception_handler(RequestValidationError, validation_error_response)
+    app.add_exception_handler(Exception, internal_error_response)
     if config.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -57,11 +63,11 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )
     app.add_middleware(LimitsMiddleware, backend=backend)
-    _describe(app)
+    _remove_422(app)
     return app
 
 
-def _needs_key(backend: Backend) -> Any:
+def _require_key(backend: Backend) -> Any:
     bearer = HTTPBearer(auto_error=False)
 
     def check(credentials: HTTPAuthorizationCredentials | None = Security(bearer)) -> None:  # noqa: B008
@@ -70,12 +76,12 @@ def _needs_key(backend: Backend) -> Any:
     return Depends(check)
 
 
-def _describe(app: FastAPI) -> None:
-    """The framework describes what it would answer to an invalid request (422); here that is a 400 like any other."""
-    made = app.openapi
+def _remove_422(app: FastAPI) -> None:
+    """Remove status 422 from the OpenAPI description: here invalid requests get a 400."""
+    generate = app.openapi
 
-    def describe() -> dict[str, Any]:
-        tree = made()
+    def openapi() -> dict[str, Any]:
+        tree = generate()
         for path in tree["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
@@ -83,4 +89,4 @@ def _describe(app: FastAPI) -> None:
             tree["components"]["schemas"].pop(name, None)
         return tree
 
-    app.openapi = describe  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]

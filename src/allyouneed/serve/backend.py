@@ -1,8 +1,8 @@
-"""What all endpoints share: the models, their engines, and the checks that come before any work."""
+"""What all endpoints share: the models, their engines, and the checks before a request is processed."""
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -16,66 +16,68 @@ from allyouneed.serve.engine import Engine
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
-from allyouneed.serve.worker import Work
+from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.tokenizer import Tokenizer
 
-# Characters of a text that are tokenised at once: a tenth of a millisecond usually, one at most. Another thread takes
-# longer to begin. Several texts are another matter: the library's own threads work on them, and may be busy.
-AT_ONCE = 1000
+# A single text of at most this many characters is tokenized in the event loop. That usually takes 0.1 ms, and at most
+# 1 ms; switching to another thread takes longer. Several texts would use the tokenizer's own threads, which may be
+# busy.
+INLINE_CHARACTERS = 1000
 Result = TypeVar("Result")
 
 
 class Backend:
-    """Models by name, an engine for each, and the limits of what may be asked of them."""
+    """Models by name, an engine for each, and the limits of requests."""
 
     def __init__(self, config: ServeConfig, models: dict[str, Served]) -> None:
         check_searches(models, config)
         self.config, self.models, self.metrics = config, models, Metrics()
         self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
-        self.draining = False  # no new requests are taken
-        self.active = 0  # requests that are being answered
+        self.draining = False  # new requests are refused
+        self.active = 0  # requests in progress
 
     def start(self) -> None:
-        """Engines begin to work."""
+        """Start all engines."""
         for engine in self.engines.values():
             engine.start()
 
     def close(self) -> None:
-        """Engines end, whatever they do."""
+        """Stop all engines, and refuse the requests that are in progress."""
         for engine in self.engines.values():
             engine.close()
 
     def served(self, name: str) -> Served:
-        """The model of a name."""
+        """Return the model with this name, or refuse with 404."""
         if name not in self.models:
             message = f"model: {unknown_name(name[:100], self.models)}"
             raise Refusal(404, message, param="model", code="model_not_found")
         return self.models[name]
 
     def check_key(self, *given: str | None) -> None:
-        """One of the given keys must be one of the server's. How long this takes tells nothing about them."""
-        known = [key.encode() for key in self.config.keys]
-        tries = [key.encode("utf-8", "surrogatepass") for key in given if key is not None]
-        if known and True not in [hmac.compare_digest(key, one) for key in known for one in tries]:
-            what = "the key is none of this server's" if tries else "a key is needed"
-            raise Refusal(401, f"{what}: Authorization: Bearer KEY, or api_key of /translate", code="invalid_api_key")
+        """Refuse with 401 unless one of the given keys is valid. Takes the same time whether or not a key matches."""
+        valid = [key.encode() for key in self.config.keys]
+        candidates = [key.encode("utf-8", "surrogatepass") for key in given if key is not None]
+        if valid and True not in [hmac.compare_digest(key, one) for key in valid for one in candidates]:
+            found = "the API key is invalid" if candidates else "an API key is required"
+            message = f"{found}: send Authorization: Bearer KEY, or the field api_key of /translate"
+            raise Refusal(401, message, code="invalid_api_key")
 
     def check_texts(self, texts: Sequence[str], param: str) -> None:
-        """Refuses what is too much, before anything looks at it."""
+        """Refuse texts that exceed the limits, before anything processes them."""
         config = self.config
         if len(texts) > config.max_texts:
-            raise Refusal(400, f"{param}: {len(texts)} texts; at most {config.max_texts} at once", param=param)
+            raise Refusal(400, f"{param}: {len(texts)} texts; at most {config.max_texts} in one request", param=param)
         characters = sum(map(len, texts))
         if characters > config.max_characters:
             message = f"{param}: {characters:,} characters; at most {config.max_characters:,} in one request"
             raise Refusal(400, message, param=param, code="too_many_characters")
         if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
-            raise Refusal(400, f"{param}: holds half of a surrogate pair, which is no character", param=param)
+            raise Refusal(400, f"{param}: contains a lone surrogate, which is not a character", param=param)
 
     async def encode(
         self, tokenizer: Tokenizer, texts: Sequence[str], param: str, encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
-        """The ids of texts that have been checked; too many for one text are refused."""
+        """Return the ids of texts that passed `check_texts`. Refuse texts of too many tokens."""
         most = self.config.max_input_tokens
 
         def work() -> list[list[int]]:
@@ -83,28 +85,28 @@ class Backend:
                 return [[0] * (most + 1)]
             return encode(list(texts))
 
-        short = len(texts) == 1 and len(texts[0]) <= AT_ONCE and tokenizer.steady
-        found = work() if short else await asyncio.to_thread(work)
+        inline = len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS and tokenizer.steady
+        found = work() if inline else await asyncio.to_thread(work)
         longest = max((len(ids) for ids in found), default=0)
         if longest > most:
-            message = f"{param}: a text of more than {most:,} tokens; cut it into pieces"
+            message = f"{param}: a text of more than {most:,} tokens; split it"
             raise Refusal(400, message, param=param, code="context_length_exceeded")
         return found
 
     async def encode_sources(self, served: Served, texts: Sequence[str], param: str) -> list[list[int]]:
-        """What a model with a source reads."""
+        """Return the ids of source texts."""
         codec = served.bundle.codec
         assert codec.source is not None
         return await self.encode(codec.source, texts, param, codec.encode_sources)
 
     async def encode_targets(self, served: Served, texts: Sequence[str], param: str) -> list[list[int]]:
-        """Texts of the target, without BOS and EOS."""
+        """Return the ids of target texts, without BOS and EOS."""
         target = served.bundle.codec.target
         assert target is not None
         return await self.encode(target, texts, param, target.encode_batch)
 
-    def search(self, served: Served, config: SearchConfig) -> Work:
-        """The best answers to texts, as work for the engine."""
+    def search(self, served: Served, config: SearchConfig) -> BatchOperation:
+        """Return the operation that searches for the best answers to texts."""
         bundle, engine = served.bundle, served.ctranslate2
 
         def run(texts: Sequence[str]) -> list[list[Answer]]:
@@ -112,29 +114,24 @@ class Backend:
                 return translate(bundle.model, bundle.codec, texts, config, shortlist=served.shortlist)
             return as_answers(bundle.codec, engine.search(bundle.codec.encode_sources(texts), config, exact=False))
 
-        return Work(("search", config), run, rows=config.beam)
+        return BatchOperation(("search", config), run, rows=config.beam)
 
 
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work, which is given up when the client hangs up. The body must have been read."""
+async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+    """Return the result of some work, or cancel it when the client disconnects. Read the request's body first."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refusal(499, "the client went away")  # nobody reads it
+            raise Refusal(499, "the client disconnected")  # never read
         return task.result()
     finally:
         for one in (task, watch):
             one.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await one
-
-
-async def joined(events: AsyncGenerator[Result]) -> list[Result]:
-    """All of a stream."""
-    return [event async for event in events]

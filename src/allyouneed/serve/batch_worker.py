@@ -1,12 +1,12 @@
-"""The thread of an engine for all that is no walk of rows: beam searches, scores, classes.
+"""The worker thread for everything that is not token-by-token decoding: beam searches, scores, classes.
 
-Requests are cut into items, and items of one kind from several requests run as one batch: a piece.
+Requests are split into items. Items of one kind, from several requests, run as one batch:
 
-    the first request in the queue:   as many of its items as make a piece;  if it has more, it is the last one then
-    others of its kind:               all of their items, as far as there is room
+    the first request in the queue:   as many of its items as fill a batch;  if items remain, it moves to the end
+    other requests of its kind:       all of their items, while they fit
 
-So a request waits for a piece of each that came before, not for all that those want; and one that is cut into several
-pieces does not make those slower that need a part of one.
+A request therefore waits for at most one batch of each earlier request, not for all of their items. A request that
+needs several batches does not delay one that fills only part of a batch.
 """
 
 import threading
@@ -16,79 +16,78 @@ from collections.abc import Sequence
 import torch
 
 from allyouneed.serve.errors import Refusal
-from allyouneed.serve.worker import Ticket, Waiting, Work, Worker
+from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue, Worker
 
 
-class Turns:
-    """A lock that goes to whoever has waited for it longest; one of `threading` goes to whoever is quick, and that is
-    usually the one who has just had it."""
+class FairLock:
+    """A first-come, first-served lock. `threading.Lock` tends to return to the thread that has just released it."""
 
     def __init__(self) -> None:
-        self._changing, self._taken = threading.Lock(), False
-        self.waiting: deque[threading.Lock] = deque()
+        self._mutex, self._held = threading.Lock(), False
+        self.waiters: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
-        with self._changing:
-            if not self._taken:
-                self._taken = True
+        with self._mutex:
+            if not self._held:
+                self._held = True
                 return
             turn = threading.Lock()
             turn.acquire()
-            self.waiting.append(turn)
+            self.waiters.append(turn)
         turn.acquire()
 
     def __exit__(self, *_: object) -> None:
-        with self._changing:
-            if self.waiting:
-                self.waiting.popleft().release()  # it stays taken, by the next one
+        with self._mutex:
+            if self.waiters:
+                self.waiters.popleft().release()  # still held, now by the next waiter
             else:
-                self._taken = False
+                self._held = False
 
 
-# Searches set how many threads torch uses, for the whole process and back again: the engines take turns.
-SEARCHES = Turns()
+# A search sets torch's thread count for the whole process and restores it, so the engines take turns.
+SEARCH_LOCK = FairLock()
 
 
 class BatchWorker(Worker):
-    """Does waiting items, as many of one kind as make a batch of `rows`."""
+    """Processes queued items, in batches of one kind with at most `rows` rows."""
 
-    def __init__(self, name: str, waiting: Waiting, threads: int, rows: int) -> None:
-        super().__init__(name, waiting, threads)
+    def __init__(self, name: str, queue: RequestQueue, threads: int, rows: int) -> None:
+        super().__init__(name, queue, threads)
         self._rows = rows
-        self._cut: Ticket | None = None  # the request of which the last piece did a part
+        self._split: PendingRequest | None = None  # the request that the last batch served in part
 
     def has_work(self) -> bool:
-        """Items wait."""
-        return bool(self.waiting.items)
+        """Return True if items are queued."""
+        return bool(self.queue.items)
 
     def work(self) -> None:
-        """One piece."""
-        piece: list[tuple[Ticket, int]] = []
-        with self.waiting.changed:
-            queue = self.waiting.items
-            if self._cut in queue:  # it had its turn; now those who have come meanwhile
-                queue[self._cut] = queue.pop(self._cut)
-            self._cut = None
+        """Process one batch."""
+        batch: list[tuple[PendingRequest, int]] = []
+        with self.queue.changed:
+            queue = self.queue.items
+            if self._split in queue:  # it had its turn: requests that have arrived since come first
+                queue[self._split] = queue.pop(self._split)
+            self._split = None
             first = next(iter(queue), None)
-            if first is None or first.work is None:
+            if first is None or first.operation is None:
                 return
-            work = first.work
-            room = max(1, self._rows // work.rows)
-            for ticket in [one for one in queue if one.work is not None and one.work.key == work.key]:
-                if ticket is first or len(queue[ticket]) <= room:
-                    items = queue.pop(ticket)
-                    piece += [(ticket, item) for item in items[:room]]
-                    if items[room:]:
-                        queue[ticket], self._cut = items[room:], ticket
-                    room -= len(items[:room])
-        self.together(piece, lambda some: self._do(work, some))
+            operation = first.operation
+            free = max(1, self._rows // operation.rows)
+            for request in [one for one in queue if one.operation is not None and one.operation.key == operation.key]:
+                if request is first or len(queue[request]) <= free:
+                    items = queue.pop(request)
+                    batch += [(request, item) for item in items[:free]]
+                    if items[free:]:
+                        queue[request], self._split = items[free:], request
+                    free -= len(items[:free])
+        self.run_batch(batch, lambda part: self._run_items(operation, part))
 
     def refuse(self, refusal: Refusal) -> None:
-        """Between two pieces it has nothing in its hands."""
+        """Do nothing: between two batches no items are in progress."""
 
-    def _do(self, work: Work, piece: Sequence[tuple[Ticket, int]]) -> None:
-        with SEARCHES, torch.inference_mode():
-            found = work.run([ticket.items[item] for ticket, item in piece])
-        for (ticket, item), result in zip(piece, found, strict=True):
-            ticket.results[item] = result
-            self.hear(ticket, None)
+    def _run_items(self, operation: BatchOperation, batch: Sequence[tuple[PendingRequest, int]]) -> None:
+        with SEARCH_LOCK, torch.inference_mode():
+            results = operation.run([request.items[item] for request, item in batch])
+        for (request, item), result in zip(batch, results, strict=True):
+            request.results[item] = result
+            self.emit(request, None)

@@ -1,4 +1,4 @@
-"""The settings of a server. Everything that a client can ask for is bounded here."""
+"""The settings of a server. They bound everything that a client can request."""
 
 import re
 from typing import Annotated
@@ -8,51 +8,51 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from allyouneed.config import Config
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-NO_LIMITS = ("host", "port", "runs", "keys", "cors")  # fields that bound nothing
+NOT_LIMITS = ("host", "port", "runs", "keys", "cors")  # fields that `--limit` does not set
 
 
-# A browser says where a page is from in small letters, without a path, not even a slash.
+# Browsers send the Origin header in lower case, without a path and without a trailing slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 
 class ServeConfig(Config):
-    """Where to listen, whom to answer, and how much."""
+    """Where to listen, which clients to accept, and how much they may request."""
 
     host: str = "127.0.0.1"
-    port: Port = 8000  # 0: any that is free
+    port: Port = 8000  # 0: any free port
     runs: str = "runs"  # the folder whose runs are shown
-    keys: tuple[str, ...] = ()  # a request must carry one of them; none: everybody may ask
-    cors: tuple[str, ...] = ()  # origins whose pages may read answers
+    keys: tuple[str, ...] = ()  # API keys; empty: no key is required
+    cors: tuple[str, ...] = ()  # origins whose pages may read responses
 
-    batch: PositiveInt = 64  # rows of a model that decode side by side
-    queue: PositiveInt = 256  # rows of a model that wait; more are refused with 429
-    deadline: PositiveFloat = 60.0  # seconds until a request is given up
-    arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and to take some of an answer
-    drain: PositiveFloat = 30.0  # seconds that running requests have left after SIGTERM
-    connections: PositiveInt = 1024  # at a time; more are refused with 503
-    workers: PositiveInt = 2  # attention maps, programs and scores at a time
+    batch: PositiveInt = 64  # rows that a model decodes in parallel
+    queue: PositiveInt = 256  # rows that may wait for a model; more are refused with 429
+    deadline: PositiveFloat = 60.0  # seconds until a request times out
+    arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and between reads of a response
+    drain: PositiveFloat = 30.0  # seconds that running requests may take after SIGTERM
+    connections: PositiveInt = 1024  # open connections; more are refused with 503
+    workers: PositiveInt = 2  # attention maps and programs that are computed in parallel
 
     max_body: PositiveInt = 1 << 20  # bytes of a request
     max_characters: PositiveInt = 20_000  # of all texts of a request
     max_texts: PositiveInt = 64  # texts of a request, or lines to translate
     max_input_tokens: PositiveInt = 1024  # of one text
-    max_tokens: PositiveInt = 1024  # of one answer
-    max_n: PositiveInt = 8  # answers to one text
-    max_beam: PositiveInt = 64  # hypotheses side by side, of one text to translate
+    max_tokens: PositiveInt = 1024  # of one completion
+    max_n: PositiveInt = 8  # completions of one prompt
+    max_beam: PositiveInt = 64  # beam width of a translation
     max_logprobs: PositiveInt = 20  # alternatives of one token
-    max_attention_tokens: PositiveInt = 256  # of one text whose maps are shown
+    max_attention_tokens: PositiveInt = 256  # of one text whose attention maps are shown
 
     @field_validator("cors")
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
             if origin != "*" and not ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin; one looks like https://example.org, and * stands for all")
+                raise ValueError(f"{origin!r} is not an origin; write https://example.org, or * for all")
         return value
 
     @field_validator("keys")
     @classmethod
     def _can_be_sent(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in value):
-            raise ValueError("a key should be printable ASCII without blanks, so that a header can carry it")
+            raise ValueError("a key should be printable ASCII without spaces, so that a header can carry it")
         return value

@@ -1,10 +1,10 @@
-"""A lane of an engine: a thread that decodes some rows side by side.
+"""The worker threads that decode rows token by token, with continuous batching.
 
-    forever:  let waiting rows join the batch;  one step of all rows
+    forever:  let queued rows join the batch;  advance all rows by one step
 
-Rows join and leave between steps (`decode/running_batch.py`), so no row waits for the slowest of a batch, and the
-weights are read once for all. A step is many small operations, which one core does best (`decode/threads.py`), so each
-core has a lane of its own: all rows, waiting and running, are shared out evenly.
+Rows join and leave between steps (`decode/running_batch.py`), so no row waits for the slowest of its batch, and the
+weights are read once for all rows. A step consists of many small operations, which run best on one core
+(`decode/threads.py`), so each core has a decode worker. All rows, queued and running, are divided evenly among them.
 """
 
 import math
@@ -18,120 +18,120 @@ from allyouneed.decode.running_batch import Row, RunningBatch, Said
 from allyouneed.models import Model
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.worker import Ticket, Waiting, Worker, refusal_of
+from allyouneed.serve.worker import PendingRequest, RequestQueue, Worker, refusal_of
 
-PREFILL = 4096  # tokens of prompts and sources that are read at once
-# A state is copied as a whole for those who join, so a full batch takes several in at once: at least one for so many
-# rows, but nobody waits longer than so many steps.
-TOGETHER, PATIENCE = 4, 8
+PREFILL_TOKENS = 4096  # tokens of prompts and sources that one prefill reads
+# A join copies the whole state. A batch therefore waits until the joining rows are at least 1 in ROWS_PER_JOIN of the
+# running ones, but for at most MAX_JOIN_DELAY steps.
+ROWS_PER_JOIN, MAX_JOIN_DELAY = 4, 8
 
 
 @dataclass
 class DecodeWorkers:
-    """What the lanes of an engine know of each other."""
+    """The decode workers of an engine, and how they share rows and threads."""
 
-    threads: int  # of torch, for all of them together
-    all: "list[DecodeWorker]" = field(default_factory=list)
+    threads: int  # torch's threads, for all workers together
+    workers: "list[DecodeWorker]" = field(default_factory=list)
 
     def rows(self) -> int:
-        """That are running."""
-        return sum(len(lane.owner) for lane in self.all)
+        """Return the number of running rows."""
+        return sum(len(worker.owner) for worker in self.workers)
 
-    def share(self, waiting: int) -> int:
-        """How many rows a lane has when all are shared out."""
-        return math.ceil((self.rows() + waiting) / len(self.all))
+    def share(self, queued: int) -> int:
+        """Return the number of rows per worker when all rows are divided evenly."""
+        return math.ceil((self.rows() + queued) / len(self.workers))
 
     def threads_each(self) -> int:
-        """Of torch, for each lane that has something to do."""
-        return max(1, self.threads // max(1, sum(bool(lane.owner) for lane in self.all)))
+        """Return the number of torch threads for each busy worker."""
+        return max(1, self.threads // max(1, sum(bool(worker.owner) for worker in self.workers)))
 
 
 class DecodeWorker(Worker):
-    """Decodes at most `room` rows at a time."""
+    """Decodes at most `capacity` rows in one batch."""
 
     def __init__(
-        self, name: str, model: Model, room: int, waiting: Waiting, lanes: DecodeWorkers, metrics: Metrics
+        self, name: str, model: Model, capacity: int, queue: RequestQueue, group: DecodeWorkers, metrics: Metrics
     ) -> None:
-        super().__init__(f"lane {len(lanes.all)} of {name}", waiting, lanes.threads)
-        self._model_name, self._room, self._lanes, self._metrics = name, room, lanes, metrics
+        super().__init__(f"decode worker {len(group.workers)} of {name}", queue, group.threads)
+        self._model_name, self._capacity, self._group, self._metrics = name, capacity, group, metrics
         self._running = RunningBatch(model)
-        self._waited = 0  # steps, for others to join with
-        self.owner: dict[Row, Ticket] = {}  # of running rows; a row is itself, not its content
-        lanes.all.append(self)
+        self._delayed = 0  # steps since queued rows could have joined
+        self.owner: dict[Row, PendingRequest] = {}  # of running rows, by identity
+        group.workers.append(self)
 
     def has_work(self) -> bool:
-        """Whoever is idle takes the first row that comes: its share is at least one."""
-        return bool(self.owner or self.waiting.rows)
+        """Return True if rows run or wait. An idle worker takes the first row: its share is at least one."""
+        return bool(self.owner or self.queue.rows)
 
     def work(self) -> None:
-        """Takes rows in, and makes a step."""
-        self._forget_cancelled()
-        fresh = self._admitted()
-        threads = self._lanes.threads_each()
+        """Admit rows, then advance the batch by one step."""
+        self._drop_cancelled()
+        admitted = self._admitted()
+        threads = self._group.threads_each()
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-        if fresh:
-            self.together(fresh, self._join)
+        if admitted:
+            self.run_batch(admitted, self._join)
         if self._running.rows:
-            begun, rows = time.perf_counter(), len(self._running.rows)
+            start, rows = time.perf_counter(), len(self._running.rows)
             self._step()
-            self._metrics.step(self._model_name, rows, time.perf_counter() - begun)
+            self._metrics.step(self._model_name, rows, time.perf_counter() - start)
 
     def refuse(self, refusal: Refusal) -> None:
-        """All running rows are given up."""
-        for ticket in set(self.owner.values()):
-            self.hear(ticket, refusal)
+        """Abandon all running rows."""
+        for request in set(self.owner.values()):
+            self.emit(request, refusal)
         self.owner.clear()
         self._running.remove(self._running.rows)
 
-    def _forget_cancelled(self) -> None:
-        gone = [row for row, ticket in self.owner.items() if ticket.cancelled]
-        if gone:
-            self._running.remove(gone)
-            for row in gone:
+    def _drop_cancelled(self) -> None:
+        cancelled = [row for row, request in self.owner.items() if request.cancelled]
+        if cancelled:
+            self._running.remove(cancelled)
+            for row in cancelled:
                 del self.owner[row]
 
-    def _admitted(self) -> list[tuple[Ticket, Row]]:
-        """Waiting rows that are to join, as many as there is room for and as fit into one reading."""
-        fresh: list[tuple[Ticket, Row]] = []
+    def _admitted(self) -> list[tuple[PendingRequest, Row]]:
+        """Take the rows that join now from the queue: as many as fit into the batch and into one prefill."""
+        admitted: list[tuple[PendingRequest, Row]] = []
         rows = len(self._running.rows)
-        with self.waiting.changed:
-            queue = self.waiting.rows
-            room = min(self._room, self._lanes.share(len(queue))) - rows
-            if min(room, len(queue)) * TOGETHER < rows and self._waited < PATIENCE:
-                self._waited += 1
-                return fresh
-            longest, self._waited = 0, 0
-            while queue and len(fresh) < room:
+        with self.queue.changed:
+            queue = self.queue.rows
+            free = min(self._capacity, self._group.share(len(queue))) - rows
+            if min(free, len(queue)) * ROWS_PER_JOIN < rows and self._delayed < MAX_JOIN_DELAY:
+                self._delayed += 1
+                return admitted
+            longest, self._delayed = 0, 0
+            while queue and len(admitted) < free:
                 longest = max(longest, queue[0][1].length)
-                if fresh and longest * (len(fresh) + 1) > PREFILL:
+                if admitted and longest * (len(admitted) + 1) > PREFILL_TOKENS:
                     break
-                fresh.append(queue.popleft())
-            self.owner.update({row: ticket for ticket, row in fresh})  # other lanes count them from now on
-        return fresh
+                admitted.append(queue.popleft())
+            self.owner.update({row: request for request, row in admitted})  # other workers count them from now on
+        return admitted
 
-    def _join(self, fresh: Sequence[tuple[Ticket, Row]]) -> None:
+    def _join(self, admitted: Sequence[tuple[PendingRequest, Row]]) -> None:
         try:
-            said = self._running.add([row for _, row in fresh])
+            tokens = self._running.add([row for _, row in admitted])
         except Exception:
-            for _, row in fresh:
+            for _, row in admitted:
                 self.owner.pop(row, None)
             raise
-        self.owner.update({row: ticket for ticket, row in fresh})
-        self._hear(said)
+        self.owner.update({row: request for request, row in admitted})
+        self._emit_tokens(tokens)
 
     def _step(self) -> None:
         try:
-            self._hear(self._running.step())
+            self._emit_tokens(self._running.step())
         except Exception as error:
             failing = self._running.failing() or [(row, error) for row in self._running.rows]
             for row, reason in failing:
-                self.hear(self.owner.pop(row), refusal_of(reason))
+                self.emit(self.owner.pop(row), refusal_of(reason))
             self._running.remove([row for row, _ in failing])
 
-    def _hear(self, said: Sequence[Said]) -> None:
-        for one in said:
-            ticket = self.owner[one.row] if one.end is None else self.owner.pop(one.row)
-            if one.end is not None or not ticket.patient:
-                self.hear(ticket, one)
-        self._metrics.tokens.labels(self._model_name).inc(len(said))
+    def _emit_tokens(self, tokens: Sequence[Said]) -> None:
+        for token in tokens:
+            request = self.owner[token.row] if token.end is None else self.owner.pop(token.row)
+            if token.end is not None or not request.wait_for_all:
+                self.emit(request, token)
+        self._metrics.tokens.labels(self._model_name).inc(len(tokens))

@@ -1,6 +1,6 @@
-"""What a server refuses, and how it says so: every answer that is no success has a type, a status and a reason.
+"""Refusals: every error response has a status, a type and a message.
 
-Two dialects: LibreTranslate's endpoints say {"error": text}, all others say what OpenAI's API says,
+There are two response formats. LibreTranslate's endpoints send {"error": text}. All others send OpenAI's format,
 {"error": {"message", "type", "param", "code"}}.
 """
 
@@ -18,7 +18,7 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 413: "too_large_er
 
 
 class Refusal(Exception):
-    """An answer that is no success."""
+    """An error response."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None
@@ -28,12 +28,12 @@ class Refusal(Exception):
 
     @property
     def tree(self) -> dict[str, Any]:
-        """The body, as OpenAI's API has it."""
+        """The body in OpenAI's format."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-class Problem(BaseModel):
+class ErrorDetail(BaseModel):
     """What was wrong."""
 
     message: str
@@ -42,32 +42,32 @@ class Problem(BaseModel):
     code: str | None
 
 
-class Problems(BaseModel):
-    """An answer that is no success."""
+class ErrorResponse(BaseModel):
+    """An error in OpenAI's format."""
 
-    error: Problem
+    error: ErrorDetail
 
 
-class PlainProblem(BaseModel):
-    """An answer that is no success, in LibreTranslate's words."""
+class PlainErrorResponse(BaseModel):
+    """An error in LibreTranslate's format."""
 
     error: str
 
 
 REASONS = {
-    400: "The request asks for something that cannot be",
-    401: "A key is needed, or the given one is none of the server's",
+    400: "The request is invalid",
+    401: "The API key is missing or invalid",
     404: "There is no such model",
-    408: "The body of the request did not come in time",
-    413: "The request is larger than the server takes",
-    429: "Too many requests wait already; try again after Retry-After seconds",
-    500: "A bug of the server",
-    503: "The server is shutting down, or the request took longer than its deadline",
+    408: "The body of the request did not arrive in time",
+    413: "The request is too large",
+    429: "The queue is full; try again after Retry-After seconds",
+    500: "A bug in the server",
+    503: "The server is shutting down, or the request exceeded its deadline",
 }
 
 
-def otherwise(message: str) -> WrapValidator:
-    """For a field: one message for all that does not fit, instead of one for each form that the value might have."""
+def fail_with(message: str) -> WrapValidator:
+    """Return a field validator with one message for all failures, instead of one for each member of a union."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -78,48 +78,49 @@ def otherwise(message: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def described(*statuses: int, plain: bool = False) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI description: what an endpoint may answer beside a success."""
+def error_responses(*statuses: int, plain: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI description of an endpoint's error responses."""
     return {
-        status: {"description": REASONS[status], "model": PlainProblem if plain else Problems} for status in statuses
+        status: {"description": REASONS[status], "model": PlainErrorResponse if plain else ErrorResponse}
+        for status in statuses
     }
 
 
-def answer_refusal(request: Request, refusal: Exception) -> Response:
-    """A refusal as an answer in the dialect of its endpoint."""
+def refusal_response(request: Request, refusal: Exception) -> Response:
+    """Return a refusal in the format of its endpoint."""
     assert isinstance(refusal, Refusal)
     tree = {"error": refusal.message} if request.url.path in LIBRETRANSLATE else refusal.tree
     headers = {} if refusal.retry is None else {"Retry-After": str(refusal.retry)}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    # Escaped: a message may quote text that UTF-8 cannot hold.
+    # json.dumps escapes non-ASCII characters: a message may quote text that UTF-8 cannot encode.
     return Response(json.dumps(tree), refusal.status, headers, "application/json")
 
 
-def answer_http(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: unknown paths, methods, bodies that are not readable."""
+def http_error_response(request: Request, error: Exception) -> Response:
+    """Return the response for errors of the framework: unknown paths, wrong methods, unreadable bodies."""
     assert isinstance(error, HTTPException)
-    response = answer_refusal(request, Refusal(error.status_code, str(error.detail)))
+    response = refusal_response(request, Refusal(error.status_code, str(error.detail)))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
-def answer_invalid(request: Request, error: Exception) -> Response:
-    """What does not fit the description of an endpoint."""
+def validation_error_response(request: Request, error: Exception) -> Response:
+    """Return the response for a request that does not match the schema of its endpoint."""
     assert isinstance(error, RequestValidationError)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if any(tuple(one["loc"]) == ("body",) for one in error.errors()) and not (
         kind.startswith("application/") and kind.endswith("json")
     ):
-        return answer_refusal(
-            request, Refusal(400, "the body should be JSON, and say so: Content-Type: application/json")
+        return refusal_response(
+            request, Refusal(400, "the body should be JSON, with the header Content-Type: application/json")
         )
-    return answer_refusal(request, invalid(error.errors()))
+    return refusal_response(request, validation_refusal(error.errors()))
 
 
-def invalid(errors: Any) -> Refusal:
-    """A refusal from what pydantic found."""
+def validation_refusal(errors: Any) -> Refusal:
+    """Return the refusal for pydantic's validation errors."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     message = first["msg"].removeprefix("Value error, ")
@@ -132,6 +133,6 @@ def invalid(errors: Any) -> Refusal:
     return Refusal(400, f"{where}: {message}{more}" if where else f"{message}{more}", param=place[0] if place else None)
 
 
-def answer_bug(request: Request, error: Exception) -> Response:
-    """Everything else; the traceback goes to the server's log, not to the client."""
-    return answer_refusal(request, Refusal(500, "internal error"))
+def internal_error_response(request: Request, error: Exception) -> Response:
+    """Return the response for unexpected exceptions. The traceback goes to the server's log, not to the client."""
+    return refusal_response(request, Refusal(500, "internal error"))

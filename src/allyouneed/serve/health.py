@@ -1,4 +1,4 @@
-"""Whether the server is well, and what it counts."""
+"""`/health` and `/metrics`."""
 
 from typing import Literal
 
@@ -10,19 +10,19 @@ from allyouneed.serve.backend import Backend
 
 
 class Health(BaseModel):
-    """Whether new requests are answered."""
+    """Whether new requests are accepted."""
 
     status: Literal["ok", "draining"]
     models: list[str]
 
 
 def health_router(backend: Backend) -> APIRouter:
-    """`/health`, for whoever balances loads; open to everybody."""
+    """Return `/health`, for load balancers. It needs no key."""
     router = APIRouter(tags=["server"])
 
     @router.get("/health", responses={503: {"description": "The server is shutting down", "model": Health}})
     async def health(response: Response) -> Health:
-        """Whether the server takes requests."""
+        """Report whether the server accepts requests."""
         if backend.draining:
             response.status_code = 503
         return Health(status="draining" if backend.draining else "ok", models=list(backend.models))
@@ -31,7 +31,7 @@ def health_router(backend: Backend) -> APIRouter:
 
 
 def metrics_router(backend: Backend) -> APIRouter:
-    """`/metrics`, for Prometheus."""
+    """Return `/metrics`, for Prometheus."""
     router = APIRouter(tags=["server"])
 
     @router.get(

@@ -1,7 +1,7 @@
-"""What the page asks of models: which there are (`/api/models`), and who read whom (`/attention`).
+"""The endpoints of the page that concern models: `/api/models` lists them, `/attention` returns attention maps.
 
-The maps and the answer come from `inspection/inspect.py`, which knows every architecture. Maps are large, so they are
-written as JSON where they are made, in a thread, and not once more by the framework.
+Maps and outputs come from `inspection/inspect.py`, which handles every architecture. Maps are large, so the thread that
+computes them also serializes them; the framework does not process them again.
 """
 
 import tempfile
@@ -16,32 +16,34 @@ from allyouneed.config import Config
 from allyouneed.errors import UserError, unknown_name
 from allyouneed.evaluation.measure import own_data
 from allyouneed.folder import Bundle
-from allyouneed.inspection.inspect import ANSWER, Axis, Part, as_json, look
+from allyouneed.inspection.inspect import inspect_text
+from allyouneed.inspection.inspectors import MAX_ANSWER
+from allyouneed.inspection.result import Axis, Part, as_json
 from allyouneed.lab.cost.path_length import path_length
 from allyouneed.mixers import MixerConfig
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.errors import Refusal, described
+from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
-from allyouneed.serve.thread_pool import ThreadPool, as_answer
+from allyouneed.serve.thread_pool import ThreadPool, json_response
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-LENGTH = 32  # tokens between which a path is measured
-WIDTH = 32  # of the layers it is measured with, or a little more: the width decides nothing
-EXAMPLE = 60  # characters of a language model's example
+PATH_TOKENS = 32  # tokens between which a path is measured
+PATH_WIDTH = 32  # minimum width of the measured layers; the path does not depend on it
+EXAMPLE_LENGTH = 60  # characters of a language model's example
 
 
 class AttentionRequest(Config):
-    """A text, and perhaps what should be said to it."""
+    """A text, and optionally the output to inspect."""
 
     model: StrictStr
     text: Annotated[StrictStr, Field(max_length=20_000)]
-    target: Annotated[StrictStr, Field(max_length=20_000)] | None = None  # None: what the model says, greedily
-    max_tokens: Annotated[StrictInt, Field(ge=0, le=256)] | None = None  # of its own
+    target: Annotated[StrictStr, Field(max_length=20_000)] | None = None  # None: the greedy output
+    max_tokens: Annotated[StrictInt, Field(ge=0, le=256)] | None = None  # to generate
 
 
-class Layer(BaseModel):
-    """The maps of one layer: for each head a row for each position that reads, a column for each that is read."""
+class LayerMapsJSON(BaseModel):
+    """The maps of one layer: for each head, a row for each position that reads and a column for each that is read."""
 
     name: str
     layer: int
@@ -52,8 +54,8 @@ class Layer(BaseModel):
     weights: list[list[list[float]]]
 
 
-class Token(BaseModel):
-    """A token, and what else it might have been."""
+class OutputTokenJSON(BaseModel):
+    """A token of the output, and the most probable tokens in its place."""
 
     text: str
     logprob: float
@@ -61,21 +63,21 @@ class Token(BaseModel):
     best: list[tuple[str, float]]
 
 
-class AttentionAnswer(BaseModel):
-    """Who read whom; `source`, `target` and `input` are the names of rows and columns."""
+class AttentionResponse(BaseModel):
+    """Attention maps. `source`, `target` and `input` are the labels of rows and columns."""
 
     model: str
     source: list[str] | None
     target: list[str] | None
     input: list[str] | None
     answer: str
-    said: list[Token]
-    maps: list[Layer]
+    said: list[OutputTokenJSON]
+    maps: list[LayerMapsJSON]
     note: str
 
 
 class ModelInfo(BaseModel):
-    """What the page knows of a model."""
+    """What the page shows about a model."""
 
     name: str
     kind: str
@@ -83,9 +85,9 @@ class ModelInfo(BaseModel):
     architecture: str
     parameters: int
     mixers: list[str]
-    path: int | None  # layers until the first of 32 tokens can change the last; null: never, or not known
-    steps: int | None  # operations one after another on that path
-    maps: bool  # whether it weighs tokens; else influence is shown
+    path: int | None  # layers until the first of 32 tokens can influence the last; null: never, or unknown
+    steps: int | None  # sequential operations on that path
+    maps: bool  # False: the model does not weigh tokens, and influence is shown
     source: bool
     target: bool
     languages: list[str] | None
@@ -93,9 +95,9 @@ class ModelInfo(BaseModel):
 
 
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
-    """The models and their maps."""
+    """Return the endpoints of models and maps."""
     routes = APIRouter(tags=["page"])
-    room = ThreadPool(config)
+    pool = ThreadPool(config)
     infos: dict[str, ModelInfo] = {}
 
     def all_infos() -> list[dict[str, Any]]:
@@ -105,31 +107,31 @@ def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
         return [infos[name].model_dump() for name in models]
 
     def maps_of(request: AttentionRequest) -> Response:
-        new = min(ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
-        longest = config.max_attention_tokens
-        found = look(models[request.model].bundle, request.text, request.target, longest=longest, new_tokens=new)
-        return as_answer({"model": request.model, **as_json(found)})
+        bundle, longest = models[request.model].bundle, config.max_attention_tokens
+        new = min(MAX_ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
+        found = inspect_text(bundle, request.text, request.target, longest=longest, new_tokens=new)
+        return json_response({"model": request.model, **as_json(found)})
 
-    @routes.get("/api/models", responses={200: {"model": list[ModelInfo]}, **described(401, 429, 500, 503)})
+    @routes.get("/api/models", responses={200: {"model": list[ModelInfo]}, **error_responses(401, 429, 500, 503)})
     async def list_models() -> Response:
-        """Every model, with what it is made of."""
-        return as_answer(await room.work(all_infos))
+        """List all models with their architectures."""
+        return json_response(await pool.run(all_infos))
 
     @routes.post(
         "/attention",
-        responses={200: {"model": AttentionAnswer}, **described(400, 401, 404, 408, 413, 429, 500, 503)},
+        responses={200: {"model": AttentionResponse}, **error_responses(400, 401, 404, 408, 413, 429, 500, 503)},
     )
     async def attention(request: AttentionRequest) -> Response:
-        """Who read whom: the maps of every layer and head for a text and its answer."""
+        """Return the attention maps of every layer and head, for a text and its output."""
         if request.model not in models:
             raise Refusal(404, f"model: {unknown_name(request.model[:100], models)}", param="model")
-        return await room.work(maps_of, request)
+        return await pool.run(maps_of, request)
 
     return routes
 
 
 def page_router() -> APIRouter:
-    """The page itself. It holds no secrets, so it needs no key; what it asks for does."""
+    """Return the endpoints of the page's files. They hold no secrets and need no key; the API that they call does."""
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
@@ -150,14 +152,14 @@ def _file(name: str) -> Response:
     return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
-FILES = frozenset(path.name for path in PAGE.glob("*.*") if path.suffix in TYPES)  # nothing else is ever opened
+FILES = frozenset(path.name for path in PAGE.glob("*.*") if path.suffix in TYPES)  # the only files that are ever opened
 
 
-# --- what a model is -------------------------------------------------------------------------------------------------
+# --- descriptions of models ------------------------------------------------------------------------------------------
 
 
 def model_info(served: Served) -> ModelInfo:
-    """What the page says of a model. Its path is measured, its example is from its own held-out data."""
+    """Return what the page shows about a model. The path is measured; the example comes from its held-out data."""
     model = served.bundle.model
     layers = model.config.source_mixers()
     text = example(served.bundle)
@@ -174,28 +176,28 @@ def model_info(served: Served) -> ModelInfo:
         steps=steps,
         maps=_has_maps(served.bundle, text),
         source=served.takes_source,
-        target=served.says_text,
+        target=served.generates_text,
         languages=None if served.languages is None else list(served.languages),
         example=text,
     )
 
 
 def _measured_path(layers: list[MixerConfig]) -> tuple[int | None, int | None]:
-    """Layers until the first token can change the last, and steps one after another within them."""
-    width = max(WIDTH, max(layer.position_heads for layer in layers) * 2)
+    """Return the number of layers until the first token can influence the last, and their sequential operations."""
+    width = max(PATH_WIDTH, max(layer.position_heads for layer in layers) * 2)
     width += -width % layers[0].position_heads
     try:
-        path = path_length(lambda number: layers[number % len(layers)], LENGTH, width, draws=2)
+        path = path_length(lambda number: layers[number % len(layers)], PATH_TOKENS, width, draws=2)
         if path is None:
             return None, None
-        costs = [layers[number % len(layers)].cost(LENGTH, width) for number in range(path)]
-    except UserError:  # a mechanism that this width does not fit
+        costs = [layers[number % len(layers)].cost(PATH_TOKENS, width) for number in range(path)]
+    except UserError:  # a mechanism that this width does not suit
         return None, None
     return path, sum(max(1, cost.sequential) for cost in costs)
 
 
 def example(bundle: Bundle) -> str:
-    """A text of the task's held-out data; empty if they are not here."""
+    """Return a text of the task's held-out data, or an empty text if the data are not available."""
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         try:
             return _held_out_text(bundle, Path(temporary))
@@ -204,9 +206,9 @@ def example(bundle: Bundle) -> str:
 
 
 def _has_maps(bundle: Bundle, text: str) -> bool:
-    """Whether its layers weigh tokens; if not, influence is shown."""
+    """Return True if some layer weighs tokens. If none does, influence is shown."""
     try:
-        return not look(bundle, text or "a", new_tokens=1).note
+        return not inspect_text(bundle, text or "a", new_tokens=1).note
     except UserError:
         return False
 
@@ -219,4 +221,4 @@ def _held_out_text(bundle: Bundle, temporary: Path) -> str:
     batch = next(iter(data.held_out("valid")))
     if batch.output_BT is None or bundle.codec.target is None:
         return ""
-    return bundle.codec.decode_target(batch.output_BT[0].tolist())[:EXAMPLE].strip()
+    return bundle.codec.decode_target(batch.output_BT[0].tolist())[:EXAMPLE_LENGTH].strip()

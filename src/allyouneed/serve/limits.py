@@ -1,6 +1,6 @@
-"""What every request passes on its way in and out: limits of size and time, keys to the house, numbers, headers.
+"""The limits middleware: bounds on size and time, refusals during shutdown, metrics and security headers.
 
-Plain ASGI: nothing is buffered, so streams stay streams and a hang-up is heard at once.
+Plain ASGI. Nothing is buffered, so streams stay streams and disconnects are noticed at once.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allyouneed.serve.backend import Backend
-from allyouneed.serve.errors import Refusal, answer_refusal
+from allyouneed.serve.errors import Refusal, refusal_response
 from allyouneed.serve.worker import closing
 
 HEADERS = {
@@ -23,7 +23,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-ALWAYS_OPEN = ("/health", "/metrics")  # answered while the server shuts down, too
+ALWAYS_OPEN = ("/health", "/metrics")  # available during shutdown, too
 
 
 class LimitsMiddleware:
@@ -36,9 +36,9 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 500
+        start, status = time.perf_counter(), 500
 
-        async def answer(message: Message) -> None:
+        async def respond(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -49,35 +49,35 @@ class LimitsMiddleware:
 
         self.backend.active += 1
         try:
-            refusal = self._refuses(scope)
+            refusal = self._refusal(scope)
             if refusal is not None:
-                await answer_refusal(Request(scope), refusal)(scope, receive, answer)
+                await refusal_response(Request(scope), refusal)(scope, receive, respond)
             else:
-                await self.app(scope, self._limited(receive), answer)
+                await self.app(scope, self._limited(receive), respond)
         finally:
             self.backend.active -= 1
             route = scope.get("route")
             endpoint = getattr(route, "path", "other")
             self.backend.metrics.requests.labels(endpoint, str(status)).inc()
-            self.backend.metrics.latency.labels(endpoint).observe(time.perf_counter() - begun)
+            self.backend.metrics.latency.labels(endpoint).observe(time.perf_counter() - start)
 
-    def _refuses(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         if self.backend.draining and scope["path"] not in ALWAYS_OPEN:
             return closing()
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isascii() or not length.isdigit() or len(length) > 18 or int(length) > self._most:
+        if not length.isascii() or not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
             return self._too_large()
         return None
 
     @property
-    def _most(self) -> int:
+    def _max_body(self) -> int:
         return self.backend.config.max_body
 
     def _too_large(self) -> Refusal:
-        return Refusal(413, f"a body of more than {self._most:,} bytes", code="body_too_large")
+        return Refusal(413, f"the body is larger than {self._max_body:,} bytes", code="body_too_large")
 
     def _limited(self, receive: Receive) -> Receive:
-        """The same body, but no more of it than is allowed, and no later than it has to come; chunked ones too."""
+        """Return a `receive` that bounds the size and the arrival time of the body, chunked or not."""
         read, more = 0, True
         until = asyncio.get_running_loop().time() + self.backend.config.arrival
 
@@ -89,10 +89,10 @@ class LimitsMiddleware:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the body did not come in time") from None
+                raise HTTPException(408, "the body did not arrive in time") from None
             more = message["type"] == "http.request" and message.get("more_body", False)
             read += len(message.get("body", b""))
-            if read > self._most:
+            if read > self._max_body:
                 raise HTTPException(413, self._too_large().message)
             return message
 

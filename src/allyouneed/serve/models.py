@@ -1,4 +1,4 @@
-"""The models of a server: folders by name, ready to predict, and what they say about themselves."""
+"""The models of a server: model folders by name, optimized for inference."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,28 +23,28 @@ LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
 
 @dataclass(frozen=True)
 class Served:
-    """One model folder under its name."""
+    """A model folder and the name under which it is served."""
 
     name: str
     bundle: Bundle
-    languages: tuple[str, str] | None  # from, to; None: it does not translate between languages
-    search: SearchConfig  # how its recipe decodes
-    ctranslate2: CTranslate2Engine | None = None  # what searches instead of torch
-    shortlist: Shortlist | None = None  # of the words that searches look at
+    languages: tuple[str, str] | None  # source and target; None: it does not translate
+    search: SearchConfig  # the search settings of its recipe
+    ctranslate2: CTranslate2Engine | None = None  # searches instead of torch
+    shortlist: Shortlist | None = None  # restricts searches to likely words
 
     @property
     def about(self) -> str:
-        """A sentence for people."""
+        """The recipe's description."""
         return str(self.bundle.recipe.get("about", ""))
 
     @property
     def takes_source(self) -> bool:
-        """Whether it answers to a text; else it goes on from one."""
+        """True if the model reads a source; False if it continues a text."""
         return self.bundle.codec.source is not None
 
     @property
-    def says_text(self) -> bool:
-        """Whether it says tokens one after another; else it names classes."""
+    def generates_text(self) -> bool:
+        """True if the model generates tokens; False if it is a classifier."""
         return self.bundle.codec.target is not None and self.bundle.codec.classes is None
 
 
@@ -57,24 +57,24 @@ def open_models(
     ctranslate2: bool = False,
     shortlist: bool = False,
 ) -> dict[str, Served]:
-    """The models of `folder` or `name=folder`, in the given order; one without a name is called like its folder.
+    """Load the models of `folder` or `name=folder`, in the given order. The default name is that of the folder.
 
-    With `ctranslate2` that engine searches for translations, with `shortlist` among the words of the folders'
-    shortlists; all else is computed by torch, among all words, as ever.
+    With `ctranslate2`, that engine searches for translations. With `shortlist`, searches are restricted to the words
+    of the folders' shortlists. Everything else runs in torch with the full vocabulary.
     """
     given = dict(languages or {})
     models: dict[str, Served] = {}
     for entry in folders:
-        name, folder = named(entry)
+        name, folder = parse_model_argument(entry)
         if name in models:
-            raise ConfigError(f"{entry}: there is already a model {name!r}; give it another name: other={folder}")
+            raise ConfigError(f"{entry}: a model named {name!r} is already served; choose another name: other={folder}")
         bundle = load_folder(folder, device)
         if ctranslate2:
             refuse_shortlist(shortlist)
             if bundle.codec.source is None:
                 raise ConfigError(
-                    f"{folder}: --engine ctranslate2 searches for translations here; a language model has none, "
-                    "--engine torch serves it"
+                    f"{folder}: --engine ctranslate2 serves translators only, and this is a language model; "
+                    "use --engine torch"
                 )
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         optimize_for_inference(bundle.model, int8)
@@ -83,26 +83,26 @@ def open_models(
         listed = require_shortlist(bundle) if needed else None
         models[name] = Served(name, bundle, pair, _search(bundle), engine, listed)
     if given:
-        raise ConfigError(f"languages for {', '.join(given)}: no such model; there are {', '.join(models)}")
+        raise ConfigError(f"languages for {', '.join(given)}: no such model; the models are {', '.join(models)}")
     return models
 
 
 def check_searches(models: Mapping[str, Served], config: ServeConfig) -> None:
-    """Refuses models that search for more than a server gives: their folders say how, and those may be anybody's."""
+    """Raise ConfigError if a model's recipe exceeds the limits. Model folders are not trusted to choose them."""
     for served in models.values():
         if served.languages is None:
-            continue  # nobody asks it for a search
+            continue  # never searched
         for setting, limit in (("beam", "max_beam"), ("max_length", "max_tokens")):
             value, most = getattr(served.search, setting), getattr(config, limit)
             if value is not None and value > most:
                 raise ConfigError(
-                    f"{served.bundle.path}: its recipe searches with decode.{setting} = {value}, and a server with at "
-                    f"most {most}; if that is meant, start it with --limit {limit}={value}"
+                    f"{served.bundle.path}: its recipe sets decode.{setting} = {value}, and the server allows at most "
+                    f"{most}; to allow it, start the server with --limit {limit}={value}"
                 )
 
 
-def named(entry: str) -> tuple[str, str]:
-    """The name and the folder of an argument."""
+def parse_model_argument(entry: str) -> tuple[str, str]:
+    """Return the name and the folder of `folder` or `name=folder`."""
     name, equals, folder = entry.partition("=")
     if not equals or Path(entry).is_dir():
         path = Path(entry).resolve()
@@ -110,13 +110,13 @@ def named(entry: str) -> tuple[str, str]:
         name, folder = path.parent.name if path.name == "model" else path.name, entry
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{entry}: {name!r} cannot be the name of a model; letters, digits and . _ - can: name=folder"
+            f"{entry}: {name!r} is not a valid model name; use letters, digits and . _ - as in name=folder"
         )
     return name, folder
 
 
 def languages_of(recipe: Mapping[str, Any]) -> tuple[str, str] | None:
-    """From which language to which a recipe translates, if its task says so."""
+    """Return the source and target languages of a recipe, or None if its task does not name them."""
     task = recipe.get("task")
     if not isinstance(task, Mapping):
         return None
@@ -124,7 +124,7 @@ def languages_of(recipe: Mapping[str, Any]) -> tuple[str, str] | None:
         return str(task.get("source", "en")), str(task.get("target", "de"))
     files = task.get("train")
     if task.get("type") == "translation" and isinstance(files, list | tuple) and len(files) == 2:
-        # Parallel files are usually called after their languages: train.en, train.de.
+        # Parallel files are usually named after their languages: train.en, train.de.
         source, target = (Path(str(file)).suffix.removeprefix(".") for file in files)
         if source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target):
             return source, target
@@ -134,5 +134,5 @@ def languages_of(recipe: Mapping[str, Any]) -> tuple[str, str] | None:
 def _search(bundle: Bundle) -> SearchConfig:
     try:
         return recipe_of(bundle).decode
-    except UserError:  # a folder may come without the recipe of a run; its weights can be used all the same
+    except UserError:  # a folder without the recipe of a run is usable all the same
         return SearchConfig()

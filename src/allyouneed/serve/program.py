@@ -1,7 +1,7 @@
-"""`/rasp`: programs that people type, run on their input and compiled, as they type.
+"""`/rasp`: run and compile RASP programs while the user types them.
 
-A program is untrusted. The language has limits of its own (`rasp/limits.py`) and loads no files here; on top of them it
-runs in a process without anything else in it, which is ended when it takes too long.
+Programs are untrusted. The language has its own limits (`rasp/limits.py`) and cannot load files here. In addition,
+programs run in separate processes that hold nothing else and are killed after a timeout.
 """
 
 import json
@@ -22,14 +22,14 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 from allyouneed.config import Config
 from allyouneed.errors import DataError
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.errors import described
+from allyouneed.serve.errors import error_responses
 from allyouneed.serve.models import Served
-from allyouneed.serve.thread_pool import ThreadPool, as_answer
+from allyouneed.serve.thread_pool import ThreadPool, json_response
 from allyouneed.training.recipe import recipe_folder
 
-SECONDS = 8.0  # for one program
-STARTING = 60.0  # for a process to begin: it imports torch
-LARGEST = 64 << 20  # bytes of an answer
+TIMEOUT = 8.0  # seconds for one program
+START_TIMEOUT = 60.0  # seconds to start a process, which imports torch
+MAX_RESPONSE = 64 << 20  # bytes
 COMMAND = [sys.executable, "-c", "from allyouneed.rasp.compiler.explain import main; main()"]
 
 
@@ -39,11 +39,11 @@ class RaspRequest(Config):
     program: Annotated[StrictStr, Field(max_length=20_000)]
     input: Annotated[StrictStr, Field(max_length=1_000)]  # characters, or a JSON list of atoms
     compile: StrictBool = True
-    length: Annotated[StrictInt, Field(ge=1, le=64)] | None = None  # of the inputs that the model is made for
+    length: Annotated[StrictInt, Field(ge=1, le=64)] | None = None  # of the inputs that the compiled model accepts
 
 
 class Example(BaseModel):
-    """A program of the zoo."""
+    """A program of `recipes/rasp`."""
 
     name: str
     about: str
@@ -52,15 +52,15 @@ class Example(BaseModel):
 
 
 class RaspError(BaseModel):
-    """What is wrong with a program, and where."""
+    """An error in a program and its position."""
 
     message: str
     line: int | None
     column: int | None
 
 
-class RaspAnswer(BaseModel):
-    """What a program computes, and what became of it as a model."""
+class RaspResponse(BaseModel):
+    """The values of a program, and its compiled model."""
 
     tokens: list[Any]
     values: list[dict[str, Any]]
@@ -71,36 +71,38 @@ class RaspAnswer(BaseModel):
 
 
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
-    """Programs, and examples of them."""
-    workers = Workers(config.workers)
+    """Return the endpoints that run programs and list examples."""
+    processes = ProgramProcesses(config.workers)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         yield
-        workers.close()
+        processes.close()
 
     routes = APIRouter(tags=["rasp"], lifespan=lifespan)
-    room = ThreadPool(config)
+    pool = ThreadPool(config)
 
-    def work(request: RaspRequest) -> Response:
-        asked = {"text": request.program, "given": given_of(request.input), "compiled": request.compile}
-        return as_answer(workers.run(asked | {"length": request.length}))
+    def run_program(request: RaspRequest) -> Response:
+        task = {"text": request.program, "given": parse_input(request.input), "compiled": request.compile}
+        return json_response(processes.run(task | {"length": request.length}))
 
-    @routes.post("/rasp", responses={200: {"model": RaspAnswer}, **described(400, 401, 408, 413, 429, 500, 503)})
+    @routes.post(
+        "/rasp", responses={200: {"model": RaspResponse}, **error_responses(400, 401, 408, 413, 429, 500, 503)}
+    )
     async def run(request: RaspRequest) -> Response:
-        """Runs a program on an input, and compiles it."""
-        return await room.work(work, request)
+        """Run a program on an input, and compile it."""
+        return await pool.run(run_program, request)
 
-    @routes.get("/rasp/examples", responses=described(401, 429, 500, 503))
+    @routes.get("/rasp/examples", responses=error_responses(401, 429, 500, 503))
     async def examples() -> list[Example]:
-        """The zoo."""
-        return await room.work(zoo)
+        """List example programs."""
+        return await pool.run(example_programs)
 
     return routes
 
 
-def given_of(text: str) -> str | list[Any]:
-    """An input as it was typed: characters, or a list of numbers, strings and truths."""
+def parse_input(text: str) -> str | list[Any]:
+    """Parse an input: a JSON list of numbers, strings and booleans, or else plain characters."""
     if text.startswith("[") and text.endswith("]"):
         try:
             values = json.loads(text)
@@ -113,8 +115,8 @@ def given_of(text: str) -> str | list[Any]:
     return text
 
 
-def zoo() -> list[Example]:
-    """The programs of `recipes/rasp`; each begins with a line that says what it does, and to what."""
+def example_programs() -> list[Example]:
+    """Return the programs of `recipes/rasp`. The first line of each describes it, with an example input."""
     found = []
     for path in sorted((recipe_folder() / "rasp").glob("*.rasp")):
         program = path.read_text(encoding="utf-8")
@@ -124,67 +126,68 @@ def zoo() -> list[Example]:
     return found
 
 
-class Workers:
-    """Processes that run programs, begun when they are needed. One that takes too long is ended."""
+class ProgramProcesses:
+    """Processes that run programs. They start on demand and are killed after a timeout."""
 
-    def __init__(self, count: int, seconds: float = SECONDS) -> None:
+    def __init__(self, count: int, seconds: float = TIMEOUT) -> None:
         self.seconds = seconds
         self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
         for _ in range(count):
             self._idle.put(None)
 
-    def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `show`; DataError if it takes too long. As many threads as there are processes may call."""
-        worker = self._idle.get()
-        fresh = worker is None or worker.poll() is not None
-        if worker is None or fresh:
-            worker = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def run(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the result of `rasp.compiler.explain`, or raise DataError on a timeout. Further callers wait for a free process."""
+        process = self._idle.get()
+        fresh = process is None or process.poll() is not None
+        if process is None or fresh:
+            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            line = _ask(worker, asked, self.seconds + (STARTING if fresh else 0))
+            line = _exchange(process, task, self.seconds + (START_TIMEOUT if fresh else 0))
         except BaseException:
-            _end(worker)
+            _kill(process)
             self._idle.put(None)
             raise
-        self._idle.put(worker)
-        answer = json.loads(line)
-        if "wrong" in answer:
-            raise DataError(answer["wrong"])
-        found: dict[str, Any] = answer["answer"]
+        self._idle.put(process)
+        response = json.loads(line)
+        if "wrong" in response:
+            raise DataError(response["wrong"])
+        found: dict[str, Any] = response["answer"]
         return found
 
     def close(self) -> None:
-        """Ends all of them that are idle; the others end when nobody asks any more."""
+        """Kill the idle processes. The others exit when their input is closed."""
         while True:
             try:
-                worker = self._idle.get_nowait()
+                process = self._idle.get_nowait()
             except queue.Empty:
                 return
-            if worker is not None:
-                _end(worker)
+            if process is not None:
+                _kill(process)
 
 
-def _ask(worker: "subprocess.Popen[bytes]", asked: dict[str, Any], seconds: float) -> bytes:
-    assert worker.stdin is not None
-    assert worker.stdout is not None
+def _exchange(process: "subprocess.Popen[bytes]", task: dict[str, Any], seconds: float) -> bytes:
+    """Send a task to a process and return the line that it answers with."""
+    assert process.stdin is not None
+    assert process.stdout is not None
     until = time.monotonic() + seconds
-    worker.stdin.write(json.dumps(asked).encode() + b"\n")
-    worker.stdin.flush()
-    answer, out = bytearray(), worker.stdout.fileno()
-    while not answer.endswith(b"\n"):
+    process.stdin.write(json.dumps(task).encode() + b"\n")
+    process.stdin.flush()
+    line, out = bytearray(), process.stdout.fileno()
+    while not line.endswith(b"\n"):
         left = until - time.monotonic()
         ready = left > 0 and select.select([out], [], [], left)[0]
         if not ready:
-            raise DataError(f"program: takes more than {seconds:.0f} seconds; make it or its input smaller")
-        piece = os.read(out, 1 << 20)
-        if not piece or len(answer) > LARGEST:
-            raise DataError("program: larger than what is computed here; make it or its input smaller")
-        answer += piece
-    return bytes(answer)
+            raise DataError(f"program: took more than {seconds:.0f} seconds; make it or its input smaller")
+        chunk = os.read(out, 1 << 20)
+        if not chunk or len(line) > MAX_RESPONSE:
+            raise DataError("program: exceeds the limits of the server; make it or its input smaller")
+        line += chunk
+    return bytes(line)
 
 
-def _end(worker: "subprocess.Popen[bytes]") -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -1,15 +1,16 @@
-"""HTTP as it arrives: uvicorn's fast parser, which knows no end of a request, with bounds on its headers and its time.
+"""The HTTP protocol of a connection: uvicorn's httptools parser with bounds on the size and the time of a request.
 
-A request's line and headers come before any of our own checks: what never ends would fill the memory, and what comes
-byte by byte would keep a connection, of which there are only so many, for ever. So would a body, also after its answer.
+uvicorn bounds neither. The request line and headers arrive before any of our own checks: an endless one would fill the
+memory, and a client that sends byte by byte would occupy one of the limited connections for ever. The same holds for a
+body, even after its response has been sent.
 
-    silence | line and headers | body | nothing of an answer taken      at most `arrival` seconds each
+    silence | request line and headers | body | response not read      at most `arrival` seconds each
 
-Between two requests uvicorn's own bound holds. Nobody who has sent a request is hurried: an answer takes its time, and
-so does whoever reads it, as long as they read. If one is under way, the connection ends behind it.
+Between two requests uvicorn's keep-alive timeout applies. No timeout applies while a response is being produced, or
+while the client keeps reading it. A timeout during a response closes the connection after that response.
 
-Requests may follow each other before they are answered, but each that waits takes a hundred times the memory that it
-took on the way: only so many wait.
+Clients may pipeline requests. A pipelined request takes a hundred times the memory that it took on the wire, so their
+number is bounded.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from allyouneed.serve.errors import Refusal
 
-MOST = 1 << 16  # bytes before the body
-AHEAD = 128  # requests on one connection that wait for the answer to another
+MAX_HEAD = 1 << 16  # bytes before the body
+MAX_PIPELINED = 128  # requests of one connection that wait for an earlier response
 
 
 class Protocol(HttpToolsProtocol):
@@ -30,53 +31,53 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *args: Any, arrival: float, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._arrival = arrival
-        self._part: Literal["headers", "body"] | None = None  # of a request that has begun and not ended
-        self._head = 0  # bytes since the last request ended, while headers are read, but for the piece it ended in
-        self._ended = False  # whether a request did in this piece
-        self._alarm: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
-        self._untaken = 0  # bytes of answers, at the last look
-        self._asked: list[RequestResponseCycle] = []  # and not answered yet
+        self._part: Literal["headers", "body"] | None = None  # the part of a request that is being received
+        self._head_bytes = 0  # bytes of the current request's head, without the chunk in which the previous one ended
+        self._ended = False  # whether a request ended in this chunk
+        self._arrival_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes of responses that the client had not read at the last check
+        self._open_cycles: list[RequestResponseCycle] = []  # requests without a complete response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
-        self._set_alarm()
-        self._look_later()
+        self._start_arrival_timer()
+        self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
-        self._stop_alarm()
-        if self._look is not None:
-            self._look.cancel()
-        for cycle in self._asked:  # uvicorn tells the last one alone, and others would write where nothing is
+        self._stop_arrival_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        for cycle in self._open_cycles:  # uvicorn notifies only the last one; the others would write to a closed socket
             cycle.disconnected = not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
-        """Called by the event loop: something was taken."""
-        self._untaken = 0
+        """Called by the event loop: the client has read something."""
+        self._unread = 0
         super().resume_writing()
 
     def on_message_begin(self) -> None:
-        """Called by the parser; another request may have ended in the same piece."""
+        """Called by the parser. Another request may have ended in the same chunk."""
         self._part = "headers"
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
         self._part = "body"
-        self._stop_alarm()
+        self._stop_arrival_timer()
         super().on_headers_complete()
-        self._asked = [*(cycle for cycle in self._asked if not cycle.response_complete), self.cycle]
-        if len(self.pipeline) > AHEAD:
-            raise ValueError  # the parser ends, and `send_400_response` is called
+        self._open_cycles = [*(cycle for cycle in self._open_cycles if not cycle.response_complete), self.cycle]
+        if len(self.pipeline) > MAX_PIPELINED:
+            raise ValueError  # stops the parser, which calls `send_400_response`
 
     def on_message_complete(self) -> None:
-        """Called by the parser; another request may follow."""
-        self._head, self._part, self._ended = 0, None, True
-        self._stop_alarm()
+        """Called by the parser. Another request may follow."""
+        self._head_bytes, self._part, self._ended = 0, None, True
+        self._stop_arrival_timer()
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -84,63 +85,64 @@ class Protocol(HttpToolsProtocol):
         self._ended = False
         if self._part is None:
             self._part = "headers"  # or an empty line before them
-            self._stop_alarm()
+            self._stop_arrival_timer()
         super().data_received(data)
         if self._part is None or self.transport.is_closing():
             return
         if self._part == "headers" and not self._ended:
-            self._head += len(data)
-            if self._head > MOST:
-                self.send_400_response(f"more than {MOST:,} bytes of headers")
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self.send_400_response(f"more than {MAX_HEAD:,} bytes of headers")
                 return
-        if self._alarm is None:  # most requests come in one piece and need none
-            self._set_alarm()
+        if self._arrival_timer is None:  # most requests arrive in one chunk and need no timer
+            self._start_arrival_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Ends the connection."""
-        super().send_400_response(msg if len(self.pipeline) <= AHEAD else f"more than {AHEAD} requests at once")
+        """Send an error and close the connection."""
+        too_many = len(self.pipeline) > MAX_PIPELINED
+        super().send_400_response(f"more than {MAX_PIPELINED} requests at once" if too_many else msg)
 
-    def _set_alarm(self) -> None:
-        self._alarm = self.loop.call_later(self._arrival, self._late)
+    def _start_arrival_timer(self) -> None:
+        self._arrival_timer = self.loop.call_later(self._arrival, self._on_arrival_timeout)
 
-    def _stop_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _stop_arrival_timer(self) -> None:
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
 
-    def _late(self) -> None:
-        """What should have come did not."""
-        self._alarm = None
+    def _on_arrival_timeout(self) -> None:
+        self._arrival_timer = None
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:  # it may have come: nobody looks, as requests before it are being answered
-            self._set_alarm()
+        if self.flow.read_paused:  # the data may be in the socket: reading is paused during earlier responses
+            self._start_arrival_timer()
             return
         if self._part == "headers" and (self.cycle is None or self.cycle.response_complete):
-            message = f"the line and headers of the request did not come within {self._arrival:g} seconds"
-            self.transport.write(_answer(Refusal(408, message, code="request_timeout")))
-        # Closes at once, or behind the answer that is under way. Who waits for a body answers for itself (`gate.py`).
+            message = f"the request line and headers did not arrive within {self._arrival:g} seconds"
+            self.transport.write(_response(Refusal(408, message, code="request_timeout")))
+        # Closes now, or after the response in progress. `limits.py` sends its own 408 while it waits for a body.
         self.shutdown()
 
-    def _look_later(self) -> None:
-        self._look = self.loop.call_later(self._arrival, self._look_whether_taken)
+    def _start_read_timer(self) -> None:
+        self._read_timer = self.loop.call_later(self._arrival, self._check_reading)
 
-    def _look_whether_taken(self) -> None:
-        """Ends a connection on which an answer waits that nobody takes. It could not be closed: that waits, too.
+    def _check_reading(self) -> None:
+        """Abort the connection if the client has read nothing since the last check. Closing it would wait, too.
 
-        While writing is paused, or the connection closes, nothing is added: what waits gets less, or nobody reads.
+        Nothing is added to the write buffer while writing is paused or the connection is closing. An unchanged size
+        therefore means that the client reads nothing.
         """
         closing = self.transport.is_closing()
-        untaken = self.transport.get_write_buffer_size() if closing or self.flow.write_paused else 0
-        if untaken and untaken == self._untaken:
+        unread = self.transport.get_write_buffer_size() if closing or self.flow.write_paused else 0
+        if unread and unread == self._unread:
             self.transport.abort()
             return
-        self._untaken = untaken
-        self._look_later()
+        self._unread = unread
+        self._start_read_timer()
 
 
-def _answer(refusal: Refusal) -> bytes:
-    """A refusal as it is sent where no application has begun to answer."""
+def _response(refusal: Refusal) -> bytes:
+    """Return a refusal as raw HTTP, for requests that have not reached the application."""
     content = json.dumps(refusal.tree).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
     return STATUS_LINE[refusal.status] + head.encode() + content

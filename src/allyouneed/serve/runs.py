@@ -1,7 +1,7 @@
-"""`/runs`: the runs of a folder and their learning curves, while they are being written.
+"""`/runs`: the training runs of a folder and their learning curves, while they are being written.
 
-Names are single parts of a path below that folder, and links are not followed: nothing else can be read by them. Of a
-log only whole lines count, and what is no line of a log is passed over: a curve is shown, not a folder judged.
+A run name is a single path component below that folder, and symlinks are not followed, so no other file can be read.
+Only complete lines of a log count, and malformed ones are skipped: this shows curves, it does not validate runs.
 """
 
 import json
@@ -17,20 +17,20 @@ from fastapi import Path as PathPart
 from pydantic import BaseModel
 
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.errors import Refusal, described
+from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
-from allyouneed.serve.thread_pool import ThreadPool, as_answer
+from allyouneed.serve.thread_pool import ThreadPool, json_response
 
-POINTS = 2_000  # of a curve
-RUNS = 500  # that are listed, the newest
-TAIL = 64 << 10  # bytes at the end of a log that say how far a run is
-LARGEST = 256 << 20  # bytes of a log
-RECIPE = 200_000  # characters
+MAX_POINTS = 2_000  # of a curve
+MAX_RUNS = 500  # in the list, newest first
+TAIL = 64 << 10  # bytes at the end of a log from which progress is read
+MAX_LOG = 256 << 20  # bytes
+MAX_RECIPE = 200_000  # bytes
 Record = dict[str, Any]
 
 
 class RunInfo(BaseModel):
-    """How far a run is."""
+    """The progress of a run."""
 
     name: str
     finished: bool
@@ -51,42 +51,42 @@ class RunLog(BaseModel):
 
 
 def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
-    """Runs and their logs."""
+    """Return the endpoints of runs and their logs."""
     routes = APIRouter(tags=["runs"])
-    room, folder = ThreadPool(config), Path(config.runs)
+    pool, folder = ThreadPool(config), Path(config.runs)
 
-    @routes.get("/runs", responses={200: {"model": list[RunInfo]}, **described(401, 429, 500, 503)})
+    @routes.get("/runs", responses={200: {"model": list[RunInfo]}, **error_responses(401, 429, 500, 503)})
     async def runs() -> Response:
-        """All runs, those that changed last first."""
-        return as_answer([one.model_dump() for one in await room.work(list_runs, folder)])
+        """List all runs, the most recently changed first."""
+        return json_response([one.model_dump() for one in await pool.run(list_runs, folder)])
 
-    @routes.get("/runs/{name}", responses={200: {"model": RunLog}, **described(400, 401, 404, 429, 500, 503)})
+    @routes.get("/runs/{name}", responses={200: {"model": RunLog}, **error_responses(400, 401, 404, 429, 500, 503)})
     async def run(
         name: Annotated[str, PathPart(max_length=255)],
-        after: Annotated[int, Query(ge=-1, le=1 << 60, description="only records of later steps")] = -1,
+        after: Annotated[int, Query(ge=-1, le=1 << 60, description="return only records of later steps")] = -1,
     ) -> Response:
-        """The curves of a run."""
-        found = await room.work(read_run, folder, name, after)
+        """Return the curves of a run."""
+        found = await pool.run(read_run, folder, name, after)
         if found is None:
             raise Refusal(404, f"runs: there is no run {name!r}", param="name")
-        return as_answer(found.model_dump())
+        return json_response(found.model_dump())
 
     return routes
 
 
 def list_runs(folder: Path) -> list[RunInfo]:
-    """The runs of a folder, those that changed last first."""
+    """Return the runs of a folder, the most recently changed first."""
     found = []
     for path in _run_folders(folder):
         log = path / "log.jsonl"
         try:
             changed = log.stat(follow_symlinks=False).st_mtime
             last = list(_records(_tail(log)))
-        except OSError:  # it went away while we looked
+        except OSError:  # deleted meanwhile
             continue
         found.append((changed, path, last))
     found.sort(key=lambda one: -one[0])
-    return [_info(path, changed, records) for changed, path, records in found[:RUNS]]
+    return [_info(path, changed, records) for changed, path, records in found[:MAX_RUNS]]
 
 
 def _info(path: Path, changed: float, records: list[Record]) -> RunInfo:
@@ -105,13 +105,13 @@ def _info(path: Path, changed: float, records: list[Record]) -> RunInfo:
 
 
 def read_run(folder: Path, name: str, after: int = -1) -> RunLog | None:
-    """The curves of one run, thinned; None: there is no such run."""
+    """Return the thinned curves of a run, or None if there is no such run."""
     path = next((path for path in _run_folders(folder) if path.name == name), None)
     if path is None:
         return None
     try:
         with _open(path / "log.jsonl") as file:
-            records = [one for one in _records(file.read(LARGEST)) if _step(one) > after]
+            records = [one for one in _records(file.read(MAX_LOG)) if _step(one) > after]
     except OSError:
         return None
     by_kind = {kind: [one for one in records if one.get("kind") == kind] for kind in ("step", "evaluation", "end")}
@@ -124,15 +124,15 @@ def read_run(folder: Path, name: str, after: int = -1) -> RunLog | None:
     )
 
 
-def thinned(records: list[Record], most: int = POINTS) -> list[Record]:
-    """At most so many, evenly spread, the first and the last among them."""
+def thinned(records: list[Record], most: int = MAX_POINTS) -> list[Record]:
+    """Return at most `most` evenly spaced records, including the first and the last."""
     if len(records) <= most:
         return records
     return [records[round(place * (len(records) - 1) / (most - 1))] for place in range(most)]
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """Folders right below, with a log: none of them a link."""
+    """Yield the subfolders with a log. Symlinks are skipped."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
@@ -157,9 +157,9 @@ def _tail(path: Path) -> bytes:
 
 
 def _records(data: bytes) -> Iterator[Record]:
-    for line in data.split(b"\n")[:-1]:  # what follows the last LF is being written
+    for line in data.split(b"\n")[:-1]:  # the text after the last newline is still being written
         try:
-            record = json.loads(line, parse_constant=lambda name: None)  # what is no number is null
+            record = json.loads(line, parse_constant=lambda name: None)  # NaN and Infinity become null
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
@@ -174,14 +174,14 @@ def _step(record: Record) -> int:
 def _recipe(path: Path) -> str:
     try:
         with _open(path / "recipe.toml") as file:
-            data: bytes = file.read(RECIPE)
+            data: bytes = file.read(MAX_RECIPE)
     except OSError:
         return ""
     return data.decode("utf-8", "replace")
 
 
 def _fraction(recipe: str, record: Record) -> float | None:
-    """How much of the budget is spent."""
+    """Return the fraction of the budget that is spent, or None if it is unknown."""
     try:
         budget = tomllib.loads(recipe)["train"]["budget"]
         ((name, most),) = budget.items()

@@ -1,7 +1,6 @@
-"""Work that takes a while and is no decoding: maps, programs, logs. In threads, a few at a time, not in the event loop.
+"""Slow work other than decoding, such as maps, programs and logs: it runs in a few threads, not in the event loop.
 
-Whoever comes when too many wait is refused at once, and whoever has waited too long is told so; what a user did wrong
-is an answer, not a failure.
+Requests beyond the queue limit are refused at once, and those that wait too long time out. A UserError becomes a 400.
 """
 
 import asyncio
@@ -20,25 +19,25 @@ Result = TypeVar("Result")
 
 
 class ThreadPool:
-    """`config.workers` threads at a time; `config.queue` may wait for them."""
+    """At most `config.workers` concurrent threads, with a queue of `config.queue` calls."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
         self._free = asyncio.Semaphore(config.workers)
-        self._waiting = 0
+        self._queued = 0
 
-    async def work(self, call: Callable[..., Result], *values: Any) -> Result:
-        """The result of a call in another thread. A UserError is refused with 400."""
-        if self._waiting >= self.config.queue:
-            raise Refusal(429, "too many requests wait already; try again in a moment", retry=1)
-        self._waiting += 1
+    async def run(self, call: Callable[..., Result], *values: Any) -> Result:
+        """Return the result of a call in another thread. Refuse with 400 on a UserError."""
+        if self._queued >= self.config.queue:
+            raise Refusal(429, "the queue is full; try again in a moment", retry=1)
+        self._queued += 1
         try:
             async with asyncio.timeout(self.config.deadline):
                 await self._free.acquire()
         except TimeoutError:
-            raise Refusal(503, f"waited {self.config.deadline:.0f} seconds for a free place", retry=5) from None
+            raise Refusal(503, f"no thread became free within {self.config.deadline:.0f} seconds", retry=5) from None
         finally:
-            self._waiting -= 1
+            self._queued -= 1
         try:
             return await run_in_threadpool(call, *values)
         except UserError as error:
@@ -47,6 +46,6 @@ class ThreadPool:
             self._free.release()
 
 
-def as_answer(data: Any) -> Response:
-    """Plain values as JSON, everything beyond ASCII escaped: texts may hold what UTF-8 cannot."""
+def json_response(data: Any) -> Response:
+    """Return plain values as JSON, with non-ASCII characters escaped: texts may hold what UTF-8 cannot encode."""
     return Response(json.dumps(data, allow_nan=False), media_type="application/json")

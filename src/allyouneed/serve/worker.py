@@ -1,10 +1,10 @@
-"""What waits for an engine, and the threads that work on it.
+"""The request queue of an engine, and the base class of its worker threads.
 
-The event loop hands in tickets and hears of tokens; it never waits for a worker, nor a worker for a reader: what a slow
-reader has not taken yet is at most one answer. Whoever stops waiting (a hang-up, a deadline) cancels the ticket.
+The event loop enqueues requests and receives their events. It never blocks on a worker, and a worker never blocks on a
+client: at most one response is buffered for a slow reader. A disconnect or a deadline marks a request as cancelled.
 
-A ticket's rows may be in several hands. So it is counted down where its events arrive, in its event loop: whoever is
-told that all is done has heard everything before.
+Several workers may process the rows of one request. Its remaining rows are therefore counted in its event loop, where
+events arrive in order: "done" always follows all other events.
 """
 
 import asyncio
@@ -23,180 +23,186 @@ from allyouneed.errors import UserError
 from allyouneed.serve.errors import Refusal
 
 log = logging.getLogger(__name__)
-Asked = TypeVar("Asked")  # a row, or the number of an item
+Unit = TypeVar("Unit")  # a row, or the index of an item
 
 
 @dataclass(frozen=True)
-class Work:
-    """Something that is done for many items at once: equal keys may run together."""
+class BatchOperation:
+    """A function of many items. Items of operations with equal keys may share a batch."""
 
     key: Hashable
     run: Callable[[Sequence[Any]], Sequence[Any]]
-    rows: int = 1  # of a batch that one item needs
+    rows: int = 1  # rows of a batch that one item occupies
 
 
-class Ticket:
-    """What one request waits for: the tokens of its rows, or the results of its items.
+class PendingRequest:
+    """A request in the engine: it waits for the tokens of its rows, or for the results of its items.
 
-    Who is patient is not woken before everything is there, and hears of the last token of a row only: the row has all.
+    `wait_for_all`: wake the client once, on completion, with the last token of each row only. The row holds them all.
     """
 
     def __init__(
-        self, rows: Sequence[Row] = (), work: Work | None = None, items: Sequence[Any] = (), patient: bool = True
+        self,
+        rows: Sequence[Row] = (),
+        operation: BatchOperation | None = None,
+        items: Sequence[Any] = (),
+        wait_for_all: bool = True,
     ) -> None:
-        self.rows, self.work, self.items, self.patient = list(rows), work, list(items), patient
+        self.rows, self.operation, self.items, self.wait_for_all = list(rows), operation, list(items), wait_for_all
         self.results: list[Any] = [None] * len(self.items)
-        self.left = self.size
+        self.remaining = self.size
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
-        self.events: list[Said | Refusal | None] = []  # that were not taken yet; None: all is done
-        self.news = asyncio.Event()
+        self.events: list[Said | Refusal | None] = []  # not consumed yet; None means done
+        self.has_events = asyncio.Event()
 
     @property
     def size(self) -> int:
-        """How much of the queue it takes."""
+        """Number of queue entries that it occupies."""
         return len(self.rows) + len(self.items)
 
 
 Event = Said | Refusal | None  # None: an item is done
 
 
-class Waiting:
-    """What waits. It is changed with its lock only."""
+class RequestQueue:
+    """Rows and items that wait for a worker. Hold `changed` while modifying it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.rows: deque[tuple[Ticket, Row]] = deque()
-        self.items: dict[Ticket, list[int]] = {}  # whose turn is next comes first
+        self.rows: deque[tuple[PendingRequest, Row]] = deque()
+        self.items: dict[PendingRequest, list[int]] = {}  # in the order in which requests are served
         self.closed = False
 
     def __len__(self) -> int:
         return len(self.rows) + sum(map(len, self.items.values()))
 
-    def add(self, ticket: Ticket) -> None:
-        """All that a request asks for."""
-        self.rows.extend((ticket, row) for row in ticket.rows)
-        if ticket.items:
-            self.items[ticket] = list(range(len(ticket.items)))
+    def add(self, request: PendingRequest) -> None:
+        """Enqueue all rows and items of a request."""
+        self.rows.extend((request, row) for row in request.rows)
+        if request.items:
+            self.items[request] = list(range(len(request.items)))
         self.changed.notify_all()
 
-    def forget_cancelled(self) -> None:
-        """Whoever went away makes room for others."""
-        if any(ticket.cancelled for ticket in self._tickets()):
-            self.rows = deque(one for one in self.rows if not one[0].cancelled)
-            self.items = {ticket: items for ticket, items in self.items.items() if not ticket.cancelled}
+    def drop_cancelled(self) -> None:
+        """Remove the entries of cancelled requests."""
+        if any(request.cancelled for request in self._requests()):
+            self.rows = deque(entry for entry in self.rows if not entry[0].cancelled)
+            self.items = {request: items for request, items in self.items.items() if not request.cancelled}
 
-    def close(self) -> set[Ticket]:
-        """Nothing is taken any more; whoever waited."""
-        left = self._tickets()
+    def close(self) -> set[PendingRequest]:
+        """Accept no more requests, and return those that were still waiting."""
+        left = self._requests()
         self.rows, self.items, self.closed = deque(), {}, True
         self.changed.notify_all()
         return left
 
-    def _tickets(self) -> set[Ticket]:
-        return {*(ticket for ticket, _ in self.rows), *self.items}
+    def _requests(self) -> set[PendingRequest]:
+        return {*(request for request, _ in self.rows), *self.items}
 
 
 class Worker(ABC):
-    """A thread: it waits until there is something to do, does a round of it, and tells whoever waited."""
+    """A thread that waits for work, processes one round of it, and delivers the events of that round."""
 
-    def __init__(self, name: str, waiting: Waiting, threads: int) -> None:
-        self.name, self.waiting = name, waiting
-        self._threads = threads  # torch's own, at the beginning
-        self._heard: list[tuple[Ticket, Event]] = []
+    def __init__(self, name: str, queue: RequestQueue, threads: int) -> None:
+        self.name, self.queue = name, queue
+        self._threads = threads  # torch's intra-op threads at the start
+        self._events: list[tuple[PendingRequest, Event]] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
-        """Waits for its end, which comes after the queue was closed."""
+        """Wait for the thread to end. Close the queue first."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # a setting of the calling thread, or else the one that was made last
+        torch.set_num_threads(self._threads)  # per calling thread; otherwise inherited from whichever call came last
         while True:
-            with self.waiting.changed:
-                self.waiting.changed.wait_for(lambda: self.waiting.closed or self.has_work())
-                if self.waiting.closed:
+            with self.queue.changed:
+                self.queue.changed.wait_for(lambda: self.queue.closed or self.has_work())
+                if self.queue.closed:
                     break
-                self.waiting.forget_cancelled()
+                self.queue.drop_cancelled()
             try:
                 self.work()
-            except Exception as error:  # no request may take the worker with it
+            except Exception as error:  # a request must not end the worker
                 log.exception("%s", self.name)
                 self.refuse(refusal_of(error))
-            self.tell()
+            self.flush()
         self.refuse(closing())
-        self.tell()
+        self.flush()
 
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether there is something to do, asked with the lock."""
+        """Return True if there is something to do. Called with the lock held."""
 
     @abstractmethod
     def work(self) -> None:
-        """Some of it."""
+        """Process one round of work."""
 
     @abstractmethod
     def refuse(self, refusal: Refusal) -> None:
-        """Whatever it has in its hands is given up."""
+        """Abandon everything in progress, with this refusal."""
 
-    def together(
-        self, asked: Sequence[tuple[Ticket, Asked]], run: Callable[[Sequence[tuple[Ticket, Asked]]], None]
+    def run_batch(
+        self,
+        units: Sequence[tuple[PendingRequest, Unit]],
+        run: Callable[[Sequence[tuple[PendingRequest, Unit]]], None],
     ) -> None:
-        """All at once; if that fails, one of them may be to blame: alone, each answers for itself."""
+        """Run all units as one batch. If that fails, run each alone, so that only the failing ones are refused."""
         try:
-            run(asked)
+            run(units)
         except Exception:
-            for one in asked:
+            for unit in units:
                 try:
-                    run([one])
+                    run([unit])
                 except Exception as error:
-                    self.hear(one[0], refusal_of(error))
+                    self.emit(unit[0], refusal_of(error))
 
-    def hear(self, ticket: Ticket, event: Event) -> None:
-        """Something to tell."""
-        self._heard.append((ticket, event))
+    def emit(self, request: PendingRequest, event: Event) -> None:
+        """Buffer an event until the next `flush`."""
+        self._events.append((request, event))
 
-    def tell(self) -> None:
-        """Hands over what was heard."""
-        if self._heard:
-            heard, self._heard = self._heard, []
-            deliver(heard)
+    def flush(self) -> None:
+        """Deliver the buffered events."""
+        if self._events:
+            events, self._events = self._events, []
+            deliver(events)
 
 
-def deliver(heard: Sequence[tuple[Ticket, Event]]) -> None:
-    """From any thread; one call for each event loop, usually the only one."""
-    for loop in {ticket.loop for ticket, _ in heard}:
-        mine = [(ticket, event) for ticket, event in heard if ticket.loop is loop]
+def deliver(events: Sequence[tuple[PendingRequest, Event]]) -> None:
+    """Pass events to their event loops, from any thread: one call per loop, and usually there is one loop."""
+    for loop in {request.loop for request, _ in events}:
+        own = [(request, event) for request, event in events if request.loop is loop]
         try:
-            loop.call_soon_threadsafe(_arrive, mine)
-        except RuntimeError:  # the loop has ended, and with it whoever waited
+            loop.call_soon_threadsafe(_receive, own)
+        except RuntimeError:  # the loop has ended, and its requests with it
             continue
 
 
-def _arrive(heard: Iterable[tuple[Ticket, Event]]) -> None:
-    for ticket, event in heard:
+def _receive(events: Iterable[tuple[PendingRequest, Event]]) -> None:
+    for request, event in events:
         if event is not None:
-            ticket.events.append(event)
+            request.events.append(event)
         if event is None or (isinstance(event, Said) and event.end is not None):
-            ticket.left -= 1
-            if not ticket.left:
-                ticket.events.append(None)
-        if not ticket.patient or not ticket.left or isinstance(event, Refusal):
-            ticket.news.set()
+            request.remaining -= 1
+            if not request.remaining:
+                request.events.append(None)
+        if not request.wait_for_all or not request.remaining or isinstance(event, Refusal):
+            request.has_events.set()
 
 
 def closing() -> Refusal:
-    """What is said while the server shuts down."""
+    """Return the refusal for requests that arrive while the server shuts down."""
     return Refusal(503, "the server is shutting down", code="shutting_down", retry=5)
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What a client is told of an exception in the engine."""
+    """Return the refusal for an exception in the engine."""
     if isinstance(error, UserError):
         return Refusal(400, str(error))
     log.error("a request failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Full queues, deadlines, hang-ups, slow readers, and the end of a server."""
+"""Full queues, deadlines, disconnects, slow readers, and the shutdown of a server."""
 
 import http.client
 import json
@@ -16,29 +16,29 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from serve_folders import running, slow_down, speaker
+from serve_folders import language_model, running, slow_down
 
 from allyouneed.serve.backend import Backend
 
 pytestmark = pytest.mark.no_shapes
 
-# Greedy: this random model then goes on for as long as it may.
+# Greedy: this random model then generates until its limit.
 LONG = {"model": "speaker", "prompt": "to be", "max_tokens": 1024, "temperature": 0}
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.01)
 
 
 def running_rows(backend: Backend) -> int:
-    return backend.engines["speaker"].lanes.rows()
+    return backend.engines["speaker"].decode_workers.rows()
 
 
-def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.socket:
-    """A request whose answer nobody reads yet."""
+def send(url: str, body: dict[str, Any], size: int | None = None) -> socket.socket:
+    """Send a request and return its connection without reading the response."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.socket()
     if size is not None:
@@ -54,15 +54,15 @@ def begin(url: str, body: dict[str, Any], size: int | None = None) -> socket.soc
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that needs its time for a step, as large ones do."""
+    """A model with slow steps, like those of a large one."""
     slow_down(monkeypatch, 0.01)
 
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("stream", [False, True])
-def test_rows_of_those_who_hang_up_leave_the_batch(folders: list[Path], stream: bool) -> None:
+def test_rows_of_disconnected_clients_leave_the_batch(folders: list[Path], stream: bool) -> None:
     with running(folders[3:4]) as (url, backend):
-        one, two = (begin(url, {**LONG, "stream": stream}) for _ in range(2))
+        one, two = (send(url, {**LONG, "stream": stream}) for _ in range(2))
         until(lambda: running_rows(backend) == 2)
         one.close()
         until(lambda: running_rows(backend) == 1)
@@ -71,34 +71,34 @@ def test_rows_of_those_who_hang_up_leave_the_batch(folders: list[Path], stream: 
 
 
 @pytest.mark.usefixtures("slow")
-def test_rows_are_shared_out_to_all_lanes(folders: list[Path]) -> None:
+def test_rows_are_divided_among_all_decode_workers(folders: list[Path]) -> None:
     with running(folders[3:4], batch=7) as (url, backend):
-        lanes = backend.engines["speaker"].lanes
-        waiting = [begin(url, {**LONG, "n": 2})]
-        until(lambda: [len(lane.owner) for lane in lanes.all] == [1, 1])
-        waiting += [begin(url, {**LONG, "n": 3}) for _ in range(2)]
-        until(lambda: [len(lane.owner) for lane in lanes.all] == [4, 3])
+        workers = backend.engines["speaker"].decode_workers.workers
+        waiting = [send(url, {**LONG, "n": 2})]
+        until(lambda: [len(worker.owner) for worker in workers] == [1, 1])
+        waiting += [send(url, {**LONG, "n": 3}) for _ in range(2)]
+        until(lambda: [len(worker.owner) for worker in workers] == [4, 3])
         waiting[0].close()
-        until(lambda: running_rows(backend) == 6 and not len(backend.engines["speaker"].waiting))
+        until(lambda: running_rows(backend) == 6 and not len(backend.engines["speaker"].queue))
         for connection in waiting[1:]:
             connection.close()
         until(lambda: running_rows(backend) == 0)
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(folders: list[Path]) -> None:
+def test_a_full_queue_refuses_at_once_with_retry_after(folders: list[Path]) -> None:
     with running(folders[3:4], batch=1, queue=2) as (url, backend):
-        waiting = [begin(url, LONG)]
+        waiting = [send(url, LONG)]
         until(lambda: running_rows(backend) == 1)
-        waiting += [begin(url, LONG) for _ in range(2)]
-        until(lambda: len(backend.engines["speaker"].waiting) == 2)
+        waiting += [send(url, LONG) for _ in range(2)]
+        until(lambda: len(backend.engines["speaker"].queue) == 2)
         for stream in (False, True):
             found = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": stream})
             assert found.status_code == 429
             assert found.json()["error"]["code"] == "queue_full"
             assert int(found.headers["retry-after"]) >= 1
         assert httpx.get(f"{url}/health").status_code == 200
-        assert len(backend.engines["speaker"].waiting) == 2  # long before those who wait are served
+        assert len(backend.engines["speaker"].queue) == 2  # refused long before the queued requests are served
         for connection in waiting:
             connection.close()
         until(lambda: backend.active == 0)
@@ -117,8 +117,8 @@ def test_deadlines(folders: list[Path]) -> None:
         until(lambda: running_rows(backend) == 0)
 
 
-def test_one_bad_row_does_not_spoil_its_neighbours(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model may find only while decoding that it cannot go on with some row."""
+def test_a_failing_row_does_not_affect_its_batch(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may fail on a row in the middle of decoding."""
     from allyouneed.errors import DataError
     from allyouneed.models.decoder import Decoder
 
@@ -135,10 +135,10 @@ def test_one_bad_row_does_not_spoil_its_neighbours(folders: list[Path], monkeypa
     with running(folders[3:4]) as (url, _):
         found: dict[int, httpx.Response] = {}
 
-        def ask(length: int) -> None:
+        def post(length: int) -> None:
             found[length] = httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": length})
 
-        threads = [threading.Thread(target=ask, args=(length,)) for length in (10, 20, 100)]
+        threads = [threading.Thread(target=post, args=(length,)) for length in (10, 20, 100)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -148,7 +148,7 @@ def test_one_bad_row_does_not_spoil_its_neighbours(folders: list[Path], monkeypa
 
 
 def test_a_completion_ends_at_the_last_position_of_a_model(tmp_path: Path) -> None:
-    folder = speaker(tmp_path, kind="bytes", positions={"type": "learned", "max_length": 64})
+    folder = language_model(tmp_path, kind="bytes", positions={"type": "learned", "max_length": 64})
     with running([folder]) as (url, _):
         for stream in (False, True):
             body = {**LONG, "max_tokens": 100, "stream": stream, "stream_options": None}
@@ -157,7 +157,7 @@ def test_a_completion_ends_at_the_last_position_of_a_model(tmp_path: Path) -> No
             assert '"finish_reason":"length"' in found.text
             assert '"error"' not in found.text
         usage = httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 100}).json()["usage"]
-        assert usage["prompt_tokens"] + usage["completion_tokens"] == 64  # the last one takes the place of BOS
+        assert usage["prompt_tokens"] + usage["completion_tokens"] == 64  # the last token replaces BOS in the count
         refused = httpx.post(f"{url}/v1/completions", json={**LONG, "prompt": "a" * 64})
         assert refused.status_code == 400
         assert "positions end at 64" in refused.json()["error"]["message"]
@@ -165,20 +165,20 @@ def test_a_completion_ends_at_the_last_position_of_a_model(tmp_path: Path) -> No
         assert shown.status_code == 200, shown.text
 
 
-def test_slow_readers_keep_nobody_waiting(folders: list[Path]) -> None:
+def test_slow_readers_do_not_delay_others(folders: list[Path]) -> None:
     with running(folders[3:4]) as (url, backend):
         body = {**LONG, "max_tokens": 150, "stream": True, "logprobs": 5, "n": 4}
-        lazy = [begin(url, body, size=2048) for _ in range(3)]
+        idle = [send(url, body, size=2048) for _ in range(3)]
         until(lambda: backend.active == 3)
         assert httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
-        until(lambda: running_rows(backend) == 0)  # decoded to the end, though nobody has read it
+        until(lambda: running_rows(backend) == 0)  # decoded to the end, although nothing was read
         whole = b""
-        while piece := lazy[0].recv(1 << 16):
+        while piece := idle[0].recv(1 << 16):
             whole += piece
             if b"[DONE]" in piece:
                 break
         assert b"[DONE]" in whole
-        for connection in lazy:
+        for connection in idle:
             connection.close()
         until(lambda: backend.active == 0)
 
@@ -197,7 +197,7 @@ def test_an_engine_survives_a_bug(folders: list[Path], monkeypatch: pytest.Monke
 
 @contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
-    """`allyouneed serve` as people start it, and where it listens."""
+    """Start `allyouneed serve` as a process, and yield it with its address."""
     command = [sys.executable, "-m", "allyouneed", "serve", *arguments, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -210,14 +210,14 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]
 
 def test_sigterm_lets_running_requests_finish(folders: list[Path]) -> None:
     with process(str(folders[3]), f"other={folders[0]}", "--limit", "drain=60") as (server, host, port):
-        end_in_order(server, host, port)
+        stop_gracefully(server, host, port)
 
 
-def test_a_second_signal_ends_it_at_once_and_quietly(folders: list[Path]) -> None:
+def test_a_second_signal_stops_the_server_at_once_and_quietly(folders: list[Path]) -> None:
     with process(str(folders[3]), "--limit", "max_tokens=1000000") as (server, host, port):
         url = f"http://{host}:{port}"
-        running = [begin(url, {**LONG, "max_tokens": 1_000_000, "stream": stream}) for stream in (False, True)]
-        running[1].recv(100)  # it streams
+        running = [send(url, {**LONG, "max_tokens": 1_000_000, "stream": stream}) for stream in (False, True)]
+        running[1].recv(100)  # streaming has started
         server.send_signal(signal.SIGINT)
         until(lambda: httpx.get(f"{url}/health").status_code == 503)
         server.send_signal(signal.SIGINT)
@@ -227,30 +227,30 @@ def test_a_second_signal_ends_it_at_once_and_quietly(folders: list[Path]) -> Non
             connection.close()
 
 
-def end_in_order(server: subprocess.Popen[str], host: str, port: int) -> None:
+def stop_gracefully(server: subprocess.Popen[str], host: str, port: int) -> None:
     statuses: Counter[str] = Counter()
-    begun: list[int] = []
-    said: list[str] = []
+    started: list[int] = []
+    last_lines: list[str] = []
 
-    def ask() -> None:
+    def stream() -> None:
         connection = http.client.HTTPConnection(host, port, timeout=90)
         body = json.dumps({**LONG, "n": 8, "seed": 1, "stream": True})
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        begun.append(answer.status)
+        started.append(answer.status)
         text = answer.read().decode()
         connection.close()
         statuses[f"{answer.status}"] += 1
-        said.append(text.rstrip().rpartition("\n")[2])
+        last_lines.append(text.rstrip().rpartition("\n")[2])
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
+    threads = [threading.Thread(target=stream) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: len(begun) == 3, 60)
+    until(lambda: len(started) == 3, 60)
     server.send_signal(signal.SIGTERM)
     late = http.client.HTTPConnection(host, port, timeout=90)
     status, body = 200, b"{}"
-    while status == 200:  # the signal takes its way
+    while status == 200:  # until the signal has arrived
         late.request("GET", "/health")
         answer = late.getresponse()
         status, body = answer.status, answer.read()
@@ -264,11 +264,11 @@ def end_in_order(server: subprocess.Popen[str], host: str, port: int) -> None:
         thread.join()
     assert server.wait(timeout=60) == 0
     assert statuses == {"200": 3}
-    assert said == ["data: [DONE]"] * 3
+    assert last_lines == ["data: [DONE]"] * 3
     assert server.communicate() == ("", "")
 
 
-def test_a_server_that_cannot_listen_says_so(folders: list[Path]) -> None:
+def test_a_taken_port_is_reported(folders: list[Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "allyouneed", "serve", str(folders[0]), "--port", port]

@@ -1,8 +1,8 @@
-"""A server process: it listens, and on SIGTERM or Ctrl-C it ends in order.
+"""The server process: it listens, and shuts down gracefully on SIGTERM or Ctrl-C.
 
-    new requests are answered with 503;  running ones finish, for at most `drain` seconds;  exit status 0
+    new requests get a 503;  running ones finish within `drain` seconds;  exit status 0
 
-A second signal ends it at once.
+A second signal stops it at once.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
 
 POLL = 0.05  # seconds
-LAST_WORDS = 2  # seconds in which answers that were cut off may still be sent
+SHUTDOWN_TIMEOUT = 2  # seconds to send the responses of requests that were aborted
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but a signal first lets running requests finish while others are told to go elsewhere."""
+    """uvicorn's server, except that the first signal drains it: running requests finish, new ones are refused."""
 
     def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
         super().__init__(config)
         self.backend = backend
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end."""
+        """Start draining on the first signal, and exit at once on the second."""
         if self.backend.draining:
             self.should_exit = self.force_exit = True
-            # What is torn apart now complains, with a traceback each: nothing that whoever wants the end should read.
+            # Every aborted request would log a traceback, which is noise after a forced exit.
             logging.getLogger("uvicorn.error").disabled = True
         self.backend.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second; True ends the server."""
+        """Called ten times a second. Return True to stop the server."""
         if self.backend.draining and not self.should_exit:
             await self._drain()
             self.should_exit = True
@@ -54,43 +54,43 @@ class Server(uvicorn.Server):
         while self.backend.active and loop.time() < until and not self.force_exit:
             await asyncio.sleep(POLL)
         if self.backend.active:
-            await asyncio.to_thread(self.backend.close)  # whoever still waits is told so
+            await asyncio.to_thread(self.backend.close)  # refuses the requests in progress
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """The socket to listen on."""
+    """Return the listening socket."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
-        listener.listen(2048)  # whoever comes before the first answer waits
+        listener.listen(2048)  # connections made before the server is ready wait in the backlog
     except OSError as error:
         raise ConfigError(f"{config.host}:{config.port}: cannot listen there: {error.strerror or error}") from None
     return listener
 
 
-def settings(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
-    """What uvicorn has to know."""
+def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
+    """Return uvicorn's settings."""
     return uvicorn.Config(
         app,
-        http=partial(Protocol, arrival=config.arrival),  # type: ignore[arg-type]  # it is only called
-        ws="none",  # there is none, and `Protocol` would lose sight of a connection that becomes one
+        http=partial(Protocol, arrival=config.arrival),  # type: ignore[arg-type]  # uvicorn only calls it
+        ws="none",  # no endpoint needs websockets, and `Protocol` could not watch an upgraded connection
         log_config=None,
         access_log=False,
         limit_concurrency=config.connections,
-        timeout_graceful_shutdown=LAST_WORDS,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         server_header=False,
     )
 
 
 def serve(config: ServeConfig, models: dict[str, Served]) -> None:
-    """Serves until a signal comes."""
+    """Serve models until a signal arrives."""
     listener = listen(config)
     app = create_app(config, models)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(name)s: %(message)s")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
-    print(f"serving {names} on http://{shown}:{port} (Ctrl-C ends it)", flush=True)
-    Server(settings(app, config), app.state.backend).run(sockets=[listener])
+    print(f"serving {names} on http://{shown}:{port} (Ctrl-C stops it)", flush=True)
+    Server(uvicorn_config(app, config), app.state.backend).run(sockets=[listener])

@@ -1,0 +1,216 @@
+"""One request for completions, from the ids of its prompts to the parts of its choices."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from allyouneed.decode import SampleConfig
+from allyouneed.decode.base import FIRST_WORD, as_float32
+from allyouneed.decode.running_batch import Row
+from allyouneed.decode.sample import uniforms
+from allyouneed.serve.backend import Backend
+from allyouneed.serve.completion_schema import Choice, Completion, CompletionRequest, Finish, Logprobs, Usage
+from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
+from allyouneed.serve.models import Served
+from allyouneed.serve.worker import BatchOperation
+from allyouneed.text.specials import BOS
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_TOKENS_BEYOND_SOURCE = 50
+TopTokens = list[tuple[int, float]]  # the most probable tokens and their log-probabilities
+
+
+@dataclass
+class CompletionPart:
+    """The next pieces of one choice. The last part of a choice has a `finish`."""
+
+    index: int
+    offset: int = 0  # characters of the choice before this part
+    pieces: list[TextPiece] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class CompletionTask:
+    """Generates the choices of one request."""
+
+    def __init__(self, backend: Backend, served: Served, body: CompletionRequest, ids: list[list[int]]) -> None:
+        self.served, self.body, self.ids = served, body, ids
+        self._engine, self._backend = backend.engines[served.name], backend
+        self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self._generated = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        read = sum(map(len, self.ids))
+        return Usage(prompt_tokens=read, completion_tokens=self._generated, total_tokens=read + self._generated)
+
+    def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> Completion:
+        """Return the response for some parts."""
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self.served.name,
+            choices=[self._choice(part) for part in parts],
+            usage=usage,
+        )
+
+    def _choice(self, part: CompletionPart) -> Choice:
+        texts, offsets = [piece.text for piece in part.pieces], []
+        offset = part.offset
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        logprobs = None
+        if self.body.logprobs is not None:
+            top = [dict(piece.top) for piece in part.pieces] if self.body.logprobs else None
+            values: list[float | None] = [piece.logprob for piece in part.pieces]
+            logprobs = Logprobs(tokens=texts, token_logprobs=values, top_logprobs=top, text_offset=offsets)
+        return Choice(index=part.index, text="".join(texts), logprobs=logprobs, finish_reason=part.finish)
+
+    async def parts(self) -> AsyncGenerator[CompletionPart]:
+        """Yield the parts of all choices as they become final."""
+        n, sent = self.body.n or 1, [0] * (len(self.ids) * (self.body.n or 1))
+        if self.body.echo:
+            for prompt, pieces in enumerate(await self._echoed()):
+                for index in range(prompt * n, (prompt + 1) * n):
+                    yield CompletionPart(index, 0, pieces)
+                    sent[index] = sum(len(piece.text) for piece in pieces)
+        generated = self._generate() if self.served.generates_text else self._classify()
+        async with aclosing(generated):
+            async for part in generated:
+                part.offset = sent[part.index]
+                sent[part.index] += sum(len(piece.text) for piece in part.pieces)
+                yield part
+
+    async def whole(self) -> list[CompletionPart]:
+        """Return all choices, each as one part."""
+        choices: dict[int, CompletionPart] = {}
+        async with aclosing(self.parts()) as parts:
+            async for part in parts:
+                whole = choices.setdefault(part.index, CompletionPart(part.index))
+                whole.pieces += part.pieces
+                whole.finish = part.finish or whole.finish
+        return [choices[index] for index in sorted(choices)]
+
+    async def _generate(self) -> AsyncGenerator[CompletionPart]:
+        body, n = self.body, self.body.n or 1
+        if body.max_tokens == 0:
+            for index in range(len(self.ids) * n):
+                yield CompletionPart(index, finish="length")
+            return
+        rows = self._rows()
+        index_of = {row: index for index, row in enumerate(rows)}
+        by_token = body.stream or body.stops or body.logprobs is not None
+        generated = self._stream(index_of) if by_token else self._generate_whole(index_of)
+        async with aclosing(generated):
+            async for part in generated:
+                yield part
+
+    async def _stream(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
+        """Yield a part for each token."""
+        streams = [TextStream(Detokenizer(self.served.bundle.codec, row.prompt), self.body.stops) for row in index_of]
+        unfinished = set(index_of.values())
+        async with aclosing(self._engine.generate(list(index_of))) as tokens:
+            async for token in tokens:
+                index = index_of[token.row]
+                if index not in unfinished:  # a stop text has ended it
+                    continue
+                stream, pieces = streams[index], []
+                if token.end != "stop":
+                    self._generated += 1
+                    pieces = stream.push(token.token, token.logprob, _with_token(token.token, token.logprob, token.top))
+                if token.end is not None and not stream.stopped:
+                    pieces += stream.finish()
+                finish: Finish | None = "stop" if stream.stopped else token.end
+                if pieces or finish:
+                    yield CompletionPart(index, 0, pieces, finish)
+                if finish is not None:
+                    unfinished.discard(index)
+                if not unfinished:
+                    return
+
+    async def _generate_whole(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
+        """Yield each choice as one part, when no single token is needed."""
+        async with aclosing(self._engine.generate(list(index_of), wait_for_all=True)) as tokens:
+            async for last in tokens:
+                ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
+                self._generated += len(ids)
+                text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
+                yield CompletionPart(index_of[last.row], 0, [TextPiece(text)], last.end)
+
+    def _rows(self) -> list[Row]:
+        body, config = self.body, self._backend.config
+        seed = secrets.randbits(32) if body.seed is None else body.seed
+        rows = []
+        for prompt, ids in enumerate(self.ids):
+            default = len(ids) + MAX_TOKENS_BEYOND_SOURCE if self.served.takes_source else DEFAULT_MAX_TOKENS
+            sampling = SampleConfig(
+                temperature=1.0 if body.temperature is None else body.temperature,
+                top_k=body.top_k,
+                top_p=body.top_p or 1.0,
+                min_p=body.min_p or 0.0,
+                max_length=min(default, config.max_tokens) if body.max_tokens is None else body.max_tokens,
+            )
+            source, start = (ids, []) if self.served.takes_source else (None, ids)
+            for sample in range(body.n or 1):
+                rows.append(Row(start, source, sampling, uniforms(seed, prompt, sample), body.logprobs or 0))
+        return rows
+
+    async def _classify(self) -> AsyncGenerator[CompletionPart]:
+        """Yield the classes of each prompt as one piece."""
+        n = self.body.n or 1
+        search = self._backend.search(self.served, self.served.search)
+        found = await self._engine.run(search, self.body.prompts)
+        for prompt, answers in enumerate(found):
+            for index in range(prompt * n, (prompt + 1) * n):
+                self._generated += len(answers[0].text.split())
+                yield CompletionPart(index, 0, [TextPiece(answers[0].text)], "stop")
+
+    async def _echoed(self) -> list[list[TextPiece]]:
+        """Return the prompts, token by token if log-probabilities are requested."""
+        if self.body.logprobs is None:
+            return [[TextPiece(prompt)] for prompt in self.body.prompts]
+        most, model = self.body.logprobs, self.served.bundle.model
+
+        def measure(prompts: Sequence[list[int]]) -> list[list[tuple[float, TopTokens]]]:
+            return [prompt_logprobs(model, prompt, most) for prompt in prompts]
+
+        found = await self._engine.run(BatchOperation(("echo", most), measure), self.ids)
+        echoed = []
+        for ids, measured in zip(self.ids, found, strict=True):
+            stream = TextStream(Detokenizer(self.served.bundle.codec))
+            pieces = [
+                piece
+                for token, (logprob, top) in zip(ids, measured, strict=True)
+                for piece in stream.push(token, logprob, _with_token(token, logprob, top))
+            ]
+            echoed.append([*pieces, *stream.finish()])
+        return echoed
+
+
+def _with_token(token: int, logprob: float, top: TopTokens) -> TopTokens:
+    """Return the alternatives including the chosen token, whatever its rank."""
+    return top if any(token == other for other, _ in top) or not top else [*top, (token, logprob)]
+
+
+def prompt_logprobs(model: Any, prompt: Sequence[int], most: int) -> list[tuple[float, TopTokens]]:
+    """Return the log-probability of each token of a prompt, and the `most` best tokens in its place."""
+    if not prompt:
+        return []
+    ids_1T = torch.tensor([[BOS, *prompt[:-1]]], device=model.head.weight_VD.device)
+    x_1TD, _ = model.hidden(ids_1T, model.start())
+    found = []
+    for token, x_1D in zip(prompt, x_1TD.unbind(dim=1), strict=True):
+        logprob_V = as_float32(model.head(x_1D))[0].log_softmax(dim=0)
+        best = logprob_V[FIRST_WORD:].topk(min(most, len(logprob_V) - FIRST_WORD))
+        top = [
+            (word + FIRST_WORD, value) for word, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        found.append((float(logprob_V[token]), top))
+    return found
