@@ -136,7 +136,7 @@ class ProgramProcesses:
             self._idle.put(None)
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of `rasp.compiler.explain`, or raise DataError on a timeout. Further callers wait for a free process."""
+        """Run a task and return its result, or raise DataError on a timeout. Wait while no process is free."""
         process = self._idle.get()
         fresh = process is None or process.poll() is not None
         if process is None or fresh:
