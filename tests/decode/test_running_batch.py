@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
-from allyouneed.decode.running_batch import Row, RunningBatch, Said
+from allyouneed.decode.running_batch import GeneratedToken, Row, RunningBatch
 from allyouneed.decode.sample import uniforms
 from allyouneed.errors import DataError
 from allyouneed.positions import LearnedConfig
@@ -35,7 +35,7 @@ def test_rows_say_what_they_say_alone(kind, asked, leaving):
     torch.manual_seed(5)
     model = make_model(kind, V).eval()
     rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in asked]
-    heard: dict[int, list[Said]] = {place: [] for place in range(len(rows))}
+    heard: dict[int, list[GeneratedToken]] = {place: [] for place in range(len(rows))}
     running = RunningBatch(model)
     for now in range(20):
         said = []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from allyouneed.decode.base import FIRST_WORD, top_words
+from allyouneed.decode.base import FIRST_TOKEN, top_tokens
 from allyouneed.inference.tokens import largest
 
 
@@ -22,8 +22,8 @@ def test_probabilities_count_tokens_that_are_never_said(unsaid: float) -> None:
     """Even where nearly all of the probability is theirs."""
     logits_BV = 3 * torch.randn(4, 6000, generator=torch.Generator().manual_seed(1))
     logits_BV[:, 0] = unsaid
-    logprob_BC, token_BC = top_words(logits_BV, 5)
+    logprob_BC, token_BC = top_tokens(logits_BV, 5)
     expected_BV = logits_BV.double().log_softmax(dim=1)
-    assert token_BC.min() >= FIRST_WORD
-    assert torch.equal(token_BC, expected_BV[:, FIRST_WORD:].topk(5, dim=1).indices + FIRST_WORD)
+    assert token_BC.min() >= FIRST_TOKEN
+    assert torch.equal(token_BC, expected_BV[:, FIRST_TOKEN:].topk(5, dim=1).indices + FIRST_TOKEN)
     torch.testing.assert_close(logprob_BC.double(), expected_BV.gather(1, token_BC), rtol=1e-6, atol=1e-5)

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from allyouneed import kernels
 from allyouneed.decode import SearchConfig, search
-from allyouneed.decode.base import FIRST_WORD
+from allyouneed.decode.base import FIRST_TOKEN
 from allyouneed.errors import ConfigError
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.kernels import LinesInt8, OutputLists
@@ -186,14 +186,14 @@ def test_attention(
 @given(rows=st.integers(1, 4), columns=st.integers(3, 300), count=st.integers(1, 12), seed=seeds, coarse=st.booleans())
 def test_best_words(rows: int, columns: int, count: int, seed: int, coarse: bool) -> None:
     torch.manual_seed(seed)
-    count = min(count, columns - FIRST_WORD)
+    count = min(count, columns - FIRST_TOKEN)
     logits_BV = torch.randn(rows, columns) * 4
     logits_BV[:, 1] = -math.inf
     logits_BV = logits_BV.round() if coarse else logits_BV  # many are equal
-    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_WORD, count)
+    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_TOKEN, count)
     right_BV = logits_BV.log_softmax(dim=1)
-    assert_close(logprob_BC, right_BV[:, FIRST_WORD:].topk(count, dim=1).values)
-    order = [sorted(range(FIRST_WORD, columns), key=lambda i, row=row: (-row[i], i)) for row in logits_BV.tolist()]
+    assert_close(logprob_BC, right_BV[:, FIRST_TOKEN:].topk(count, dim=1).values)
+    order = [sorted(range(FIRST_TOKEN, columns), key=lambda i, row=row: (-row[i], i)) for row in logits_BV.tolist()]
     assert word_BC.tolist() == [row[:count] for row in order]  # of equals the first
 
 
@@ -204,12 +204,12 @@ def test_draws(rows: int, columns: int, seed: int, temperature: float) -> None:
     """The first word at which the sum of probabilities is above the number, and its log-probability."""
     torch.manual_seed(seed)
     logits_BV, uniform_B = torch.randn(rows, columns) * 3, torch.rand(rows, dtype=torch.float64)
-    logits_BV[:, FIRST_WORD + 1 :: 3] = -math.inf
-    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, temperature, uniform_B)
+    logits_BV[:, FIRST_TOKEN + 1 :: 3] = -math.inf
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_TOKEN, temperature, uniform_B)
     assert_close(logprob_B, logits_BV.log_softmax(dim=1).gather(1, word_B[:, None])[:, 0])
-    reached_BN = (logits_BV[:, FIRST_WORD:].double() / temperature).softmax(dim=1).cumsum(dim=1)
+    reached_BN = (logits_BV[:, FIRST_TOKEN:].double() / temperature).softmax(dim=1).cumsum(dim=1)
     for reached_N, word, uniform in zip(reached_BN, word_B.tolist(), uniform_B.tolist(), strict=True):
-        place = word - FIRST_WORD
+        place = word - FIRST_TOKEN
         assert (reached_N[place - 1] if place else 0.0) <= uniform + 1e-5
         assert reached_N[place] >= uniform - 1e-5
 
@@ -218,16 +218,16 @@ def test_draws_at_the_ends() -> None:
     logits_BV = torch.randn(2, 200)
     logits_BV[:, -70:] = -math.inf  # whole blocks weigh nothing
     least_and_most_B = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, 1.0, least_and_most_B)
-    assert word_B.tolist() == [FIRST_WORD, 129]
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_TOKEN, 1.0, least_and_most_B)
+    assert word_B.tolist() == [FIRST_TOKEN, 129]
     assert logprob_B.isfinite().all()
 
 
 def test_draws_from_no_numbers_are_no_numbers() -> None:
     logits_BV = torch.full((2, 90), math.nan)
     logits_BV[1] = -math.inf
-    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_WORD, 1.0, torch.full((2,), 0.5))
-    assert word_B.tolist() == [FIRST_WORD] * 2
+    word_B, logprob_B = kernels.sample_tokens(logits_BV, FIRST_TOKEN, 1.0, torch.full((2,), 0.5))
+    assert word_B.tolist() == [FIRST_TOKEN] * 2
     assert not logprob_B.isfinite().any()
 
 
@@ -235,11 +235,11 @@ def test_scores_that_are_no_numbers_stay_so() -> None:
     logits_BV = torch.randn(3, 50)
     logits_BV[1, 7] = math.nan
     logits_BV[2] = -math.inf
-    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_WORD, 2)
+    logprob_BC, word_BC = kernels.top_tokens(logits_BV, FIRST_TOKEN, 2)
     assert logprob_BC[0].isfinite().all()
     assert logprob_BC[1].isnan().all()
     assert not logprob_BC[2].isfinite().any()
-    assert ((word_BC >= FIRST_WORD) & (word_BC < 50)).all()
+    assert ((word_BC >= FIRST_TOKEN) & (word_BC < 50)).all()
 
 
 def models() -> list[Model]:

@@ -19,7 +19,7 @@ from allyouneed.models import Model
 from allyouneed.text.specials import BOS, PAD
 
 # PAD and BOS are never generated. They are the first two ids, so leaving them out is a view, not a copy.
-FIRST_WORD = max(PAD, BOS) + 1
+FIRST_TOKEN = max(PAD, BOS) + 1
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Hypothesis:
 
 
 @contextmanager
-def predicting(model: Model) -> Iterator[None]:
+def generating(model: Model) -> Iterator[None]:
     """`evaluating`, for models that generate."""
     if model.kind == "encoder":
         raise ConfigError("an encoder answers for a whole source and generates nothing; decoding needs a decoder")
@@ -44,12 +44,12 @@ def predicting(model: Model) -> Iterator[None]:
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
     """No dropout and no gradients inside; afterwards every module is in the mode it was in."""
-    with resting(model), torch.inference_mode():
+    with evaluation_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
-def resting(model: Model) -> Iterator[None]:
+def evaluation_mode(model: Model) -> Iterator[None]:
     """No dropout inside; afterwards every module is in the mode it was in."""
     # An optimized model stays in evaluation mode; a look at all its modules takes as long as a token.
     training = [] if is_optimized(model) else [module for module in model.modules() if module.training]
@@ -67,7 +67,7 @@ def device_of(model: Model) -> torch.device:
     return model.head.weight_VD.device
 
 
-def most_new(model: Model, asked: int, prompt: Sequence[int], source: Sequence[int] | None) -> int:
+def new_token_limit(model: Model, asked: int, prompt: Sequence[int], source: Sequence[int] | None) -> int:
     """How many new tokens there can be, if `asked` are wanted: at the model's last position a text ends.
 
     What is too long before it begins has one, and the model says what is wrong when it reads it.
@@ -123,13 +123,13 @@ def as_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def top_words(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_tokens(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` best words of each row, best first: log-probabilities (B, C) among all tokens, and ids (B, C)."""
-    count = min(count, logits_BV.shape[1] - FIRST_WORD)
-    return best_tokens(logits_BV, FIRST_WORD, count)
+    count = min(count, logits_BV.shape[1] - FIRST_TOKEN)
+    return best_tokens(logits_BV, FIRST_TOKEN, count)
 
 
-def begin(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:
+def start_state(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:
     """The state in which the targets begin. Either every row has a source, or none has."""
     given = [source for source in sources if source is not None]
     if given:

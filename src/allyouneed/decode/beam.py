@@ -28,20 +28,20 @@ from torch.nn import functional as F
 
 from allyouneed.config import Config
 from allyouneed.decode.base import (
-    FIRST_WORD,
+    FIRST_TOKEN,
     Hypothesis,
     as_float32,
     device_of,
-    most_new,
+    generating,
+    new_token_limit,
     pack,
     pad_right,
-    predicting,
-    top_words,
+    top_tokens,
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import Listed
-from allyouneed.decode.threads import lanes, side_by_side
+from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
@@ -88,22 +88,22 @@ def search(
     With a shortlist a target holds only words that it allows the source, and probabilities are among those.
     """
     results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # the answer where nothing may be said
-    with predicting(model):
+    with generating(model):
         if config.max_length == 0:
             return results
         device = device_of(model)
 
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
-            limits = [most_new(model, config.limit(source), (), source) for source in chosen]
+            limits = [new_token_limit(model, config.limit(source), (), source) for source in chosen]
             listed = None if shortlist is None else Listed(model, shortlist, chosen, config.beam)
             if config.beam == 1:
                 return greedy_batch(model, chosen, limits, config.length_penalty, listed)
             return _Beams(model, chosen, limits, config, listed).run()
 
         lengths = [len(source) for source in sources]
-        batches = pack(lengths, config.beam, config.batch_tokens, parts=lanes(device))
-        for batch, found in side_by_side(decode, batches, device):
+        batches = pack(lengths, config.beam, config.batch_tokens, parts=worker_count(device))
+        for batch, found in run_concurrently(decode, batches, device):
             for item, hypotheses in zip(batch, found, strict=True):
                 results[item] = hypotheses
             if progress is not None:
@@ -140,8 +140,8 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     """The `count` best continuations of each sentence's K rows; where there are fewer, impossible ones fill up."""
     N, K = logprob_NK.shape
     # The best of a union are among the best of its parts.
-    per_row = min(count, logits_BV.shape[1] - FIRST_WORD)
-    more_BR, token_BR = top_words(logits_BV, per_row)
+    per_row = min(count, logits_BV.shape[1] - FIRST_TOKEN)
+    more_BR, token_BR = top_tokens(logits_BV, per_row)
     logprob_NM = (more_BR + logprob_NK.flatten()[:, None]).view(N, K * per_row)
     logprob_NC, place = logprob_NM.topk(min(count, K * per_row), dim=1)
     token_NC = token_BR.view(N, K * per_row).gather(1, place)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import Hypothesis, as_float32, top_words
+from allyouneed.decode.base import Hypothesis, as_float32, top_tokens
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.text.specials import EOS
@@ -61,5 +61,5 @@ def generation_loop(
 
 def best_token(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token (B) that may be said, and its log-probability (B) among all tokens."""
-    logprob_B1, token_B1 = top_words(logits_BV, 1)
+    logprob_B1, token_B1 = top_tokens(logits_BV, 1)
     return token_B1[:, 0], logprob_B1[:, 0]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import as_float32, begin, device_of, most_new, pad_left, top_words
+from allyouneed.decode.base import as_float32, device_of, new_token_limit, pad_left, start_state, top_tokens
 from allyouneed.decode.sample import SampleConfig, draw_token
 from allyouneed.mixers import State, select_rows
 from allyouneed.mixers.parts.state import join_rows
@@ -49,7 +49,7 @@ class Row:
 
     def get_ready(self, model: Model) -> None:
         """Before its first token; a row that failed to join may try again."""
-        self.most = most_new(model, self.config.max_length, self.prompt, self.source)
+        self.most = new_token_limit(model, self.config.max_length, self.prompt, self.source)
         if not self.drawn and self.manner is not None:
             self.drawn = self.uniforms.random(self.most).tolist()
 
@@ -59,7 +59,7 @@ class Row:
         return 1 + max(len(self.prompt), len(self.source or ()))
 
 
-class Said(NamedTuple):
+class GeneratedToken(NamedTuple):
     """A token of a row."""
 
     row: Row
@@ -82,13 +82,13 @@ class RunningBatch:
         self._token_B = torch.empty(0, dtype=torch.long, device=self._device)  # said last at each place
         self._state: State = None
 
-    def add(self, rows: Sequence[Row]) -> list[Said]:
+    def add(self, rows: Sequence[Row]) -> list[GeneratedToken]:
         """Some more rows, each with its first token. If this fails, the batch is as it was."""
         with torch.inference_mode():
             keys = [(tuple(row.prompt), None if row.source is None else tuple(row.source)) for row in rows]
             first = {key: place for place, key in reversed(list(enumerate(keys)))}  # what several ask is read once
             asked = [rows[place] for place in sorted(first.values())]
-            state = begin(self._model, [row.source for row in asked], self._device)
+            state = start_state(self._model, [row.source for row in asked], self._device)
             if any(row.prompt for row in asked):
                 token_AT, mask_AT = pad_left([[BOS, *row.prompt] for row in asked], self._device)
                 x_ATD, state = self._model.hidden(token_AT, state, mask_AT)
@@ -114,7 +114,7 @@ class RunningBatch:
             self._hear(said)
         return said
 
-    def step(self) -> list[Said]:
+    def step(self) -> list[GeneratedToken]:
         """The next token of every row; rows whose last it is have left. If this fails, the batch is as it was."""
         with torch.inference_mode():
             if (len(self._token_B) - len(self.rows)) * EMPTY > len(self._token_B):
@@ -156,7 +156,7 @@ class RunningBatch:
             self._close_up()  # what nobody hears of may be beyond the positions that a model has learnt
             return self._model.advance(self._token_B, self._state)
 
-    def _hear(self, said: Sequence[Said]) -> None:
+    def _hear(self, said: Sequence[GeneratedToken]) -> None:
         for one in said:
             one.row.ids.append(one.token)
         self._leave({id(one.row) for one in said if one.end is not None})
@@ -178,7 +178,7 @@ class RunningBatch:
             self._token_B, self._state = self._token_B[here_N], select_rows(self._state, here_N)
             self._places = list(range(len(self.rows)))
 
-    def _choose(self, rows: Sequence[Row], logits_BV: Tensor) -> tuple[list[Said], Tensor]:
+    def _choose(self, rows: Sequence[Row], logits_BV: Tensor) -> tuple[list[GeneratedToken], Tensor]:
         """A token for each row (B); rows with the same settings draw together."""
         logits_BV = as_float32(logits_BV)
         token_B = torch.empty(len(rows), dtype=torch.long, device=self._device)
@@ -199,7 +199,7 @@ class RunningBatch:
         said = []
         for row, token, logprob, top in zip(rows, token_B.tolist(), logprob_B.tolist(), tops, strict=True):
             end: End | None = "stop" if token == EOS else "length" if len(row.ids) + 1 >= row.most else None
-            said.append(Said(row, token, logprob, top, end))
+            said.append(GeneratedToken(row, token, logprob, top, end))
         return said, token_B
 
     def _alternatives(self, rows: Sequence[Row], logits_BV: Tensor) -> list[list[tuple[int, float]]]:
@@ -207,7 +207,7 @@ class RunningBatch:
         places = [place for place, row in enumerate(rows) if row.top]
         if places:
             most = max(rows[place].top for place in places)
-            logprob_NC, word_NC = top_words(logits_BV[torch.tensor(places, device=self._device)], most)
+            logprob_NC, word_NC = top_tokens(logits_BV[torch.tensor(places, device=self._device)], most)
             for place, words, logprobs in zip(places, word_NC.tolist(), logprob_NC.tolist(), strict=True):
                 found[place] = list(zip(words, logprobs, strict=True))[: rows[place].top]
         return found

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.decode.base import (
-    FIRST_WORD,
+    FIRST_TOKEN,
     Hypothesis,
-    begin,
     device_of,
-    most_new,
+    generating,
+    new_token_limit,
     pack,
     pad_left,
-    predicting,
+    start_state,
 )
 from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.errors import DataError
@@ -72,7 +72,7 @@ def sample(
     if sources is not None and len(sources) != len(prompts):
         raise DataError(f"{len(prompts)} prompts but {len(sources)} sources; each prompt needs one")
     results = [[Hypothesis([], 0.0, 0.0, finished=False)] * config.n for _ in prompts]
-    with predicting(model):
+    with generating(model):
         if config.max_length == 0:
             return results
         pairs = list(zip(prompts, sources if sources is not None else [None] * len(prompts), strict=True))
@@ -115,7 +115,7 @@ def _sample_batch(
     draws: Draws,
 ) -> list[Hypothesis]:
     device = device_of(model)
-    state = begin(model, [source for _, source in pairs], device)
+    state = start_state(model, [source for _, source in pairs], device)
     token_BT, mask_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
     # The prompt is read once, and only its last position is projected; then its row becomes one for each sample.
     x_BTD, state = model.hidden(token_BT, state, mask_BT)
@@ -123,7 +123,7 @@ def _sample_batch(
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
     if config.n > 1:
         state = select_rows(state, group_N)
-    limits = [most_new(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
+    limits = [new_token_limit(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
     return generation_loop(
         model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, draws.next(row_B))
     )
@@ -134,14 +134,14 @@ def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tu
     if config.temperature == 0:
         return best_token(logits_BV)
     uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0
-    if uncut and (drawn := draw_tokens(logits_BV, FIRST_WORD, config.temperature, uniform_B)) is not None:
+    if uncut and (drawn := draw_tokens(logits_BV, FIRST_TOKEN, config.temperature, uniform_B)) is not None:
         return drawn
-    weight_BN, word_BN = kept(logits_BV[:, FIRST_WORD:], config)
+    weight_BN, word_BN = kept(logits_BV[:, FIRST_TOKEN:], config)
     reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
     # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.
     wanted_B1 = uniform_B[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
     place_B1 = torch.searchsorted(reached_BN, wanted_B1, right=True)
-    token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_WORD
+    token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_TOKEN
     return token_B1[:, 0], logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
 
 

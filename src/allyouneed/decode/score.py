@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.decode.base import as_float32, begin, device_of, pack, pad_right, predicting
+from allyouneed.decode.base import as_float32, device_of, generating, pack, pad_right, start_state
 from allyouneed.mixers import State
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
@@ -41,7 +41,7 @@ def score(model: Model, pairs: Sequence[Pair], *, ended: bool = True, batch_toke
     targets = [_with_end(target) if ended else list(target) for _, target in pairs]
     lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
     results = [Scored(0.0, 0, [])] * len(pairs)
-    with predicting(model):
+    with generating(model):
         for with_source in (True, False):
             chosen = [item for item, (source, _) in enumerate(pairs) if (source is not None) is with_source]
             for batch in pack([lengths[item] for item in chosen], 1, batch_tokens):
@@ -60,7 +60,7 @@ def _score_batch(
     model: Model, sources: Sequence[Sequence[int] | None], targets: Sequence[Sequence[int]]
 ) -> list[list[float]]:
     device = device_of(model)
-    state = begin(model, sources, device)
+    state = start_state(model, sources, device)
     output_BT, mask_BT = pad_right(targets, device)
     input_BT = F.pad(output_BT[:, :-1], (1, 0), value=BOS)
     pieces = []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from allyouneed.decode.base import as_float32, begin, device_of, most_new, predicting
+from allyouneed.decode.base import as_float32, device_of, generating, new_token_limit, start_state
 from allyouneed.decode.sample import Draws, SampleConfig, draw_token
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
@@ -18,10 +18,10 @@ def stream(
     draws, row_B = Draws(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
     token_BT = torch.tensor([[BOS, *prompt]], device=device)
     state = None
-    for _ in range(most_new(model, config.max_length, prompt, source)):
+    for _ in range(new_token_limit(model, config.max_length, prompt, source)):
         # Modes are left before each token is handed out: what the caller does between tokens is not ours to change.
-        with predicting(model):
-            state = begin(model, [source], device) if state is None else state
+        with generating(model):
+            state = start_state(model, [source], device) if state is None else state
             x_BTD, state = model.hidden(token_BT, state)
             logits_BV = as_float32(model.head(x_BTD[:, -1]))
             token_B, _ = draw_token(logits_BV, config, draws.next(row_B))

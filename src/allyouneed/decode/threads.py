@@ -16,19 +16,19 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 
-MOST = 4  # more lanes would wait for the interpreter between operations
+MOST = 4  # more worker_count would wait for the interpreter between operations
 
 
-def lanes(device: torch.device) -> int:
+def worker_count(device: torch.device) -> int:
     """How many batches can run side by side."""
     return min(MOST, torch.get_num_threads()) if device.type == "cpu" else 1
 
 
-def side_by_side(
+def run_concurrently(
     work: Callable[[Batch], Result], batches: Sequence[Batch], device: torch.device
 ) -> Iterator[tuple[Batch, Result]]:
     """Each batch with its result, in the order in which they are done. No gradients are kept."""
-    count = min(lanes(device), len(batches))
+    count = min(worker_count(device), len(batches))
     if count < 2:
         for batch in batches:
             yield batch, work(batch)

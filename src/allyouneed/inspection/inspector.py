@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import as_float32, device_of, evaluating, resting
+from allyouneed.decode.base import as_float32, device_of, evaluating, evaluation_mode
 from allyouneed.errors import DataError
 from allyouneed.folder import Bundle
 from allyouneed.inspection.maps import Map
@@ -124,7 +124,7 @@ class Inspector(ABC):
 
     def _influence(self, has_other_maps: bool) -> tuple[list[LayerMaps], str]:
         """Return maps of how much each token read influences each token output, and a note about them."""
-        with resting(self.model), torch.enable_grad(), Vectors() as vectors:
+        with evaluation_mode(self.model), torch.enable_grad(), Vectors() as vectors:
             logprob_TV, read = self._traced(vectors)
             chosen = self._chosen(logprob_TV)
             if not read or not logprob_TV.requires_grad or not 0 < len(chosen) <= MAX_INFLUENCE_ROWS:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.decode.base import device_of, predicting
+from allyouneed.decode.base import device_of, generating
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.inspection.drawing import weights_html
@@ -75,7 +75,7 @@ def translation_maps(bundle: Bundle, text: str, target: str | None = None) -> Tr
     if target is None:
         target = translate(bundle.model, codec, [text], SearchConfig(beam=1))[0][0].text
     source_ids, target_ids, device = codec.encode_source(text), codec.encode_target(target), device_of(bundle.model)
-    with predicting(bundle.model), record_maps(bundle.model) as maps:
+    with generating(bundle.model), record_maps(bundle.model) as maps:
         state = bundle.model.condition(torch.tensor([source_ids], device=device))
         # Row t shows what the model read to write token t, so the input is one token behind the target.
         input_BT = torch.tensor([[*codec.encode_prompt(), *target_ids[:-1]]], device=device)

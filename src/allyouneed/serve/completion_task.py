@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from allyouneed.decode import SampleConfig
-from allyouneed.decode.base import FIRST_WORD, as_float32
+from allyouneed.decode.base import FIRST_TOKEN, as_float32
 from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
@@ -208,9 +208,9 @@ def prompt_logprobs(model: Any, prompt: Sequence[int], most: int) -> list[tuple[
     found = []
     for token, x_1D in zip(prompt, x_1TD.unbind(dim=1), strict=True):
         logprob_V = as_float32(model.head(x_1D))[0].log_softmax(dim=0)
-        best = logprob_V[FIRST_WORD:].topk(min(most, len(logprob_V) - FIRST_WORD))
+        best = logprob_V[FIRST_TOKEN:].topk(min(most, len(logprob_V) - FIRST_TOKEN))
         top = [
-            (word + FIRST_WORD, value) for word, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            (word + FIRST_TOKEN, value) for word, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         found.append((float(logprob_V[token]), top))
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from allyouneed.decode.running_batch import Row, RunningBatch, Said
+from allyouneed.decode.running_batch import Row, RunningBatch, GeneratedToken
 from allyouneed.models import Model
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
@@ -129,7 +129,7 @@ class DecodeWorker(Worker):
                 self.emit(self.owner.pop(row), refusal_of(reason))
             self._running.remove([row for row, _ in failing])
 
-    def _emit_tokens(self, tokens: Sequence[Said]) -> None:
+    def _emit_tokens(self, tokens: Sequence[GeneratedToken]) -> None:
         for token in tokens:
             request = self.owner[token.row] if token.end is None else self.owner.pop(token.row)
             if token.end is not None or not request.wait_for_all:

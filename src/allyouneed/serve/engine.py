@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from allyouneed.decode.base import device_of
-from allyouneed.decode.running_batch import Row, Said
-from allyouneed.decode.threads import lanes
+from allyouneed.decode.running_batch import Row, GeneratedToken
+from allyouneed.decode.threads import worker_count
 from allyouneed.serve.batch_worker import BatchWorker
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.decode_worker import DecodeWorker, DecodeWorkers
@@ -34,7 +34,7 @@ class Engine:
         self._seconds = 1.0  # moving average of the time of a request
         model, threads = served.bundle.model, torch.get_num_threads()
         self.decode_workers = DecodeWorkers(threads)
-        count = min(lanes(device_of(model)), config.batch) if served.generates_text else 0
+        count = min(worker_count(device_of(model)), config.batch) if served.generates_text else 0
         for index in range(count):
             capacity = config.batch // count + (index < config.batch % count)
             DecodeWorker(served.name, model, capacity, self.queue, self.decode_workers, metrics)
@@ -56,7 +56,7 @@ class Engine:
         for worker in self._workers:
             worker.join()
 
-    def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[Said]:
+    def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[GeneratedToken]:
         """Yield the tokens of the rows as they are decoded.
 
         `wait_for_all` yields only the last token of each row, when all rows are done: it is cheaper. Closing the
@@ -73,7 +73,7 @@ class Engine:
             pass
         return request.results
 
-    async def _events(self, request: PendingRequest) -> AsyncGenerator[Said]:
+    async def _events(self, request: PendingRequest) -> AsyncGenerator[GeneratedToken]:
         start = request.loop.time()
         try:
             while True:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from allyouneed.decode.running_batch import Row, Said
+from allyouneed.decode.running_batch import Row, GeneratedToken
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import Refusal
 
@@ -53,7 +53,7 @@ class PendingRequest:
         self.remaining = self.size
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
-        self.events: list[Said | Refusal | None] = []  # not consumed yet; None means done
+        self.events: list[GeneratedToken | Refusal | None] = []  # not consumed yet; None means done
         self.has_events = asyncio.Event()
 
     @property
@@ -62,7 +62,7 @@ class PendingRequest:
         return len(self.rows) + len(self.items)
 
 
-Event = Said | Refusal | None  # None: an item is done
+Event = GeneratedToken | Refusal | None  # None: an item is done
 
 
 class RequestQueue:
@@ -188,7 +188,7 @@ def _receive(events: Iterable[tuple[PendingRequest, Event]]) -> None:
     for request, event in events:
         if event is not None:
             request.events.append(event)
-        if event is None or (isinstance(event, Said) and event.end is not None):
+        if event is None or (isinstance(event, GeneratedToken) and event.end is not None):
             request.remaining -= 1
             if not request.remaining:
                 request.events.append(None)

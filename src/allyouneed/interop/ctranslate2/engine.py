@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig
-from allyouneed.decode.base import most_new
+from allyouneed.decode.base import new_token_limit
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
@@ -51,7 +51,7 @@ class CTranslate2Engine:
     def stream(self, ids: Sequence[int], config: SampleConfig) -> Iterator[int]:
         """What `decode.stream` gives at temperature 0: to a source or, if the model has none, after a prompt."""
         refuse_draws(config)
-        steps = most_new(self._model, config.max_length, (), ids)
+        steps = new_token_limit(self._model, config.max_length, (), ids)
         return self._opened.stream(ids, steps) if steps else iter(())
 
     def search(
@@ -64,7 +64,7 @@ class CTranslate2Engine:
         """What `decode.search` gives. Without `exact`, log-probabilities are those without PAD and BOS."""
         if config.max_length == 0:
             return [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]
-        limits = [most_new(self._model, config.limit(source), (), source) for source in sources]
+        limits = [new_token_limit(self._model, config.limit(source), (), source) for source in sources]
         found: dict[int, list[Hypothesis]] = {}
         waiting = dict(enumerate(self._first_tries(sources, limits, config)))
         while waiting:
@@ -118,7 +118,7 @@ class CTranslate2Engine:
         return [[next(again) for _ in best] for best in results]
 
     def _fits(self, source: Sequence[int], ids: Sequence[int]) -> bool:
-        return most_new(self._model, len(ids) + 1, (), source) > len(ids)
+        return new_token_limit(self._model, len(ids) + 1, (), source) > len(ids)
 
 
 def _hypothesis(ids: Sequence[int], logprob: float) -> Hypothesis:
