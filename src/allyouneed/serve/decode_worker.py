@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from allyouneed.decode.running_batch import Row, RunningBatch, GeneratedToken
+from allyouneed.decode.running_batch import GeneratedToken, Row, RunningBatch
 from allyouneed.models import Model
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics

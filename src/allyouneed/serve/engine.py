@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from allyouneed.decode.base import device_of
-from allyouneed.decode.running_batch import Row, GeneratedToken
+from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.decode.threads import worker_count
 from allyouneed.serve.batch_worker import BatchWorker
 from allyouneed.serve.config import ServeConfig

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from allyouneed.decode.running_batch import Row, GeneratedToken
+from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import Refusal
 
