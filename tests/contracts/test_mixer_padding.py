@@ -4,7 +4,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mixer_contracts import WIDTH, Case, Read, cross_cases, every_case, few, inputs, masks, run, seeds, self_cases
+from mixer_contracts import (
+    WIDTH,
+    Case,
+    Read,
+    causal_cases,
+    cross_cases,
+    every_case,
+    few,
+    inputs,
+    masks,
+    run,
+    seeds,
+    self_cases,
+)
 from torch import Tensor
 
 from allyouneed.mixers import Memory
@@ -69,3 +82,50 @@ def test_a_fully_padded_row_gives_no_nan(case: Case, dtype: torch.dtype) -> None
         loss = y_BTD[rows].square().sum()
         for gradient in torch.autograd.grad(loss, sources, retain_graph=True, materialize_grads=True):
             assert gradient.isfinite().all()
+
+
+def corrupted(x_BTD: Tensor, mask_BS: Tensor) -> Tensor:
+    """Return `x` with NaN, +Inf and -Inf at padded slots; gradients still flow to it."""
+    bad_D = torch.tensor([float("nan"), float("inf"), float("-inf")], dtype=x_BTD.dtype).repeat(WIDTH // 3)
+    return torch.where(mask_BS.unsqueeze(-1), x_BTD, bad_D).detach().requires_grad_()
+
+
+@every_case
+@pytest.mark.parametrize("full_row", [False, True], ids=["some slots", "and a whole row"])
+def test_padding_may_hold_inf_and_nan(case: Case, full_row: bool) -> None:
+    """Outputs at real positions and all gradients are those with finite padding."""
+    mixer = case.build()
+    x_BTD, memory_BSD = inputs(case, B=3)
+    mask_BS = masks(3, 3, 4 if memory_BSD is None else 2)
+    if full_row:
+        mask_BS[1] = False
+    counts_BT = mask_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
+    noise_BTD = torch.randn_like(x_BTD)
+    results = []
+    for bad in (False, True):
+        x, memory = x_BTD, memory_BSD
+        if bad:
+            x, memory = (corrupted(x, mask_BS), None) if memory is None else (x, corrupted(memory, mask_BS))
+        y_BTD, _ = run(mixer, x, Read(memory, mask_BS))
+        sources = [source for source in (x, memory, *mixer.parameters()) if source is not None]
+        loss = (y_BTD[counts_BT] * noise_BTD[counts_BT]).sum()
+        results.append([y_BTD[counts_BT], *torch.autograd.grad(loss, sources, materialize_grads=True)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+@causal_cases
+def test_padding_in_a_state_may_hold_inf_and_nan(case: Case) -> None:
+    """Padding of earlier segments, which a state may keep, does not reach later positions or their gradients."""
+    mixer = case.build()
+    x_BTD, mask_BT = inputs(case, B=3, T=9)[0], masks(3, 5, 4)
+    mask_BT[:, -1] = True
+    results = []
+    for x in (x_BTD, corrupted(x_BTD, mask_BT)):
+        outputs, state = [], None
+        for part, mask in zip(x.split([4, 4, 1], dim=1), mask_BT.split([4, 4, 1], dim=1), strict=True):
+            y_BTD, state = mixer(part, mask_BT=mask, state=state)
+            outputs.append(y_BTD)
+        y_BTD = torch.cat(outputs, dim=1)[mask_BT]
+        gradients = torch.autograd.grad(y_BTD.sum(), [x, *mixer.parameters()], materialize_grads=True)
+        results.append([y_BTD, *gradients])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)

@@ -36,6 +36,11 @@ Family = Literal["global attention", "local attention", "recurrence and convolut
 State = Any  # a dataclass of tensors, batch first; `state.select_rows` works on any of them
 
 
+def zero_padding(x_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Replace padding by zeros, since it may hold anything: zero times Inf or NaN is NaN, also in a gradient."""
+    return x_BTD if mask_BT is None else x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
+
+
 @dataclass(frozen=True)
 class Memory:
     """What a cross mixer reads: vectors and which of them are real (None: all)."""
@@ -43,8 +48,12 @@ class Memory:
     x_BSD: Tensor
     mask_BS: Tensor | None = None
 
+    def without_padding(self) -> Tensor:
+        """Return the vectors with zeros at padding."""
+        return zero_padding(self.x_BSD, self.mask_BS)
+
     def select(self, rows_B: Tensor) -> "Memory":
-        """The memories of some rows of the batch."""
+        """Return the memories of some rows of the batch."""
         mask_BS = None if self.mask_BS is None else self.mask_BS.index_select(0, rows_B)
         return Memory(self.x_BSD.index_select(0, rows_B), mask_BS)
 

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, final
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, zero_padding
 from allyouneed.mixers.parts.conv_window import ConvWindow
 from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import initialise, refuse_state
@@ -82,7 +82,7 @@ class Convolution(Mixer):
         order_BT, real_B = None, None
         if mask_BT is not None:  # a convolution sees who stands beside whom, so padding between tokens has to go
             order_BT, real_B = pushed_left(mask_BT), mask_BT.sum(dim=1)
-            x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0).gather(1, _wide(order_BT, x_BTD))
+            x_BTD = zero_padding(x_BTD, mask_BT).gather(1, _wide(order_BT, x_BTD))
         if self.role == "causal":
             past = self.taps.start(x_BTD, self.width) if state is None else state.past
             windows_BTN, past = self.taps.causal(x_BTD, past, real_B)

@@ -19,7 +19,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.errors import DataError
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import count_positions
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, given, refuse_state
@@ -104,9 +104,10 @@ class Linformer(Mixer):
         if self.role == "cross":
             if state is None:
                 read = given(memory)
-                state = self._slots(read.x_BSD, read.mask_BS)
+                state = self._slots(read.without_padding(), read.mask_BS)
             return self._read(self.project.queries(x_BTD), state), state
         refuse_state(state)
+        x_BTD = zero_padding(x_BTD, mask_BT)
         return self._read(self.project.queries(x_BTD), self._slots(x_BTD, mask_BT)), None
 
     def _slots(self, x_BSD: Tensor, mask_BS: Tensor | None) -> SlotState:
@@ -122,8 +123,6 @@ class Linformer(Mixer):
         else:
             column_BS, something_B = count_positions(mask_BS, S, x_BSD.device), mask_BS.any(dim=1)
             along = self.along_NHRS[..., column_BS].movedim(-2, 1) * mask_BS[:, None, None, :]  # (N, B, H, R, S)
-            # Padding may hold anything, and zero times infinity is no number.
-            x_BSD = x_BSD.masked_fill(~mask_BS.unsqueeze(-1), 0.0)
         if self.config.sums_up_first(S):
             return SlotState(*self._project(along.squeeze(2), x_BSD), something_B)
         k_BHSK, v_BHSK = self.project.split(self.project.keys_and_values(x_BSD), 2)

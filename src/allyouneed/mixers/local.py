@@ -21,7 +21,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, grouped
 from allyouneed.mixers.parts.kv_cache import compact, count_positions, packed
@@ -108,7 +108,7 @@ class Local(Mixer):
     ) -> tuple[Tensor, LocalState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
-        packed_BTN = self.project.query_key_value(x_BTD)
+        packed_BTN = self.project.query_key_value(zero_padding(x_BTD, mask_BT))
         q_BHTK, k_BHTK, v_BHTK = self.project.split(packed_BTN, 3)
         new = packed_BTN[..., self.project.width :]
         place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins

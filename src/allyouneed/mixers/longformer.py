@@ -19,7 +19,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
 from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, pushed_left
@@ -100,7 +100,7 @@ class Longformer(Mixer):
         refuse_state(state)
         if mask_BT is None:
             return self._read(x_BTD), None
-        x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)  # padding may hold anything
+        x_BTD = zero_padding(x_BTD, mask_BT)
         if x_BTD.shape[1] <= SHORT:
             return self._read_together(x_BTD, mask_BT), None
         rows = []

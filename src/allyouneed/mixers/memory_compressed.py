@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, attend_sparsely, bias_of, has_kernel
 from allyouneed.mixers.parts.kv_cache import compact, next_positions
@@ -128,11 +128,11 @@ class MemoryCompressed(Mixer):
             if state is None:
                 if memory is None:
                     raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-                state = self._whole(self.project.key_value(memory.x_BSD), memory.mask_BS)
+                state = self._whole(self.project.key_value(memory.without_padding()), memory.mask_BS)
             return self._read(self.project.queries(x_BTD), state, None), state
         if self.role == "bidirectional":
             refuse_state(state)
-        packed_BTN = self.project.query_key_value(x_BTD)
+        packed_BTN = self.project.query_key_value(zero_padding(x_BTD, mask_BT))
         (q_BHTK,) = self.project.split(packed_BTN[..., : self.project.width], 1)
         new = packed_BTN[..., self.project.width :]
         even = mask_BT is None and (state is None or isinstance(state.seen, int))

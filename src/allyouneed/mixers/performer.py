@@ -23,7 +23,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, zero_padding
 from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, with_ones
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
 from allyouneed.positions import ScorePosition
@@ -97,7 +97,7 @@ class Performer(Mixer):
             q_BHTK = self.project.queries(x_BTD)
             k_BHSK, v_BHSK = self.project.remembered(memory) if state is None else (None, None)
         else:
-            q_BHTK, k_BHSK, v_BHSK = self.project.itself(x_BTD)
+            q_BHTK, k_BHSK, v_BHSK = self.project.itself(zero_padding(x_BTD, mask_BT))
         with full_precision(x_BTD):
             if self.role == "causal":
                 assert k_BHSK is not None

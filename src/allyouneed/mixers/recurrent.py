@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, zero_padding
 from allyouneed.mixers.parts.block_sparse import has_kernel
 from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import full_precision, initialise, refuse_state, widened
@@ -208,8 +208,7 @@ def run(
         return y_BTK, state
     # Real positions first, in their order. What stands behind them is read too, but nobody looks.
     order_BT = pushed_left(mask_BT)
-    # Padding may hold anything, and zero times infinity is no number.
-    x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
+    x_BTD = zero_padding(x_BTD, mask_BT).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
     h_TBK, c_TBK = cell.every(x_BTD, state)
     place_BT = order_BT.argsort(dim=1)
     y_BTK = h_TBK.transpose(0, 1).gather(1, place_BT.unsqueeze(-1).expand(-1, -1, cell.width))

@@ -35,7 +35,7 @@ import torch
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor, nn
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import bias_of
 from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
@@ -145,9 +145,7 @@ class Reformer(Mixer):
             refuse_state(state)
         B, T, D = x_BTD.shape
         with full_precision(x_BTD):  # rounded queries would fall into other buckets
-            packed_BTN = self.query_value(x_BTD.to(self.query_value.weight.dtype))
-            if mask_BT is not None:  # padding may hold anything
-                packed_BTN = packed_BTN.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
+            packed_BTN = self.query_value(zero_padding(x_BTD, mask_BT).to(self.query_value.weight.dtype))
             q_BHTK, v_BHTK = self._split(packed_BTN)
             place = None
             if self.position is not None:

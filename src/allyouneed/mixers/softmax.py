@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
-from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_valid
 from allyouneed.mixers.parts.projections import refuse_state
@@ -145,7 +145,7 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, mask_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
-        packed_BTN = self.query_key_value(x_BTD)
+        packed_BTN = self.query_key_value(zero_padding(x_BTD, mask_BT))
         q_BHTK, k_BGSK, v_BGSR = self._queries_keys_values(packed_BTN)
         kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
@@ -188,7 +188,7 @@ class Softmax(Mixer):
         if state is None:
             if memory is None:
                 raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-            k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.x_BSD))
+            k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.without_padding()))
             state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.

@@ -20,7 +20,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
+from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
 from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
@@ -97,8 +97,7 @@ class Window(Mixer):
     ) -> tuple[Tensor, WindowState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
-        if mask_BT is not None:  # padding may hold anything, and zero times infinity is no number
-            x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
+        x_BTD = zero_padding(x_BTD, mask_BT)
         q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, mask_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
         if mask_BT is not None and state is None and T <= SHORT:

@@ -317,7 +317,9 @@ class _Rectangles(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         B, H = ctx.shape
         grad = grads[0].reshape(q.shape).contiguous()
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        # In float32 at least: several bands add up, and `index_add_` on overlapping rows is wrong in half precision.
+        grad_q = torch.empty_like(q, dtype=lse.dtype)
+        grad_k, grad_v = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
         for whole, mask in zip(ctx.bands, ctx.masks, strict=True):
             for band in whole.parts():
                 where = _rows(band, k, H)
@@ -332,7 +334,7 @@ class _Rectangles(torch.autograd.Function):
                     _queries(grad_q, band).copy_(a)
                 _add_to_keys(grad_k, b, band, where)
                 _add_to_keys(grad_v, c, band, where)
-        return *(x.view(B, H, *x.shape[1:]) for x in (grad_q, grad_k, grad_v)), None
+        return *(x.to(q.dtype).view(B, H, *x.shape[1:]) for x in (grad_q, grad_k, grad_v)), None
 
 
 def _queries(x_NTK: Tensor, band: Band) -> Tensor:
@@ -351,7 +353,7 @@ def _keys(x_NSK: Tensor, band: Band, rows: Tensor | None) -> Tensor:
 def _add_to_keys(sum_NSK: Tensor, grad: Tensor, band: Band, rows: Tensor | None) -> None:
     """Adds (N, blocks, width, K) to where it was read."""
     if rows is not None:
-        _every_run(sum_NSK, band).index_add_(0, rows, grad.reshape(len(rows), -1))
+        _every_run(sum_NSK, band).index_add_(0, rows, grad.reshape(len(rows), -1).to(sum_NSK.dtype))
         return
     # Neighbouring blocks may read the same keys: what overlaps is added piece by piece.
     overlap = band.blocks > 1 and band.hop % band.step == 0

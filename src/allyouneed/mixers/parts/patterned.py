@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from allyouneed.mixers.base import Memory, Mixer, Role, map_sink
+from allyouneed.mixers.base import Memory, Mixer, Role, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import (
     Band,
@@ -89,8 +89,7 @@ class Patterned(Mixer):
     ) -> tuple[Tensor, PatternedState | None]:
         if self.role == "bidirectional":
             refuse_state(state)
-        if mask_BT is not None:  # padding may hold anything, and zero times infinity is no number
-            x_BTD = x_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0.0)
+        x_BTD = zero_padding(x_BTD, mask_BT)
         q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
         if self.position is not None:
             place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)

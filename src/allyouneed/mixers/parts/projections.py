@@ -81,7 +81,7 @@ class Projections(nn.Module):
 
     def remembered(self, memory: Memory | None) -> tuple[Tensor, ...]:
         """Keys and values of a memory."""
-        return self.split(self.key_value(given(memory).x_BSD), 2)
+        return self.split(self.key_value(given(memory).without_padding()), 2)
 
     def merge(self, y_BHTK: Tensor) -> Tensor:
         """Concat(heads) W^O."""
