@@ -126,10 +126,10 @@ def idle(page: Any) -> None:
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_tokens_are_streamed_with_their_probabilities(server: str, browser: Browser, size: dict[str, int]) -> None:
     page = browser.open(link(server, "translate", model="transformer", text="forty-one"), server, size)
-    page.wait_for_selector(".said .tok")
+    page.wait_for_selector(".output-tokens .tok")
     idle(page)
     assert "tokens in" in page.inner_text(".status") or "token in" in page.inner_text(".status")
-    page.locator(".said .tok").first.focus()
+    page.locator(".output-tokens .tok").first.focus()
     rows = page.locator(".choices li")
     assert rows.count() >= 5
     assert page.locator(".choices li.own").count() == 1
@@ -139,7 +139,7 @@ def test_tokens_are_streamed_with_their_probabilities(server: str, browser: Brow
     page.select_option("select", "reverse")
     page.fill("textarea", "abcd")
     page.click(".act")
-    until(page, "document.querySelectorAll('.said .tok').length === 4")
+    until(page, "document.querySelectorAll('.output-tokens .tok').length === 4")
     assert fits(page)
 
 
@@ -183,7 +183,7 @@ def test_a_link_restores_the_view(server: str, browser: Browser) -> None:
     assert again.input_value("select") == "transformer"
     assert again.inner_text("map-explorer h3") == title
     # The text is kept when the view changes.
-    again.click("nav >> text=Speak")
+    again.click("nav >> text=Generate")
     assert again.input_value("textarea") == "seventy-two & <more>"
     again.go_back()
     again.wait_for_selector("heat-map .cells")
@@ -308,11 +308,11 @@ def test_keyboard_only(server: str, browser: Browser) -> None:
     assert "Attention" in seen
     assert seen[-1] == "act"
     page.keyboard.press("Enter")
-    page.wait_for_selector(".said .tok")
+    page.wait_for_selector(".output-tokens .tok")
     idle(page)
     page.keyboard.press("Tab")
     page.keyboard.press("End")
-    assert page.evaluate("document.activeElement === [...document.querySelectorAll('.said .tok')].at(-1)")
+    assert page.evaluate("document.activeElement === [...document.querySelectorAll('.output-tokens .tok')].at(-1)")
 
 
 def test_light_and_dark(server: str, browser: Browser) -> None:
@@ -358,5 +358,5 @@ def test_an_inspection_page_needs_no_server(
     assert fits(page)
     page.locator(".thumb").nth(1).click()
     assert "head 1" in page.inner_text("map-explorer h3")
-    page.locator(".said .tok").first.hover()
+    page.locator(".output-tokens .tok").first.hover()
     assert page.locator(".choices li").count() >= 5

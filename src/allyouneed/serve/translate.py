@@ -28,6 +28,7 @@ DETECTED = 2000  # characters of a text that detection reads
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FIELDS = 100  # of a form
 Body = TypeVar("Body", bound=Config)
+Pairs = dict[tuple[str, str], Served]  # models by source and target language
 
 
 class TranslateRequest(Config):
@@ -113,6 +114,13 @@ def router(backend: Backend) -> APIRouter:
     """Return the endpoints. They accept the API key as a header or as a field of the body."""
     router = APIRouter(tags=["LibreTranslate"])
     pairs = {served.languages: served for served in reversed(backend.models.values()) if served.languages}
+    _add_translation(router, backend, pairs)
+    _add_languages(router, backend, pairs)
+    return router
+
+
+def _add_translation(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
+    """Add `/translate` and `/detect`."""
 
     @router.post(
         "/translate",
@@ -153,6 +161,10 @@ def router(backend: Backend) -> APIRouter:
         backend.check_texts([body.q], "q")
         return await asyncio.to_thread(_detect, list(pairs.values()), body.q)
 
+
+def _add_languages(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
+    """Add `/languages` and `/frontend/settings`."""
+
     @router.get("/languages", responses=error_responses(500, 503, plain=True))
     async def languages() -> list[Language]:
         """List all languages, and the languages into which each can be translated."""
@@ -180,8 +192,6 @@ def router(backend: Backend) -> APIRouter:
             suggestions=False,
             supportedFilesFormat=[],
         )
-
-    return router
 
 
 def _form_or_json(model: type[Config]) -> dict[str, Any]:
@@ -240,7 +250,7 @@ def _bearer(request: Request) -> str | None:
 
 
 async def _translate(
-    backend: Backend, pairs: dict[tuple[str, str], Served], body: TranslateRequest, texts: Sequence[str]
+    backend: Backend, pairs: Pairs, body: TranslateRequest, texts: Sequence[str]
 ) -> list[tuple[str, list[str], Detected | None]]:
     """Return for each text its translation, the alternatives, and the detected language."""
     known = {code for pair in pairs for code in pair}

@@ -1,4 +1,4 @@
-// Talking to the server that sent this page, and to nobody else.
+// Requests to the server that sent this page. No other host is contacted.
 
 export class ServerError extends Error {
   constructor(message, status) {
@@ -8,7 +8,7 @@ export class ServerError extends Error {
 }
 
 const KEY = "allyouneed key";
-const END = "< eos >"; // what the API calls the token that ends an answer; no text holds it
+const END = "< eos >"; // the API's name of the end-of-sequence token; it never occurs in a text
 
 export function setKey(key) {
   sessionStorage.setItem(KEY, key);
@@ -20,12 +20,12 @@ function headers() {
 }
 
 async function failure(response) {
-  let message = `The server answered ${response.status}.`;
+  let message = `The server returned status ${response.status}.`;
   try {
     const { error, detail } = await response.json();
-    const said = error?.message ?? error ?? detail;
-    if (typeof said === "string") message = said;
-  } catch { /* no JSON: the status says it */ }
+    const reason = error?.message ?? error ?? detail;
+    if (typeof reason === "string") message = reason;
+  } catch { /* not JSON: keep the message with the status */ }
   return new ServerError(message, response.status);
 }
 
@@ -35,7 +35,7 @@ async function request(method, path, body, signal) {
     response = await fetch(path, { method, headers: headers(), body: body && JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server does not answer. Is it still running?", 0);
+    throw new ServerError("The server is not responding. Is it still running?", 0);
   }
   if (!response.ok) throw await failure(response);
   return response;
@@ -49,23 +49,23 @@ export async function post(path, body, signal) {
   return (await request("POST", path, body, signal)).json();
 }
 
-// The tokens of a completion, each as soon as the server has sent it: {text, logprob, best}; at last {finish, usage}.
+// Yields each token of a completion as it arrives: {text, logprob, best}. The last item is {finish, usage}.
 export async function* complete(body, signal) {
-  const asked = { ...body, stream: true, logprobs: 5, stream_options: { include_usage: true } };
-  const response = await request("POST", "/v1/completions", asked, signal);
+  const full = { ...body, stream: true, logprobs: 5, stream_options: { include_usage: true } };
+  const response = await request("POST", "/v1/completions", full, signal);
   let finish = null, usage = null;
   for await (const line of lines(response.body)) {
     if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
     const chunk = JSON.parse(line.slice(6));
-    if (chunk.error) throw new ServerError(chunk.error.message ?? "The server gave up.", 500);
+    if (chunk.error) throw new ServerError(chunk.error.message ?? "The request failed on the server.", 500);
     usage = chunk.usage ?? usage;
     const choice = chunk.choices?.[0];
     if (!choice) continue;
     finish = choice.finish_reason ?? finish;
-    const odds = choice.logprobs;
-    for (let place = 0; place < (odds?.tokens?.length ?? 0); place += 1) {
-      const best = Object.entries(odds.top_logprobs?.[place] ?? {}).sort((a, b) => b[1] - a[1]).map(([text, logprob]) => [text === END ? "end" : text, logprob]);
-      yield { text: odds.tokens[place], logprob: odds.token_logprobs[place] ?? 0, best };
+    const logprobs = choice.logprobs;
+    for (let place = 0; place < (logprobs?.tokens?.length ?? 0); place += 1) {
+      const best = Object.entries(logprobs.top_logprobs?.[place] ?? {}).sort((a, b) => b[1] - a[1]).map(([text, logprob]) => [text === END ? "end" : text, logprob]);
+      yield { text: logprobs.tokens[place], logprob: logprobs.token_logprobs[place] ?? 0, best };
     }
   }
   yield { finish, usage };

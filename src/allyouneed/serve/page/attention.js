@@ -1,15 +1,15 @@
-// View 2: who reads whom in one model.
+// View 2: the attention maps of one model.
 import { el, readable } from "./dom.js";
 import { post } from "./api.js";
 import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
 import "./maps.js";
 
 class AttentionView extends HTMLElement {
-  begin({ models, values, keep }) {
+  start({ models, values, keep }) {
     this.models = models;
     this.keep = keep;
     if (!models.length) {
-      this.append(empty("No model is served", "Serve one to look into it:", "allyouneed serve runs/mine"));
+      this.append(empty("No model is served", "Serve one to inspect it:", "allyouneed serve runs/mine"));
       return;
     }
     this.model = models.find((model) => model.name === values.model) ?? models[0];
@@ -26,13 +26,13 @@ class AttentionView extends HTMLElement {
     this.status = new Status();
     this.facts = el("div", {}, modelFacts(this.model));
     this.area = textField("Text", this.values.text, (text) => this.set("text", text));
-    this.wanted = textField("What it should say", this.values.target, (text) => this.set("target", text), 1);
-    this.wanted.placeholder = "leave empty for its own answer";
-    this.wantedField = el("details", { open: this.values.target !== "" }, el("summary", {}, "Give it the answer"), this.wanted);
+    this.target = textField("Output", this.values.target, (text) => this.set("target", text), 1);
+    this.target.placeholder = "leave empty for the model's own output";
+    this.targetField = el("details", { open: this.values.target !== "" }, el("summary", {}, "Set the output"), this.target);
     this.maps = el("map-explorer");
     this.maps.addEventListener("choose", (event) => this.set("map", event.detail));
     this.answer = el("p", { class: "answer" });
-    for (const area of [this.area, this.wanted]) {
+    for (const area of [this.area, this.target]) {
       area.addEventListener("keydown", (event) => {
         if (event.key === "Enter" && !event.shiftKey) {
           event.preventDefault();
@@ -46,16 +46,16 @@ class AttentionView extends HTMLElement {
       if (this.values.text === before.example || !this.values.text) this.area.value = this.values.text = this.model.example;
       this.facts.replaceChildren(modelFacts(this.model));
       this.set("map", "");
-      this.wantedField.hidden = !this.model.target;
+      this.targetField.hidden = !this.model.target;
       if (this.values.text) this.run();
     };
-    this.wantedField.hidden = !this.model.target;
+    this.targetField.hidden = !this.model.target;
     this.append(
-      el("h1", {}, "Who reads whom?"),
-      el("p", { class: "lead" }, "Each small map is a head: a row is a token that reads, a column one that is read. Choose a map, then look at a token."),
-      el("div", { class: "ask" }, modelChoice(this.models, this.model.name, change), el("div", { class: "field" }, el("span", {}, "Text"), this.area),
-        el("button", { class: "act", type: "button", onclick: () => this.run() }, "Look")),
-      this.facts, this.wantedField, this.status.node, this.answer, this.maps);
+      el("h1", {}, "Attention"),
+      el("p", { class: "lead" }, "Each small map is one head. Rows are tokens that read, columns are tokens that are read. Choose a map, then point at a token."),
+      el("div", { class: "query" }, modelChoice(this.models, this.model.name, change), el("div", { class: "field" }, el("span", {}, "Text"), this.area),
+        el("button", { class: "act", type: "button", onclick: () => this.run() }, "Show")),
+      this.facts, this.targetField, this.status.node, this.answer, this.maps);
   }
 
   set(name, value) {
@@ -67,13 +67,13 @@ class AttentionView extends HTMLElement {
     this.stop?.abort();
     const stop = this.stop = new AbortController();
     this.keep({ model: this.model.name, ...this.values });
-    this.status.say("Looking …");
+    this.status.set("Computing …");
     try {
       const body = { model: this.model.name, text: this.values.text, target: this.model.target && this.values.target ? this.values.target : null };
-      const answer = await post("/attention", body, stop.signal);
-      this.answer.replaceChildren(...(answer.answer ? ["→ ", el("bdi", {}, readable(answer.answer))] : []));
-      this.maps.show(answer, this.values.map);
-      this.status.say("");
+      const result = await post("/attention", body, stop.signal);
+      this.answer.replaceChildren(...(result.answer ? ["→ ", el("bdi", {}, readable(result.answer))] : []));
+      this.maps.show(result, this.values.map);
+      this.status.set("");
     } catch (error) {
       if (error.name !== "AbortError") this.maps.replaceChildren();
       this.status.fail(error);

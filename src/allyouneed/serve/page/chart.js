@@ -1,4 +1,4 @@
-// Curves on a canvas: thin lines, dots for what was measured, axes linear or logarithmic, names at the ends of curves.
+// Curves on a canvas: lines, dots for evaluations, linear or logarithmic axes.
 import { el, visible } from "./dom.js";
 
 const DARK_NOW = matchMedia("(prefers-color-scheme: dark)");
@@ -6,19 +6,19 @@ const DARK_NOW = matchMedia("(prefers-color-scheme: dark)");
 class LineChart extends HTMLElement {
   connectedCallback() {
     this.canvas = el("canvas", { role: "img" });
-    this.said = el("p", { class: "readout" }, "\u00a0");
-    this.replaceChildren(this.canvas, this.said);
+    this.readout = el("p", { class: "readout" }, "\u00a0");
+    this.replaceChildren(this.canvas, this.readout);
     DARK_NOW.addEventListener("change", this.redraw = () => this.draw());
-    this.sight = new ResizeObserver(() => this.draw());
-    this.sight.observe(this);
-    this.canvas.addEventListener("pointermove", (event) => this.tell(event));
-    this.canvas.addEventListener("pointerleave", () => { this.said.textContent = "\u00a0"; });
+    this.resizes = new ResizeObserver(() => this.draw());
+    this.resizes.observe(this);
+    this.canvas.addEventListener("pointermove", (event) => this.report(event));
+    this.canvas.addEventListener("pointerleave", () => { this.readout.textContent = "\u00a0"; });
     this.draw();
   }
 
   disconnectedCallback() {
     DARK_NOW.removeEventListener("change", this.redraw);
-    this.sight.disconnect();
+    this.resizes.disconnect();
   }
 
   // {curves: [{name, colour, line: [[x, y]], dots}], x, y, logX, logY}
@@ -48,7 +48,7 @@ class LineChart extends HTMLElement {
     for (const curve of curves) this.curve(context, curve, colour(`--curve-${curve.colour}`), colour("--paper"), fits);
     const last = curves.map((curve) => `${visible(curve.name)} ends at ${number(curve.line.at(-1)?.[1] ?? NaN)}`);
     this.canvas.setAttribute("aria-label", `${this.data.y} over ${this.data.x}. ${last.join("; ")}`);
-    if (!points.length) context.fillText(curves.length ? "Nothing measured yet." : "Choose a run.", box.left + 16, box.top + 28);
+    if (!points.length) context.fillText(curves.length ? "No data yet." : "Choose a run.", box.left + 16, box.top + 28);
   }
 
   frame(context, across, up, colour, box) {
@@ -67,8 +67,8 @@ class LineChart extends HTMLElement {
     }
     context.textAlign = "center";
     context.textBaseline = "alphabetic";
-    const room = (box.right - box.left) / 62;
-    const every = Math.max(1, Math.ceil(across.ticks.length / room));
+    const fitting = (box.right - box.left) / 62;
+    const every = Math.max(1, Math.ceil(across.ticks.length / fitting));
     across.ticks.forEach((tick, place) => place % every === 0 && context.fillText(number(tick), Math.min(box.right - 14, this.px(tick)), box.bottom + 17));
     context.fillText(this.data.x, (box.left + box.right) / 2, box.bottom + 36);
     context.textAlign = "left";
@@ -94,7 +94,7 @@ class LineChart extends HTMLElement {
     }
   }
 
-  tell(event) {
+  report(event) {
     const bounds = this.canvas.getBoundingClientRect(), x = event.clientX - bounds.left, y = event.clientY - bounds.top;
     let best = null, nearest = 40 ** 2;
     for (const curve of this.data?.curves ?? []) {
@@ -103,7 +103,7 @@ class LineChart extends HTMLElement {
         if (far < nearest) [nearest, best] = [far, { curve, point }];
       }
     }
-    this.said.replaceChildren(...(best ? [el("bdi", {}, visible(best.curve.name)), ` · ${this.data.x} ${number(best.point[0])} · ${this.data.y} `, el("strong", {}, number(best.point[1]))] : ["\u00a0"]));
+    this.readout.replaceChildren(...(best ? [el("bdi", {}, visible(best.curve.name)), ` · ${this.data.x} ${number(best.point[0])} · ${this.data.y} `, el("strong", {}, number(best.point[1]))] : ["\u00a0"]));
   }
 }
 customElements.define("line-chart", LineChart);
@@ -118,26 +118,26 @@ function axis(values, log) {
   const as = log ? Math.log : (value) => value;
   const from = as(low), over = as(high) - from, pad = 0.03 * over;
   const at = (value) => (as(value) - from + pad) / (over + 2 * pad);
-  return { at, ticks: log ? powers(low, high) : rounds(low, high) };
+  return { at, ticks: log ? logTicks(low, high) : roundTicks(low, high) };
 }
 
-function rounds(low, high) {
+function roundTicks(low, high) {
   const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((much) => much * power).find((one) => one >= rough);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
   const ticks = [];
   for (let tick = Math.ceil(low / step) * step; tick <= high + 1e-9 * step; tick += step) ticks.push(Math.abs(tick) < 1e-9 * step ? 0 : tick);
   return ticks;
 }
 
-function powers(low, high) {
+function logTicks(low, high) {
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
-    for (const much of [1, 2, 5]) {
-      const tick = much * 10 ** power;
+    for (const factor of [1, 2, 5]) {
+      const tick = factor * 10 ** power;
       if (tick >= low && tick <= high) ticks.push(tick);
     }
   }
-  return ticks.length > 9 ? ticks.filter((tick) => Number.isInteger(Math.round(1e6 * Math.log10(tick)) / 1e6)) : ticks.length > 1 ? ticks : rounds(low, high);
+  return ticks.length > 9 ? ticks.filter((tick) => Number.isInteger(Math.round(1e6 * Math.log10(tick)) / 1e6)) : ticks.length > 1 ? ticks : roundTicks(low, high);
 }
 
 export function number(value) {

@@ -1,4 +1,4 @@
-// The only way in which this page makes elements. Text becomes text nodes, never markup, so no text can run anything.
+// All elements of this page are created here. Text becomes text nodes, never markup, so no text can run as a script.
 
 export function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
@@ -14,14 +14,14 @@ export function el(name, attributes = {}, ...children) {
 
 const NAMES = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "": "∅" };
 
-// A token as it can be seen: blanks have signs, and what would turn the direction of other text is written as a number.
+// Returns a token in visible form: whitespace as signs, and control and direction characters as code points.
 export function visible(text) {
   if (text in NAMES) return NAMES[text];
   return String(text).replace(/[\u0000-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
     (char) => NAMES[char] ?? `U+${char.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
-// Running text: line breaks and blanks stay, directions are written out.
+// Returns running text: whitespace stays, control and direction characters become code points.
 export function readable(text) {
   return String(text).replace(/[^\n\t\u0020-\u{10ffff}]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu, visible);
 }
@@ -35,7 +35,7 @@ export function count(number) {
   return Number(number).toLocaleString("en-GB");
 }
 
-// Arrow keys inside a row or a grid: one stop for Tab, the arrows do the rest. `columns` says how wide the grid is now.
+// Arrow keys move the focus inside a row or a grid, which is one stop for Tab. `columns` returns the width of the grid.
 export function roving(container, selector, columns = () => 1e9) {
   container.addEventListener("keydown", (event) => {
     const items = [...container.querySelectorAll(selector)];

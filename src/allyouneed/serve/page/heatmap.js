@@ -1,5 +1,5 @@
-// Heat maps: a canvas with one pixel for each weight, enlarged by the browser without smoothing. So 256 tokens cost no
-// more than they must, and cells stay sharp.
+// Heat maps: a canvas with one pixel per weight, enlarged by the browser without smoothing. Maps of 256 tokens stay cheap,
+// and their cells stay sharp.
 import { el, visible, share } from "./dom.js";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -20,9 +20,9 @@ export function paintWeights(canvas, weights) {
   let at = 0;
   for (const row of weights) {
     for (const weight of row) {
-      // Weights are shares of a row, so most are small; the root keeps those visible.
-      const much = Math.sqrt(Math.min(1, Math.max(0, Number(weight))));
-      for (let part = 0; part < 3; part += 1) image.data[at + part] = none[part] + (full[part] - none[part]) * much;
+      // Weights are shares of a row, so most are small. The square root keeps them visible.
+      const heat = Math.sqrt(Math.min(1, Math.max(0, Number(weight))));
+      for (let part = 0; part < 3; part += 1) image.data[at + part] = none[part] + (full[part] - none[part]) * heat;
       image.data[at + 3] = 255;
       at += 4;
     }
@@ -56,9 +56,9 @@ class HeatThumb extends HTMLElement {
 }
 customElements.define("heat-thumb", HeatThumb);
 
-// A map with labels that stay in sight while it scrolls, and a cell that hover, focus and arrow keys choose.
+// A map whose labels stay visible while it scrolls. Pointer, focus and arrow keys select a cell.
 class HeatMap extends HTMLElement {
-  // {weights, rows, columns, verb}: labels are lists of texts, or null for places without names.
+  // {weights, rows, columns, verb, label}: rows and columns are lists of texts, or null for positions without names.
   set data(data) {
     this.given = data;
     this.draw();
@@ -66,14 +66,14 @@ class HeatMap extends HTMLElement {
 
   connectedCallback() {
     DARK.addEventListener("change", this.redraw = () => this.draw());
-    this.sight = new ResizeObserver(() => this.fit());
-    this.sight.observe(this);
+    this.resizes = new ResizeObserver(() => this.fit());
+    this.resizes.observe(this);
     this.draw();
   }
 
   disconnectedCallback() {
     DARK.removeEventListener("change", this.redraw);
-    this.sight.disconnect();
+    this.resizes.disconnect();
   }
 
   draw() {
@@ -84,13 +84,13 @@ class HeatMap extends HTMLElement {
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.rowBand = el("div", { class: "band" });
     this.columnBand = el("div", { class: "band" });
-    this.body = el("div", { class: "cells", tabindex: "0", role: "application", "aria-label": this.given.label ?? "Map: arrow keys move" },
+    this.body = el("div", { class: "cells", tabindex: "0", role: "application", "aria-label": this.given.label ?? "Map: arrow keys move between cells" },
       this.canvas, this.rowBand, this.columnBand);
     this.rowLabels = this.labelled(this.given.rows, this.rowCount, "rows");
     this.columnLabels = this.labelled(this.given.columns, this.columnCount, "columns");
     const inner = el("div", { class: "frame" }, el("div", { class: "corner" }), this.columnLabels, this.rowLabels, this.body);
-    this.said = el("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
-    this.replaceChildren(el("div", { class: "scroll" }, inner), this.said);
+    this.readout = el("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
+    this.replaceChildren(el("div", { class: "scroll" }, inner), this.readout);
     paintWeights(this.canvas, weights);
     this.at = null;
     this.listen();
@@ -110,7 +110,7 @@ class HeatMap extends HTMLElement {
     const labels = Math.min(0.36 * this.clientWidth, this.rowLabels.offsetWidth || 60);
     const few = this.columnCount <= this.rowCount / 2;
     const cell = Math.max(7, Math.min(few ? 46 : 30, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
-    // As high as wide, but for maps with many more rows than columns, which would not fit on a screen.
+    // Square cells, except for maps with many more rows than columns, which would not fit on a screen.
     const high = Math.max(8, few ? Math.min(24, Math.floor(520 / this.rowCount)) : Math.min(cell, 30));
     if (cell === this.cell && high === this.high && this.placed === this.canvas) return;
     Object.assign(this, { cell, high, placed: this.canvas });
@@ -127,7 +127,7 @@ class HeatMap extends HTMLElement {
     size(this.columnLabels, cell * this.columnCount, null);
     size(this.rowBand, cell * this.columnCount, high);
     size(this.columnBand, cell, high * this.rowCount);
-    // Labels thin out where they would touch; the one that is looked at is always there.
+    // Labels are thinned where they would overlap. The label of the selected cell is always shown.
     for (const [box, axis, step] of [[this.rowLabels, "top", high], [this.columnLabels, "left", cell]]) {
       const every = Math.max(1, Math.ceil(13 / step));
       [...box.children].forEach((label, place) => {
@@ -162,7 +162,7 @@ class HeatMap extends HTMLElement {
     this.body.classList.toggle("pointed", row !== null);
     if (row === null) {
       this.at = null;
-      this.said.textContent = "\u00a0";
+      this.readout.textContent = "\u00a0";
     } else {
       row = Math.max(0, Math.min(this.rowCount - 1, row));
       column = Math.max(0, Math.min(this.columnCount - 1, column));
@@ -171,15 +171,15 @@ class HeatMap extends HTMLElement {
       this.columnBand.style.transform = `translateX(${column * this.cell}px)`;
       const names = [this.rowLabels.children[row], this.columnLabels.children[column]];
       names.forEach((label) => label.classList.add("on"));
-      this.tell(names[0].textContent, names[1].textContent, Number(this.given.weights[row][column]));
+      this.report(names[0].textContent, names[1].textContent, Number(this.given.weights[row][column]));
       if (follow) this.reveal(row, column);
     }
     this.dispatchEvent(new CustomEvent("point", { detail: this.at }));
   }
 
-  tell(row, column, weight) {
+  report(row, column, weight) {
     const verb = this.given.verb ?? "reads";
-    this.said.replaceChildren(el("bdi", { class: "tok" }, row), ` ${verb} `, el("bdi", { class: "tok" }, column), "  ",
+    this.readout.replaceChildren(el("bdi", { class: "tok" }, row), ` ${verb} `, el("bdi", { class: "tok" }, column), "  ",
       el("strong", {}, share(weight)));
   }
 

@@ -1,4 +1,4 @@
-// The frame: views by name, and links that hold all that a view shows: #/attention?model=demo&text=forty-one
+// The frame of the page. The address holds the state of a view: #/attention?model=demo&text=forty-one
 import { el } from "./dom.js";
 import { get, setKey } from "./api.js";
 import "./translate.js";
@@ -8,7 +8,7 @@ import "./rasp.js";
 import "./runs.js";
 
 const VIEWS = {
-  translate: ["Speak", "view-translate"],
+  translate: ["Generate", "view-translate"],
   attention: ["Attention", "view-attention"],
   beside: ["Side by side", "view-beside"],
   rasp: ["RASP", "view-rasp"],
@@ -34,17 +34,17 @@ function show() {
   if (!location.hash.startsWith("#/") && location.hash) return; // an anchor of the page itself
   shown = name;
   document.title = `${VIEWS[name][0]} · allyouneed`;
-  // What was typed goes along to the next view.
+  // The text and the model are kept when the view changes.
   const shared = { model: values.model, text: values.text };
   nav.replaceChildren(...Object.entries(VIEWS).map(([key, [title]]) =>
     el("a", { href: key === name ? location.hash || "#/translate" : link(key, key === "rasp" || key === "runs" ? {} : shared), "aria-current": key === name ? "page" : null }, title)));
   const view = el(VIEWS[name][1]);
-  view.begin({ models, values, keep: (now) => keep(name, now) });
+  view.start({ models, values, keep: (now) => keep(name, now) });
   main.replaceChildren(view);
   nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-// A view tells what it shows; the address follows without a new entry for each letter.
+// Called by a view when its state changes: updates the address without a history entry for each letter.
 function keep(name, values) {
   if (name !== shown) return;
   history.replaceState(null, "", link(name, values));
@@ -56,13 +56,13 @@ function keep(name, values) {
 
 function askForKey() {
   const field = el("input", { type: "password", autocomplete: "off", "aria-label": "API key" });
-  const form = el("form", { class: "empty", onsubmit: (event) => { event.preventDefault(); setKey(field.value); begin(); } },
-    el("h3", {}, "This server asks for a key"), el("p", { class: "note" }, "It stays in this tab."), field, el("button", { class: "act" }, "Use it"));
+  const form = el("form", { class: "empty", onsubmit: (event) => { event.preventDefault(); setKey(field.value); start(); } },
+    el("h3", {}, "This server requires an API key"), el("p", { class: "note" }, "The key is kept in this tab only."), field, el("button", { class: "act" }, "Continue"));
   main.replaceChildren(form);
 }
 
-async function begin() {
-  main.replaceChildren(el("p", { class: "note" }, "Asking the server for its models …"));
+async function start() {
+  main.replaceChildren(el("p", { class: "note" }, "Loading the models …"));
   try {
     models = await get("/api/models");
   } catch (error) {
@@ -76,4 +76,4 @@ async function begin() {
 
 addEventListener("hashchange", show);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-begin();
+start();

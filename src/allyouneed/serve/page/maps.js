@@ -1,12 +1,12 @@
-// The maps of one text: layers x heads as small maps, one of them large, and the tokens themselves, shaded by who is read.
+// The maps of one text: a grid of small maps (layers x heads), one large map, and the tokens shaded by their weights.
 import { el, visible, share, roving } from "./dom.js";
 import "./heatmap.js";
 
 const PARTS = {
-  encoder: ["Reading the source", "Each token of the source looks at the others"],
-  cross: ["Looking at the source", "What is read of the source for each token written: the alignment"],
-  decoder: ["Looking back", "Each token looks at what came before it"],
-  other: ["Elsewhere", "Memory slots and answers: no tokens of a text"],
+  encoder: ["Encoder self-attention", "Which source tokens each source token reads"],
+  cross: ["Cross-attention", "Which source tokens each output token reads: the alignment"],
+  decoder: ["Decoder self-attention", "Which earlier tokens each token reads"],
+  other: ["Other maps", "Rows or columns that are not tokens, such as memory slots"],
 };
 const ORDER = ["cross", "decoder", "encoder", "other"];
 
@@ -14,14 +14,14 @@ export function meanWeights(heads) {
   return heads[0].map((row, r) => row.map((_, c) => heads.reduce((sum, head) => sum + head[r][c], 0) / heads.length));
 }
 
-// One map of an answer, by its number and its head (-1: the mean of all).
+// The weights of one head of a map (-1: the mean of all heads).
 export function weightsOf(map, head) {
   if (head >= 0) return map.weights[head];
   map.mean ??= map.weights.length > 1 ? meanWeights(map.weights) : map.weights[0];
   return map.mean;
 }
 
-// The map that says most at first sight: the last one that looks at the source, else the last one of all.
+// The map shown first: the last one that reads the source, else the last one of the next part in `ORDER`.
 export function mainMap(maps) {
   for (const part of ORDER) {
     const last = maps.findLastIndex((map) => map.part === part);
@@ -30,12 +30,12 @@ export function mainMap(maps) {
   return -1;
 }
 
-export function labelsOf(answer, axis) {
-  return { source: answer.source, target: answer.target, input: answer.input }[axis] ?? null;
+export function labelsOf(result, axis) {
+  return { source: result.source, target: result.target, input: result.input }[axis] ?? null;
 }
 
 class TokenStrip extends HTMLElement {
-  // A row of tokens; `chosen(place)` is called when one is looked at, and null when none is.
+  // A row of tokens. Calls `chosen(place)` for the selected token, and `chosen(null)` when there is none.
   show(name, tokens, chosen) {
     this.items = tokens.map((token, place) => {
       const item = el("button", { type: "button", class: "tok", tabindex: place ? "-1" : "0" }, el("bdi", {}, visible(token)));
@@ -64,16 +64,16 @@ class TokenStrip extends HTMLElement {
 customElements.define("token-strip", TokenStrip);
 
 class MapExplorer extends HTMLElement {
-  // An answer of /attention; `chosen` is "number.head" from a link.
-  show(answer, chosen = "") {
-    this.answer = answer;
-    if (!answer.maps.length) {
-      this.replaceChildren(el("p", { class: "note" }, answer.note || "There is no map to show."));
+  // A response of /attention. `chosen` is "number.head" from the address.
+  show(result, chosen = "") {
+    this.result = result;
+    if (!result.maps.length) {
+      this.replaceChildren(el("p", { class: "note" }, result.note || "There is no map to show."));
       return;
     }
     const [map, head] = chosen.split(".").map(Number);
-    const known = Number.isInteger(map) && answer.maps[map] && head >= -1 && head < answer.maps[map].weights.length;
-    this.map = known ? map : mainMap(answer.maps);
+    const known = Number.isInteger(map) && result.maps[map] && head >= -1 && head < result.maps[map].weights.length;
+    this.map = known ? map : mainMap(result.maps);
     this.head = known ? head : -1;
     this.large = el("heat-map");
     this.large.addEventListener("point", (event) => this.shade(event.detail?.[0] ?? null, null));
@@ -83,13 +83,13 @@ class MapExplorer extends HTMLElement {
     this.read = el("token-strip");
     const side = el("div", { class: "side" }, this.parts());
     const main = el("div", { class: "main" }, this.title_, this.about, el("div", { class: "strips" }, this.reader, this.read), this.large);
-    const note = answer.note ? [el("p", { class: "note" }, answer.note)] : [];
-    this.replaceChildren(...note, el("div", { class: answer.maps.length > 1 || answer.maps[0].weights.length > 1 ? "explorer" : "explorer one" }, main, side));
+    const note = result.note ? [el("p", { class: "note" }, result.note)] : [];
+    this.replaceChildren(...note, el("div", { class: result.maps.length > 1 || result.maps[0].weights.length > 1 ? "explorer" : "explorer one" }, main, side));
     this.choose(this.map, this.head, true);
   }
 
   parts() {
-    const groups = ORDER.map((part) => [part, this.answer.maps.map((map, number) => ({ map, number })).filter(({ map }) => map.part === part)]);
+    const groups = ORDER.map((part) => [part, this.result.maps.map((map, number) => ({ map, number })).filter(({ map }) => map.part === part)]);
     return groups.filter(([, maps]) => maps.length).map(([part, maps]) => this.group(part, maps));
   }
 
@@ -108,7 +108,8 @@ class MapExplorer extends HTMLElement {
     const heads = most > 1 ? el("div", { class: "layer heads", "aria-hidden": "true" }, el("span", { class: "name" }, ""), el("span", {}, "mean"),
       Array.from({ length: most }, (_, head) => el("span", {}, /^\d+$/.test(maps[0].map.heads[head] ?? "1") ? String(head + 1) : ""))) : null;
     if (heads) heads.style.setProperty("--wide", String(wide));
-    return el("section", {}, el("h4", { title: PARTS[part][1] }, PARTS[part][0]), heads, grid);
+    const influence = maps.every(({ map }) => map.name === "influence");
+    return el("section", {}, el("h4", { title: influence ? "" : PARTS[part][1] }, influence ? "Influence" : PARTS[part][0]), heads, grid);
   }
 
   thumb(map, number, head) {
@@ -124,13 +125,13 @@ class MapExplorer extends HTMLElement {
   nameOf(map, head) {
     const which = map.weights.length === 1 && head < 0 ? (/^\d+$/.test(map.heads[0]) ? "" : `, ${map.heads[0]}`)
       : head < 0 ? `, mean of ${map.weights.length} heads` : /^\d+$/.test(map.heads[head]) ? `, head ${map.heads[head]}` : `, ${map.heads[head]}`;
-    return `${PARTS[map.part][0]}, layer ${map.layer}${which}`;
+    return map.name === "influence" ? `Influence of the ${map.columns === "source" ? "source" : "input"}` : `${PARTS[map.part][0]}, layer ${map.layer}${which}`;
   }
 
   choose(number, head, silent = false) {
     this.map = number;
     this.head = head;
-    const map = this.answer.maps[number], weights = weightsOf(map, head);
+    const map = this.result.maps[number], weights = weightsOf(map, head);
     for (const button of this.querySelectorAll(".thumb")) {
       const on = button.dataset.map === String(number) && button.dataset.head === String(head);
       button.setAttribute("aria-pressed", String(on));
@@ -139,10 +140,10 @@ class MapExplorer extends HTMLElement {
     for (const grid of this.querySelectorAll(".grid")) {
       if (!grid.querySelector('button[tabindex="0"]')) grid.querySelector("button").tabIndex = 0;
     }
-    const rows = labelsOf(this.answer, map.rows), columns = labelsOf(this.answer, map.columns);
+    const rows = labelsOf(this.result, map.rows), columns = labelsOf(this.result, map.columns);
     this.title_.textContent = this.nameOf(map, head);
-    this.about.textContent = map.name === "influence" ? "How much each token moved each answer." : `${PARTS[map.part][1]} · ${map.name}`;
-    this.large.data = { weights, rows, columns, verb: map.name === "influence" ? "is moved by" : "reads", label: `${this.nameOf(map, head)}: arrow keys move through its cells` };
+    this.about.textContent = map.name === "influence" ? "How much each token influences each output token" : `${PARTS[map.part][1]} · ${map.name}`;
+    this.large.data = { weights, rows, columns, verb: map.name === "influence" ? "is influenced by" : "reads", label: `${this.nameOf(map, head)}: arrow keys move between cells` };
     this.weights = weights;
     this.reader.hidden = !rows;
     this.read.hidden = !columns;
@@ -153,11 +154,11 @@ class MapExplorer extends HTMLElement {
   }
 
   sideName(map, side) {
-    const names = { source: "Source", target: "Written", input: "Seen so far", other: "Places" };
+    const names = { source: "Source", target: "Output", input: "Input so far", other: "Positions" };
     return `${names[map[side]]} · ${side === "rows" ? "reads" : "is read"}`;
   }
 
-  // A token that reads shades what it reads; one that is read shades its readers.
+  // A selected row shades the tokens that it reads. A selected column shades the tokens that read it.
   shade(row, column) {
     if (row !== null) {
       this.reader.shade(null, row);

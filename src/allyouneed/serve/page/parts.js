@@ -1,4 +1,4 @@
-// What several views share: the choice of a model, a field for text, a place for errors.
+// Parts that several views share: the model selection, a text field, a status line, an empty state.
 import { el, count } from "./dom.js";
 
 export function modelChoice(models, chosen, changed) {
@@ -8,7 +8,7 @@ export function modelChoice(models, chosen, changed) {
 
 export function modelFacts(model) {
   if (!model) return el("p", { class: "note" }, "No model is served.");
-  const path = model.path === null ? null : `path ${model.path} layer${model.path === 1 ? "" : "s"}${model.steps > model.path ? ` in ${model.steps} steps` : ""}`;
+  const path = model.path === null ? null : `path ${model.path} layer${model.path === 1 ? "" : "s"}${model.steps > model.path ? ` with ${model.steps} sequential steps` : ""}`;
   const facts = [model.architecture, `${count(model.parameters)} parameters`, path].filter(Boolean);
   return el("p", { class: "facts" }, el("span", {}, model.about), el("span", { class: "note" }, facts.join(" · ")));
 }
@@ -19,13 +19,13 @@ export function textField(name, value, changed, rows = 2) {
   return area;
 }
 
-// Where a view says what it is doing, or what went wrong.
+// The status line of a view: progress or an error.
 export class Status {
   constructor() {
     this.node = el("p", { class: "status", role: "status" });
   }
 
-  say(text = "") {
+  set(text = "") {
     this.node.className = "status";
     this.node.textContent = text;
   }

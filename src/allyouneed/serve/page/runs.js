@@ -1,25 +1,25 @@
-// View 5: learning curves, while they are being learnt.
+// View 5: learning curves, updated while runs train.
 import { el, count } from "./dom.js";
 import { get } from "./api.js";
 import { Status, empty } from "./parts.js";
 import { number } from "./chart.js";
 
-const EVERY = 2500; // milliseconds between looks
-const MOST = 8; // curves at a time
+const INTERVAL = 2500; // milliseconds between updates
+const MAX_CURVES = 8;
 const AXES = { step: "step", tokens: "tokens", seconds: "seconds", flops: "FLOPs" };
 
 class RunsView extends HTMLElement {
-  begin({ values, keep }) {
+  start({ values, keep }) {
     this.keep = keep;
     this.chosen = values.runs === undefined ? null : values.runs.split(",").filter(Boolean);
     this.values = { x: values.x in AXES ? values.x : "step", y: values.y ?? "loss", logx: values.logx ?? "", logy: values.logy ?? "1" };
     this.logs = new Map();
     this.build();
-    this.look();
+    this.update();
   }
 
   connectedCallback() {
-    this.timer = setInterval(() => document.visibilityState === "visible" && this.look(), EVERY);
+    this.timer = setInterval(() => document.visibilityState === "visible" && this.update(), INTERVAL);
   }
 
   disconnectedCallback() {
@@ -35,9 +35,9 @@ class RunsView extends HTMLElement {
     const box = (key, name) => el("label", { class: "check" }, el("input", { type: "checkbox", checked: this.values[key] === "1", onchange: (event) => this.set(key, event.target.checked ? "1" : "0") }), el("span", {}, name));
     this.append(
       el("h1", {}, "Learning curves"),
-      el("p", { class: "lead" }, "Every run of the folder, as it is being written. Lines are the training loss; dots are what was measured on held-out data."),
-      el("div", { class: "bar-of-fields" }, el("label", { class: "field" }, el("span", {}, "Show"), this.ys), el("label", { class: "field" }, el("span", {}, "over"), xs), box("logx", "log x"), box("logy", "log y")),
-      this.status.node, el("div", { class: "watching" }, this.chart, this.list));
+      el("p", { class: "lead" }, "The training runs of the folder, updated live. Lines show training, dots show evaluations on held-out data."),
+      el("div", { class: "bar-of-fields" }, el("label", { class: "field" }, el("span", {}, "Show"), this.ys), el("label", { class: "field" }, el("span", {}, "Over"), xs), box("logx", "log x"), box("logy", "log y")),
+      this.status.node, el("div", { class: "run-columns" }, this.chart, this.list));
   }
 
   set(name, value) {
@@ -50,24 +50,24 @@ class RunsView extends HTMLElement {
     this.keep({ runs: (this.chosen ?? []).join(","), ...this.values });
   }
 
-  async look() {
-    if (this.looking) return;
-    this.looking = true;
+  async update() {
+    if (this.updating) return;
+    this.updating = true;
     try {
       this.runs = await get("/runs");
       if (this.chosen === null) this.chosen = this.runs.slice(0, 3).map((run) => run.name);
       const known = new Set(this.runs.map((run) => run.name));
       await Promise.all(this.chosen.filter((name) => known.has(name)).map((name) => this.follow(name)));
-      this.status.say("");
+      this.status.set("");
       this.drawList();
       this.draw();
     } catch (error) {
       this.status.fail(error);
     }
-    this.looking = false;
+    this.updating = false;
   }
 
-  // Only what is new is asked for. A run that was rewound, or begun anew, is read from its beginning.
+  // Requests only new records. A run that was rewound or restarted is read from the start.
   async follow(name) {
     const run = this.runs.find((one) => one.name === name), before = this.logs.get(name);
     if (before && before.updated === run.updated && before.step === run.step) return;
@@ -84,14 +84,14 @@ class RunsView extends HTMLElement {
 
   drawList() {
     if (!this.runs.length) {
-      this.list.replaceChildren(empty("No runs here yet", "Train something; its curve appears while it learns:", "allyouneed train numbers-en-de --minutes 2 --out runs/first"));
+      this.list.replaceChildren(empty("No runs yet", "Train a model; its curve appears here while it trains:", "allyouneed train numbers-en-de --minutes 2 --out runs/first"));
       return;
     }
     const focused = document.activeElement?.dataset?.run;
     this.list.replaceChildren(el("legend", {}, "Runs"), ...this.runs.map((run) => {
       const place = this.chosen.indexOf(run.name);
       const box = el("input", { type: "checkbox", checked: place >= 0, "data-run": run.name, onchange: () => this.toggle(run.name) });
-      const key = el("span", { class: place >= 0 ? `key key-${place % MOST}` : "key" });
+      const key = el("span", { class: place >= 0 ? `key key-${place % MAX_CURVES}` : "key" });
       const how = run.finished ? "finished" : run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
       const loss = typeof run.last.loss === "number" ? `loss ${number(run.last.loss)}` : "";
       return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, [how, `step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
@@ -101,10 +101,10 @@ class RunsView extends HTMLElement {
 
   toggle(name) {
     if (this.chosen.includes(name)) this.chosen = this.chosen.filter((one) => one !== name);
-    else this.chosen = [...this.chosen, name].slice(-MOST);
+    else this.chosen = [...this.chosen, name].slice(-MAX_CURVES);
     this.remember();
     this.drawList();
-    this.look();
+    this.update();
   }
 
   draw() {
@@ -128,7 +128,7 @@ class RunsView extends HTMLElement {
       const log = this.logs.get(name);
       if (!log) return [];
       const line = points(log.steps, x, y), dots = points(withAxes(log.evaluations, log.steps), x, y);
-      return [{ name, colour: place % MOST, line, dots }];
+      return [{ name, colour: place % MAX_CURVES, line, dots }];
     });
     this.chart.show({ curves, x: AXES[x], y: y.replaceAll("_", " "), logX: this.values.logx === "1", logY: this.values.logy === "1" });
   }
@@ -139,7 +139,7 @@ function points(records, x, y) {
   return records.filter((one) => Number.isFinite(one[x]) && Number.isFinite(one[y])).map((one) => [one[x], one[y]]);
 }
 
-// An evaluation knows its step; how much was spent by then, the step before it knows.
+// An evaluation records only its step. Tokens, seconds and FLOPs come from the last training record before it.
 function withAxes(evaluations, steps) {
   let at = 0;
   return evaluations.map((one) => {

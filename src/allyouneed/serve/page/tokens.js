@@ -1,4 +1,4 @@
-// An answer, token by token: the fainter a token, the less sure the model was; each opens what else it might have been.
+// The output as a row of tokens. A thick underline marks an uncertain token; selecting a token lists the alternatives.
 import { el, visible, share, roving } from "./dom.js";
 
 class TokenRun extends HTMLElement {
@@ -9,7 +9,7 @@ class TokenRun extends HTMLElement {
   clear(note = "") {
     this.tokens = [];
     this.items = [];
-    this.text = el("div", { class: "said", role: "toolbar", "aria-label": "Tokens, in the order in which they were said" });
+    this.text = el("div", { class: "output-tokens", role: "toolbar", "aria-label": "Output tokens" });
     this.panel = el("div", { class: "choices", "aria-live": "polite" });
     this.hint = el("p", { class: "note" }, note);
     roving(this.text, ".tok");
@@ -23,7 +23,6 @@ class TokenRun extends HTMLElement {
     const item = el("button", { type: "button", class: token.given ? "tok given" : "tok", tabindex: place ? "-1" : "0", "aria-label": `${visible(token.text)}, ${share(probability)}` },
       el("bdi", {}, visible(token.text)));
     item.style.setProperty("--p", String(Math.round(100 * probability) / 100));
-    item.classList.toggle("unsure", probability < 0.5);
     item.addEventListener("pointerenter", () => this.open(place));
     item.addEventListener("focus", () => this.open(place));
     item.classList.toggle("sign", /^\s*$/.test(token.text));
@@ -31,9 +30,9 @@ class TokenRun extends HTMLElement {
     this.text.append(item, ...(token.text === "\n" ? [el("span", { class: "break" })] : []));
   }
 
-  openLeastSure() {
-    const odds = this.tokens.map((token) => token.logprob);
-    if (odds.length && !this.contains(document.activeElement)) this.open(odds.indexOf(Math.min(...odds)));
+  openLeastCertain() {
+    const logprobs = this.tokens.map((token) => token.logprob);
+    if (logprobs.length && !this.contains(document.activeElement)) this.open(logprobs.indexOf(Math.min(...logprobs)));
   }
 
   open(place) {

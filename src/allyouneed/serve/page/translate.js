@@ -1,11 +1,11 @@
-// View 1: what a model says, token by token, with the probability of each and what else it might have been.
+// View 1: the output of a model, token by token, with probabilities and alternatives.
 import { el, count } from "./dom.js";
 import { complete, post } from "./api.js";
 import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
 import "./tokens.js";
 
 class TranslateView extends HTMLElement {
-  begin({ models, values, keep }) {
+  start({ models, values, keep }) {
     this.models = models;
     this.keep = keep;
     if (!models.length) {
@@ -31,35 +31,35 @@ class TranslateView extends HTMLElement {
       if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) this.run();
     });
     this.act = el("button", { class: "act", type: "button", onclick: () => (this.running ? this.stop.abort() : this.run()) });
-    const heat = el("input", { type: "range", min: "0", max: "1.5", step: "0.1", value: String(this.temperature), oninput: (event) => {
+    const slider = el("input", { type: "range", min: "0", max: "1.5", step: "0.1", value: String(this.temperature), oninput: (event) => {
       this.temperature = Number(event.target.value);
-      warm.textContent = this.temperature.toFixed(1);
+      shown.textContent = this.temperature.toFixed(1);
       this.remember();
     } });
-    const warm = el("output", {}, this.temperature.toFixed(1));
+    const shown = el("output", {}, this.temperature.toFixed(1));
     this.output = el("token-run");
-    this.heat = el("label", { class: "field slim" }, el("span", {}, "Temperature ", warm), heat);
+    this.temperatureField = el("label", { class: "field slim" }, el("span", {}, "Temperature ", shown), slider);
     const change = (name) => {
       const before = this.model;
       this.model = this.models.find((model) => model.name === name);
       if (this.text === before.example || !this.text) this.area.value = this.text = this.model.example;
       this.facts.replaceChildren(modelFacts(this.model));
       this.output.clear();
-      this.name();
+      this.updateButton();
       this.remember();
     };
     this.append(
-      el("h1", {}, "What does it say?"),
-      el("p", { class: "lead" }, "An answer appears token by token. Underlines are thick where the model was unsure; look at a token to see what else it might have said."),
-      el("div", { class: "bar-of-fields" }, modelChoice(this.models, this.model.name, change), this.heat), this.facts, this.area,
+      el("h1", {}, "Generate"),
+      el("p", { class: "lead" }, "The output appears token by token. A thick underline marks an uncertain token. Point at a token to see the alternatives."),
+      el("div", { class: "bar-of-fields" }, modelChoice(this.models, this.model.name, change), this.temperatureField), this.facts, this.area,
       el("div", { class: "actions" }, this.act, this.status.node), this.output);
     this.output.clear();
-    this.name();
+    this.updateButton();
   }
 
-  name() {
-    this.act.textContent = this.running ? "Stop" : this.model.target ? (this.model.source ? "Translate" : "Continue") : "Answer";
-    this.heat.hidden = !this.model.target;
+  updateButton() {
+    this.act.textContent = this.running ? "Stop" : this.model.target ? (this.model.source ? "Translate" : "Continue") : "Classify";
+    this.temperatureField.hidden = !this.model.target;
   }
 
   remember() {
@@ -70,44 +70,44 @@ class TranslateView extends HTMLElement {
     this.stop?.abort();
     const stop = this.stop = new AbortController();
     this.running = true;
-    this.name();
+    this.updateButton();
     this.remember();
     this.output.clear();
-    this.status.say("…");
-    const began = performance.now();
+    this.status.set("…");
+    const start = performance.now();
     try {
-      const said = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
-      const seconds = (performance.now() - began) / 1000;
-      this.status.say(`${count(said)} token${said === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(said / seconds))} a second`);
+      const tokens = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
+      const seconds = (performance.now() - start) / 1000;
+      this.status.set(`${count(tokens)} token${tokens === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(tokens / seconds))} per second`);
     } catch (error) {
-      if (error.name === "AbortError") this.status.say("Stopped.");
+      if (error.name === "AbortError") this.status.set("Stopped.");
       else this.status.fail(error);
     }
     if (this.stop === stop) {
       this.running = false;
-      this.name();
+      this.updateButton();
     }
   }
 
   async stream(signal) {
-    let said = 0;
+    let tokens = 0;
     const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: 200 };
     for await (const token of complete(body, signal)) {
       if (token.text === undefined) continue;
       this.output.add(token);
-      said += 1;
-      this.status.say(`${count(said)} tokens …`);
+      tokens += 1;
+      this.status.set(`${count(tokens)} tokens …`);
     }
-    if (said) this.output.openLeastSure();
-    else this.output.hint.textContent = "It had nothing to say.";
-    return said;
+    if (tokens) this.output.openLeastCertain();
+    else this.output.hint.textContent = "The output is empty.";
+    return tokens;
   }
 
   async classes(signal) {
-    const answer = await post("/attention", { model: this.model.name, text: this.text }, signal);
-    for (const token of answer.said) this.output.add(token);
-    this.output.openLeastSure();
-    return answer.said.length;
+    const result = await post("/attention", { model: this.model.name, text: this.text }, signal);
+    for (const token of result.said) this.output.add(token);
+    this.output.openLeastCertain();
+    return result.said.length;
   }
 }
 customElements.define("view-translate", TranslateView);
