@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from allyouneed.config import parse
 from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, sample, score, search, stream
-from allyouneed.decode.sample import kept
+from allyouneed.decode.sample import cut_probabilities
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.text.specials import BOS, EOS, PAD
 
@@ -39,7 +39,7 @@ def plain_kept(logits: list[float], config: SampleConfig) -> dict[int, float]:
 def test_cuts_equal_plain_ones(numbers, temperature, top_k, top_p, min_p):
     logits = [number / 9.7 for number in numbers]  # far enough apart that rounding decides nothing
     config = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    weight_BV, word_BV = kept(torch.tensor([logits], dtype=torch.float64), config)
+    weight_BV, word_BV = cut_probabilities(torch.tensor([logits], dtype=torch.float64), config)
     words = range(len(logits)) if word_BV is None else word_BV[0].tolist()
     ours = {word: weight for word, weight in zip(words, weight_BV[0].tolist(), strict=True) if weight > 0}
     total = sum(ours.values())

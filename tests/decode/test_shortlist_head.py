@@ -16,7 +16,7 @@ from allyouneed import kernels
 from allyouneed.decode import Hypothesis, SearchConfig, search
 from allyouneed.decode import beam as decode_beam
 from allyouneed.decode import shortlist_head as decode_shortlist
-from allyouneed.decode.shortlist_head import Listed
+from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.errors import ConfigError
 from allyouneed.inference.head import ListsHead, head_of_lists
 from allyouneed.inference.optimize import optimize_for_inference
@@ -138,8 +138,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("no C compiler")
     elif request.param == "many rows":
         monkeypatch.setattr(kernels, "few_rows", lambda rows: False)
-    monkeypatch.setattr(decode_shortlist, "ALONE", 0 if request.param == "int8 lists" else 1000)
-    monkeypatch.setattr(decode_shortlist, "GATHERED", 1000 if request.param == "whole" else 1)
+    monkeypatch.setattr(decode_shortlist, "LIST_COST", 0 if request.param == "int8 lists" else 1000)
+    monkeypatch.setattr(decode_shortlist, "UNION_SHARE", 1000 if request.param == "whole" else 1)
     return str(request.param)
 
 
@@ -164,7 +164,7 @@ def test_laid_out_neighbours_change_nothing(way, beam):
 def test_logits_are_those_of_the_whole_head(way, beam):
     model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
-        listed = Listed(model, shortlist, sources)
+        listed = BatchShortlist(model, shortlist, sources)
         assert isinstance(listed.model.head, ListsHead) == (way == "int8 lists")
         assert (listed.model is model) == (way in ("whole", "int8"))
         left = torch.arange(len(sources))
@@ -173,7 +173,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
                 listed.only(stay)
                 left = left[stay]
             x_BD = torch.randn(len(left) * beam, 24)
-            own_BL, all_BV = listed.own(listed.model.head(x_BD)), model.head(x_BD)
+            own_BL, all_BV = listed.row_logits(listed.model.head(x_BD)), model.head(x_BD)
             for row in range(len(x_BD)):
                 source = sources[int(left[row // beam])]
                 count = int((own_BL[row] > float("-inf")).sum())
@@ -194,14 +194,14 @@ def test_lists_where_they_pay(words, rows, lists):
         pytest.skip("no C compiler")
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
     with torch.inference_mode():
-        listed = Listed(laid_out(int8=True), some, SOURCES, rows)
+        listed = BatchShortlist(laid_out(int8=True), some, SOURCES, rows)
     assert isinstance(listed.model.head, ListsHead) == lists
 
 
 @pytest.mark.parametrize("beam", [1, 5])
 def test_searches_say_how_many_rows_share_a_list(monkeypatch, beam):
     seen = []
-    monkeypatch.setattr(decode_beam, "Listed", lambda *given: seen.append(given[3]) or Listed(*given))
+    monkeypatch.setattr(decode_beam, "BatchShortlist", lambda *given: seen.append(given[3]) or BatchShortlist(*given))
     search(make_model("gru", WORDS), SOURCES, SearchConfig(beam=beam, max_length=2), shortlist=everything(WORDS))
     assert set(seen) == {beam}
 
@@ -232,7 +232,7 @@ def test_a_union_of_most_words_is_not_gathered(words, gathered):
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
     model = laid_out(int8=False)
     with torch.inference_mode():
-        assert (Listed(model, some, SOURCES).model is not model) == gathered
+        assert (BatchShortlist(model, some, SOURCES).model is not model) == gathered
 
 
 def test_lists_take_half_precision(way):
@@ -241,7 +241,7 @@ def test_lists_take_half_precision(way):
         pytest.skip("the others ask torch")
     model, shortlist, sources = laid_out(int8=True), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
-        listed, x_BD = Listed(model, shortlist, sources), torch.randn(len(sources), 24, dtype=torch.bfloat16)
+        listed, x_BD = BatchShortlist(model, shortlist, sources), torch.randn(len(sources), 24, dtype=torch.bfloat16)
         assert torch.equal(listed.model.head(x_BD), listed.model.head(x_BD.float()))
 
 

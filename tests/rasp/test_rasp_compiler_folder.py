@@ -54,7 +54,7 @@ def test_it_opens_and_answers(reverse):
 
 def test_tokens_it_does_not_know_are_refused(reverse):
     bundle = load_folder(str(reverse))
-    with pytest.raises(DataError, match="text 2: 'abz' holds a token"):
+    with pytest.raises(DataError, match="text 2: 'abz' has a token"):
         translate(bundle.model, bundle.codec, ["abc", "abz"], SearchConfig())
 
 
@@ -85,7 +85,7 @@ def test_the_command_line_answers_with_a_decoder(causal, tmp_path):
 
 
 def test_the_command_line_says_what_a_decoder_cannot_do(causal):
-    assert "line 3: 'abz' holds a token that is not in the model's vocabulary (its token 3)" in _refused(
+    assert "line 3: 'abz' has a token that is not in the model's vocabulary (its token 3)" in _refused(
         "translate", str(causal), given="abc\n\nabz\n"
     )
     assert "line 1: 'z'" in _refused("score", str(causal), given="z\t1\n")

@@ -1,4 +1,4 @@
-"""Decoding for any model that can step: greedy and beam search, sampling, streaming, scoring."""
+"""Decoding for any model with `step`: greedy and beam search, sampling, streaming, scoring."""
 
 from allyouneed.decode.base import Hypothesis
 from allyouneed.decode.beam import SearchConfig, search

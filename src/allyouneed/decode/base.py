@@ -1,7 +1,7 @@
-"""What all ways of decoding share: hypotheses, batches by length, and the care a model needs while it only predicts.
+"""What all decoding methods share: hypotheses, batches by length, evaluation mode, padding and start states.
 
-Decoding knows the contract of `models/base.py` (condition, start, step, hidden, head) and `select_rows`, and nothing of
-what a model is made of or what its state holds.
+Decoding depends only on the contract of `models/base.py` (condition, start, step, hidden, head) and on `select_rows`.
+It does not depend on how a model is built or on what its state holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,39 +18,39 @@ from allyouneed.mixers import State
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, PAD
 
-# PAD and BOS are never generated. They are the first two ids, so leaving them out is a view, not a copy.
+# PAD and BOS are never generated. They are the first two ids, so a view without them needs no copy.
 FIRST_TOKEN = max(PAD, BOS) + 1
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Something a model says."""
+    """A generated target."""
 
     ids: list[int]  # without BOS and EOS
     logprob: float  # log P of the ids, and of EOS if it is finished
-    score: float  # what ranks it
-    finished: bool  # whether it ended with EOS, or was cut at its longest permitted length
+    score: float  # ranks it among others
+    finished: bool  # True: it ended with EOS; False: it was cut at the maximum length
 
 
 @contextmanager
 def generating(model: Model) -> Iterator[None]:
-    """`evaluating`, for models that generate."""
+    """Run `evaluating` for a model that generates; raise ConfigError for an encoder."""
     if model.kind == "encoder":
-        raise ConfigError("an encoder answers for a whole source and generates nothing; decoding needs a decoder")
+        raise ConfigError("an encoder classifies a whole source and generates nothing; decoding needs a decoder")
     with evaluating(model):
         yield
 
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards every module is in the mode it was in."""
+    """Disable dropout and gradients inside; restore the mode of every module afterwards."""
     with evaluation_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
 def evaluation_mode(model: Model) -> Iterator[None]:
-    """No dropout inside; afterwards every module is in the mode it was in."""
+    """Disable dropout inside; restore the mode of every module afterwards."""
     # An optimized model stays in evaluation mode; a look at all its modules takes as long as a token.
     training = [] if is_optimized(model) else [module for module in model.modules() if module.training]
     if training:
@@ -63,26 +63,26 @@ def evaluation_mode(model: Model) -> Iterator[None]:
 
 
 def device_of(model: Model) -> torch.device:
-    """Where the model's weights are."""
+    """Return the device of the model's weights."""
     return model.head.weight_VD.device
 
 
 def new_token_limit(model: Model, asked: int, prompt: Sequence[int], source: Sequence[int] | None) -> int:
-    """How many new tokens there can be, if `asked` are wanted: at the model's last position a text ends.
+    """Return how many new tokens can be generated, at most `asked`: a text ends at the model's last position.
 
-    What is too long before it begins has one, and the model says what is wrong when it reads it.
+    The limit is at least 1. If the prompt itself is too long, the model raises an error when it reads it.
     """
     if model.longest is None:
         return asked
     read = 1 + len(prompt) + (len(source or ()) if model.kind == "decoder" else 0)
-    return min(asked, max(1, model.longest - read + 1))  # nobody reads the last one
+    return min(asked, max(1, model.longest - read + 1))  # the last token is not read
 
 
 def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list[list[int]]:
-    """Numbers of items in batches of similar lengths, the longest first: a batch too big for the machine shows at once.
+    """Return batches of item numbers with similar lengths, longest first: a batch that is too large fails at once.
 
-    A batch of items that need `rows` rows each, all padded to its longest, holds at most `budget` tokens (or one item),
-    and at most one part in `parts` of all items.
+    Each item takes `rows` rows, padded to the longest of its batch. A batch has at most `budget` tokens (or one item),
+    and at most 1 / `parts` of all items.
     """
     order = sorted(range(len(lengths)), key=lambda item: -lengths[item])
     most = -(-len(lengths) // parts)
@@ -95,12 +95,12 @@ def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The ids with PAD behind them, and which are real (None: all). A batch of empty rows still has one column."""
+    """Return the ids padded on the right and the padding mask (None: no padding). There is at least one column."""
     return _pad(rows, device, left=False)
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The same with PAD in front: all rows end in the last column."""
+    """Return the ids padded on the left, so that all rows end in the last column, and the padding mask."""
     return _pad(rows, device, left=True)
 
 
@@ -119,21 +119,21 @@ def _pad(rows: Sequence[Sequence[int]], device: torch.device, left: bool) -> tup
 
 
 def as_float32(logits: Tensor) -> Tensor:
-    """In float32 at least: probabilities are sums of thousands of terms."""
+    """Return at least float32: probabilities are sums of thousands of terms."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def top_tokens(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best words of each row, best first: log-probabilities (B, C) among all tokens, and ids (B, C)."""
+    """Return the `count` best tokens of each row, best first: log-probabilities (B, C) among all tokens, ids (B, C)."""
     count = min(count, logits_BV.shape[1] - FIRST_TOKEN)
     return best_tokens(logits_BV, FIRST_TOKEN, count)
 
 
 def start_state(model: Model, sources: Sequence[Sequence[int] | None], device: torch.device) -> State:
-    """The state in which the targets begin. Either every row has a source, or none has."""
+    """Return the state before the first target token. Either every row has a source, or none has."""
     given = [source for source in sources if source is not None]
     if given:
         return model.condition(*pad_right(given, device))
     if model.kind == "encoder-decoder":
-        raise ConfigError("an encoder-decoder model says something about a source; no source was given")
+        raise ConfigError("an encoder-decoder model needs a source; no source was given")
     return model.start()

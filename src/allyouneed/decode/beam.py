@@ -1,19 +1,19 @@
-"""Beam search: the `beam` best beginnings are continued side by side.
+"""Beam search: extend the `beam` best prefixes in parallel.
 
     live_0 = {BOS};   candidates_t = the 2 beam best of  live_(t-1) x vocabulary  by log P
     finished += candidates_t that end in EOS and are among the beam best;   live_t = the beam best of the others
 
-Finished hypotheses are ranked by log P / lp (see penalty.py). Each row can end in one way only, so of 2 beam candidates
-at least `beam` go on. Defaults are the paper's: beam 4, alpha 0.6, at most source length + 50 tokens, "but terminate
-early when possible".
+Finished hypotheses are ranked by log P / lp (see penalty.py). Each row has only one candidate that ends, so at least
+`beam` of the 2 beam candidates continue. Defaults are the paper's: beam 4, alpha 0.6, at most source length + 50
+tokens, "but terminate early when possible".
 
-Stopping is exact: a sentence ends when no live beginning can overtake its n best finished hypotheses. A beginning with
-log P = s can only lose log P, and the largest divisor it can reach is that of the longest permitted length L, so no
-ending of it scores above s / lp(L). What is cut at L is unfinished and ranks behind everything finished.
+Stopping is exact: a sentence ends when no live prefix can overtake its n best finished hypotheses. The log P = s of a
+prefix can only decrease, and its largest possible divisor is that of the maximum length L, so none of its completions
+scores above s / lp(L). A hypothesis that is cut at L is unfinished and ranks after all finished ones.
 
-A beam of one is greedy search: its first finished hypothesis is its answer.
+A beam of one is greedy search: the first finished hypothesis is the result.
 
-Cost: one `step` of (sentences x beam) rows for each token, and the rows of the state are reordered each time.
+Cost: one `step` of (sentences x beam) rows for each token; the rows of the state are reordered at each step.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 6.1; Wu et al. 2016, arXiv:1609.08144, section 7.
 """
 
@@ -40,7 +40,7 @@ from allyouneed.decode.base import (
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
-from allyouneed.decode.shortlist_head import Listed
+from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
@@ -52,27 +52,29 @@ NEVER = float("-inf")
 
 
 class SearchConfig(Config):
-    """How to search for the best target."""
+    """Settings of the search for the best target."""
 
     beam: PositiveInt = 4
     length_penalty: Annotated[float, Field(ge=0)] = 0.6  # alpha; 0 ranks by log P alone
     n_best: PositiveInt = 1
-    max_length: NonNegativeInt | None = None  # tokens at most, EOS included; None: source length + 50
-    batch_tokens: PositiveInt = 4096  # source tokens in a batch, each counted for every beam
+    max_length: NonNegativeInt | None = None  # maximum number of tokens, EOS included; None: source length + 50
+    batch_tokens: PositiveInt = 4096  # source tokens in a batch, counted once per beam
 
     @model_validator(mode="after")
     def _enough_beams(self) -> "SearchConfig":
         if self.n_best > self.beam:
-            raise ValueError(f"n_best {self.n_best} is more than a beam of {self.beam} keeps; at most the beam")
+            raise ValueError(
+                f"n_best {self.n_best} is more than the {self.beam} hypotheses that the beam keeps; use at most beam"
+            )
         return self
 
     @property
     def signature(self) -> str:
-        """What a score of decoded text must say of the search."""
+        """Return the search settings as they appear in the signature of a score."""
         return "greedy" if self.beam == 1 else f"beam:{self.beam}|lp:{self.length_penalty:g}"
 
     def limit(self, source: Sequence[int]) -> int:
-        """The longest permitted target of a source."""
+        """Return the maximum target length for a source."""
         return len(source) + BEYOND_SOURCE if self.max_length is None else self.max_length
 
 
@@ -83,11 +85,12 @@ def search(
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
-    """The n best targets of each source, best first. `progress` hears after each batch how many more are done.
+    """Return the n best targets of each source, best first.
 
-    With a shortlist a target holds only words that it allows the source, and probabilities are among those.
+    `progress` is called after each batch with its number of sources. With a shortlist, a target has only tokens that it
+    allows for the source, and probabilities are among those.
     """
-    results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # the answer where nothing may be said
+    results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # returned if the maximum length is 0
     with generating(model):
         if config.max_length == 0:
             return results
@@ -96,10 +99,10 @@ def search(
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
             limits = [new_token_limit(model, config.limit(source), (), source) for source in chosen]
-            listed = None if shortlist is None else Listed(model, shortlist, chosen, config.beam)
+            allowed = None if shortlist is None else BatchShortlist(model, shortlist, chosen, config.beam)
             if config.beam == 1:
-                return greedy_batch(model, chosen, limits, config.length_penalty, listed)
-            return _Beams(model, chosen, limits, config, listed).run()
+                return greedy_batch(model, chosen, limits, config.length_penalty, allowed)
+            return _Beams(model, chosen, limits, config, allowed).run()
 
         lengths = [len(source) for source in sources]
         batches = pack(lengths, config.beam, config.batch_tokens, parts=worker_count(device))
@@ -120,24 +123,24 @@ class Candidates:
     token_NC: Tensor
 
     def first(self, count: int) -> "Candidates":
-        """The best so many of each sentence."""
+        """Return the `count` best of each sentence."""
         return Candidates(self.logprob_NC[:, :count], self.row_NC[:, :count], self.token_NC[:, :count])
 
     def choose(self, place_NK: Tensor) -> "Candidates":
-        """Some of each sentence."""
+        """Return the candidates at the given places of each sentence."""
         return Candidates(
             self.logprob_NC.gather(1, place_NK),
             self.row_NC.gather(1, place_NK),
             self.token_NC.gather(1, place_NK),
         )
 
-    def of(self, sentence_N: Tensor) -> "Candidates":
-        """Those of some sentences."""
+    def of_sentences(self, sentence_N: Tensor) -> "Candidates":
+        """Return the candidates of some sentences."""
         return Candidates(self.logprob_NC[sentence_N], self.row_NC[sentence_N], self.token_NC[sentence_N])
 
 
 def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Candidates:
-    """The `count` best continuations of each sentence's K rows; where there are fewer, impossible ones fill up."""
+    """Return the `count` best continuations of each sentence's K rows, filled up with impossible ones."""
     N, K = logprob_NK.shape
     # The best of a union are among the best of its parts.
     per_row = min(count, logits_BV.shape[1] - FIRST_TOKEN)
@@ -156,7 +159,7 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
 
 
 class _Beams:
-    """A batch of sentences (N), each with `beam` live beginnings; the rows (B) of the state are N groups of as many."""
+    """A batch of N sentences with `beam` live prefixes each; the rows (B) of the state are N groups of `beam` rows."""
 
     def __init__(
         self,
@@ -164,10 +167,10 @@ class _Beams:
         sources: Sequence[Sequence[int]],
         limits: Sequence[int],
         config: SearchConfig,
-        listed: Listed | None = None,
+        shortlist: BatchShortlist | None = None,
     ) -> None:
-        self.model = model if listed is None else listed.model
-        self.config, self.listed, self.device = config, listed, device_of(model)
+        self.model = model if shortlist is None else shortlist.model
+        self.config, self.shortlist, self.device = config, shortlist, device_of(model)
         self.found: list[list[Hypothesis]] = [[] for _ in sources]
         self.item = list(range(len(sources)))  # the sentences still in the batch
         self.limit_N = torch.tensor(limits, device=self.device)
@@ -179,7 +182,7 @@ class _Beams:
         self.state: State = model.condition(*pad_right(sources, self.device))
 
     def run(self) -> list[list[Hypothesis]]:
-        """The n best of every sentence, best first."""
+        """Return the n best hypotheses of every sentence, best first."""
         beam = self.config.beam
         while self.item:
             logits, self.state = self.model.advance(self.ids_BT[:, -1], self.state)
@@ -190,18 +193,18 @@ class _Beams:
                 best = best.choose(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
             else:
                 best = best.first(beam)
-            self._go_on(best, self._leave(best))
+            self._extend(best, self._drop_finished(best))
         return self.found
 
     def _continuations(self, logits: Tensor) -> Candidates:
         count = 2 * self.config.beam
-        if self.listed is None:
+        if self.shortlist is None:
             return best_continuations(logits, self.logprob_NK, count)
-        best = best_continuations(self.listed.own(logits), self.logprob_NK, count)
-        return replace(best, token_NC=self.listed.words(best.token_NC))
+        best = best_continuations(self.shortlist.row_logits(logits), self.logprob_NK, count)
+        return replace(best, token_NC=self.shortlist.token_ids(best.token_NC))
 
     def _finish(self, best: Candidates, ends_NK: Tensor) -> None:
-        """Keeps the n best hypotheses that end here."""
+        """Keep the n best hypotheses that end at this step."""
         length = self.ids_BT.shape[1]  # BOS does not count, EOS does
         penalty = length_penalty(length, self.config.length_penalty)
         for sentence, place in ends_NK.nonzero().tolist():
@@ -216,8 +219,8 @@ class _Beams:
             if len(found) == self.config.n_best:
                 self.to_beat_N[sentence] = found[-1].score
 
-    def _leave(self, live: Candidates) -> Tensor | None:
-        """The sentences that stay (None: all). The others cannot improve any more, or are at their limit."""
+    def _drop_finished(self, live: Candidates) -> Tensor | None:
+        """Drop sentences that cannot improve or are at their limit; return the places of the others (None: all)."""
         length = self.ids_BT.shape[1]
         hopeless_N = self.to_beat_N >= live.logprob_NC[:, 0] / self.last_penalty_N
         done_N = hopeless_N | (self.limit_N <= length)
@@ -226,36 +229,36 @@ class _Beams:
         penalty = length_penalty(length, self.config.length_penalty)
         for sentence in done_N.nonzero()[:, 0].tolist():
             found = self.found[self.item[sentence]]
-            beginnings = zip(
+            prefixes = zip(
                 *(part[sentence].tolist() for part in (live.logprob_NC, live.row_NC, live.token_NC)), strict=True
             )
-            for logprob, row, token in beginnings:
+            for logprob, row, token in prefixes:
                 if len(found) < self.config.n_best and logprob > NEVER:
                     ids = [*self.ids_BT[row, 1:].tolist(), token]
                     found.append(Hypothesis(ids, logprob, logprob / penalty, finished=False))
-        stay = (~done_N).nonzero()[:, 0]
-        self.item = [self.item[sentence] for sentence in stay.tolist()]
-        if self.listed is not None:
-            self.listed.only(stay)
-        self.limit_N, self.to_beat_N = self.limit_N[stay], self.to_beat_N[stay]
-        self.last_penalty_N = self.last_penalty_N[stay]
-        return stay
+        kept = (~done_N).nonzero()[:, 0]
+        self.item = [self.item[sentence] for sentence in kept.tolist()]
+        if self.shortlist is not None:
+            self.shortlist.keep_sources(kept)
+        self.limit_N, self.to_beat_N = self.limit_N[kept], self.to_beat_N[kept]
+        self.last_penalty_N = self.last_penalty_N[kept]
+        return kept
 
-    def _go_on(self, live: Candidates, stay: Tensor | None) -> None:
-        """The chosen beginnings become the rows of the state."""
+    def _extend(self, live: Candidates, kept: Tensor | None) -> None:
+        """Make the chosen prefixes the rows of the state."""
         if not self.item:
             return
         beams_before, beam = self.logprob_NK.shape[1], self.config.beam
-        if stay is not None:
-            live = live.of(stay)
+        if kept is not None:
+            live = live.of_sentences(kept)
         row_B = live.row_NC.flatten()
         if beams_before == beam:
             self.state = select_rows(self.state, row_B)
         else:
-            # After BOS each sentence's one row becomes a group. Dropping sentences in the same selection would hide
-            # from a state that the rows of a group share what they read.
-            if stay is not None:
-                self.state = select_rows(self.state, stay)
+            # After BOS the single row of each sentence becomes a group. Sentences are dropped before that, in their own
+            # selection: otherwise the state could not detect that the rows of a group share a source.
+            if kept is not None:
+                self.state = select_rows(self.state, kept)
             group_B = torch.arange(len(self.item), device=self.device).repeat_interleave(beam)
             self.state = select_rows(self.state, group_B)
         self.ids_BT = torch.cat([self.ids_BT[row_B], live.token_NC.reshape(-1, 1)], dim=1)

@@ -1,4 +1,4 @@
-"""Greedy search: the most probable token at every step. Beam search with a beam of one, without what a beam needs.
+"""Greedy search: the most probable token at every step. Beam search with a beam of one, without a beam's overhead.
 
 y_t = argmax_v P(v | y_<t, source)    until EOS
 """
@@ -12,35 +12,39 @@ from torch import Tensor
 from allyouneed.decode.base import Hypothesis, device_of, pad_right
 from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.decode.penalty import length_penalty
-from allyouneed.decode.shortlist_head import Listed
+from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS
 
 
 def greedy_batch(
-    model: Model, sources: Sequence[Sequence[int]], limits: Sequence[int], alpha: float, listed: Listed | None = None
+    model: Model,
+    sources: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    alpha: float,
+    shortlist: BatchShortlist | None = None,
 ) -> list[list[Hypothesis]]:
-    """One hypothesis for each source. `limits` are the longest permitted lengths, EOS included, at least 1.
+    """Return one hypothesis for each source. `limits` are maximum lengths, EOS included, at least 1.
 
-    `listed` has the words that the sources allow; None: all.
+    `shortlist` restricts the tokens; None allows all.
     """
     device = device_of(model)
-    model = model if listed is None else listed.model
+    model = model if shortlist is None else shortlist.model
     state = model.condition(*pad_right(sources, device))
     logits, state = model.advance(torch.full((len(sources),), BOS, device=device), state)
-    if listed is None:
-        said = generation_loop(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
+    if shortlist is None:
+        found = generation_loop(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
     else:
-        said = generation_loop(
-            model, logits, state, limits, lambda logits_BL, _: _best_of(listed, logits_BL), listed.only
+        found = generation_loop(
+            model, logits, state, limits, lambda logits_BL, _: _best_of(shortlist, logits_BL), shortlist.keep_sources
         )
-    return [[_ranked(hypothesis, alpha)] for hypothesis in said]
+    return [[_ranked(hypothesis, alpha)] for hypothesis in found]
 
 
-def _best_of(listed: Listed, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable of the words (B) that each row may say, and its log-probability (B) among them."""
-    place_B, logprob_B = best_token(listed.own(logits))
-    return listed.words(place_B[:, None])[:, 0], logprob_B
+def _best_of(shortlist: BatchShortlist, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable allowed token (B) of each row, and its log-probability (B) among the allowed ones."""
+    place_B, logprob_B = best_token(shortlist.row_logits(logits))
+    return shortlist.token_ids(place_B[:, None])[:, 0], logprob_B
 
 
 def _ranked(hypothesis: Hypothesis, alpha: float) -> Hypothesis:

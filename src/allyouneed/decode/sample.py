@@ -1,12 +1,12 @@
-"""Sampling: each token is drawn from the model's distribution, made sharper or cut to its likely part.
+"""Sampling: draw each token from the model's distribution, sharpened or cut to its most probable part.
 
-    P'(v) ~ P(v)^(1/temperature),   then kept are:
+    P'(v) ~ P(v)^(1/temperature),   of which are kept:
     top_k   the k most probable tokens
     top_p   the fewest most probable ones that together reach p     (nucleus; Holtzman et al. 2020, arXiv:1904.09751)
     min_p   those at least min_p times as probable as the best      (Nguyen et al. 2024, arXiv:2407.01082)
 
-each applied to what the one before left. A token is drawn by inverting the cumulative distribution at a uniform number:
-every sample has a stream of such numbers of its own, so what it says depends on the seed, not on its neighbours.
+each applied to what the previous one kept. A token is drawn by inverting the cumulative distribution at a uniform
+number. Every sample has its own stream of uniform numbers, so it depends on the seed and not on its batch.
 """
 
 from collections.abc import Sequence
@@ -35,26 +35,28 @@ from allyouneed.mixers import select_rows
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS
 
-SHARPEST = 1e-3  # below it float32 scores overflow; 0 says what is meant
+MIN_TEMPERATURE = 1e-3  # below it float32 scores overflow; 0 is exact
 
 
 class SampleConfig(Config):
-    """How to draw targets."""
+    """Settings of sampling."""
 
     temperature: Annotated[float, Field(ge=0)] = 1.0  # 0: always the most probable token
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: NonNegativeInt = 0
-    max_length: NonNegativeInt = 256  # new tokens at most, EOS included
+    max_length: NonNegativeInt = 256  # maximum number of new tokens, EOS included
     n: PositiveInt = 1  # samples for each prompt
-    batch_tokens: PositiveInt = 4096  # source or prompt tokens at once, each counted for every sample
+    batch_tokens: PositiveInt = 4096  # source or prompt tokens in a batch, counted once per sample
 
     @field_validator("temperature")
     @classmethod
     def _not_tiny(cls, value: float) -> float:
-        if 0 < value < SHARPEST:
-            raise ValueError(f"{value} is too close to 0; use 0 (the most probable token) or at least {SHARPEST}")
+        if 0 < value < MIN_TEMPERATURE:
+            raise ValueError(
+                f"{value} is too close to 0; use 0 (the most probable token) or at least {MIN_TEMPERATURE}"
+            )
         return value
 
 
@@ -64,10 +66,10 @@ def sample(
     config: SampleConfig,
     sources: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """n continuations of each prompt (the target's first ids after BOS; may be empty), in the order they were drawn.
+    """Return n continuations of each prompt, in the order of their seeds. A prompt is the first target ids after BOS.
 
-    Ids and log-probability are of what was said after the prompt; the log-probability is the model's own, whatever
-    temperature and cuts were.
+    Ids and log-probabilities are those after the prompt. Log-probabilities are the model's own, before temperature and
+    cuts.
     """
     if sources is not None and len(sources) != len(prompts):
         raise DataError(f"{len(prompts)} prompts but {len(sources)} sources; each prompt needs one")
@@ -78,20 +80,20 @@ def sample(
         pairs = list(zip(prompts, sources if sources is not None else [None] * len(prompts), strict=True))
         lengths = [1 + max(len(prompt), len(source or ())) for prompt, source in pairs]
         for batch in pack(lengths, config.n, config.batch_tokens):
-            draw = Draws(config, [(item, number) for item in batch for number in range(config.n)])
-            found = _sample_batch(model, [pairs[item] for item in batch], config, draw)
+            streams = UniformStreams(config, [(item, number) for item in batch for number in range(config.n)])
+            found = _sample_batch(model, [pairs[item] for item in batch], config, streams)
             for place, item in enumerate(batch):
                 results[item] = found[place * config.n : (place + 1) * config.n]
     return results
 
 
 def uniforms(seed: int, prompt: int, number: int) -> np.random.Generator:
-    """The stream of a sample: its numbers are the same, drawn one by one or many at once."""
+    """Return the random stream of a sample. Its numbers do not depend on how many are drawn at once."""
     return np.random.default_rng((seed, prompt, number))
 
 
-class Draws:
-    """A stream of uniform numbers for each row, which depends on (seed, prompt number, sample number) alone."""
+class UniformStreams:
+    """A stream of uniform numbers for each row, which depends only on (seed, prompt number, sample number)."""
 
     AHEAD = 64  # numbers drawn at once
 
@@ -100,7 +102,7 @@ class Draws:
         self._ahead_BT = np.empty((len(rows), 0))
 
     def next(self, row_B: Tensor) -> Tensor:
-        """The next number, in [0, 1), of some of the N rows; the others skip theirs."""
+        """Return the next number, in [0, 1), of the given rows; the other rows skip theirs."""
         if not self._ahead_BT.shape[1]:
             self._ahead_BT = np.stack([generator.random(self.AHEAD) for generator in self._generators])
         uniform_N = torch.from_numpy(self._ahead_BT[:, 0].copy()).to(row_B.device)
@@ -112,12 +114,12 @@ def _sample_batch(
     model: Model,
     pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]],
     config: SampleConfig,
-    draws: Draws,
+    streams: UniformStreams,
 ) -> list[Hypothesis]:
     device = device_of(model)
     state = start_state(model, [source for _, source in pairs], device)
     token_BT, mask_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
-    # The prompt is read once, and only its last position is projected; then its row becomes one for each sample.
+    # The prompt is read once, and only its last position is projected; then its row is repeated for each sample.
     x_BTD, state = model.hidden(token_BT, state, mask_BT)
     group_N = torch.arange(len(pairs), device=device).repeat_interleave(config.n)
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
@@ -125,32 +127,32 @@ def _sample_batch(
         state = select_rows(state, group_N)
     limits = [new_token_limit(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
     return generation_loop(
-        model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, draws.next(row_B))
+        model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, streams.next(row_B))
     )
 
 
 def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """A token (B) for each row by a number in [0, 1), and its log-probability (B) in the model's own distribution."""
+    """Draw a token (B) for each row by a number in [0, 1); return it with its log-probability (B) before any cut."""
     if config.temperature == 0:
         return best_token(logits_BV)
     uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0
     if uncut and (drawn := draw_tokens(logits_BV, FIRST_TOKEN, config.temperature, uniform_B)) is not None:
         return drawn
-    weight_BN, word_BN = kept(logits_BV[:, FIRST_TOKEN:], config)
+    weight_BN, column_BN = cut_probabilities(logits_BV[:, FIRST_TOKEN:], config)
     reached_BN = weight_BN.to(torch.float64).cumsum(dim=1)
-    # The factor keeps a rounded product below the sum: nothing that weighs zero can be drawn.
+    # The factor keeps a rounded product below the sum: a token of probability 0 cannot be drawn.
     wanted_B1 = uniform_B[:, None] * reached_BN[:, -1:] * (1 - 2.0**-40)
     place_B1 = torch.searchsorted(reached_BN, wanted_B1, right=True)
-    token_B1 = (place_B1 if word_BN is None else word_BN.gather(1, place_B1)) + FIRST_TOKEN
+    token_B1 = (place_B1 if column_BN is None else column_BN.gather(1, place_B1)) + FIRST_TOKEN
     return token_B1[:, 0], logits_BV.gather(1, token_B1)[:, 0] - logits_BV.logsumexp(dim=1)
 
 
-def kept(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None]:
-    """Probabilities after temperature, zero for what is cut off, and of which words (None: all in order)."""
-    word_BN = None
+def cut_probabilities(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None]:
+    """Return probabilities after temperature and cuts (0: cut off), and their columns (None: all, in order)."""
+    column_BN = None
     if config.top_k is not None or config.top_p < 1:
         size = logits_BV.shape[1]
-        logits_BV, word_BN = logits_BV.topk(min(config.top_k or size, size), dim=1)
+        logits_BV, column_BN = logits_BV.topk(min(config.top_k or size, size), dim=1)
     best_B1 = logits_BV.amax(dim=1, keepdim=True)
     weight_BN = ((logits_BV - best_B1) / config.temperature).softmax(dim=1)
     if config.top_p < 1:
@@ -159,4 +161,4 @@ def kept(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, Tensor | None
     if config.min_p > 0:
         best_B1 = weight_BN.amax(dim=1, keepdim=True)
         weight_BN = weight_BN.masked_fill(weight_BN < config.min_p * best_B1, 0)
-    return weight_BN, word_BN
+    return weight_BN, column_BN

@@ -1,9 +1,9 @@
-"""How probable is a given target?
+"""Score given targets by their log-probability.
 
     log P(y | x) = sum_t log P(y_t | y_<t, x)
 
-EOS counts as the last token of every target, so they are the probabilities of whole texts.
-Memory is bounded: sequences go through the state in segments, and logits exist for a piece of the positions at a time.
+EOS counts as the last token of every target, so these are probabilities of complete texts. Memory is bounded: sequences
+are read in segments through the state, and logits are computed for a limited number of positions at once.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from allyouneed.mixers import State
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
 
-Pair = tuple[Sequence[int] | None, Sequence[int]]  # source (None: the model needs none) and target
+Pair = tuple[Sequence[int] | None, Sequence[int]]  # source (None: the model has none) and target
 
 SEGMENT = 1024  # positions of a sequence at once
 LOGITS = 1 << 22  # numbers at once: 16 MiB in float32
@@ -34,9 +34,9 @@ class Scored:
 
 
 def score(model: Model, pairs: Sequence[Pair], *, ended: bool = True, batch_tokens: int = 4096) -> list[Scored]:
-    """log P of each target given its source. Targets come without BOS; EOS at their end may be given or not.
+    """Return log P of each target given its source. Targets have no BOS; EOS at their end is optional.
 
-    With `ended=False` a target is scored as the beginning of a text, exactly as it is given.
+    With `ended=False` a target is scored as the beginning of a text: EOS is not added.
     """
     targets = [_with_end(target) if ended else list(target) for _, target in pairs]
     lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
@@ -87,6 +87,6 @@ def _score_segment(
 
 
 def token_logprobs(logits_NV: Tensor, token_N: Tensor) -> Tensor:
-    """log softmax(logits) at one token for each row."""
+    """Return log softmax(logits) at one token of each row."""
     logits_NV = as_float32(logits_NV)
     return logits_NV.gather(1, token_N[:, None])[:, 0] - logits_NV.logsumexp(dim=1)

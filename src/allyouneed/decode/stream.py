@@ -1,11 +1,11 @@
-"""Streaming: the tokens of one sample, each as soon as it is known. They are those of `sample` with the same seed."""
+"""Streaming: yield the tokens of one sample as they are drawn. They equal those of `sample` with the same seed."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from allyouneed.decode.base import as_float32, device_of, generating, new_token_limit, start_state
-from allyouneed.decode.sample import Draws, SampleConfig, draw_token
+from allyouneed.decode.sample import SampleConfig, UniformStreams, draw_token
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
 
@@ -13,18 +13,18 @@ from allyouneed.text.specials import BOS, EOS
 def stream(
     model: Model, prompt: Sequence[int], config: SampleConfig, source: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """The ids that follow the prompt (the target's first ids after BOS), without EOS."""
+    """Yield the ids after the prompt (the first target ids after BOS), without EOS."""
     device = device_of(model)
-    draws, row_B = Draws(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
+    streams, row_B = UniformStreams(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
     token_BT = torch.tensor([[BOS, *prompt]], device=device)
     state = None
     for _ in range(new_token_limit(model, config.max_length, prompt, source)):
-        # Modes are left before each token is handed out: what the caller does between tokens is not ours to change.
+        # The modes are restored before each yield, so that they do not apply to the caller's code between tokens.
         with generating(model):
             state = start_state(model, [source], device) if state is None else state
             x_BTD, state = model.hidden(token_BT, state)
             logits_BV = as_float32(model.head(x_BTD[:, -1]))
-            token_B, _ = draw_token(logits_BV, config, draws.next(row_B))
+            token_B, _ = draw_token(logits_BV, config, streams.next(row_B))
             token_BT, token = token_B[:, None], int(token_B)
         if token == EOS:
             return

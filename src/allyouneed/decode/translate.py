@@ -1,4 +1,4 @@
-"""Text in, text out: what a finished model says to a text."""
+"""From text to text: translate or classify texts with a finished model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.codec import Codec
 from allyouneed.text.specials import UNK
 
-ROWS = 64  # texts classified at a time
+ROWS = 64  # texts in a batch of a classifier
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to one text."""
+    """One output for a text: a translation, or the name of a class."""
 
     text: str
-    score: float  # what ranks it
+    score: float  # ranks it among others
     logprob: float
 
 
@@ -35,9 +35,9 @@ def translate(
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[list[Answer]]:
-    """The best answers for each text, best first: translations, or the names of classes.
+    """Return the best answers for each text, best first: translations, or names of classes.
 
-    `shortlist`: the folder's own, `bundle.shortlist`, makes translations faster (see `search`).
+    A `shortlist` (such as `bundle.shortlist`) makes translation faster (see `search`).
     """
     if codec.classes is not None:
         answers: list[list[Answer]] = [[] for _ in texts]
@@ -51,19 +51,21 @@ def translate(
 
 
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:
-    """What was found for each text, as text."""
+    """Return the hypotheses of each text as answers."""
     return [
         [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses] for hypotheses in found
     ]
 
 
 def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """log P of the classes of texts, in batches of similar lengths: which texts they are, and a vector (V) for each, or
-    (S, V), one for each token, if each has a class."""
+    """Yield log P of the classes in batches of similar lengths: the places of the texts, and a tensor for each text.
+
+    The tensor is (V), or (S, V) if each token has a class.
+    """
     assert codec.classes is not None
     if not codec.classes:
         raise ConfigError(
-            "a model without classes answers nothing; in Python, `model.pooled` gives a vector for each text"
+            "a model without classes has no output; in Python, `model.pooled` returns a vector for each text"
         )
     sources = codec.encode_sources(texts)
     if codec.each:
@@ -75,27 +77,27 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
         source_BS, mask_BS = pad_right([sources[i] for i in chosen], device_of(model))
         with evaluating(model):
             logprobs = list(_logprobs(model, source_BS, mask_BS, len(codec.classes)))
-        if codec.each:  # the frame has no classes
+        if codec.each:  # BOS and EOS have no classes
             logprobs = [one_SV[codec.inside(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
         yield chosen, logprobs
 
 
 def check_known(text: str, ids: Sequence[int], where: str) -> None:
-    """A class for each token is an answer about tokens that are known; a compiled program has none for others."""
+    """Raise DataError if a text has a token that the model does not know: no class is defined for it."""
     if UNK in ids:
-        what = f"holds a token that is not in the model's vocabulary (its token {ids.index(UNK)})"
+        what = f"has a token that is not in the model's vocabulary (its token {ids.index(UNK)})"
         raise DataError(f"{where}: {text!r} {what}")
 
 
 def _logprobs(model: Model, source_BS: Tensor, mask_BS: Tensor | None, classes: int) -> Tensor:
-    if model.kind == "decoder":  # says a class by its id
+    if model.kind == "decoder":  # it generates the id of a class
         logits_BSV, _ = model.step(source_BS, model.start(), mask_BS)
         return logits_BSV.float().log_softmax(dim=-1).narrow(-1, FIRST_CLASS, classes)
     return model.classify(source_BS, mask_BS).float().log_softmax(dim=-1)
 
 
 def _named(logprob_V: Tensor, classes: Sequence[str], config: SearchConfig) -> list[Answer]:
-    """The best classes."""
+    """Return the best classes."""
     best = torch.topk(logprob_V, min(config.n_best, len(logprob_V)))
     return [
         Answer(classes[c], value, value) for value, c in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -103,7 +105,7 @@ def _named(logprob_V: Tensor, classes: Sequence[str], config: SearchConfig) -> l
 
 
 def _tagged(logprob_SV: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """The best class of each token, as one answer."""
+    """Return the best class of each token, joined to one answer."""
     best = logprob_SV.max(dim=-1)
     logprob = sum(best.values.tolist())
     return [Answer(" ".join(classes[c] for c in best.indices.tolist()), logprob, logprob)]

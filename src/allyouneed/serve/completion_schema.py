@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr, ValidationInfo, field_validator
 
 from allyouneed.config import Config
-from allyouneed.decode.sample import SHARPEST
+from allyouneed.decode.sample import MIN_TEMPERATURE
 from allyouneed.serve.errors import fail_with
 
 MAX_STOPS, LONGEST_STOP = 4, 100  # stop texts, and characters of each
@@ -57,8 +57,8 @@ class CompletionRequest(Config):
     @field_validator("temperature")
     @classmethod
     def _not_tiny(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value < SHARPEST:
-            raise ValueError(f"too close to 0; use 0 (the most probable token) or at least {SHARPEST}")
+        if value is not None and 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"too close to 0; use 0 (the most probable token) or at least {MIN_TEMPERATURE}")
         return value
 
     @field_validator("best_of")
