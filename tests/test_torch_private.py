@@ -1,5 +1,6 @@
 """The range of torch versions whose private operations are known."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -19,30 +20,21 @@ def test_supported_versions_pass(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["2.8.1", "2.14.0", "2.14.0a0+git123", "3.0.0", "1.13.1"])
 def test_other_versions_are_refused_in_one_line(version: str) -> None:
-    with pytest.raises(
-        DependencyError, match=rf"^torch {version.replace('+', '.')}: .* 2.9 to 2.13 only; .*<2\.14"
-    ) as caught:
+    with pytest.raises(DependencyError) as caught:
         require_supported(version)
-    assert "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"torch {version}: ")
+    assert "2.9 to 2.13 only" in message
+    assert "torch>=2.9,<2.14" in message
+    assert "\n" not in message
 
 
 def test_the_project_states_the_same_range() -> None:
     (oldest, newest), project = SUPPORTED, tomllib.loads(PROJECT.read_text())["project"]
-    stated = f"torch>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"
-    assert stated in project["dependencies"]
+    assert f"torch>={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}" in project["dependencies"]
 
 
 def test_no_other_module_names_private_operations() -> None:
-    source = Path(torch_private_file()).parent
-    for path in source.rglob("*.py"):
-        text = path.read_text()
+    for path in (PROJECT.parent / "src").rglob("*.py"):
         if path.name != "torch_private.py":
-            assert "torch.ops.aten" not in text, path
-            assert "torch._" not in text, path
-
-
-def torch_private_file() -> str:
-    from allyouneed import torch_private
-
-    assert torch_private.__file__ is not None
-    return torch_private.__file__
+            assert not re.search(r"torch\.ops\.aten|torch\._[a-z]", path.read_text()), path

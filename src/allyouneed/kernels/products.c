@@ -163,7 +163,9 @@ void pack_some(const float *packed, const i64 *output, float *some, i64 outputs,
     }
 }
 
-/* int8 */
+/* int8. Rows whose largest magnitude is TINY or less become zero: the factor 127 / TINY is still finite. */
+
+#define TINY 1e-36f
 
 static inline i64 fours(i64 inputs) { return (inputs + 3) / 4; }
 
@@ -177,7 +179,7 @@ void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 
         }
         int broken = most > 3e38f; /* Inf or NaN */
         for (i64 k = 0; k < inputs; k++) broken |= isnan(w[n * w_output + k * w_input]);
-        scale[n] = broken ? NAN : most / 127.0f;
+        scale[n] = broken ? NAN : most > TINY ? most / 127.0f : 0.0f;
         sums[n] = 0;
         int8_t *panel = packed + n / PANEL * PANEL * 4 * fours(inputs) + n % PANEL * 4;
         for (i64 k = 0; k < inputs; k++) {
@@ -188,9 +190,7 @@ void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 
     }
 }
 
-#define TINY 1e-36f
-
-/* Quantise a row of x, and return its scale. Below TINY the factor would be infinite; such rows become zero. */
+/* Quantise a row of x, and return its scale. */
 static float quantise(const float *x, uint8_t *q, i64 inputs) {
     float most = absolute_maximum(x, inputs);
     int broken = most > 3e38f;
@@ -202,7 +202,7 @@ static float quantise(const float *x, uint8_t *q, i64 inputs) {
     float factor = most > TINY ? 127.0f / most : 0.0f;
     for (i64 k = 0; k < inputs; k++) q[k] = (uint8_t)((int32_t)rintf(x[k] * factor) + 128);
     for (i64 k = inputs; k < 4 * fours(inputs); k++) q[k] = 0;
-    return most / 127.0f;
+    return most > TINY ? most / 127.0f : 0.0f;
 }
 
 static inline __attribute__((always_inline)) void add_products(ints *sum, const uint8_t *x, const int8_t *w) {

@@ -25,7 +25,7 @@ class Packed:
     """A matrix (N, D) and a bias (N), packed for `project`."""
 
     def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
-        N, D = weight_ND.shape
+        N, D = _shape(weight_ND, bias_N)
         self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
         self.packed = _zeros(panels * PANEL * D, torch.float32)
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
@@ -82,7 +82,7 @@ class PackedInt8:
     """The same in int8: a quarter of the memory. Each row has its own scale; errors are about 1 % of a row."""
 
     def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
-        N, D = weight_ND.shape
+        N, D = _shape(weight_ND, bias_N)
         self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
         self._row = 4 * -(-D // 4)  # bytes
         self.packed = _zeros(panels * PANEL * self._row, torch.int8)
@@ -231,6 +231,15 @@ def _tile_rows(rows: int) -> int:
 def _require_width(found: int, right: int) -> None:
     if found != right:
         raise ValueError(f"rows of {found} numbers; the weights take {right}")
+
+
+def _shape(weight_ND: Tensor, bias_N: Tensor | None) -> tuple[int, int]:
+    if weight_ND.dtype is not torch.float32 or not weight_ND.is_cpu:
+        raise ValueError(f"weights in {weight_ND.dtype} on {weight_ND.device}; should be float32 on the CPU")
+    N, D = weight_ND.shape
+    if bias_N is not None and (bias_N.shape != (N,) or bias_N.dtype is not torch.float32):
+        raise ValueError(f"a bias of {tuple(bias_N.shape)} in {bias_N.dtype}; should be {N} numbers in float32")
+    return N, D
 
 
 def _rows(x: Tensor) -> Tensor:

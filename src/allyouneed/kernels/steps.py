@@ -12,6 +12,8 @@ def add_norm(x: Tensor, y: Tensor | None, gamma_D: Tensor, beta_D: Tensor | None
     y = None if y is None else y.contiguous()
     out = torch.empty_like(x)
     D = x.shape[-1]
+    if gamma_D.dtype is not torch.float32 or gamma_D.numel() != D:
+        raise ValueError(f"a norm of {gamma_D.numel()} {gamma_D.dtype} numbers; should be {D} numbers in float32")
     functions().add_norm(
         x=x.data_ptr(),
         y=None if y is None else y.data_ptr(),
@@ -40,6 +42,8 @@ def attend(
     """
     B, M, H, S, K, R = q_BN.shape[0], *k_MHSK.shape, v_MHSR.shape[-1]
     require_shared(B, M)
+    if k_MHSK.dtype is not torch.float32 or v_MHSR.dtype is not torch.float32:
+        raise ValueError(f"keys in {k_MHSK.dtype}, values in {v_MHSR.dtype}; should be float32")
     visible_MS = None if visible_MS is None else visible_MS.expand(M, S).contiguous()
     out_BL = q_BN.new_empty(B, H * R)
     score_HS = q_BN.new_empty(H, S)
