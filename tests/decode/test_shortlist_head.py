@@ -170,14 +170,14 @@ def test_logits_are_those_of_the_whole_head(way, beam):
         left = torch.arange(len(sources))
         for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of those that are left
             if len(stay) < len(left):
-                listed.only(stay)
+                listed.keep_sources(stay)
                 left = left[stay]
             x_BD = torch.randn(len(left) * beam, 24)
             own_BL, all_BV = listed.row_logits(listed.model.head(x_BD)), model.head(x_BD)
             for row in range(len(x_BD)):
                 source = sources[int(left[row // beam])]
                 count = int((own_BL[row] > float("-inf")).sum())
-                words = listed.words(torch.arange(count).expand(len(left), -1))[row // beam]
+                words = listed.token_ids(torch.arange(count).expand(len(left), -1))[row // beam]
                 assert words.tolist() == sorted(allowed(shortlist, source))
                 torch.testing.assert_close(own_BL[row, :count], all_BV[row, words], rtol=1e-6, atol=1e-6)
                 if way in ("kernels", "whole", "int8", "int8 lists"):
