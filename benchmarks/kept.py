@@ -7,7 +7,7 @@ from typing import Any
 
 from allyouneed.errors import ConfigError
 from allyouneed.training import Recipe
-from allyouneed.training.recipe import require_same_recipe
+from allyouneed.training.recipe_files import require_same_recipe
 
 
 def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

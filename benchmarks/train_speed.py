@@ -138,7 +138,7 @@ class Arm:
 
         from allyouneed.config import parse
         from allyouneed.models.encoder_decoder import EncoderDecoderConfig
-        from allyouneed.training.optimizer import OptimizerConfig
+        from allyouneed.training.optimizer import AdamConfig
         from allyouneed.training.workers import Workers
 
         tree = {"width": 256, "hidden": 1024, "encoder_layers": 3, "decoder_layers": 3, "dropout": dropout}
@@ -152,7 +152,7 @@ class Arm:
         self.model.train()
         if self.name == "ours":
             self.workers = Workers(ours, self.cores, 1)
-            self.optimizer: Any = OptimizerConfig(lr=1e-3).build(ours)
+            self.optimizer: Any = AdamConfig(lr=1e-3).build(ours)
         else:
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=True)
         self.step_number = 0

@@ -11,7 +11,7 @@ and the type is looked up in a closed, readable dict (`MIXERS`, `TASKS`, ...): a
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,12 +44,20 @@ class Config(BaseModel):
         return value
 
 
-def choice(table: Mapping[str, type[Config]], default: str | None = None) -> BeforeValidator:
-    """Reads a mechanism's config from its name or from a table with a `type`, through a closed table.
+def choice(
+    table: Mapping[str, type[Config]], default: str | None = None, former_settings: Collection[str] = ()
+) -> BeforeValidator:
+    """Read a mechanism's config from its name or from a table with a `type`, through a closed table.
 
     A table without a type is of the `default` one, so that one field can be set alone (`--set model.mixer.heads=2`).
+    A setting of another type is refused: it would have no effect.
 
     A field that holds one line of a table: `Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]`.
+
+    `former_settings`: all settings of a config that once served every type. Run and model folders of that time hold
+    resolved recipes with every setting written out, including those without effect. A table that holds all of them is
+    such a one, and loses the settings that its type does not have. In any other table, which a person wrote, they are
+    refused.
     """
 
     def read(value: Any) -> Any:
@@ -64,9 +72,21 @@ def choice(table: Mapping[str, type[Config]], default: str | None = None) -> Bef
             raise ValueError(f"needs a type; known: {', '.join(sorted(table))}")
         if name not in table:
             raise ValueError(unknown_name(name, table))
+        if former_settings and value.keys() >= set(former_settings):
+            known = table[name].model_fields
+            value = {key: item for key, item in value.items() if key in known or key not in former_settings}
+        _refuse_ineffective(value, name, table)
         return table[name].model_validate({**value, "type": name})
 
     return BeforeValidator(read)
+
+
+def _refuse_ineffective(value: Mapping[str, Any], name: str, table: Mapping[str, type[Config]]) -> None:
+    """Raise ValueError for settings that only other types of the table have."""
+    for key in value:
+        others = [other for other, config in table.items() if key in config.model_fields]
+        if others and name not in others:
+            raise ValueError(f"{key} has no effect with type {name!r}; remove it, or use {' or '.join(others)}")
 
 
 def parse(cls: type[C], tree: Mapping[str, Any], where: str = "") -> C:

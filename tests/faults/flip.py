@@ -93,7 +93,7 @@ def look_at_log(run: Path) -> str:
 
 def look_at_recipe(run: Path, recipe: Recipe) -> str:
     """A run goes on only with the recipe it began with; what is no part of one (a blank) is harmless."""
-    from allyouneed.training.recipe import load_recipe, require_same_recipe
+    from allyouneed.training.recipe_files import load_recipe, require_same_recipe
 
     try:
         require_same_recipe(run, recipe)

@@ -18,7 +18,7 @@ from allyouneed.training.guards import MAX_SKIPS, accept_gradient
 from allyouneed.training.log import read_log
 from allyouneed.training.loop import Run
 from allyouneed.training.progress import SilentListener
-from allyouneed.training.recipe import find_recipe
+from allyouneed.training.recipe_files import find_recipe
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},
@@ -230,7 +230,7 @@ def test_weights_are_new_when_a_run_begins_anew_and_a_good_run_does_not(tmp_path
 
 def test_beginning_anew_and_with_the_weights_of_another_run_contradict_each_other() -> None:
     tree = merge(TINY, {"train": {"restart_above": 1.0}, "start": {"folder": "runs/a", "sha256": "0" * 64}})
-    with pytest.raises(ConfigError, match="restart_above begins anew"):
+    with pytest.raises(ConfigError, match="restart_above restarts from random"):
         parse(Recipe, tree)
 
 

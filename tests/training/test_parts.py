@@ -12,11 +12,11 @@ from torch import nn
 from allyouneed.config import parse
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
-from allyouneed.training.average import Average, AverageConfig
+from allyouneed.training.average import EmaConfig, LastConfig
 from allyouneed.training.budget import BudgetConfig, Spent
 from allyouneed.training.muon import Muon, orthogonalise
-from allyouneed.training.optimizer import OptimizerConfig
-from allyouneed.training.schedule import ScheduleConfig
+from allyouneed.training.optimizer import OPTIMIZERS, AdamConfig, MuonConfig
+from allyouneed.training.schedule import SCHEDULES, InverseSqrtConfig
 from allyouneed.training.workers import Workers
 
 
@@ -50,7 +50,7 @@ def test_fractions_of_each_budget() -> None:
 
 def test_inverse_sqrt_is_the_papers_rule() -> None:
     """lrate = d^-0.5 min(step^-0.5, step warmup^-1.5)   (equation 3)."""
-    schedule, total, warmup, width = ScheduleConfig(type="inverse-sqrt", warmup=0.04), 100_000, 4_000, 512
+    schedule, total, warmup, width = InverseSqrtConfig(warmup=0.04), 100_000, 4_000, 512
     peak = width**-0.5 * warmup**-0.5
     for step in (1, 1000, 4000, 4001, 50_000, 100_000):
         paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
@@ -63,13 +63,14 @@ def test_inverse_sqrt_is_the_papers_rule() -> None:
     fraction=st.floats(0, 1.2),
 )
 def test_schedules_stay_between_zero_and_the_peak(kind: str, warmup: float, fraction: float) -> None:
-    factor = parse(ScheduleConfig, {"type": kind, "warmup": warmup}).factor(fraction)
+    factor = parse(SCHEDULES[kind], {"warmup": warmup}).factor(fraction)
     assert 0 <= factor <= 1 + 1e-12
 
 
 @pytest.mark.parametrize(("kind", "end"), [("cosine", 0.0), ("linear", 0.0), ("stable-decay", 0.0), ("constant", 1.0)])
 def test_schedules_end_where_they_should(kind: str, end: float) -> None:
-    schedule = parse(ScheduleConfig, {"type": kind, "warmup": 0.1, "decay": 0.2})
+    decay = {"decay": 0.2} if kind == "stable-decay" else {}
+    schedule = parse(SCHEDULES[kind], {"warmup": 0.1, **decay})
     assert schedule.factor(0.05) == pytest.approx(0.5)
     assert schedule.factor(0.1) == pytest.approx(1.0)
     assert schedule.factor(1.0) == pytest.approx(end, abs=1e-9)
@@ -102,12 +103,12 @@ def test_muon_moves_stacked_squares_apart() -> None:
     assert not torch.equal(whole.detach(), weight)
 
 
-def test_shared_out_muon_equals_the_whole() -> None:
+def test_muon_shared_by_workers_equals_one_worker() -> None:
     models = [Small(), Small()]
     models[1].load_state_dict(models[0].state_dict())
     for model in models:
         model.eval()(torch.randn(3, 6, generator=torch.Generator().manual_seed(0))).backward()
-    optimizers = [OptimizerConfig(type="muon").build(model) for model in models]
+    optimizers = [MuonConfig().build(model) for model in models]
     optimizers[0].step(0.5)
     workers = Workers(models[1], 2, 1)
     optimizers[1].step(0.5, workers)
@@ -123,11 +124,12 @@ def test_optimiser_state_survives_as_tensors(kind: str) -> None:
     for interrupted in (False, True):
         torch.manual_seed(3)
         model = Small().eval()
-        optimizers = parse(OptimizerConfig, {"type": kind, "weight_decay": 0.1}).build(model)
+        decay = {} if kind == "adam" else {"weight_decay": 0.1}
+        optimizers = parse(OPTIMIZERS[kind], decay).build(model)
         for step in range(3):
             if interrupted and step == 2:
                 kept = {name: tensor.clone() for name, tensor in optimizers.tensors().items()}
-                optimizers = parse(OptimizerConfig, {"type": kind, "weight_decay": 0.1}).build(model)
+                optimizers = parse(OPTIMIZERS[kind], decay).build(model)
                 optimizers.load_tensors(kept)
             model.zero_grad()
             model(torch.full((2, 6), float(step + 1))).backward()
@@ -140,7 +142,7 @@ def test_adam_equals_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = Small().eval(), Small().eval()
     theirs.load_state_dict(ours.state_dict())
-    optimizers = OptimizerConfig(lr=0.01).build(ours)
+    optimizers = AdamConfig(lr=0.01).build(ours)
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     for step in range(4):
         for model in (ours, theirs):
@@ -158,8 +160,8 @@ def test_older_rules_equal_loops_of_their_equations(kind: str) -> None:
     Nesterov: m = 0.9 m + g, w -= lr (g + 0.9 m)."""
     weight = nn.Linear(3, 2, bias=False).double()
     expected, square, momentum = weight.weight.detach().clone(), torch.zeros(2, 3).double(), torch.zeros(2, 3).double()
-    settings = {"type": kind, "lr": 0.1, "momentum": 0.9, "beta2": 0.95, "epsilon": 1e-8}
-    optimizers = parse(OptimizerConfig, settings).build(weight)
+    settings = {"lr": 0.1, "momentum": 0.9} | ({"beta2": 0.95, "epsilon": 1e-8} if kind == "rmsprop" else {})
+    optimizers = parse(OPTIMIZERS[kind], settings).build(weight)
     for step in range(1, 5):
         grad = torch.randn(2, 3, dtype=torch.float64)
         weight.weight.grad = grad.clone()
@@ -176,8 +178,8 @@ def test_older_rules_equal_loops_of_their_equations(kind: str) -> None:
 
 def test_ema_and_last_averages() -> None:
     model = nn.Linear(1, 1, bias=False)
-    ema = Average(AverageConfig(type="ema", decay=0.5), model)
-    last = Average(AverageConfig(type="last", count=2, every=2), model)
+    ema = EmaConfig(decay=0.5).build(model)
+    last = LastConfig(count=2, every=2).build(model)
     expected = model.weight.item()
     for step in range(1, 7):
         with torch.no_grad():
@@ -186,8 +188,11 @@ def test_ema_and_last_averages() -> None:
         last.update(step)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
-    for average, value in ((ema, expected), (last, 5.0)):  # the last two snapshots: steps 4 and 6
-        copy = Average(average.config, model)
+    last_config = LastConfig(count=2, every=2)
+    for average, copy, value in (  # the last two snapshots: steps 4 and 6
+        (ema, EmaConfig(decay=0.5).build(model), expected),
+        (last, last_config.build(model), 5.0),
+    ):
         copy.load_tensors(average.tensors())
         with copy.swapped_in():
             assert model.weight.item() == pytest.approx(value, rel=1e-6)

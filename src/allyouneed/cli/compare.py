@@ -68,7 +68,7 @@ def command(
     from allyouneed.lab.compare.plan import Question, make_plan
     from allyouneed.lab.report import require_own
     from allyouneed.training.api import one_budget
-    from allyouneed.training.recipe import find_recipe
+    from allyouneed.training.recipe_files import find_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     given = one_budget(budget)

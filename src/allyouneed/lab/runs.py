@@ -27,7 +27,7 @@ from allyouneed.storage import is_locked, lock
 from allyouneed.training import Recipe, train
 from allyouneed.training.log import read_log
 from allyouneed.training.progress import ProgressListener
-from allyouneed.training.recipe import require_same_recipe
+from allyouneed.training.recipe_files import require_same_recipe
 from allyouneed.training.workers import shares, usable_cores
 from allyouneed.words import counted
 

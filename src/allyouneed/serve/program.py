@@ -25,7 +25,7 @@ from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, json_response
-from allyouneed.training.recipe import recipe_folder
+from allyouneed.training.recipe_files import recipe_folder
 
 TIMEOUT = 8.0  # seconds for one program
 START_TIMEOUT = 60.0  # seconds to start a process, which imports torch

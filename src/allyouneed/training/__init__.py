@@ -1,7 +1,8 @@
-"""One loop a person can read in a sitting, and its parts."""
+"""The training loop (`loop.py`) and its parts."""
 
 from allyouneed.training.evaluate import evaluate
 from allyouneed.training.loop import Interrupted, train
-from allyouneed.training.recipe import Recipe, TrainConfig, find_recipe, load_recipe, recipe_folder
+from allyouneed.training.recipe import Recipe, TrainConfig
+from allyouneed.training.recipe_files import find_recipe, load_recipe, recipe_folder
 
 __all__ = ["Interrupted", "Recipe", "TrainConfig", "evaluate", "find_recipe", "load_recipe", "recipe_folder", "train"]

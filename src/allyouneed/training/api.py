@@ -9,7 +9,8 @@ from allyouneed.errors import ConfigError
 from allyouneed.training.loop import train
 from allyouneed.training.process_group import is_rank0
 from allyouneed.training.progress_display import show_progress
-from allyouneed.training.recipe import Recipe, load_recipe
+from allyouneed.training.recipe import Recipe
+from allyouneed.training.recipe_files import load_recipe
 
 Budget = Mapping[str, float | None]  # of steps, tokens, minutes, flops
 

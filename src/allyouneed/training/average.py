@@ -8,51 +8,34 @@ Paper: Polyak and Juditsky 1992; Vaswani et al. 2017, section 6.1.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, SerializeAsAny
 from torch import Tensor
 
-from allyouneed.config import Config
+from allyouneed.config import Config, choice
 from allyouneed.errors import FolderError
 from allyouneed.torch_private import foreach_lerp_
 from allyouneed.training.optimizer import Parameters
 
 
-class AverageConfig(Config):
-    type: Literal["none", "ema", "last"] = "none"
-    decay: float = Field(default=0.998, gt=0, lt=1)  # ema
-    count: PositiveInt = 5  # last
-    every: PositiveInt = 500  # last: steps between snapshots
-
-
 class Average:
-    """Follows a model's parameters."""
+    """No average: the model's own weights. The base of those that keep copies."""
 
-    def __init__(self, config: AverageConfig, model: Parameters) -> None:
-        self.config = config
+    def __init__(self, model: Parameters) -> None:
         self.parameters = dict(model.named_parameters())
         self.copies: list[dict[str, Tensor]] = []
-        if config.type == "ema":
-            self.copies = [self._copy()]
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
-        """After step number `step` (the first is 1)."""
-        if self.config.type == "ema":
-            decay = min(self.config.decay, (1 + step) / (10 + step))
-            averaged = [self.copies[0][name] for name in self.parameters]
-            foreach_lerp_(averaged, list(self.parameters.values()), 1 - decay)
-        elif self.config.type == "last" and step % self.config.every == 0:
-            self.copies = [*self.copies[-(self.config.count - 1) :], self._copy()][-self.config.count :]
+        """Follow the weights after step number `step` (the first is 1)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """Return the copies as a checkpoint stores them."""
         return {f"{i}/{name}": value for i, copy in enumerate(self.copies) for name, value in copy.items()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """As it was when `tensors` was taken."""
+        """Restore the copies that `tensors()` returned."""
         copies: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             number, _, name = key.partition("/")
@@ -66,7 +49,7 @@ class Average:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """While this is open, the model holds the averaged weights."""
+        """Put the mean of the copies, if any, into the model while this context is open."""
         if not self.copies:
             yield
             return
@@ -84,3 +67,71 @@ class Average:
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
+
+
+class MovingAverage(Average):
+    """An exponential moving average."""
+
+    def __init__(self, model: Parameters, decay: float) -> None:
+        super().__init__(model)
+        self.decay = decay
+        self.copies = [self._copy()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averaged = [self.copies[0][name] for name in self.parameters]
+        foreach_lerp_(averaged, list(self.parameters.values()), 1 - decay)
+
+
+class LastSnapshots(Average):
+    """The mean of the last snapshots."""
+
+    def __init__(self, model: Parameters, count: int, every: int) -> None:
+        super().__init__(model)
+        self.count, self.every = count, every
+
+    def update(self, step: int) -> None:
+        if step % self.every == 0:
+            self.copies = [*self.copies, self._copy()][-self.count :]
+
+
+class AverageConfig(Config):
+    """How weights are averaged."""
+
+    type: str
+
+    def build(self, model: Parameters) -> Average:
+        """Start to average the parameters of a model."""
+        raise NotImplementedError
+
+
+class NoAverageConfig(AverageConfig):
+    type: Literal["none"] = "none"
+
+    def build(self, model: Parameters) -> Average:
+        return Average(model)
+
+
+class EmaConfig(AverageConfig):
+    type: Literal["ema"] = "ema"
+    decay: float = Field(default=0.998, gt=0, lt=1)
+
+    def build(self, model: Parameters) -> Average:
+        return MovingAverage(model, self.decay)
+
+
+class LastConfig(AverageConfig):
+    type: Literal["last"] = "last"
+    count: PositiveInt = 5  # snapshots
+    every: PositiveInt = 500  # steps between snapshots
+
+    def build(self, model: Parameters) -> Average:
+        return LastSnapshots(model, self.count, self.every)
+
+
+AVERAGES: dict[str, type[AverageConfig]] = {"none": NoAverageConfig, "ema": EmaConfig, "last": LastConfig}
+# The settings of the config that once served every type; see `choice`.
+FORMER = ("decay", "count", "every")
+
+AnyAverage = Annotated[SerializeAsAny[AverageConfig], choice(AVERAGES, default="none", former_settings=FORMER)]

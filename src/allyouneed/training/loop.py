@@ -25,7 +25,6 @@ from allyouneed.errors import FolderError, TrainingError, UserError
 from allyouneed.folder import fill_model, save_folder
 from allyouneed.models import Model
 from allyouneed.storage import write_atomic
-from allyouneed.training.average import Average
 from allyouneed.training.budget import Spent
 from allyouneed.training.card import model_card
 from allyouneed.training.checkpoint import Checkpoints
@@ -34,12 +33,11 @@ from allyouneed.training.evaluate import evaluate
 from allyouneed.training.gradients import Gradients, mix_seed
 from allyouneed.training.guards import MAX_SKIPS, accept_gradient, should_restart
 from allyouneed.training.log import read_log
-from allyouneed.training.parallel import require_divisible
+from allyouneed.training.parallel import parallelize, require_divisible
 from allyouneed.training.process_group import ProcessGroup, report_once
 from allyouneed.training.progress import Progress, ProgressListener, SilentListener
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.setup import (
-    distribute,
     load_start,
     newest_checkpoint,
     open_log,
@@ -126,8 +124,10 @@ class Run:
         newest = newest_checkpoint(self.checkpoints, group)
         if newest is None:
             load_start(recipe.start, self.model, self.data.codec, group, listener)
-        parallelism = distribute(self.model, self.config, group, device, runs_twice=self._runs_blocks_twice())
-        self.state = TrainState(self.model, self.config, parallelism)
+        with report_once():
+            twice = self._runs_blocks_twice()
+            parallelism = parallelize(self.model, self.config, group, device, runs_twice=twice)
+            self.state = TrainState(self.model, self.config, parallelism)
         self.log = open_log(folder, group)
         self.board = Board(folder / "tensorboard", enabled=group.is_rank0)
         if newest is None:
@@ -338,7 +338,7 @@ class Run:
         assert model is not None, "rank 0 has it"
         checkpoint, spent = self.checkpoints.load(path), self.progress.spent
         fill_model(model, checkpoint.tensors["model"], path)
-        average = Average(self.config.average, model)
+        average = self.config.average.build(model)
         average.load_tensors(checkpoint.tensors.get("average", {}))
         self.listener.note("measuring the best weights on the validation split")
         with average.swapped_in():

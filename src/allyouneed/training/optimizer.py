@@ -1,65 +1,175 @@
-"""Adam as in the paper, AdamW, Muon for the matrices with AdamW for the rest, and what came before them: RMSProp and
-stochastic gradient descent with momentum; and their state as named tensors."""
+"""Optimizers, and their state as named tensors: Adam as in the paper, AdamW, Muon, RMSProp, SGD with momentum."""
 
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, SerializeAsAny
 from torch import Tensor, nn
 
-from allyouneed.config import Config
-from allyouneed.errors import FolderError
+from allyouneed.config import Config, choice
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.training.muon import Gather, Muon
 from allyouneed.training.workers import Workers
 
+Groups = list[dict[str, Any]]  # of parameters, as torch's optimizers take them
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Parameters(Protocol):
-    """A model, or the part of its numbers that this process keeps."""
+    """A model, or the rows of its parameters that this process holds."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class OptimizerConfig(Config):
-    """Defaults are those of the paper (section 5.3)."""
+    """An optimizer. The defaults are those of the paper (section 5.3)."""
 
-    type: Literal["adam", "adamw", "muon", "rmsprop", "sgd"] = "adam"
-    lr: PositiveFloat = 7e-4  # the peak of the schedule; with muon: of everything but the blocks' matrices
-    matrix_lr: PositiveFloat = 0.02  # muon only: the peak for the blocks' matrices
-    momentum: float = Field(default=0.95, ge=0, lt=1)  # muon, rmsprop and sgd (Nesterov's, if any)
-    beta1: float = Field(default=0.9, ge=0, lt=1)  # adam, adamw, and muon for the rest
-    beta2: float = Field(default=0.98, ge=0, lt=1)  # the same, and rmsprop: how long squares are remembered
-    epsilon: PositiveFloat = 1e-9
-    weight_decay: NonNegativeFloat = 0.0  # all but adam, on matrices
+    type: str
+    lr: PositiveFloat = 7e-4  # the peak of the schedule
 
     def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
-        return Optimizers(self, model, gather)
+        """Return optimizers for all parameters of a model. `gather`: for parameters that are only rows of matrices."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        return Optimizers(names, [self.rule(_groups(names, self.decay))])
+
+    @property
+    def decay(self) -> float:
+        """The weight decay of matrices. Vectors are never decayed."""
+        return 0.0
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        """Return torch's optimizer for these groups of parameters."""
+        raise NotImplementedError
+
+
+class AdamConfig(OptimizerConfig):
+    type: Literal["adam"] = "adam"
+    beta1: Beta = 0.9
+    beta2: Beta = 0.98
+    epsilon: PositiveFloat = 1e-9
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
+
+
+class AdamWConfig(OptimizerConfig):
+    type: Literal["adamw"] = "adamw"
+    beta1: Beta = 0.9
+    beta2: Beta = 0.98
+    epsilon: PositiveFloat = 1e-9
+    weight_decay: NonNegativeFloat = 0.0
+
+    @property
+    def decay(self) -> float:
+        return self.weight_decay
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
+
+
+class MuonConfig(OptimizerConfig):
+    """Muon for the matrices inside blocks, AdamW for the rest."""
+
+    type: Literal["muon"] = "muon"
+    lr: PositiveFloat = 7e-4  # the peak for everything but the blocks' matrices
+    matrix_lr: PositiveFloat = 0.02  # the peak for the blocks' matrices
+    momentum: Beta = 0.95  # of Muon
+    beta1: Beta = 0.9  # of AdamW, like beta2 and epsilon
+    beta2: Beta = 0.98
+    epsilon: PositiveFloat = 1e-9
+    weight_decay: NonNegativeFloat = 0.0
+
+    @property
+    def decay(self) -> float:
+        return self.weight_decay
+
+    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        matrices = [p for p, name in names.items() if p.ndim == 2 and _in_block(name)]
+        if not matrices:
+            raise ConfigError(
+                "train.optimizer: muon updates the matrices inside blocks, and this model has none; use adamw"
+            )
+        inside = set(matrices)
+        rest = {parameter: name for parameter, name in names.items() if parameter not in inside}
+        muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather)
+        return Optimizers(names, [self.rule(_groups(rest, self.decay)), muon])
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
+
+
+class RmspropConfig(OptimizerConfig):
+    type: Literal["rmsprop"] = "rmsprop"
+    momentum: Beta = 0.95
+    beta2: Beta = 0.98  # of the running mean of squares
+    epsilon: PositiveFloat = 1e-9
+    weight_decay: NonNegativeFloat = 0.0
+
+    @property
+    def decay(self) -> float:
+        return self.weight_decay
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(
+            groups, lr=self.lr, alpha=self.beta2, eps=self.epsilon, momentum=self.momentum, foreach=True
+        )
+
+
+class SgdConfig(OptimizerConfig):
+    """Stochastic gradient descent with Nesterov's momentum."""
+
+    type: Literal["sgd"] = "sgd"
+    momentum: Beta = 0.95  # 0: none
+    weight_decay: NonNegativeFloat = 0.0
+
+    @property
+    def decay(self) -> float:
+        return self.weight_decay
+
+    def rule(self, groups: Groups) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0, fused=True)
+
+
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+    "adam": AdamConfig,
+    "adamw": AdamWConfig,
+    "muon": MuonConfig,
+    "rmsprop": RmspropConfig,
+    "sgd": SgdConfig,
+}
+# The settings of the config that once served every type; see `choice`.
+FORMER = ("lr", "matrix_lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")
+
+AnyOptimizer = Annotated[SerializeAsAny[OptimizerConfig], choice(OPTIMIZERS, default="adam", former_settings=FORMER)]
+
+
+def _in_block(name: str) -> bool:
+    return ".blocks." in f".{name}" and "position" not in name
+
+
+def _groups(parameters: Iterable[Tensor], decay: float) -> Groups:
+    """Return matrices, which are decayed, and vectors, which are not."""
+    matrices, vectors = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _adamw(groups: Groups, lr: float, beta1: float, beta2: float, epsilon: float) -> torch.optim.Optimizer:
+    # Fused is about three times faster than the default on a CPU.
+    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=epsilon, fused=True)
 
 
 class Optimizers:
-    """All parameters of a model, each with the rule that suits it; one learning-rate factor for all."""
+    """The optimizers of all parameters of a model, with one learning-rate factor for all."""
 
-    def __init__(self, config: OptimizerConfig, model: Parameters, gather: Gather | None = None) -> None:
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        blocks = {
-            parameter
-            for name, parameter in model.named_parameters()
-            if config.type == "muon" and parameter.ndim == 2 and ".blocks." in f".{name}" and "position" not in name
-        }
-        rest = [parameter for parameter in self.names if parameter not in blocks]
-        decay = config.weight_decay if config.type != "adam" else 0.0
-        groups = [
-            {"params": [p for p in rest if p.ndim >= 2], "weight_decay": decay},
-            {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.all: list[torch.optim.Optimizer] = [_rule(config, [group for group in groups if group["params"]])]
-        if blocks:
-            matrices = [parameter for parameter in self.names if parameter in blocks]
-            self.all.append(Muon(matrices, config.matrix_lr, config.momentum, config.weight_decay, gather))
+    def __init__(self, names: dict[Tensor, str], optimizers: list[torch.optim.Optimizer]) -> None:
+        self.names, self.all = names, optimizers
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.all]
 
     def step(self, factor: float, workers: Workers | None = None) -> None:
-        """One update at `factor` times the peak learning rates; workers share what can be shared."""
+        """Make one update at `factor` times the peak learning rates. Workers share Muon's matrices."""
         for optimizer, peaks in zip(self.all, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -69,7 +179,7 @@ class Optimizers:
                 optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as named tensors: `decoder.blocks.0.mixer.output.weight/exp_avg`."""
+        """Return the state as named tensors: `decoder.blocks.0.mixer.output.weight/exp_avg`."""
         return {
             f"{self.names[parameter]}/{key}": value
             for optimizer in self.all
@@ -78,7 +188,7 @@ class Optimizers:
         }
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The state as it was when `tensors` was taken."""
+        """Restore the state that `tensors()` returned."""
         parameters = {name: parameter for parameter, name in self.names.items()}
         owners = {p: o for o in self.all for group in o.param_groups for p in group["params"]}
         for optimizer in self.all:
@@ -95,7 +205,7 @@ class Optimizers:
             owners[parameter].state[parameter].update((key, one.to(parameter.device)) for key, one in state.items())
 
 
-# The fused rules read what they are given without looking at its size: a state must be whole, and like its parameter.
+# Fused optimizers do not check the size of their state: it must be complete, and have the shape of its parameter.
 _FIELDS: dict[type[torch.optim.Optimizer], tuple[set[str], ...]] = {
     torch.optim.AdamW: ({"step", "exp_avg", "exp_avg_sq"},),
     torch.optim.SGD: ({"momentum_buffer"},),
@@ -116,16 +226,3 @@ def _require_state(name: str, state: dict[str, Tensor], parameter: Tensor, owner
                 f"optimiser state of {name!r}: {field} has shape {tuple(value.shape)} and type {value.dtype}, "
                 f"should be {tuple(shape)} and {dtype}"
             )
-
-
-def _rule(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The rule for everything but Muon's matrices."""
-    if config.type == "sgd":
-        momentum = config.momentum
-        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, nesterov=momentum > 0, fused=True)
-    if config.type == "rmsprop":
-        return torch.optim.RMSprop(
-            groups, lr=config.lr, alpha=config.beta2, eps=config.epsilon, momentum=config.momentum, foreach=True
-        )
-    # Fused is about three times faster than the default on a CPU.
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)

@@ -1,9 +1,9 @@
-"""The learning rate as a function of the fraction of the budget spent.
+"""The learning rate as a function of the fraction f of the budget spent.
 
     inverse-sqrt   peak min(f / w, sqrt(w / f))            the paper's rule (section 5.3) with warm-up fraction w
     cosine         peak (floor + (1 - floor) (1 + cos(pi g)) / 2)
     linear         peak (1 - (1 - floor) g)
-    stable-decay   peak, then straight down to floor over the last `decay` of the budget
+    stable-decay   peak, then linearly down to floor over the last `decay` of the budget
     constant       peak
 
 after a linear warm-up over the first w of the budget; g runs from 0 to 1 after the warm-up.
@@ -13,40 +13,107 @@ The paper's base model: 4,000 of 100,000 steps and 512^-0.5 4000^-0.5, that is w
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from allyouneed.config import Config
+from allyouneed.config import Config, choice
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScheduleConfig(Config):
-    type: Literal["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"] = "inverse-sqrt"
-    warmup: Share = 0.04  # of the budget
-    decay: Share = 0.3  # of the budget, at its end: stable-decay only
-    floor: Share = 0.0  # of the peak, at the end: cosine, linear and stable-decay
+    """A learning-rate schedule."""
+
+    type: str
+    warmup: Share = 0.04  # fraction of the budget
+
+    def factor(self, fraction: float) -> float:
+        """Return the factor of the peak learning rate at this fraction of the budget."""
+        fraction = min(max(fraction, 0.0), 1.0)
+        return fraction / self.warmup if fraction < self.warmup else self.after_warmup(fraction)
+
+    def after_warmup(self, fraction: float) -> float:
+        """Return the factor at a fraction of the budget after the warm-up."""
+        raise NotImplementedError
+
+    def progress(self, fraction: float) -> float:
+        """Return the progress from the end of the warm-up (0) to the end of the budget (1)."""
+        return (fraction - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 1.0
+
+
+class InverseSqrtConfig(ScheduleConfig):
+    """The paper's schedule."""
+
+    type: Literal["inverse-sqrt"] = "inverse-sqrt"
 
     @model_validator(mode="after")
-    def _fits(self) -> "ScheduleConfig":
-        if self.type == "stable-decay" and self.warmup + self.decay > 1:
-            raise ValueError(f"warmup {self.warmup} and decay {self.decay} together exceed the budget")
-        if self.type == "inverse-sqrt" and self.warmup == 0:
+    def _require_warmup(self) -> "InverseSqrtConfig":
+        if self.warmup == 0:
             raise ValueError("inverse-sqrt needs a warm-up above 0: its peak is where the warm-up ends")
         return self
 
-    def factor(self, fraction: float) -> float:
-        """What the peak learning rate is multiplied by."""
-        fraction = min(max(fraction, 0.0), 1.0)
-        if fraction < self.warmup:
-            return fraction / self.warmup
-        after = (fraction - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 1.0
-        if self.type == "inverse-sqrt":
-            return math.sqrt(self.warmup / fraction)
-        if self.type == "cosine":
-            return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * after)) / 2
-        if self.type == "linear":
-            return 1 - (1 - self.floor) * after
-        if self.type == "stable-decay" and fraction > 1 - self.decay:
-            # Rounding may step a hair below the floor.
-            return max(self.floor, 1 - (1 - self.floor) * (fraction - (1 - self.decay)) / self.decay)
+    def after_warmup(self, fraction: float) -> float:
+        return math.sqrt(self.warmup / fraction)
+
+
+class CosineConfig(ScheduleConfig):
+    """Half a cosine from the peak to the floor."""
+
+    type: Literal["cosine"] = "cosine"
+    floor: Share = 0.0  # of the peak, at the end
+
+    def after_warmup(self, fraction: float) -> float:
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * self.progress(fraction))) / 2
+
+
+class LinearConfig(ScheduleConfig):
+    """A line from the peak to the floor."""
+
+    type: Literal["linear"] = "linear"
+    floor: Share = 0.0  # of the peak, at the end
+
+    def after_warmup(self, fraction: float) -> float:
+        return 1 - (1 - self.floor) * self.progress(fraction)
+
+
+class StableDecayConfig(ScheduleConfig):
+    """The peak for most of the budget, then a line to the floor."""
+
+    type: Literal["stable-decay"] = "stable-decay"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.3  # of the budget, at its end
+    floor: Share = 0.0  # of the peak, at the end
+
+    @model_validator(mode="after")
+    def _require_budget(self) -> "StableDecayConfig":
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup {self.warmup} and decay {self.decay} together exceed the budget")
+        return self
+
+    def after_warmup(self, fraction: float) -> float:
+        if fraction <= 1 - self.decay:
+            return 1.0
+        # Rounding may step a hair below the floor.
+        return max(self.floor, 1 - (1 - self.floor) * (fraction - (1 - self.decay)) / self.decay)
+
+
+class ConstantConfig(ScheduleConfig):
+    """The peak to the end."""
+
+    type: Literal["constant"] = "constant"
+
+    def after_warmup(self, fraction: float) -> float:
         return 1.0
+
+
+SCHEDULES: dict[str, type[ScheduleConfig]] = {
+    "inverse-sqrt": InverseSqrtConfig,
+    "cosine": CosineConfig,
+    "linear": LinearConfig,
+    "stable-decay": StableDecayConfig,
+    "constant": ConstantConfig,
+}
+# The settings of the config that once served every type; see `choice`.
+FORMER = ("warmup", "decay", "floor")
+
+AnySchedule = Annotated[
+    SerializeAsAny[ScheduleConfig], choice(SCHEDULES, default="inverse-sqrt", former_settings=FORMER)
+]

@@ -16,10 +16,11 @@ from allyouneed.text.codec import Codec
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.determinism import conditions, require_same_conditions
 from allyouneed.training.log import Log, NoLog, read_log
-from allyouneed.training.parallel import Parallelism, parallelize
-from allyouneed.training.process_group import ProcessGroup, report_once
+from allyouneed.training.parallel import Parallelism
+from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import ProgressListener
-from allyouneed.training.recipe import Recipe, TrainConfig, require_same_recipe
+from allyouneed.training.recipe import Recipe
+from allyouneed.training.recipe_files import require_same_recipe
 from allyouneed.training.start import StartConfig, describe_start
 from allyouneed.training.workers import Workers, shares
 
@@ -84,14 +85,6 @@ def load_start(
     if start is not None:
         group.on_every_rank(lambda: start.fill(model, codec))
         listener.note(f"starting from {describe_start(start)}")
-
-
-def distribute(
-    model: Model, config: TrainConfig, group: ProcessGroup, device: torch.device, *, runs_twice: bool
-) -> Parallelism:
-    """Distribute the model to the processes, as `train.parallel` sets."""
-    with report_once():
-        return parallelize(model, config, group, device, runs_twice=runs_twice)
 
 
 def open_log(folder: Path, group: ProcessGroup) -> Log:

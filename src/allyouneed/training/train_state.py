@@ -9,7 +9,6 @@ from torch import Tensor
 from allyouneed.folder import model_tensors
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
-from allyouneed.training.average import Average
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.workers import Workers
@@ -24,7 +23,7 @@ class TrainState:
 
     def _start_optimizers(self) -> None:
         self.optimizers = self.config.optimizer.build(self.parallelism, self.parallelism.gather_matrix)
-        self.average = Average(self.config.average, self.parallelism)
+        self.average = self.config.average.build(self.parallelism)
 
     def update(self, step: int, factor: float, workers: Workers) -> None:
         """Apply the gradients at `factor` times the peak learning rate. The first step is number 1."""

@@ -40,7 +40,7 @@ from allyouneed.tasks import Score
 from allyouneed.training.checkpoint import checkpoint_paths, load_checkpoint
 from allyouneed.training.evaluate import evaluate
 from allyouneed.training.log import read_log
-from allyouneed.training.recipe import load_recipe
+from allyouneed.training.recipe_files import read_stored_recipe
 from allyouneed.words import counted
 
 # Of a score, if the sums were made in another order: a probability moves in its last digits; with it, now and then, a
@@ -252,7 +252,7 @@ def _run(path: Path, with_scores: bool) -> Iterator[Finding]:
     if is_locked(path):
         yield Finding("lock", str(path), "skipped", "somebody is training in it now: what follows may be out of date")
     if (path / "recipe.toml").exists():
-        yield _try("recipe", path / "recipe.toml", lambda: f"task {load_recipe(str(path / 'recipe.toml')).task.type}")
+        yield _try("recipe", path / "recipe.toml", lambda: f"task {read_stored_recipe(path / 'recipe.toml').task.type}")
     else:
         yield Finding("recipe", str(path / "recipe.toml"), "failed", "is missing")
     yield _try("log", path / "log.jsonl", lambda: _log(path / "log.jsonl"))

@@ -19,7 +19,7 @@ from allyouneed.lab.compare.variations import read_variations, split_values
 from allyouneed.lab.runs import Outcome, Point, failure, finished, outcome_of
 from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe, load_recipe, train
-from allyouneed.training.recipe import find_recipe
+from allyouneed.training.recipe_files import find_recipe
 
 pytestmark = pytest.mark.no_shapes
 SMALL = ["task.valid=5", "task.test=5"]

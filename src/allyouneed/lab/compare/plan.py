@@ -24,7 +24,7 @@ from allyouneed.lab.runs import Job
 from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe, load_recipe
 from allyouneed.training.evaluate import names_of_scores
-from allyouneed.training.recipe import find_recipe
+from allyouneed.training.recipe_files import find_recipe
 
 EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
 BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one

@@ -1,0 +1,91 @@
+"""Refuse settings that would have no effect in combination with others.
+
+A setting that only another type has is refused by `config.choice`. Here are the combinations across tables. They are
+checked where a person gives a recipe (`load_recipe`), not where a stored one is read: a run or model folder of an
+earlier version loads with whatever it holds.
+"""
+
+from collections.abc import Callable
+
+from allyouneed.decode import SearchConfig
+from allyouneed.errors import ConfigError
+from allyouneed.training.average import LastConfig
+from allyouneed.training.guards import RESTARTS_UNTIL
+from allyouneed.training.recipe import Recipe
+
+
+def require_effective(recipe: Recipe) -> None:
+    """Raise ConfigError for the first setting that would have no effect: its name, the reason and the remedy."""
+    for check in CHECKS:
+        problem = check(recipe)
+        if problem is not None:
+            raise ConfigError(problem)
+
+
+def _snapshots(recipe: Recipe) -> str | None:
+    average, steps = recipe.train.average, recipe.train.budget.steps
+    if isinstance(average, LastConfig) and steps is not None and average.every > steps:
+        return (
+            f"train.average.every={average.every}: has no effect, as no snapshot is taken in {steps} steps; "
+            f"use at most {steps}, or average='none'"
+        )
+    return None
+
+
+def _workers(recipe: Recipe) -> str | None:
+    workers, batches = recipe.train.workers, recipe.train.accumulate
+    if workers > batches:
+        return (
+            f"train.workers={workers}: a step has {batches} micro-batches (train.accumulate), so more workers have no "
+            f"effect; use at most {batches}, or 0"
+        )
+    return None
+
+
+def _patience(recipe: Recipe) -> str | None:
+    patience = recipe.train.patience
+    most = int(1 / recipe.train.evaluate_every + 1e-9) - (recipe.start is None)  # evaluations after the first
+    if patience > most:
+        return (
+            f"train.patience={patience}: at most {most} evaluations follow the first one (train.evaluate_every), so it "
+            "has no effect; use a smaller one, or 0"
+        )
+    return None
+
+
+def _restart(recipe: Recipe) -> str | None:
+    above, every = recipe.train.restart_above, recipe.train.evaluate_every
+    if above and every > RESTARTS_UNTIL:
+        return (
+            f"train.restart_above={above:g}: has no effect without an evaluation in the first half of the budget; "
+            f"use train.evaluate_every of at most {RESTARTS_UNTIL:g}, or 0"
+        )
+    return None
+
+
+def _loss_per(recipe: Recipe) -> str | None:
+    if recipe.train.loss_per == "example" and recipe.model.kind == "encoder" and not recipe.task.traits().per_position:
+        return (
+            f"train.loss_per='example': has no effect with task {recipe.task.type!r}, whose examples have one class "
+            "each; remove it"
+        )
+    return None
+
+
+def _search(recipe: Recipe) -> str | None:
+    if recipe.model.kind != "encoder":
+        return None
+    usual = SearchConfig()
+    unused = [name for name in ("beam", "length_penalty", "n_best", "max_length") if _differs(recipe, usual, name)]
+    if unused:
+        return (
+            f"decode.{unused[0]}: has no effect with a model of kind 'encoder', whose classes need no search; remove it"
+        )
+    return None
+
+
+def _differs(recipe: Recipe, usual: SearchConfig, name: str) -> bool:
+    return bool(getattr(recipe.decode, name) != getattr(usual, name))
+
+
+CHECKS: tuple[Callable[[Recipe], str | None], ...] = (_snapshots, _workers, _patience, _restart, _loss_per, _search)

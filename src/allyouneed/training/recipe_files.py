@@ -1,0 +1,100 @@
+"""Recipes as files: find, load and override them, and compare them with the recipe of a run folder."""
+
+from pathlib import Path
+
+from allyouneed.config import Tree, merge, override, parse, read_recipe
+from allyouneed.errors import ConfigError, unknown_name
+from allyouneed.training.effects import require_effective
+from allyouneed.training.recipe import Recipe
+from allyouneed.training.start import describe_start
+
+MAX_DIFFERENCES = 3  # in an error message
+
+
+def recipe_folder() -> Path:
+    """Return the folder of the built-in recipes: in the source tree, or inside the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    tree = package.parents[1] / "recipes"
+    return tree if tree.is_dir() else package / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """Return the path of a recipe, given as a path or as the name of a built-in recipe."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    known = {file.stem: file for file in recipe_folder().glob("*.toml")}
+    if name not in known:
+        raise ConfigError(f"recipe: {unknown_name(name, known)}; or give the path of a .toml file")
+    return known[name]
+
+
+def load_recipe(source: str | Path | Recipe | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
+    """Return a recipe (a file, a built-in name, or a recipe) with `base` and then the dotted `sets` laid over it."""
+    tree: Tree = {}
+    if isinstance(source, Recipe):
+        tree = source.model_dump(mode="json", exclude_none=True)
+    elif source is not None:
+        path = find_recipe(str(source))
+        tree = read_recipe(path)
+        parse(Recipe, tree, str(path))  # report mistakes in the file as such, before anything is laid over it
+    tree = override(merge(tree, base or {}), sets or [])
+    budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
+    if isinstance(budget, dict) and len(budget) > 1:  # the newest counts: --minutes over a file's steps
+        newest = list(budget)[-1]
+        tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
+    recipe = parse(Recipe, tree, "" if sets or base or isinstance(source, Recipe) else str(source or ""))
+    require_effective(recipe)
+    return recipe
+
+
+def read_stored_recipe(file: Path) -> Recipe:
+    """Return the recipe of a run folder. It was checked when the run was started."""
+    return parse(Recipe, read_recipe(file), str(file))
+
+
+def require_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Raise ConfigError if a run folder was started with another recipe, and name the differences."""
+    file = folder / "recipe.toml"
+    if not file.exists():
+        return
+    began, advice = read_stored_recipe(file), f"choose another --out, or remove {folder}"
+    # Initial weights are identified by their hash, wherever they are stored.
+    if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
+        old, new = describe_start(began.start), describe_start(recipe.start)
+        raise ConfigError(f"{file}: this run started from {old}, not from {new}; {advice}")
+    differing = differences(_comparable(began), _comparable(recipe))
+    if differing:
+        what = "; ".join(differing[:MAX_DIFFERENCES])
+        more = f"; and {len(differing) - MAX_DIFFERENCES} more" if len(differing) > MAX_DIFFERENCES else ""
+        raise ConfigError(f"{file}: this run was started with another recipe: {what}{more}; {advice}")
+
+
+def _comparable(recipe: Recipe) -> Recipe:
+    """Return the recipe without what may differ when a run resumes: the path of the initial weights, the processes."""
+    train = recipe.train.model_copy(update={"parallel": "none"})
+    return recipe.model_copy(update={"start": None, "train": train})
+
+
+def differences(began: Recipe, now: Recipe) -> list[str]:
+    """Describe the settings in which two recipes differ, one line each."""
+    old, new = _flat(began.model_dump(mode="json")), _flat(now.model_dump(mode="json"))
+    return [
+        f"{name} is {_shown(old.get(name))} there, {_shown(new.get(name))} now"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(tree: object, path: str = "") -> dict[str, object]:
+    """Return the settings by their dotted names, without those that are None."""
+    if not isinstance(tree, dict):
+        return {} if tree is None else {path: tree}
+    found: dict[str, object] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else repr(value)
