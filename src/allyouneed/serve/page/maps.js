@@ -108,8 +108,8 @@ class MapExplorer extends HTMLElement {
     const heads = most > 1 ? el("div", { class: "layer heads", "aria-hidden": "true" }, el("span", { class: "name" }, ""), el("span", {}, "mean"),
       Array.from({ length: most }, (_, head) => el("span", {}, /^\d+$/.test(maps[0].map.heads[head] ?? "1") ? String(head + 1) : ""))) : null;
     if (heads) heads.style.setProperty("--wide", String(wide));
-    const influence = maps.every(({ map }) => map.name === "influence");
-    return el("section", {}, el("h4", { title: influence ? "" : PARTS[part][1] }, influence ? "Influence" : PARTS[part][0]), heads, grid);
+    const { map } = maps[0];
+    return el("section", {}, el("h4", { title: PARTS[part][1] }, map.name === "influence" ? this.nameOf(map, -1) : PARTS[part][0]), heads, grid);
   }
 
   thumb(map, number, head) {
@@ -155,7 +155,8 @@ class MapExplorer extends HTMLElement {
 
   sideName(map, side) {
     const names = { source: "Source", target: "Output", input: "Input so far", other: "Positions" };
-    return `${names[map[side]]} · ${side === "rows" ? "reads" : "is read"}`;
+    const [reader, read] = map.name === "influence" ? ["is influenced", "influences"] : ["reads", "is read"];
+    return `${names[map[side]]} · ${side === "rows" ? reader : read}`;
   }
 
   // A selected row shades the tokens that it reads. A selected column shades the tokens that read it.

@@ -8,7 +8,7 @@ export function modelChoice(models, chosen, changed) {
 
 export function modelFacts(model) {
   if (!model) return el("p", { class: "note" }, "No model is served.");
-  const path = model.path === null ? null : `path ${model.path} layer${model.path === 1 ? "" : "s"}${model.steps > model.path ? ` with ${model.steps} sequential steps` : ""}`;
+  const path = model.path === null ? null : `path of ${model.path} layer${model.path === 1 ? "" : "s"}${model.steps > model.path ? `, ${model.steps} sequential steps` : ""}`;
   const facts = [model.architecture, `${count(model.parameters)} parameters`, path].filter(Boolean);
   return el("p", { class: "facts" }, el("span", {}, model.about), el("span", { class: "note" }, facts.join(" · ")));
 }
