@@ -52,17 +52,17 @@ def test_run_needs_no_example_to_succeed(rasp):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a.rasp"], "give --input TEXT or --values LIST"),
-        (["a.rasp", "--input", "a", "--values", "[1]"], "give --input TEXT or --values LIST"),
+        (["a.rasp"], "use either --input TEXT or --values LIST"),
+        (["a.rasp", "--input", "a", "--values", "[1]"], "use either --input TEXT or --values LIST"),
         (["a.rasp", "--values", "{"], "--values: not JSON"),
-        (["a.rasp", "--values", "3"], "--values: a JSON list is needed"),
+        (["a.rasp", "--values", "3"], "--values: not a JSON list"),
         (["a.rasp", "--values", "[" * 100_000], "--values: not JSON"),
         (
             ["a.rasp", "--values", "[1, [1]]"],
-            "--values: place 1 is a list; should be a number, a string, true or false",
+            "--values: element 1 is a list; should be a number, a string, true or false",
         ),
-        (["a.rasp", "--values", "[null]"], "--values: place 0 is null; should be"),
-        (["a.rasp", "--values", '[{"a": 1}]'], "--values: place 0 is an object; should be"),
+        (["a.rasp", "--values", "[null]"], "--values: element 0 is null; should be"),
+        (["a.rasp", "--values", '[{"a": 1}]'], "--values: element 0 is an object; should be"),
         (["a.rasp", "--values", "[NaN]"], "--values: not JSON: NaN"),
         (["a.rasp", "--input", ""], "expect non-empty iterables"),
         (["a.rasp", "--input", "a" * 10_001], "at most 10000 are computed"),

@@ -157,7 +157,7 @@ def test_folders_of_the_zoo_are_measured(name, causal, tmp_path):
 
 def test_a_value_with_a_blank_cannot_be_written(tmp_path):
     program = {"moved": aggregate(select(indices, indices - 1, "=="), tokens, " ")}
-    with pytest.raises(ConfigError, match="blanks part the values"):
+    with pytest.raises(ConfigError, match="spaces separate the values"):
         save(compile_rasp(program, "ab", 4), program, tmp_path / "m")
 
 
@@ -285,12 +285,13 @@ def test_compiling_replaces_what_was_compiled_and_nothing_else(reverse, tmp_path
     command = ["rasp", "compile", str(tmp_path / "a.rasp"), "--vocabulary", "ab", "--length", "3", "--out"]
     assert _said(*command, str(made)).endswith(f"model: {made}\n")
     tuned = train(_further(reverse), tmp_path / "run")
-    assert "holds a model that was not compiled; choose another --out, or add --force" in _refused(*command, str(tuned))
+    refusal = "holds a trained model, not a compiled one; choose another --out, or add --force"
+    assert refusal in _refused(*command, str(tuned))
     assert load_folder(str(tuned)).recipe["start"] is not None
     assert _said(*command, str(tuned), "--force").endswith(f"model: {tuned}\n")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "letter.txt").write_text("dear")
-    assert "foreign: holds something that is no model" in _refused(*command, str(tmp_path / "foreign"))
+    assert "foreign: is not empty and not a model folder" in _refused(*command, str(tmp_path / "foreign"))
     assert "foreign: holds files that allyouneed did not" in _refused(*command, str(tmp_path / "foreign"), "--force")
     assert (tmp_path / "foreign" / "letter.txt").read_text() == "dear"
 
@@ -299,7 +300,7 @@ def test_what_a_folder_cannot_hold(tmp_path):
     with pytest.raises(ConfigError, match="one output, not 2"):
         save(compile_rasp({**REVERSE, **HISTOGRAM}, "ab", 3), {**REVERSE, **HISTOGRAM}, tmp_path / "x")
     numbers = {"same": tokens_asis}
-    with pytest.raises(ConfigError, match="should hold strings"):
+    with pytest.raises(ConfigError, match="should contain strings"):
         save(compile_rasp(numbers, [1, 2], 3), numbers, tmp_path / "x")
 
 
@@ -333,7 +334,7 @@ def test_words_of_several_letters(tmp_path):
     config = parse(RaspConfig, {**TASK, "vocabulary": ["one", "two"], "classes": ["1", "2", "3", "4"]})
     batch = tag_batch(config.codec(), ["one two one"], ["2 1 2"])
     assert batch.class_BS.tolist() == [[-1, 1, 0, 1]]
-    with pytest.raises(DataError, match="'7' is no class"):
+    with pytest.raises(DataError, match="'7' is not a class"):
         tag_batch(config.codec(), ["one two one"], ["7 1 2"])
 
 
@@ -387,5 +388,5 @@ def test_the_readme_shows_names_and_what_was_compared(tmp_path):
     _, folder = compile_file(file, tmp_path / "model", "ab", 3)
     text = (folder / "README.md").read_text()
     assert "previous = select(indices, _1, ==);" in text
-    assert "Its answers are equal to the interpreter on 14 inputs (all there are)." in text
+    assert "Its outputs are equal to the interpreter on 14 inputs (all possible)." in text
     assert "head previous: reads into" in text

@@ -46,16 +46,16 @@ def formulas(draw, depth=3):
         shape = (len(keys.values), len(queries.values))
         bits = np.array(draw(st.lists(st.booleans(), min_size=6 * 6, max_size=6 * 6)))[: shape[0] * shape[1]]
         relation = np.resize(bits, shape)
-        terms = selectors.simplified((Condition(keys, queries, relation),), BOUNDS)
+        terms = selectors.simplify((Condition(keys, queries, relation),), BOUNDS)
         at = (SIDES.index(keys), SIDES.index(queries))
         return terms, lambda key, query: bool(relation[key[at[0]], query[at[1]]])
     left, means_left = draw(formulas(depth=depth - 1))
     if kind == "not":
-        return selectors.neither(left, BOUNDS), lambda key, query: not means_left(key, query)
+        return selectors.complement(left, BOUNDS), lambda key, query: not means_left(key, query)
     right, means_right = draw(formulas(depth=depth - 1))
     if kind == "and":
-        return selectors.both(left, right, BOUNDS), lambda k, q: means_left(k, q) and means_right(k, q)
-    return selectors.either(left, right, BOUNDS), lambda k, q: means_left(k, q) or means_right(k, q)
+        return selectors.conjunction(left, right, BOUNDS), lambda k, q: means_left(k, q) and means_right(k, q)
+    return selectors.disjunction(left, right, BOUNDS), lambda k, q: means_left(k, q) or means_right(k, q)
 
 
 @given(formulas())
@@ -82,10 +82,10 @@ def test_a_tie_is_no_rank():
     below, equal, before = (
         selectors.compare(side, side, how, BOUNDS) for side, how in ((x, "<"), (x, "=="), (index, "<"))
     )
-    stable = selectors.either(below, selectors.both(equal, before, BOUNDS), BOUNDS)
+    stable = selectors.disjunction(below, selectors.conjunction(equal, before, BOUNDS), BOUNDS)
     assert selectors.is_total_order(stable)
     assert not selectors.is_total_order(below)
-    assert not selectors.is_total_order(selectors.either(below, before, BOUNDS))  # round in circles
+    assert not selectors.is_total_order(selectors.disjunction(below, before, BOUNDS))  # round in circles
 
 
 @given(st.integers(1, 60), st.lists(st.integers(-5, 5), min_size=61, max_size=61), st.floats(-0.2, 0.2))
@@ -120,9 +120,9 @@ def test_what_is_text_on_some_inputs_and_numbers_on_others_is_not_averaged():
 
 
 def test_numbers_beyond_exact_ones_are_refused():
-    with pytest.raises(CannotCompile, match="could not hold it exactly"):
+    with pytest.raises(CannotCompile, match="can represent exactly"):
         compile_rasp(indices * 2**1100 > 5, "ab", 4)
-    with pytest.raises(CannotCompile, match="added up exactly"):
+    with pytest.raises(CannotCompile, match="for exact sums"):
         compile_rasp(aggregate(full_s, tokens_float), ["0.0001234567", "1000.1234567", "3.7654321"], 6)
 
 
@@ -140,7 +140,7 @@ def test_every_reason_is_listed():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"vocabulary": ""}, "empty vocabulary"),
+        ({"vocabulary": ""}, "vocabulary is empty"),
         ({"vocabulary": "aa"}, "twice"),
         ({"length": 0}, "length 0"),
         ({"outputs": {}}, "no outputs"),
@@ -153,7 +153,7 @@ def test_what_cannot_be_asked(change, words):
 
 def test_inputs_that_it_was_not_compiled_for():
     compiled = compile_rasp(tokens, "ab", 3)
-    with pytest.raises(DataError, match="'c' is not in the vocabulary"):
+    with pytest.raises(DataError, match="'c' is not in the program's vocabulary"):
         compiled.run(["abc"])
     with pytest.raises(DataError, match="4 tokens"):
         compiled.run(["abab"])
@@ -236,5 +236,5 @@ def test_the_text_of_a_program_is_the_program():
 
 
 def test_a_function_without_a_name_in_the_language_has_no_text():
-    with pytest.raises(RaspError, match="'secret' has no text"):
+    with pytest.raises(RaspError, match="'secret' has no notation"):
         source({"x": Map(Function("secret", lambda x: x), (tokens,))})

@@ -277,13 +277,13 @@ def test_programs_that_fail():
 
 @pytest.mark.parametrize("token", [float("nan"), float("inf"), 10**400, 2**53 + 2])
 def test_tokens_that_are_no_numbers_of_a_model(token):
-    with pytest.raises(CannotCompile, match="is no number up to"):
+    with pytest.raises(CannotCompile, match="is not a number up to"):
         compile_rasp(tokens, [1, token], 4)
 
 
 def test_what_differs_is_named():
     compiled = compile_rasp(HISTOGRAM, "ab", 4)
-    with pytest.raises(NotExact, match="gives 1 at position 0, the program 2, though margins are wide"):
+    with pytest.raises(NotExact, match="gives 1 at position 0, the program 2, although margins are wide"):
         verify(compiled, {"output": HISTOGRAM + 1})
-    with pytest.raises(NotExact, match="the program 9, which the compiler did not foresee"):
+    with pytest.raises(NotExact, match="the program 9, which the compiler did not expect"):
         verify(compiled, {"output": HISTOGRAM + 8})

@@ -269,9 +269,9 @@ def test_what_is_selected_is_what_is_read(name, causal):
     assert [len(layer) for layer in view.heads] == view.compiled.report.heads
     for head in heads:
         assert head.difference < 1e-5
-        assert abs(head.wanted.sum(axis=1) - 1).max() < 1e-9
+        assert abs(head.expected.sum(axis=1) - 1).max() < 1e-9
     # Not trivially so: of all heads, some row reads several positions or a single one other than BOS.
-    assert any((head.wanted[:, 1:] > 0).any() for head in heads)
+    assert any((head.expected[:, 1:] > 0).any() for head in heads)
     check(draw_compiled(view).svg())
 
 
@@ -282,7 +282,7 @@ def test_the_selector_of_a_head_is_that_of_the_program():
     ((head,),) = view.heads
     assert head.selector == "earlier"
     assert head.counts
-    assert (head.wanted[:, 1:] > 0).tolist() == same("abcabba")
+    assert (head.expected[:, 1:] > 0).tolist() == same("abcabba")
     assert (head.weights[:, 1:] > 1e-3).tolist() == same("abcabba")
 
 
@@ -290,7 +290,7 @@ def test_a_selector_of_several_heads_says_which():
     program = read_program(FOLDER / "sort.rasp")
     view = trace_attention(program.sop(), "hello", vocabulary="ehlo", length=8, name="sorted", names=program.names)
     assert [(head.selector, head.part) for head in view.heads[0]] == [("before", "1 of 2"), ("before", "2 of 2")]
-    together = sum((head.wanted[:, 1:] > 0).astype(int) for head in view.heads[0])
+    together = sum((head.expected[:, 1:] > 0).astype(int) for head in view.heads[0])
     before = (api.select(api.tokens, api.tokens, "<")) | (
         api.select(api.tokens, api.tokens, "==") & api.select(api.indices, api.indices, "<")
     )

@@ -1,5 +1,5 @@
-"""`allyouneed rasp`: the RASP language. `repl` talks, `run` computes what a file defines on an input, `draw` draws it,
-`compile` makes a model folder of it."""
+"""`allyouneed rasp`: the RASP language. `repl` is interactive, `run` evaluates a file on an input, `draw` draws it,
+`compile` turns it into a model folder."""
 
 import json
 import math
@@ -12,28 +12,30 @@ from allyouneed.errors import ConfigError, FolderError
 
 app = typer.Typer(rich_markup_mode=None)
 
-Compat = Annotated[bool, typer.Option("--compat", help="Keep the published quirks that are mended otherwise.")]
+Compat = Annotated[
+    bool, typer.Option("--compat", help="Reproduce the quirks of the published REPL, which are fixed by default.")
+]
 
 
 @app.callback(invoke_without_command=True)
 def _rasp(context: typer.Context) -> None:
-    """RASP, the language of what attention computes: talk to it, run it, draw it, compile it into weights."""
+    """RASP, the language of what attention computes: a REPL, a runner, drawings, and a compiler into weights."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @app.command("repl")
 def repl(compat: Compat = False) -> None:
-    """Type RASP, see what it computes. Sentences end with ; and exit leaves."""
+    """Start an interactive session. Statements end with ;. Type exit to leave."""
     from allyouneed.cli.terminal import shown
     from allyouneed.rasp.drawing.files import write_drawings
     from allyouneed.rasp.repl import Session, read_line
     from allyouneed.rasp.repl import run as talk
 
     session = Session(lambda text: print(shown(text)), compat)
-    # The published REPL says nothing of where its picture is.
-    told = (lambda path: None) if compat else (lambda path: session.write(f"\t picture: {path}"))
-    session.interpreter.on_draw = write_drawings(told)
+    # The published REPL does not print the path of a drawing.
+    report = (lambda path: None) if compat else (lambda path: session.write(f"\t picture: {path}"))
+    session.interpreter.on_draw = write_drawings(report)
     talk(session, read_line)
 
 
@@ -43,14 +45,12 @@ def run(
     text: Annotated[str | None, typer.Option("--input", help='The input, character by character: "hello".')] = None,
     values: Annotated[str | None, typer.Option(help="The input as a JSON list: '[1, 2, 3]'.")] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="Which of the file's s-ops and selectors.", show_default="all")
+        list[str] | None, typer.Option(help="The s-op or selector to evaluate. May be repeated.", show_default="all")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object (null for a number that is not finite).")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (null for NaN and infinity).")] = False,
     compat: Compat = False,
 ) -> None:
-    """Compute what a file defines on an input: every name that does not begin with _."""
+    """Evaluate the s-ops and selectors of a file on an input. Names that start with _ are private."""
     from allyouneed.cli.terminal import note, shown
     from allyouneed.rasp import formatting
     from allyouneed.rasp.drawing.files import write_drawings
@@ -77,15 +77,17 @@ def run(
 @app.command("compile")
 def compile_(
     file: Annotated[str, typer.Argument(help="A .rasp file.")],
-    out: Annotated[str, typer.Option(help="The model folder that is written.")],
+    out: Annotated[str, typer.Option(help="The model folder to write.")],
     vocabulary: Annotated[
-        str, typer.Option(help="The tokens of inputs: characters, or words with blanks between them.")
+        str, typer.Option(help="The tokens of the inputs: characters, or words separated by spaces.")
     ],
-    length: Annotated[int, typer.Option(help="Tokens of the longest input.")],
-    result: Annotated[str | None, typer.Option(help="The s-op.", show_default="the file's last one")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="A decoder: selectors see what came before.")] = False,
+    length: Annotated[int, typer.Option(help="The maximum number of tokens of an input.")],
+    result: Annotated[str | None, typer.Option(help="The s-op to compile.", show_default="the file's last one")] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Compile into a decoder: selectors see positions up to their own.")
+    ] = False,
     verify: Annotated[bool, typer.Option(help="Compare the model with the interpreter.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that was trained.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a trained model.")] = False,
     compat: Compat = False,
 ) -> None:
     """Compile an s-op into the weights of an encoder (or decoder), exact for every input up to a length."""
@@ -105,19 +107,20 @@ def compile_(
 @app.command("draw")
 def draw(
     file: Annotated[str, typer.Argument(help="A .rasp file.")],
-    out: Annotated[str, typer.Option(help="The picture that is written: .svg or .png.")],
+    out: Annotated[str, typer.Option(help="The drawing to write: .svg or .png.")],
     text: Annotated[str | None, typer.Option("--input", help='The input, character by character: "hello".')] = None,
     values: Annotated[str | None, typer.Option(help="The input as a JSON list: '[1, 2, 3]'.")] = None,
     result: Annotated[
-        str | None, typer.Option(help="The s-op or selector.", show_default="the file's last s-op")
+        str | None, typer.Option(help="The s-op or selector to draw.", show_default="the file's last s-op")
     ] = None,
     compiled: Annotated[
-        bool, typer.Option("--compiled", help="Compile it, and set each selector beside the attention computed.")
+        bool,
+        typer.Option("--compiled", help="Compile it, and draw each selector beside the model's attention weights."),
     ] = False,
-    causal: Annotated[bool, typer.Option("--causal", help="With --compiled: into a decoder.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="With --compiled: compile into a decoder.")] = False,
     compat: Compat = False,
 ) -> None:
-    """Draw how an s-op comes about on an input: layers, heads, selectors, values."""
+    """Draw how an s-op is computed on an input: layers, heads, selectors, values."""
     from allyouneed.rasp.drawing.files import save_drawing
     from allyouneed.rasp.drawing.program import draw as draw_program
     from allyouneed.rasp.loading import read_program
@@ -134,7 +137,7 @@ def draw(
         )
         drawn = draw_compiled(trace)
     elif causal:
-        raise typer.BadParameter("--causal: only what is compiled is causal; add --compiled")
+        raise typer.BadParameter("--causal: applies to compiled programs only; add --compiled")
     else:
         selectors = program.selectors
         drawn = draw_program(selectors[result] if result in selectors else program.sop(result), given, program.names)
@@ -142,9 +145,9 @@ def draw(
 
 
 def _given(text: str | None, values: str | None) -> Any:
-    """The input of an s-op, from one of two options."""
+    """Return the input from --input or --values."""
     if (text is None) == (values is None):
-        raise typer.BadParameter("give --input TEXT or --values LIST")
+        raise typer.BadParameter("use either --input TEXT or --values LIST")
     if text is not None:
         return text
     try:
@@ -152,20 +155,22 @@ def _given(text: str | None, values: str | None) -> Any:
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"--values: not JSON: {error}") from error
     if not isinstance(given, list):
-        raise typer.BadParameter("--values: a JSON list is needed, such as '[1, 2, 3]'")
+        raise typer.BadParameter("--values: not a JSON list; should be one such as '[1, 2, 3]'")
     for place, value in enumerate(given):
         if not isinstance(value, str | int | float):
             kind = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "null"
-            raise typer.BadParameter(f"--values: place {place} is {kind}; should be a number, a string, true or false")
+            raise typer.BadParameter(
+                f"--values: element {place} is {kind}; should be a number, a string, true or false"
+            )
     return given
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no words for infinity and what is no number."""
+    """Replace NaN and infinity, which JSON cannot represent, by null."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -174,7 +179,7 @@ def _finite(value: Any) -> Any:
 
 
 def _require_replaceable(folder: str) -> None:
-    """A compiled program is made again in a moment; what was trained is not."""
+    """Raise ConfigError if the folder holds anything other than a compiled program, which is quick to rebuild."""
     from allyouneed.folder import folder_recipe
     from allyouneed.rasp.compiler import ABOUT
 
@@ -184,6 +189,6 @@ def _require_replaceable(folder: str) -> None:
     try:
         recipe, _ = folder_recipe(path)
     except FolderError:
-        raise ConfigError(f"{folder}: holds something that is no model of this package; choose another --out") from None
+        raise ConfigError(f"{folder}: is not empty and not a model folder; choose another --out") from None
     if recipe.get("start") is not None or not str(recipe.get("about")).endswith(ABOUT):
-        raise ConfigError(f"{folder}: holds a model that was not compiled; choose another --out, or add --force")
+        raise ConfigError(f"{folder}: holds a trained model, not a compiled one; choose another --out, or add --force")

@@ -1,7 +1,7 @@
-"""Atoms, and what the operators do to them: Python's arithmetic, with limits to size.
+"""Atoms and the operators on them: Python's arithmetic, with size limits.
 
-What Python refuses (1/0, 1 + "a") ends in a `RaspFailure` with Python's words. Differs from Python in that % does not
-format strings and powers are real.
+An operation that raises in Python (1/0, 1 + "a") raises a `RaspFailure` with Python's message. Differs from Python: %
+does not format strings, and powers are real.
 """
 
 import operator
@@ -16,7 +16,7 @@ PYTHON_ERRORS: Final = (TypeError, ValueError, ArithmeticError)
 
 
 def limited(value: Atom) -> Atom:
-    """The value itself, if it is not too large."""
+    """Return the value. Raise RaspLimitError if it is too large."""
     if isinstance(value, int) and value.bit_length() > limits.BITS:
         raise RaspLimitError(f"integer of more than {limits.BITS} bits")
     if isinstance(value, str) and len(value) > limits.TEXT:
@@ -42,7 +42,7 @@ def power(a: Any, b: Any) -> Atom:
 
 def remainder(a: Any, b: Any) -> Atom:
     if isinstance(a, str):
-        # Python would format: "%9999999999d" % 1 is a way to fill the memory.
+        # Python would format: "%9999999999d" % 1 would exhaust memory.
         raise RaspFailure(f"unsupported operand type(s) for %: 'str' and '{type(b).__name__}'")
     return a % b
 
@@ -102,9 +102,9 @@ def is_atom(value: object) -> bool:
 
 
 def kind(values: Sequence[Atom]) -> str:
-    """What a sequence holds: "bools", "ints", "floats" or "strings". Anything else is no sequence.
+    """Return the kind of a sequence: "bools", "ints", "floats" or "strings". Raise RaspError for any other mixture.
 
-    Ints beside floats count as floats. Python's bools are ints, so that bools beside numbers count as numbers.
+    Ints beside floats count as floats. Python's bools are ints, so bools beside numbers count as numbers.
     """
     types = set(map(type, values))
     if types == {bool}:
@@ -122,13 +122,13 @@ def kind(values: Sequence[Atom]) -> str:
 
 
 def shortened(value: object, most: int = 2_000) -> str:
-    """How Python writes a value, cut where it is long."""
+    """Return Python's text of a value, truncated if it is long."""
     text = str(value)
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def mean(values: Sequence[Atom]) -> Atom:
-    """What an aggregate makes of the selected values, of which there is at least one."""
+    """Return the aggregate of one or more selected values."""
     if len(values) == 1:
         return values[0]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):

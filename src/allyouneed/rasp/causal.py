@@ -1,6 +1,6 @@
-"""What a program means under a causal mask: every selector selects among the positions up to the query's own.
+"""A program under a causal mask: every selector selects among the positions up to the query's own.
 
-S  becomes  S and select(indices, indices, <=)        so length is i + 1, a mean is one of the past, ...
+S  becomes  S and select(indices, indices, <=)        so length is i + 1, and a mean covers earlier positions only
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ VISIBLE = Select(Indices(), Indices(), "<=")
 
 
 def seen_causally(sop: SOp) -> SOp:
-    """The program whose value is that of this one under a causal mask."""
+    """Return the program that computes, without a mask, what this one computes under a causal mask."""
     sops: dict[int, SOp] = {}
     selectors: dict[int, Selector] = {}
     for node in in_order([sop]):

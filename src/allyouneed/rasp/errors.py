@@ -1,18 +1,18 @@
-"""What can be wrong in a RASP program. The classes are the families of messages of the published REPL (`repl.py`)."""
+"""Errors in RASP programs, one class for each kind of message in the published REPL (`repl.py`)."""
 
 from allyouneed.errors import UserError
 
 
 class RaspError(UserError):
-    """A name, a type, a value, a number of arguments or a file that does not fit."""
+    """A wrong name, type, value, number of arguments or file."""
 
 
 class RaspLimitError(RaspError):
-    """The program is sound, but larger than what is computed here (`limits.py`)."""
+    """A valid program that exceeds a limit (`limits.py`)."""
 
 
 class RaspFailure(RaspError):
-    """An operation on atoms that Python cannot do either: 1/0, 1 + "a", the mean of strings."""
+    """An operation on atoms that fails in Python too: 1/0, 1 + "a", the mean of strings."""
 
 
 class RaspSyntaxError(RaspError):
@@ -20,4 +20,4 @@ class RaspSyntaxError(RaspError):
 
 
 class RaspUnsupported(RaspError):
-    """A sentence of the grammar that means nothing, such as a call of a number."""
+    """A grammatical sentence without a meaning, such as a call of a number."""

@@ -1,12 +1,12 @@
-"""How values are printed: the texts of the published REPL, to the tab.
+"""Prints values exactly as the published REPL does, including tabs.
 
     s-op         "     s-op: NAME", then its value on the example
     sequence     [h, e, l, l, o] (strings); floats with 3 digits, bools as T and F, equal values as [v]*n
-    selector     a row for each position, with 1 where it looks
+    selector     a row for each query position, with 1 at the selected positions
     atom         "    value: NAME =  V"
-    list, dict   on one line if they hold atoms only, else one value a line
+    list, dict   on one line if they hold only atoms, else one value a line
 
-Differs from the published texts: a bool among numbers is printed as a number, and a full display names the type of its
+Differs from the published REPL: a bool among numbers is printed as a number, and a full display shows the type of its
 input (`compat` prints T, F and "strings").
 """
 
@@ -27,7 +27,7 @@ def _atom(atom: Atom, numbers: bool = False) -> str:
 
 
 def sequence(values: Sequence[Atom], compat: bool = False) -> str:
-    """[1, 2] (ints)"""
+    """Return a sequence as text, such as `[1, 2] (ints)`."""
     what = kind(values)
     numbers = what != "bools" and not compat
     if len(values) > 1 and all(value == values[0] for value in values):
@@ -42,12 +42,12 @@ def _cut(text: str) -> str:
 
 
 def given_text(given: Input) -> str:
-    """An input as it is written in a program."""
+    """Return an input as program text."""
     return f'"{given}"' if isinstance(given, str) else _cut(str(list(given)))
 
 
 def full(given: Input, values: Sequence[Atom], compat: bool = False) -> list[str]:
-    """Input and output below each other. Of bools, only the rarer value is printed."""
+    """Return input and output as aligned lines. Of bools, only the rarer value is printed."""
     kinds = [_kind(list(given)), kind(values)]
     rows = [_cells(list(given), kinds[0], compat), _cells(list(values), kinds[1], compat)]
     width = max(len(cell) for row in rows for cell in row)
@@ -59,7 +59,7 @@ def full(given: Input, values: Sequence[Atom], compat: bool = False) -> list[str
 
 
 def _kind(given: list[Any]) -> str:
-    """An input, unlike a sequence, may be a mixture."""
+    """Return the kind of an input, which, unlike a sequence, may be mixed."""
     try:
         return kind(given)
     except RaspError:
@@ -75,7 +75,7 @@ def _cells(values: list[Any], what: str, compat: bool) -> list[str]:
 
 
 def grid(given: Input, rows: Sequence[Sequence[bool]]) -> list[str]:
-    """A selector: who asks stands on the left, who is asked above."""
+    """Return a selector as lines, queries on the left and keys above."""
     names = [str(atom) for atom in given]
     width = max(map(len, names))
     lines = [f" \t\t\t {' ' * width}   {' '.join(name.rjust(width) for name in names)}"]
@@ -86,7 +86,7 @@ def grid(given: Input, rows: Sequence[Sequence[bool]]) -> list[str]:
 
 
 def value_lines(name: str, value: Value) -> list[str]:
-    """A value and its name, without examples."""
+    """Return a value and its name as lines, without examples."""
     if isinstance(value, List | Dict):
         return _collection(name, value)
     if is_atom(value):
@@ -95,7 +95,7 @@ def value_lines(name: str, value: Value) -> list[str]:
 
 
 def _short(value: Value, name: str = "") -> str:
-    """A value that stands for itself inside a list."""
+    """Return the text of a value inside a list."""
     if isinstance(value, NamedNode):
         return f"    {'s-op' if isinstance(value.node, SOp) else 'selector'}: {name or value.title}"
     if isinstance(value, Procedure):

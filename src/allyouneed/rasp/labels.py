@@ -1,8 +1,8 @@
-"""What to call a node: its name, or the expression that it is, in terms of nodes that have names.
+"""Labels of nodes: a node's name, or its expression in terms of named nodes.
 
     length - indices - 1        aggregate(same or first, indicator(indices == 0))
 
-Brackets are set where the language needs them (`tree.py` has its precedences).
+Brackets appear where the language needs them; `grammar.lark` defines the precedences.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from unicodedata import east_asian_width
 
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Node, Select, Tokens
 
-LEVELS: Final = 5  # expressions inside expressions; below stands …
+LEVELS: Final = 5  # nesting of expressions; deeper ones are shown as …
 LONGEST: Final = 40  # columns of a constant
-# How tightly an operator binds. All are left-associative.
+# Precedence of operators. All are left-associative.
 BINDING: Final = {
     "in": 1,
     "if": 2,
@@ -29,12 +29,12 @@ ATOM: Final = 10
 
 
 def title(node: Node, names: Mapping[Node, str], levels: int = LEVELS) -> str:
-    """Its name, or its expression."""
+    """Return the name of a node, or its expression."""
     return names[node] if node in names else _expression(node, names, levels)[0]
 
 
 def expression(node: Node, names: Mapping[Node, str]) -> str:
-    """How it is computed, even if it has a name."""
+    """Return the expression of a node, even if it has a name."""
     return _expression(node, names, LEVELS)[0]
 
 
@@ -46,7 +46,7 @@ def _part(node: Node, names: Mapping[Node, str], levels: int, binding: int = 0) 
 
 
 def _expression(node: Node, names: Mapping[Node, str], levels: int) -> tuple[str, int]:
-    """The text, and how tightly its outermost operator binds."""
+    """Return the text, and the precedence of its outermost operator."""
 
     def part(inner: Node, binding: int = 0) -> str:
         return _part(inner, names, levels - 1, binding)
@@ -79,7 +79,7 @@ def _expression(node: Node, names: Mapping[Node, str], levels: int) -> tuple[str
 
 
 def _operator(name: str, parts: list[str]) -> tuple[str, int]:
-    if name == "in":  # of an s-op in a list, which is a setting of the function
+    if name == "in":  # the list is a setting of the function
         return f"{parts[0]} in [...]", BINDING[name]
     if len(parts) == 1:
         return {"neg": "-", "pos": "+"}.get(name, f"{name} ") + parts[0], BINDING[name]
@@ -87,12 +87,12 @@ def _operator(name: str, parts: list[str]) -> tuple[str, int]:
 
 
 def columns(text: str) -> int:
-    """How many columns of a monospaced font a text takes."""
+    """Return the width of a text in columns of a monospaced font."""
     return sum(2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many columns."""
+    """Truncate a text to at most `most` columns."""
     if columns(text) <= most:
         return text
     kept, used = "", 1

@@ -1,13 +1,13 @@
-"""How many layers and heads a program takes, as its authors count them: the measure for a compiler.
+"""The layers and heads of a program, as RASP's authors count them: the yardstick for a compiler.
 
     base s-op, constant    0
-    elementwise            the latest of what it is computed from: a feed-forward layer follows every attention layer
-    select                 1 + the later of keys and queries; and, or, not: the latest of their operands
-    aggregate              its selector's, but at least 1 + its value's
+    elementwise            the maximum of its arguments: a feed-forward layer follows every attention layer
+    select                 1 + the maximum of keys and queries; and, or, not: the maximum of their operands
+    aggregate              that of its selector, but at least 1 + that of its value
 
-Whatever can be computed is computed at once (greedily, in the earliest layer). All aggregates of a layer that read
-through one selector share a head, so a layer has as many heads as its aggregates have selectors. Selectors are told
-apart as they were written: the same `select` written twice is two heads.
+Everything is computed in the earliest possible layer (greedily). All aggregates of a layer that use one selector share
+a head, so a layer has as many heads as its aggregates have selectors. Selectors are distinguished as written: the same
+`select` written twice is two heads.
 
 Paper: Weiss, Goldberg and Yahav 2021, arXiv:2106.06981, section 4.
 """
@@ -20,7 +20,7 @@ from allyouneed.rasp.graph import Aggregate, Node, Select, Selector, SOp, in_ord
 
 @dataclass(eq=False)
 class ScheduledHead:
-    """A selector, and what is read through it in one layer."""
+    """A selector, and the aggregates that use it in one layer."""
 
     selector: Selector
     aggregates: list[Aggregate] = field(default_factory=list)
@@ -28,32 +28,32 @@ class ScheduledHead:
 
 @dataclass(eq=False)
 class ScheduledLayer:
-    """Attention, then what is computed at every position by itself. Layer 0 has no attention."""
+    """Attention, then the elementwise s-ops. Layer 0 has no attention."""
 
     heads: list[ScheduledHead] = field(default_factory=list)
-    elementwise: list[SOp] = field(default_factory=list)  # base s-ops too, in layer 0
+    elementwise: list[SOp] = field(default_factory=list)  # in layer 0 also the base s-ops
 
 
 @dataclass(eq=False)
 class Schedule:
-    """Every s-op of a program in its layer, each after what it is computed from."""
+    """Every s-op of a program in its layer, after its inputs."""
 
-    layers: list[ScheduledLayer]  # the first is layer 0
+    layers: list[ScheduledLayer]  # layer 0 first
     depth: dict[Node, int]
 
     @property
     def heads(self) -> list[int]:
-        """In each layer, from layer 1 on."""
+        """The number of heads in each layer, starting with layer 1."""
         return [len(layer.heads) for layer in self.layers[1:]]
 
     def __str__(self) -> str:
-        """2 layers; heads 1, 1"""
+        """Return a text such as `2 layers; heads 1, 1`."""
         many = "layer" if len(self.heads) == 1 else "layers"
         return f"{len(self.heads)} {many}; heads {', '.join(map(str, self.heads))}" if self.heads else "0 layers"
 
 
 def depths(roots: Iterable[Node]) -> dict[Node, int]:
-    """The first layer in which each node can be there."""
+    """Return the earliest layer of each node."""
     depth: dict[Node, int] = {}
     for node in in_order(roots):
         own = [depth[part] for part in node.parts]
@@ -67,7 +67,7 @@ def depths(roots: Iterable[Node]) -> dict[Node, int]:
 
 
 def schedule(roots: Iterable[Node]) -> Schedule:
-    """Every s-op in the earliest layer. A selector that is itself wanted is a head through which nothing is read."""
+    """Schedule every s-op in its earliest layer. A selector among the roots is a head without aggregates."""
     wanted = list(roots)
     depth = depths(wanted)
     layers = [ScheduledLayer() for _ in range(1 + max(depth.values(), default=0))]

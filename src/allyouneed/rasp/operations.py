@@ -1,9 +1,9 @@
-"""What operators, indices, `in`, `range`, `zip` and `len` do to values of every type.
+"""Operators, indexing, `in`, `range`, `zip` and `len` on values of every type.
 
-atom, atom            Python's arithmetic; `and`, `or` give one of the operands
-s-op, s-op or atom    pointwise; `and`, `or` give bools
+atom, atom            Python's arithmetic; `and`, `or` return one of the operands
+s-op, s-op or atom    pointwise; `and`, `or` return bools
 selector, selector    `and`, `or`, `not` only
-list                  + joins, * repeats, == compares
+list                  + concatenates, * repeats, == compares
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def is_selector(value: Value) -> bool:
 
 
 def _operand(value: Value) -> SOp | Atom:
-    """What may stand beside an s-op."""
+    """Return an operand of an s-op's operator. Raise RaspError if it is neither an s-op nor an atom."""
     if isinstance(value, NamedNode) and isinstance(value.node, SOp):
         return value.node
     if not is_atom(value):
@@ -97,7 +97,7 @@ def binary(operator: str, a: Value, b: Value) -> Value:
 
 
 def _of_lists(operator: str, a: Value, b: Value) -> Value:
-    """Of two values one of which at least is a list, a dict or a function."""
+    """Apply an operator to two values, at least one of them a list, a dict or a function."""
     if operator == "==":
         return a == b
     if operator == "+" and isinstance(a, List):
@@ -122,13 +122,13 @@ def _type(value: Value) -> str:
 
 
 def ternary(condition: Value, yes: Value, no: Value) -> Value:
-    """With an s-op as the condition."""
+    """Return the conditional whose condition is an s-op."""
     assert isinstance(condition, NamedNode)
     return NamedNode(elementwise("if", condition.node, _operand(yes), _operand(no)))
 
 
 def contained(element: Value, within: Value) -> Value:
-    """An atom anywhere in an s-op; what stands in an s-op in a list; an element of a list, dict or string."""
+    """Evaluate `in`: an atom in an s-op, the values of an s-op in a list, or an element of a list, dict or string."""
     if isinstance(within, NamedNode) and isinstance(within.node, SOp):
         return NamedNode(api.contains(within.node, as_atom(element)))
     if isinstance(within, NamedNode | Procedure):
@@ -145,7 +145,7 @@ def contained(element: Value, within: Value) -> Value:
 
 
 def indexed(of: Value, index: Value) -> Value:
-    """One place of an s-op; or what a list, dict or string has there, for an index that is an atom or an s-op."""
+    """Evaluate `of[index]`: a position of an s-op, or an entry of a list, dict or string by an atom or s-op."""
     if isinstance(of, NamedNode):
         if isinstance(of.node, Selector):
             raise RaspError(f"Cannot apply [] to selector(s), got: {describe(of)}")
@@ -173,7 +173,7 @@ def aggregate(selector: Value, value: Value, default: Value) -> Value:
 
 def _range(*bounds: Value) -> Value:
     numbers = _python(range, *(as_atom(bound) for bound in bounds))
-    # Python's len() of a range has a limit of its own, a slice of it has not.
+    # len() of a range fails above sys.maxsize; slicing it first does not.
     if len(numbers[: limits.SIZE]) >= limits.SIZE:
         raise RaspLimitError(f"range of {limits.SIZE} numbers or more")
     return List(numbers)
@@ -198,7 +198,7 @@ BUILTINS: Final[dict[str, Callable[..., Value]]] = {"range": _range, "zip": _zip
 
 
 def cost(value: Value) -> int:
-    """How many steps a computed value counts for: joining long strings and lists takes time and room."""
+    """Return the steps that a computed value counts for: long strings and lists take time and memory."""
     if isinstance(value, str):
         return 1 + len(value) // 100
     return 1 + value.size // 10 if isinstance(value, List | Dict) else 1

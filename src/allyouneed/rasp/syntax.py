@@ -1,10 +1,10 @@
-"""RASP text to a tree of sentences. The grammar is `grammar.lark`; this is what its rules become.
+"""Parses RASP text into a tree of sentences. The grammar is `grammar.lark`; `_TreeBuilder` converts its rules.
 
-The parser keeps its own stack, so brackets may be nested as deeply as the text is long. Text comes line by line, as in
-a REPL: whether a sentence ends, goes on or is wrong is known after each line.
+The parser keeps its own stack, so brackets may be nested arbitrarily deep. Text arrives line by line, as in a REPL:
+after each line the sentence is complete, unfinished or wrong.
 
 Differs from the published language: `select (` may have a space, and s-op is s minus op unless "example" follows. With
-`compat` both are as published: one token with the bracket, and one token.
+`compat` both are single tokens, as published.
 """
 
 import re
@@ -23,15 +23,15 @@ from allyouneed.rasp.errors import RaspLimitError, RaspSyntaxError
 
 
 class Unfinished(RaspSyntaxError):
-    """The text may still become a sentence."""
+    """The text ends inside a sentence."""
 
 
 _SIGNS: Final = {"-": "neg", "+": "pos"}
 
 
 @v_args(inline=True)
-class _Build(Transformer[Token, Any]):
-    """Called by the parser for each rule as soon as it is complete: nothing walks down a tree."""
+class _TreeBuilder(Transformer[Token, Any]):
+    """Builds the tree bottom-up: the parser calls it for each rule as soon as that is complete."""
 
     @v_args(inline=False)
     def start(self, sentences: list[Any]) -> list[t.Sentence]:
@@ -87,7 +87,7 @@ class _Build(Transformer[Token, Any]):
         return t.Name(str(name))
 
     def integer(self, digits: Token) -> t.Literal:
-        # 10 digits hold 33 bits; Python itself refuses to read numbers of several thousand digits.
+        # 10 digits take 33 bits; Python itself refuses to parse numbers of several thousand digits.
         if len(digits) * 3 > limits.BITS:
             raise RaspLimitError(f"integer of {len(digits)} digits")
         return t.Literal(int(digits))
@@ -124,7 +124,7 @@ class _Build(Transformer[Token, Any]):
 
 @cache
 def _parser(compat: bool) -> Lark:
-    """About 0.2 s, the first time."""
+    """Return the parser. The first call takes about 0.2 s."""
     space = "" if compat else r"[ \t]*"
     example = "" if compat else r"(?=[ \t]+examples?(?![A-Za-z_0-9]))"
     terminals = (
@@ -134,7 +134,7 @@ def _parser(compat: bool) -> Lark:
         f"WHICH.2: /selector(?![A-Za-z_0-9])|s-op{example}/\n"
     )
     grammar = files("allyouneed.rasp").joinpath("grammar.lark").read_text(encoding="utf-8")
-    return Lark(grammar + terminals, parser="lalr", lexer="basic", transformer=_Build(), maybe_placeholders=True)
+    return Lark(grammar + terminals, parser="lalr", lexer="basic", transformer=_TreeBuilder(), maybe_placeholders=True)
 
 
 _OPEN: Final = frozenset({"LPAR", "LSQB", "LBRACE", "SELECT", "AGGREGATE", "BUILTIN"})
@@ -142,10 +142,10 @@ _CLOSE: Final = frozenset({"RPAR", "RSQB", "RBRACE"})
 
 
 class Reader:
-    """Takes lines until they are sentences. Each line is parsed once, however many it takes.
+    """Collects lines into sentences. Each line is parsed once.
 
-    The published REPL joins lines by spaces, so that a comment inside a sentence hides all that follows; `joins` keeps
-    that.
+    The published REPL joins lines with spaces, so a comment inside a sentence hides everything after it; `joins` keeps
+    that behaviour.
     """
 
     def __init__(self, compat: bool = False, joins: bool = False) -> None:
@@ -154,7 +154,7 @@ class Reader:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the sentence that has begun."""
+        """Drop the unfinished sentence."""
         self._parser = self._lark.parse_interactive("")
         self._size = self._lines = self._open = self.definitions = 0
         self._hidden = False
@@ -165,7 +165,7 @@ class Reader:
         return self._size > 0
 
     def feed(self, line: str) -> Sequence[t.Sentence] | None:
-        """The sentences that this line completes, or None as long as more is needed."""
+        """Return the sentences that this line completes, or None if more input is needed."""
         if self._hidden:
             return None
         try:
@@ -175,9 +175,9 @@ class Reader:
                 return None
             sentences = self._parser.feed_eof()
         except UnexpectedInput as error:
-            complaint = _complaint(error, line, self._lines, self._accepted(error))
+            syntax_error = _syntax_error(error, line, self._lines, self._accepted(error))
             self.restart()
-            raise complaint from None
+            raise syntax_error from None
         except RaspLimitError:
             self.restart()
             raise
@@ -185,7 +185,7 @@ class Reader:
         return sentences
 
     def _read(self, line: str) -> int:
-        """How many tokens the line holds, after they are parsed."""
+        """Parse a line and return its number of tokens."""
         self._lines += 1
         self._size += len(line)
         if self._size > limits.SOURCE:
@@ -199,14 +199,14 @@ class Reader:
             self._open += (token.type in _OPEN) - (token.type in _CLOSE)
             self.definitions += token.type == "DEF"
         if not tokens:
-            self._size = before  # comments and blanks do not begin a sentence
+            self._size = before  # comments and blank lines do not start a sentence
         return tokens
 
     def _is_complete(self) -> bool:
-        """Whether the text may end here. Tried on a copy that builds nothing, since what is built is built in place."""
+        """Return True if the text may end here. Uses a copy without a tree builder, which works in place."""
         if "$END" not in self._parser.choices():
             return False
-        trial = _building_nothing(self._parser.copy(deepcopy_values=False))
+        trial = _without_builder(self._parser.copy(deepcopy_values=False))
         try:
             trial.feed_eof()
         except UnexpectedToken:
@@ -214,14 +214,14 @@ class Reader:
         return True
 
     def _accepted(self, error: UnexpectedInput) -> set[str]:
-        """What might have stood where the error is. A parser that has met it may have given some of that up already."""
-        again = _building_nothing(self._lark.parse_interactive(""))
+        """Return the tokens acceptable at the error. Replays the tokens: a failed parser may have reduced already."""
+        again = _without_builder(self._lark.parse_interactive(""))
         for token in self._tokens[:-1] if isinstance(error, UnexpectedToken) else self._tokens:
             again.feed_token(token)
         return set(again.accepts())
 
 
-def _building_nothing(parser: InteractiveParser) -> InteractiveParser:
+def _without_builder(parser: InteractiveParser) -> InteractiveParser:
     parser.parser_state.parse_conf = copy(parser.parser_state.parse_conf)
     parser.parser_state.parse_conf.callbacks = {}
     return parser
@@ -232,7 +232,7 @@ def _has_comment(line: str) -> bool:
 
 
 def parse(text: str, compat: bool = False) -> Sequence[t.Sentence]:
-    """The sentences of a text, at least one. Raises `Unfinished` where the text ends too early."""
+    """Return the sentences of a text, at least one. Raise `Unfinished` if the text ends inside a sentence."""
     reader = Reader(compat)
     sentences: list[t.Sentence] = []
     finished = False
@@ -245,18 +245,18 @@ def parse(text: str, compat: bool = False) -> Sequence[t.Sentence]:
     return sentences
 
 
-def _complaint(error: UnexpectedInput, line: str, number: int, expected: set[str]) -> RaspSyntaxError:
+def _syntax_error(error: UnexpectedInput, line: str, number: int, expected: set[str]) -> RaspSyntaxError:
     found = "the end"
     if isinstance(error, UnexpectedCharacters):
         found = repr(line[error.pos_in_stream or 0])
     elif isinstance(error, UnexpectedToken):
         found = f"'{error.token}'"
     where = f" in line {number} of the sentence" if number > 1 else ""
-    return RaspSyntaxError(f"mismatched input {found}{where} expecting {{{_wanted(expected)}}}")
+    return RaspSyntaxError(f"mismatched input {found}{where} expecting {{{_expectations(expected)}}}")
 
 
-def _wanted(expected: set[str]) -> str:
-    """What may come next, in the words of the language; what begins or continues any expression is one word."""
+def _expectations(expected: set[str]) -> str:
+    """Describe the acceptable tokens. Tokens that start or continue any expression are one group."""
     words = []
     for group, names in _GROUPS.items():
         if names <= expected:

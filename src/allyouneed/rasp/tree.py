@@ -1,4 +1,4 @@
-"""What RASP text says, as a tree: expressions, statements, and commands to the REPL."""
+"""The syntax tree of RASP: expressions, statements, and REPL commands."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ Statement: TypeAlias = Expression | Assign | Define | Loop | Draw | Load
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetExample:
-    which: str | None  # "s-op", "selector", or both
+    which: str | None  # "s-op" or "selector"; None: both
     expr: Expr
 
 

@@ -1,7 +1,7 @@
 """The values of the language: atoms, named s-ops and selectors, lists, dicts, functions; and the environments of names.
 
-Values are immutable; assignment binds names only. An s-op is a node of the graph with a name beside it, which is what
-messages call it: the graph itself knows no names.
+Values are immutable; assignment only binds names. A `NamedNode` pairs an s-op or selector with the name that messages
+use: nodes of the graph have no names.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NAME_LENGTH: Final = 100
 
 @dataclass(slots=True, eq=False)
 class NamedNode:
-    """An s-op or selector, and what it is called."""
+    """An s-op or selector, and its name."""
 
     node: SOp | Selector
     name: str = ""
 
     def __post_init__(self) -> None:
-        # f(x , x) of f(x , x) of ... would double its name each time.
+        # The name of f(x , x) nested in itself would double each time.
         if len(self.name) > NAME_LENGTH:
             self.name = f"{self.name[:NAME_LENGTH]}..."
 
@@ -41,7 +41,7 @@ class NamedNode:
 
 
 class List:
-    """A list of values. Knows how many values it holds in all, since lists inside lists are shared: [a, a] is cheap."""
+    """A list of values. Stores its total size: nested lists are shared, so [a, a] is cheap to build."""
 
     __slots__ = ("items", "levels", "size")
 
@@ -120,9 +120,9 @@ CONSTANTS: Final = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Environment:
-    """Names and their values. What is not here is looked for in the parent, at the time of asking."""
+    """Names and their values. Missing names are looked up in the parent at the time of access."""
 
-    title: str  # "console", or the file: what a function says it comes from
+    title: str  # "console" or the file name, shown as the origin of its functions
     parent: Environment | None = None
     names: dict[str, Value] = field(default_factory=dict)
     reserved: frozenset[str] = CONSTANTS | WORDS
@@ -144,16 +144,16 @@ class Environment:
                 raise RaspError(f"Error: Cannot set reserved name: {name}")
 
     def public(self) -> dict[str, Value]:
-        """The names that others may see."""
+        """Return the names without a leading _."""
         return {name: value for name, value in self.names.items() if not name.startswith("_")}
 
     def __setitem__(self, name: str, value: Value) -> None:
-        self.names.pop(name, None)  # so that names are in the order in which they got their values
+        self.names.pop(name, None)  # keeps names in the order of assignment
         self.names[name] = value
 
 
 def describe(value: Value) -> str:
-    """A value in a message: short, whatever it is."""
+    """Return a short text for a value, for messages."""
     if isinstance(value, NamedNode):
         return value.title
     if isinstance(value, List):
@@ -168,7 +168,7 @@ def describe(value: Value) -> str:
 
 
 def atoms_of(value: List | Dict | str) -> list[Any]:
-    """The atoms of a list, the keys of a dict, the characters of a string."""
+    """Return the atoms of a list, the keys of a dict or the characters of a string."""
     items = list(value)
     for item in items:
         if not is_atom(item):
@@ -187,11 +187,11 @@ def unpacked(names: tuple[str, ...], element: Value) -> Iterable[Value]:
 
 
 def as_input(value: Value) -> Input:
-    """A value as the input of an s-op: the characters of a string, the atoms of a list, the keys of a dict."""
+    """Return a value as the input of an s-op: a string, the atoms of a list or the keys of a dict."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, List | Dict) and len(value):
-        # Inner lists are refused by whoever makes a sequence of them, with the published words.
+        # Nested lists are refused when a sequence is built from them, with the published message.
         return [_plain(item) for item in value]
     raise RaspError(f"RASP sequences/selectors expect non-empty iterables, got: {_shown(value)}")
 

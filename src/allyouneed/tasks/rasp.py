@@ -1,11 +1,11 @@
-"""What a RASP program computes, as a task: can a model learn it, does a compiled one still know it?
+"""A RASP program as a task: can a model learn it, and does a compiled one still compute it?
 
-    source = BOS tokens;      class of each position = the value of the program there                  (an encoder)
-    input = BOS tokens;       output = the value at each position, selectors seeing what came before   (a decoder)
+    source = BOS tokens;      class of each position = the program's value at that position             (an encoder)
+    input = BOS tokens;       output = the value at each position, with causal selectors                (a decoder)
 
-Inputs are random strings over the vocabulary; those on which the program fails are not drawn. A value is written as
-Python writes it (whole floats without a point, others to twelve digits), the values of a sequence with blanks between
-them.
+Inputs are random strings over the vocabulary; inputs on which the program fails are skipped. A value is written as
+Python writes it (whole floats without a point, others to twelve digits). The values of a sequence are separated by
+spaces.
 
 Paper: Weiss, Goldberg and Yahav 2021, arXiv:2106.06981, section 5 (Transformers trained on RASP's tasks).
 """
@@ -36,9 +36,9 @@ from allyouneed.text.specials import PAD
 from allyouneed.text.tokenizer import of_symbols
 
 PROGRAM = 200_000  # characters
-RaspLength = Annotated[int, Field(ge=1, le=2_048)]  # as the compiler; selectors have a row and a column for each token
+RaspLength = Annotated[int, Field(ge=1, le=2_048)]  # as in the compiler; selectors are n x n
 RaspLengths = tuple[RaspLength, RaspLength]
-TRIED = 500  # inputs, to find the values of a program that does not name them
+TRIED = 500  # random inputs to find the values of a program without `classes`
 
 
 class RaspConfig(AlgorithmTask):
@@ -52,17 +52,17 @@ class RaspConfig(AlgorithmTask):
     test: Annotated[int, Field(ge=1)] = 200
     lengths: RaspLengths = (1, 20)
     test_lengths: RaspLengths | None = None
-    program: Annotated[str, Field(max_length=PROGRAM)]  # in the language; it loads no files
-    result: str | None = None  # the s-op that counts; default: the last one
-    # Tokens; if one has several characters, blanks part them.
+    program: Annotated[str, Field(max_length=PROGRAM)]  # source text; may not load files
+    result: str | None = None  # the s-op; default: the last one
+    # Tokens. If any has several characters, inputs separate them by spaces.
     vocabulary: Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
-    # The values of the program; default: those that random inputs show. Inputs with other values are not drawn.
+    # The values of the program; default: those found on random inputs. Inputs with other values are skipped.
     classes: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
-    def _sound(self) -> "RaspConfig":
+    def _check_program(self) -> "RaspConfig":
         if len(set(self.vocabulary)) < len(self.vocabulary):
-            raise ValueError("vocabulary: names a token twice")
+            raise ValueError("vocabulary: contains a token twice")
         try:
             self.sop()
         except RaspError as error:
@@ -70,7 +70,7 @@ class RaspConfig(AlgorithmTask):
         return self
 
     def sop(self) -> SOp:
-        """What is computed."""
+        """Return the s-op to compute."""
         return _sop(self.program, self.result)
 
     @property
@@ -81,8 +81,8 @@ class RaspConfig(AlgorithmTask):
         return Codec(source=of_symbols(self.vocabulary, self.kind), classes=self.names(), each=True)
 
     def names(self) -> tuple[str, ...]:
-        """The values, written out."""
-        return self.classes if self.classes is not None else _shown(self)
+        """Return the values of the program as text."""
+        return self.classes if self.classes is not None else _found_classes(self)
 
     def sizes(self, codec: Codec) -> Sizes:
         assert codec.source is not None
@@ -94,7 +94,7 @@ class RaspConfig(AlgorithmTask):
         return item if item is not None and set(item[1].split(" ")) <= set(self.names()) else None
 
     def drawn(self, dice: Dice, lengths: Lengths) -> Pair | None:
-        """A random input and its values, whatever they are."""
+        """Return a random input and its values; None if the program fails on it."""
         tokens = [self.vocabulary[dice.below(len(self.vocabulary))] for _ in range(dice.between(*lengths))]
         try:
             values = evaluate(self.sop(), tokens)
@@ -126,8 +126,8 @@ class RaspCausalConfig(RaspConfig):
     def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
         tagged = super().as_batch(codec, items)
         assert tagged.class_BS is not None
-        said_BT = tagged.class_BS + FIRST_CLASS
-        return Batch(input_BT=tagged.source_BS, output_BT=said_BT.masked_fill(tagged.class_BS == NO_CLASS, PAD))
+        class_BT = tagged.class_BS + FIRST_CLASS
+        return Batch(input_BT=tagged.source_BS, output_BT=class_BT.masked_fill(tagged.class_BS == NO_CLASS, PAD))
 
 
 @lru_cache(maxsize=32)
@@ -136,24 +136,24 @@ def _sop(program: str, result: str | None) -> SOp:
 
 
 @lru_cache(maxsize=32)
-def _shown(task: RaspConfig) -> tuple[str, ...]:
-    """The values that random inputs show."""
+def _found_classes(task: RaspConfig) -> tuple[str, ...]:
+    """Return the values that occur on random inputs."""
     dice, found = Dice("classes"), set[str]()
     for _ in range(TRIED):
         item = task.drawn(dice, task.lengths)
         found.update(item[1].split(" ") if item is not None else ())
     if not found:
-        raise ConfigError(f"task.program: fails on {TRIED:,} random inputs")
+        raise ConfigError(f"task.program: fails on all of {TRIED:,} random inputs; check vocabulary and lengths")
     return tuple(sorted(found))
 
 
 def written(value: Atom) -> str:
-    """A value as the name of a class: the same for 1 and 1.0, and for means that differ in their last bit."""
+    """Return a value as a class name: equal for 1 and 1.0, and for means that differ in the last bit only."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> Batch:
-    """Sources whose positions have classes: their names, with blanks between them."""
+    """Return a batch whose targets are class names, one for each position, separated by spaces."""
     assert codec.classes is not None
     numbers = {name: number for number, name in enumerate(codec.classes)}
     rows, tags = codec.encode_sources(sources), []
@@ -161,11 +161,13 @@ def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> B
         names = target.split(" ")
         unknown = [name for name in names if name not in numbers]
         if unknown:
-            raise DataError(f"{source!r}: {unknown[0]!r} is no class of this model; known: {', '.join(numbers)}")
+            raise DataError(
+                f"{source!r}: {unknown[0]!r} is not a class of this model; known classes: {', '.join(numbers)}"
+            )
         inside = codec.inside(len(row))
         tokens = inside.stop - inside.start
         if len(names) != tokens:
-            raise DataError(f"{source!r}: {len(names)} classes for {tokens} tokens; there should be one for each")
+            raise DataError(f"{source!r}: {len(names)} classes for {tokens} tokens; should be one for each token")
         tags.append([NO_CLASS] * inside.start + [numbers[name] for name in names])
     source_BS = torch.from_numpy(padded(as_arrays(rows)))
     mask_BS = source_BS != PAD

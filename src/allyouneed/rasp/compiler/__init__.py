@@ -1,4 +1,4 @@
-"""RASP programs as the weights of an ordinary model. `compile.py` is the list of passes."""
+"""Compiles RASP programs into the weights of an ordinary model. `compile.py` is the list of passes."""
 
 from allyouneed.rasp.compiler.compile import compile_rasp
 from allyouneed.rasp.compiler.compiled import CompiledProgram, Verification

@@ -1,13 +1,13 @@
-"""From forms to the weights of an ordinary encoder or decoder.
+"""Converts linear forms to the weights of an ordinary encoder or decoder.
 
 Every row of a weight matrix is a form: its slots' coefficients, its constant as a bias, and a weight on the slot `bos`
-such that its value at BOS is the one wanted. Scores are multiplied by a coldness
+that gives the specified value at BOS. Scores are multiplied by an inverse temperature
 
-    beta = ln(L / LEAK)            what is not selected gets less than LEAK of the weight together
-    beta = 2 ln(L / LEAK)          where the sink stands half way between selected and not
+    beta = ln(L / LEAK)            unselected positions together get less than LEAK of the weight
+    beta = 2 ln(L / LEAK)          where the sink is half way between selected and unselected
 
-rounded up to four binary digits (with sqrt(K), by which the mixer divides): scores of whole numbers are then exact, so
-that what is selected is weighted alike.
+rounded up to four binary digits (with sqrt(K), by which the mixer divides). Integer scores are then exact, so that all
+selected positions get equal weights.
 """
 
 import itertools
@@ -32,13 +32,13 @@ from allyouneed.text.specials import BOS, UNK
 
 FIRST = UNK + 1  # the id of the first token of a vocabulary
 LEAK = 1e-7
-UNSAID = -100.0  # the logit of ids that are no value of an output
-SHARP = 8.0  # the logit of the right value above that of the next
+UNUSED_LOGIT = -100.0  # the logit of ids that are not a value of an output
+SHARP = 8.0  # margin of the correct logit over the next
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where an output is read: the logits from `begin`, one for each value."""
+    """The logits of an output: one for each value, starting at `begin`."""
 
     name: str
     begin: int
@@ -46,38 +46,38 @@ class Output:
 
 
 def assemble(program: ProgramIR, network: Network) -> tuple[Model, list[Output]]:
-    """The model, and where its outputs are."""
-    work = _Rows(program, network)
+    """Return the model, and where its outputs are."""
+    rows = _Rows(program, network)
     outputs, begin = [], FIRST if program.bounds.causal else 0
-    for answer in network.answers:
-        outputs.append(Output(answer.name, begin, answer.sop.values))
-        begin += len(answer.sop.values)
+    for readout in network.readouts:
+        outputs.append(Output(readout.name, begin, readout.sop.values))
+        begin += len(readout.sop.values)
     tokens = FIRST + len(program.token.values)
-    model = _empty(work, network, tokens, begin)
-    _fill(model, _weights(work, network, program, tokens, outputs, begin))
+    model = _empty(rows, network, tokens, begin)
+    _fill(model, _weights(rows, network, program, tokens, outputs, begin))
     return model.eval(), outputs
 
 
 class _Rows:
-    """Forms as rows over the residual stream."""
+    """Linear forms as rows over the residual stream."""
 
     def __init__(self, program: ProgramIR, network: Network) -> None:
         self.causal, self.length = program.bounds.causal, program.bounds.length
         for place, slot in enumerate(network.slots):
             slot.place = place
-        self.one = len(network.slots) if self.causal else None  # a decoder's head has no bias
+        self.ones_slot = len(network.slots) if self.causal else None  # a decoder's head has no bias
         self.width = len(network.slots) + self.causal
         forms = list(_forms(network))
         self.number = {id(form): number for number, form in enumerate(forms)}
         self.rows_ND, self.biases_N = self._all(forms, network)
 
     def row(self, form: LinearForm) -> tuple[Floats, float]:
-        """Coefficients and bias of a form."""
+        """Return the coefficients and the bias of a form."""
         number = self.number[id(form)]
         return self.rows_ND[number], float(self.biases_N[number])
 
     def _all(self, forms: Sequence[LinearForm], network: Network) -> tuple[Floats, Floats]:
-        """Of all forms at once, one owner after the other."""
+        """Return the rows and biases of all forms, grouped by owner."""
         rows_ND, at_bos_N = np.zeros((len(forms), self.width)), np.zeros(len(forms))
         biases_N = np.array([form.constant for form in forms])
         parts: dict[tuple[int, bool], list[tuple[int, TabulatedSOp, Floats]]] = {}
@@ -109,12 +109,12 @@ def _forms(network: Network) -> Iterator[LinearForm]:
             yield from itertools.chain.from_iterable(head.products)
             yield from (form for form, _ in head.values)
         yield from (group.line for group in layer.neurons)
-    for answer in network.answers:
-        yield from answer.forms
+    for readout in network.readouts:
+        yield from readout.forms
 
 
 def _through(x: Floats, y_NV: Floats) -> tuple[Floats, Floats]:
-    """a and b of y = a x + b, for some y."""
+    """Return the slopes and offsets of y = a x + b for several y."""
     low, high = int(x.argmin()), int(x.argmax())
     slopes = (y_NV[:, high] - y_NV[:, low]) / (x[high] - x[low]) if low != high else np.zeros(len(y_NV))
     return slopes[:, None], y_NV[:, low] - slopes * x[low]
@@ -131,8 +131,8 @@ def _hidden(network: Network) -> int:
     return max((sum(len(group.steps.slopes_N) for group in layer.neurons) for layer in network.layers), default=1) or 1
 
 
-def _empty(rows: _Rows, network: Network, tokens: int, answers: int) -> Model:
-    """The architecture, without weights."""
+def _empty(rows: _Rows, network: Network, tokens: int, classes: int) -> Model:
+    """Return the model with untrained weights."""
     mixers = [
         SoftmaxConfig(heads=heads, key_width=keys, value_width=values)
         for heads, keys, values in map(_sizes, network.layers)
@@ -147,10 +147,10 @@ def _empty(rows: _Rows, network: Network, tokens: int, answers: int) -> Model:
         "mixer": mixers or SoftmaxConfig(heads=1),
         "positions": LearnedConfig(max_length=rows.length + 1),
     }
-    with torch.random.fork_rng(devices=[]):  # compiling draws nothing from the caller's generator
+    with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
         if rows.causal:
-            return DecoderConfig(tied=False, **settings).build(Sizes(0, max(tokens, answers)))  # type: ignore[arg-type]
-        return EncoderConfig(pool="none", **settings).build(Sizes(tokens, answers))  # type: ignore[arg-type]
+            return DecoderConfig(tied=False, **settings).build(Sizes(0, max(tokens, classes)))  # type: ignore[arg-type]
+        return EncoderConfig(pool="none", **settings).build(Sizes(tokens, classes))  # type: ignore[arg-type]
 
 
 def _fill(model: Model, weights: dict[str, Floats]) -> None:
@@ -160,18 +160,18 @@ def _fill(model: Model, weights: dict[str, Floats]) -> None:
 
 
 def _weights(
-    rows: _Rows, network: Network, program: ProgramIR, tokens: int, outputs: Sequence[Output], answers: int
+    rows: _Rows, network: Network, program: ProgramIR, tokens: int, outputs: Sequence[Output], classes: int
 ) -> dict[str, Floats]:
     side, stack = ("target", "decoder") if rows.causal else ("source", "encoder")
     named: dict[str, Floats] = {}
-    token_VD = np.zeros((max(tokens, answers) if rows.causal else tokens, rows.width))
+    token_VD = np.zeros((max(tokens, classes) if rows.causal else tokens, rows.width))
     place_ND = np.zeros((rows.length + 1, rows.width))
     token_VD[BOS, 0] = 1.0
     for owner, table, first in ((program.token, token_VD, FIRST), (program.index, place_ND, 1)):
         for slot in network.of_owner[id(owner)]:
             table[first : first + len(owner.values), slot.place] = slot.function
-    if rows.one is not None:
-        place_ND[1:, rows.one] = 1.0
+    if rows.ones_slot is not None:
+        place_ND[1:, rows.ones_slot] = 1.0
     # The model multiplies embeddings by sqrt(D).
     named[f"{side}.weight_VD"] = token_VD / math.sqrt(rows.width)
     named[f"{side}.position.table_ND"] = place_ND
@@ -180,10 +180,10 @@ def _weights(
         named |= {f"{prefix}.mixer.{name}": value for name, value in _attention(rows, layer).items()}
         feed = _feedforward(rows, layer, _hidden(network))
         named |= {f"{prefix}.feedforward.{name}": value for name, value in feed.items()}
-    weight_VD, bias_V = _head(rows, network.answers, outputs, len(token_VD) if rows.causal else answers)
-    if rows.one is not None:
-        weight_VD[:, rows.one] += bias_V
-        weight_VD[:FIRST, rows.one] = weight_VD[answers:, rows.one] = UNSAID
+    weight_VD, bias_V = _head(rows, network.readouts, outputs, len(token_VD) if rows.causal else classes)
+    if rows.ones_slot is not None:
+        weight_VD[:, rows.ones_slot] += bias_V
+        weight_VD[:FIRST, rows.ones_slot] = weight_VD[classes:, rows.ones_slot] = UNUSED_LOGIT
     else:
         named["head.bias_V"] = bias_V
     named["head.weight_VD"] = weight_VD
@@ -196,10 +196,10 @@ def _attention(rows: _Rows, layer: LayerIR) -> dict[str, Floats]:
     query_N, key_N, value_N = (np.zeros(heads * size) for size in (keys, keys, values))
     output_DN, output_D = np.zeros((rows.width, heads * values)), np.zeros(rows.width)
     for number, head in enumerate(layer.heads.values()):
-        cold = _coldness(head, rows.length, keys)
+        beta = _inverse_temperature(head, rows.length, keys)
         for place, (query, key) in enumerate(head.products, start=number * keys):
             row, bias = rows.row(query)
-            query_ND[place], query_N[place] = cold * row, cold * bias
+            query_ND[place], query_N[place] = beta * row, beta * bias
             key_ND[place], key_N[place] = rows.row(key)
         for place, (form, slot) in enumerate(head.values, start=number * values):
             value_ND[place], value_N[place] = rows.row(form)
@@ -214,7 +214,7 @@ def _attention(rows: _Rows, layer: LayerIR) -> dict[str, Floats]:
     }
 
 
-def _coldness(head: HeadIR, length: int, keys: int) -> float:
+def _inverse_temperature(head: HeadIR, length: int, keys: int) -> float:
     beta = math.log(length / LEAK) * (1 if head.counts else 2)
     exact = beta * math.sqrt(keys)
     unit = 2.0 ** (math.floor(math.log2(exact)) - 3)
@@ -231,7 +231,7 @@ def _feedforward(rows: _Rows, layer: LayerIR, hidden: int) -> dict[str, Floats]:
         own = slice(place, place + len(made.slopes_N))
         inner_FD[own] = made.slopes_N[:, None] * row
         inner_F[own] = made.slopes_N * bias + made.offsets_N
-        # At BOS the line is 0 and all neurons are off.
+        # At BOS the line is 0 and all neurons are inactive.
         inner_FD[own, 0] -= made.offsets_N + 1.0
         for number, slot in enumerate(group.slots):
             outer_DF[slot.place, own] = made.outputs_NR[:, number]
@@ -240,13 +240,13 @@ def _feedforward(rows: _Rows, layer: LayerIR, hidden: int) -> dict[str, Floats]:
     return {"inner.weight": inner_FD, "inner.bias": inner_F, "outer.weight": outer_DF, "outer.bias": outer_D}
 
 
-def _head(rows: _Rows, answers: Sequence[Readout], outputs: Sequence[Output], size: int) -> tuple[Floats, Floats]:
+def _head(rows: _Rows, readouts: Sequence[Readout], outputs: Sequence[Output], size: int) -> tuple[Floats, Floats]:
     weight_VD, bias_V = np.zeros((size, rows.width)), np.zeros(size)
-    for answer, output in zip(answers, outputs, strict=True):
+    for readout, output in zip(readouts, outputs, strict=True):
         own = slice(output.begin, output.begin + len(output.values))
-        for number, form in enumerate(answer.forms):
+        for number, form in enumerate(readout.forms):
             row, bias = rows.row(form)
-            point_V = answer.points_VN[:, number]
+            point_V = readout.points_VN[:, number]
             weight_VD[own] += 2 * SHARP * point_V[:, None] * row
             bias_V[own] += SHARP * (2 * point_V * bias - point_V**2)
     return weight_VD, bias_V

@@ -1,8 +1,8 @@
-"""What the heads of a compiled program should read on an input, beside what they do read.
+"""The expected attention of a compiled program's heads on an input, beside the actual attention weights.
 
-A head stands for one term of a selector (`ir.py`). Its softmax should weigh alike all that the term selects; the sink,
-BOS, is among them in a head that counts, and is alone where nothing is selected. What the term selects follows from the
-values of the variables that it compares, which are computed here without weights.
+A head implements one term of a selector (`ir.py`). Its softmax should give equal weights to all selected positions. The
+sink, BOS, is one of them in a head that counts, and the only one where nothing is selected. The selected positions
+follow from the values of the variables that the term compares, which are computed here without weights.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from allyouneed.mixers.base import send_maps_to
 from allyouneed.rasp.api import evaluate
 from allyouneed.rasp.atoms import Atom, mean
 from allyouneed.rasp.causal import seen_causally
-from allyouneed.rasp.compiler.compile import passes
+from allyouneed.rasp.compiler.compile import run_passes
 from allyouneed.rasp.compiler.compiled import CompiledProgram
 from allyouneed.rasp.compiler.ir import Bools, Floats, Ints, TabulatedSOp, Term, term_key
 from allyouneed.rasp.compiler.schedule import ProgramIR
@@ -32,25 +32,25 @@ class HeadAttention:
 
     selector: str
     counts: bool
-    part: str  # "1 of 2", if the selector takes several heads
-    wanted: Floats  # the weights of a softmax over what is selected
-    weights: Floats  # those of the model
+    part: str  # "1 of 2" if the selector needs several heads
+    expected: Floats  # equal weights over the selected positions
+    weights: Floats  # the model's attention weights
 
     @property
     def difference(self) -> float:
-        return float(np.abs(self.wanted - self.weights).max())
+        return float(np.abs(self.expected - self.weights).max())
 
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """A compiled program at work."""
+    """The attention of a compiled program on one input."""
 
     compiled: CompiledProgram
     name: str
     given: Input
-    heads: tuple[tuple[HeadAttention, ...], ...]  # of each layer
-    right: list[Atom]  # what the program gives
-    found: list[Atom]  # what the model gives
+    heads: tuple[tuple[HeadAttention, ...], ...]  # by layer
+    right: list[Atom]  # the program's output
+    found: list[Atom]  # the model's output
 
 
 def trace_attention(
@@ -63,16 +63,16 @@ def trace_attention(
     causal: bool = False,
     names: Mapping[Node, str] | None = None,
 ) -> AttentionTrace:
-    """Compiles an s-op and watches it on an input; for the tokens and the length of that input, unless told."""
+    """Compile an s-op and trace it on an input. Vocabulary and length default to those of the input."""
     right = evaluate(seen_causally(sop) if causal else sop, given)
     names = _named(sop, names or {})
     tokens = list(dict.fromkeys(given)) if vocabulary is None else list(vocabulary)
-    compiled, program, network = passes({name: sop}, tokens, length or len(given), causal, names)
-    wanted = _Wanted(program, given)
+    compiled, program, network = run_passes({name: sop}, tokens, length or len(given), causal, names)
+    expected = _ExpectedAttention(program, given)
     maps = _maps(compiled, given)
     layers = []
     for number, layer in enumerate(network.layers, start=1):
-        heads = [wanted.head(number, key) for key in layer.heads]
+        heads = [expected.head(number, key) for key in layer.heads]
         weights = maps[number - 1][: len(heads)]
         parts = _parts([head[:2] for head in heads])
         layers.append(
@@ -85,12 +85,12 @@ def trace_attention(
 
 
 def _named(sop: SOp, names: Mapping[Node, str]) -> dict[Node, str]:
-    """A name for everything that is computed: the expression that it is, where the program has none."""
+    """Return a name for every computed node: its expression if the program gives none."""
     return {node: title(node, names) for node in in_order([sop]) if node.parts}
 
 
 def _parts(kinds: Sequence[Hashable]) -> list[str]:
-    """ "1 of 2" for each of several of one kind, nothing for what is alone."""
+    """Return "1 of 2", "2 of 2" for equal kinds and "" for unique ones."""
     seen: Counter[Hashable] = Counter()
     parts = []
     for kind in kinds:
@@ -100,7 +100,7 @@ def _parts(kinds: Sequence[Hashable]) -> list[str]:
 
 
 def _maps(compiled: CompiledProgram, given: Input) -> list[Tensor]:
-    """The attention weights of every layer: (heads, positions, positions), BOS first."""
+    """Return the attention weights of every layer: (heads, positions, positions), BOS first."""
     maps: list[Tensor] = []
 
     def keep(mixer: torch.nn.Module, weights_BHTS: Tensor) -> None:
@@ -111,8 +111,8 @@ def _maps(compiled: CompiledProgram, given: Input) -> list[Tensor]:
     return maps
 
 
-class _Wanted:
-    """The values of the compiler's s-ops on an input, as numbers of their values."""
+class _ExpectedAttention:
+    """Computes the values of the compiler's s-ops on an input, as indices into their domains."""
 
     def __init__(self, program: ProgramIR, given: Input) -> None:
         self.program, self.length = program, len(given)
@@ -128,7 +128,7 @@ class _Wanted:
                     self.terms[sop.layer, sop.kind == "width", term_key(term)] = sop.selector.label, term
 
     def head(self, layer: int, key: Any) -> tuple[str, bool, Floats]:
-        """The selector of a head, whether it counts, and what it should read."""
+        """Return the selector of a head, if it counts, and its expected attention."""
         counts = key[0]
         label, term = self.terms[(layer, *key)]
         selected = self.selected(term)
@@ -137,7 +137,7 @@ class _Wanted:
         return label, counts, together / together.sum(axis=1, keepdims=True)
 
     def selected(self, term: Term) -> Bools:
-        """Row i, column j: whether i selects j."""
+        """Return the matrix whose row i, column j is True if i selects j."""
         rows: Bools = np.ones((self.length, self.length), dtype=np.bool_)
         if self.program.bounds.causal:
             rows = np.tril(rows)
@@ -166,11 +166,11 @@ class _Wanted:
         atoms = [sop.value.values[number] for number in self._of(sop.value)]
         rows = np.any([self.selected(term) for term in sop.selector.terms], axis=0)
         chosen = [[atom for atom, bit in zip(atoms, row, strict=True) if bit] for row in rows]
-        return np.array([_place(mean(some) if some else sop.default, sop.values) for some in chosen])
+        return np.array([_value_index(mean(some) if some else sop.default, sop.values) for some in chosen])
 
 
-def _place(atom: Atom, values: Sequence[Atom]) -> int:
-    """Which value it is; of numbers the nearest, since two ways to a mean may differ in its last digit."""
+def _value_index(atom: Atom, values: Sequence[Atom]) -> int:
+    """Return the index of a value; for numbers the nearest, since equal means may differ in the last digit."""
     if atom in values:
         return values.index(atom)
     assert not isinstance(atom, str)

@@ -1,7 +1,7 @@
-"""From the graph of a program to s-ops with values, tables and layers, inputs first.
+"""Builds the intermediate representation: s-ops with domains, tables and layers, inputs first.
 
-What computes the same is made once, constants are folded, and sums of means through one selector are one mean. What
-cannot be compiled is noted; what depends on it is passed over, and all else is looked at too.
+Common subexpressions are built once, constants are folded, and sums of means through one selector become one mean. A
+node that cannot be compiled is recorded with its reason. Its dependents are skipped; all other nodes are checked too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from allyouneed.rasp.labels import title
 def build(
     outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], bounds: Bounds, names: Mapping[Node, str] | None = None
 ) -> ProgramIR:
-    """All s-ops of a program; CannotCompile with every reason, if there are any."""
+    """Return all s-ops of a program. Raise CannotCompile with every reason if any node cannot be compiled."""
     builder = _Builder(ProgramIR(vocabulary, bounds), names or {})
     for name, root in outputs.items():
         builder.build(root)
@@ -40,11 +40,11 @@ class _Builder:
     def __init__(self, program: ProgramIR, names: Mapping[Node, str]) -> None:
         self.program, self.names, self.bounds = program, names, program.bounds
         self.reasons: list[str] = []
-        self.number: dict[int, int] = {}  # of each node: equal for those that compute the same
+        self.number: dict[int, int] = {}  # of each node id: equal for nodes that compute the same
         self.keys: dict[Any, int] = {}
-        self.done: dict[int, TabulatedSOp | selectors.Terms | None] = {}  # by number; None: there is a reason
+        self.done: dict[int, TabulatedSOp | selectors.Terms | None] = {}  # by number; None if it cannot be compiled
         self.selections: dict[int, Selection] = {}
-        self.kept: list[Node] = []  # an id may be used again when its node is gone
+        self.kept: list[Node] = []  # keeps nodes alive, so that ids stay unique
         self.made: dict[Any, TabulatedSOp] = {}
         self.means: dict[Any, tuple[Atom, ...]] = {}
         self.widths: dict[int, Width | None] = {}
@@ -52,7 +52,7 @@ class _Builder:
     # --- the walk ------------------------------------------------------------------------------------------------
 
     def build(self, root: Node) -> None:
-        """Makes a node and all that it needs. No recursion: programs may be deep."""
+        """Build a node and all its parts. Iterative, because programs may be deep."""
         self._number_all(root)
         waiting: list[tuple[Node, bool]] = [(root, False)]
         while waiting:
@@ -85,7 +85,7 @@ class _Builder:
                 self.kept.append(node)
 
     def _as_width(self, node: Node) -> Width | None:
-        """What a node counts; a selector that was not part of the program becomes one."""
+        """Return the selector that a node counts, numbering it if it is new."""
         if id(node) not in self.widths:
             width = match_width(node, self.number) if isinstance(node, SOp) else None
             if width is not None:
@@ -97,7 +97,7 @@ class _Builder:
         return self.number[id(node)]
 
     def attempt(self, node: Node, make: Any) -> Any:
-        """What is made, or None and a reason."""
+        """Return the result of `make`; on an obstacle, record the reason and return None."""
         try:
             return make()
         except Obstacle as reason:
@@ -129,8 +129,10 @@ class _Builder:
             case Combined(how, operands):
                 terms = [self._terms(operand) for operand in operands]
                 if how == "not":
-                    return selectors.neither(terms[0], self.bounds)
-                return (selectors.both if how == "and" else selectors.either)(terms[0], terms[1], self.bounds)
+                    return selectors.complement(terms[0], self.bounds)
+                return (selectors.conjunction if how == "and" else selectors.disjunction)(
+                    terms[0], terms[1], self.bounds
+                )
         raise AssertionError(f"no such node: {node!r}")
 
     def _sop(self, node: Node) -> TabulatedSOp:
@@ -153,7 +155,9 @@ class _Builder:
         sop = TabulatedSOp("constant", repr(value), (value,))
         if not isinstance(value, str):
             if not abs(value) <= LARGEST:
-                raise Obstacle(f"a constant is no number up to {LARGEST:,}: a model could not hold it exactly")
+                raise Obstacle(
+                    f"the constant exceeds {LARGEST:,}, the largest number that a model can represent exactly"
+                )
             sop.additive, sop.constant = {}, float(value)
         return sop
 
@@ -170,7 +174,7 @@ class _Builder:
         _add_up(sop, arguments, name)
         return self.program.add(sop)
 
-    def _remembered(self, key: Any, make: Any) -> TabulatedSOp:
+    def _cached(self, key: Any, make: Any) -> TabulatedSOp:
         if key not in self.made:
             self.made[key] = self.program.add(make())
         return self.made[key]
@@ -178,7 +182,7 @@ class _Builder:
     def _merge_means(
         self, call: Any, arguments: tuple[TabulatedSOp, ...], label: str, name: str
     ) -> TabulatedSOp | None:
-        """Sums and differences of means through one selector are the mean of the sums and differences."""
+        """Replace a sum or difference of means through one selector by the mean of the sum or difference."""
         if name not in ("+", "-") or not all(a.kind == "aggregate" and a.numeric and not a.single for a in arguments):
             return None
         left, right = arguments
@@ -197,12 +201,12 @@ class _Builder:
         total = counts[0]
         for one in counts[1:]:
             total = self._map(FUNCTIONS["+"], (total, one), label, "+")
-        # Under a causal mask a rank is one among those before.
+        # Under a causal mask a rank counts only the positions before.
         total.permutes = not self.bounds.causal and selectors.is_total_order(selection.terms)
         return self._map(FUNCTIONS["+"], (total, self._constant(offset)), label, "+") if offset else total
 
     def _count(self, selection: Selection, number: int, label: str) -> TabulatedSOp:
-        """The width of one term of a selector."""
+        """Return the width of one term of a selector."""
         own = selection
         if len(selection.terms) > 1:
             own = selectors.selection(selection.label, selection.terms[number : number + 1], self.bounds)
@@ -216,7 +220,7 @@ class _Builder:
             values = range(least, most + 1)
             return variable("width", label, values, selector=own, everywhere=everywhere, layer=layer)
 
-        made = self._remembered(("width", term_key(own.terms[0])), make)
+        made = self._cached(("width", term_key(own.terms[0])), make)
         if len(selection.terms) > 1:
             made.group = id(selection)
         return made
@@ -226,8 +230,8 @@ class _Builder:
             return self._constant(default)
         kinds = {type(one) for one in value.values}
         if str in kinds and kinds & {int, float} and not selection.at_most_one:
-            # A sequence of strings has no mean, one of numbers has: which it is, only the input says.
-            raise Obstacle("averages what are strings on some inputs and numbers on others")
+            # Strings have no mean, numbers have one; only the input decides which it is.
+            raise Obstacle("averages values that are strings on some inputs and numbers on others")
         numbers = value.numeric and not all(isinstance(one, bool) for one in value.values)
         single = not numbers or len(value.values) == 1 or selection.at_most_one
         if not single and len(selection.terms) > 1:
@@ -255,7 +259,7 @@ class _Builder:
             )
 
         key = ("aggregate", tuple(map(term_key, selection.terms)), id(value), type(default), default)
-        return self._remembered(key, make)
+        return self._cached(key, make)
 
     def _means(self, values: tuple[Atom, ...], default: Atom | None) -> tuple[Atom, ...]:
         key = values, tuple(map(type, values)), default, type(default)
@@ -269,7 +273,7 @@ class _Builder:
 
 
 def _add_up(sop: TabulatedSOp, arguments: tuple[TabulatedSOp, ...], name: str) -> None:
-    """Notes that an s-op is a sum of functions of one variable each, if it is."""
+    """Record if an s-op is a sum of functions of one variable each."""
     if not sop.numeric:
         return
     if len(sop.frontier) == 1:
@@ -290,7 +294,7 @@ def _add_up(sop: TabulatedSOp, arguments: tuple[TabulatedSOp, ...], name: str) -
 
 
 def _weights(arguments: tuple[TabulatedSOp, ...], name: str) -> tuple[float, ...] | None:
-    """Of each argument in a function that is a weighted sum of them."""
+    """Return the weight of each argument if the function is a weighted sum of them, else None."""
     if name in ("+", "-") and len(arguments) == 2:
         return (1.0, 1.0 if name == "+" else -1.0)
     if name in ("neg", "pos"):

@@ -1,9 +1,9 @@
 """The compiler, as the list of its passes: a program, a vocabulary and a length become an ordinary model.
 
-build       the graph as s-ops with values, tables and layers; what cannot be compiled is refused here, all at once
-lower     outputs first: slots of the residual stream, heads, neurons
+build       the graph as s-ops with domains, tables and layers; collects every reason against compiling
+lower       outputs first: slots of the residual stream, heads, neurons
 assemble    the weights
-verify      the model against the interpreter
+verify      compares the model with the interpreter
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,30 +34,31 @@ def compile_rasp(
     verified: bool = True,
     names: Mapping[Node, str] | None = None,
 ) -> CompiledProgram:
-    """A model whose forward pass computes the program for every input over the vocabulary up to that length.
+    """Return a model whose forward pass computes the program for every input over the vocabulary up to a length.
 
-    `causal`: a decoder, in which every selector selects among the positions up to the query's own. `names`: what the
-    report calls nodes of the program. CannotCompile lists every reason; NotExact says on which input the model differs.
+    `causal`: compile into a decoder, in which every selector selects among the positions up to the query's own.
+    `names`: names of nodes for the report. Raise CannotCompile with every reason, or NotExact with the first input on
+    which the model differs from the interpreter.
     """
     named = {"output": outputs} if isinstance(outputs, SOp) else dict(outputs)
-    compiled, _, _ = passes(named, vocabulary, length, causal, names)
+    compiled, _, _ = run_passes(named, vocabulary, length, causal, names)
     return replace(compiled, verified=verify(compiled, named)) if verified else compiled
 
 
-def passes(
+def run_passes(
     outputs: Mapping[str, SOp],
     vocabulary: Sequence[Atom],
     length: int,
     causal: bool = False,
     names: Mapping[Node, str] | None = None,
 ) -> tuple[CompiledProgram, ProgramIR, Network]:
-    """All passes but the last, with what they leave behind."""
+    """Run all passes except the last, and return the intermediate results too."""
     _check(outputs, vocabulary, length)
-    tokens = tuple(sorted(vocabulary, key=str))  # as tokenisers number them
+    tokens = tuple(sorted(vocabulary, key=str))  # the order of tokenizers
     program = build(outputs, tokens, Bounds(length, causal), names)
     try:
         network = lower(program)
-    except Obstacle as reason:  # a function of a mean that only shows when it is known who reads it
+    except Obstacle as reason:  # a function of a mean, known only once its readers are
         raise CannotCompile([str(reason)]) from None
     model, places = assemble(program, network)
     return CompiledProgram(model, tokens, length, causal, tuple(places), report(network, model)), program, network
@@ -65,13 +66,13 @@ def passes(
 
 def _check(outputs: Mapping[str, SOp], vocabulary: Sequence[Atom], length: int) -> None:
     if not outputs:
-        raise ConfigError("compile: no outputs; name at least one s-op")
+        raise ConfigError("compile: no outputs; pass at least one s-op")
     if not vocabulary:
-        raise ConfigError("compile: an empty vocabulary; name the tokens of which inputs may consist")
+        raise ConfigError("compile: the vocabulary is empty; list the tokens of the inputs")
     if len(set(vocabulary)) < len(vocabulary):
-        raise ConfigError(f"compile: the vocabulary {list(vocabulary)!r} names a token twice")
+        raise ConfigError(f"compile: the vocabulary {list(vocabulary)!r} contains a token twice")
     wrong = [token for token in vocabulary if not isinstance(token, str) and not abs(token) <= LARGEST]
     if wrong:
-        raise CannotCompile([f"the token {shortened(token, 40)} is no number up to {LARGEST:,}" for token in wrong])
+        raise CannotCompile([f"the token {shortened(token, 40)} is not a number up to {LARGEST:,}" for token in wrong])
     if not 1 <= length <= LONGEST:
         raise ConfigError(f"compile: length {length}: should be 1 to {LONGEST:,} tokens")

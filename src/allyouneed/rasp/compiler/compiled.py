@@ -1,4 +1,4 @@
-"""A compiled program: an ordinary model with what its ids and logits mean."""
+"""A compiled program: an ordinary model, and the meaning of its ids and logits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ from allyouneed.words import counted
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared with the interpreter, and found equal."""
+    """The result of a successful comparison with the interpreter."""
 
     inputs: int
     exhaustive: bool
-    undefined: int  # of the inputs: those on which the program itself fails
-    failure: str = ""  # on the first of them
+    undefined: int  # inputs on which the program itself fails
+    failure: str = ""  # the error on the first of them
 
     def __str__(self) -> str:
-        which = "all there are" if self.exhaustive else "edge cases and random ones"
+        which = "all possible" if self.exhaustive else "edge cases and random inputs"
         defined = self.inputs - self.undefined
         text = f"equal to the interpreter on {counted(defined, 'input')} ({which})"
         if self.undefined:
-            text += f"; on {self.undefined:,} others the program itself fails, and the answer means nothing: "
+            text += f"; on {self.undefined:,} others the program itself fails, and the output is undefined: "
             text += self.failure
         return text
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A model, and what goes in and comes out."""
+    """A model with its vocabulary, length and outputs."""
 
     model: Model
     vocabulary: tuple[Atom, ...]
@@ -48,13 +48,13 @@ class CompiledProgram:
     verified: Verification | None = None  # None: not compared
 
     def encode(self, inputs: Sequence[Input]) -> tuple[Tensor, Tensor]:
-        """Ids with BOS before and PAD behind, and which of them are real."""
+        """Return ids, BOS first and padded at the end, and the mask of real positions."""
         ids = {token: number for number, token in enumerate(self.vocabulary, start=FIRST)}
         rows = []
         for number, given in enumerate(inputs):
             unknown = sorted({repr(atom) for atom in given if atom not in ids})
             if unknown:
-                raise DataError(f"input {number}: {', '.join(unknown)} is not in the vocabulary of the program")
+                raise DataError(f"input {number}: {', '.join(unknown)} is not in the program's vocabulary")
             if not 1 <= len(given) <= self.length:
                 raise DataError(f"input {number}: {len(given)} tokens; the program was compiled for 1 to {self.length}")
             rows.append([BOS, *(ids[atom] for atom in given)])
@@ -64,7 +64,7 @@ class CompiledProgram:
 
     @torch.inference_mode()
     def logits(self, inputs: Sequence[Input]) -> Tensor:
-        """What the model says at every position but BOS."""
+        """Return the logits at every position except BOS."""
         ids_BS, mask_BS = self.encode(inputs)
         if self.causal:
             logits_BSV, _ = self.model.step(ids_BS, self.model.start(), mask_BS)
@@ -73,7 +73,7 @@ class CompiledProgram:
         return logits_BSV[:, 1:]
 
     def run(self, inputs: Sequence[Input]) -> list[dict[str, list[Atom]]]:
-        """The outputs of the program for many inputs at once, by name."""
+        """Return the named outputs of the program for a batch of inputs."""
         logits_BSV = self.logits(inputs)
         found: list[dict[str, list[Atom]]] = [{} for _ in inputs]
         for output in self.outputs:
@@ -83,6 +83,6 @@ class CompiledProgram:
         return found
 
     def __call__(self, given: Input) -> list[Atom] | Mapping[str, list[Atom]]:
-        """The output for one input; by name, if there are several."""
+        """Return the output for one input; a dict by name if there are several outputs."""
         (result,) = self.run([given])
         return next(iter(result.values())) if len(result) == 1 else result

@@ -1,12 +1,12 @@
-"""What an s-op can be, exactly: values are Python's own, made by the functions of the interpreter.
+"""The exact domain of an s-op: Python values, computed by the interpreter's own functions.
 
-    map         f of every combination of the values of its variables that can occur together
-    mean        s / c for every sum s of c <= L values, as the interpreter divides them; and the default
+    map         f of every combination of its variables' values that can occur together
+    mean        s / c for every sum s of c <= L values, divided as the interpreter divides; and the default
     width       0 .. L
 
-Combinations that cannot occur are left out where that is easily seen: an index is below the length, widths of disjoint
-parts add up to no more than the length, and what a causal mask hides is not counted. Where f fails (1/0, an index out
-of range), so would the interpreter: such a combination is not told apart from others.
+Impossible combinations are excluded where that is easy to see: an index is below the length, widths of disjoint sets
+add up to at most the length, and widths do not count masked positions. Where f fails (1/0, an index out of range) the
+interpreter fails too, so the result for such a combination is arbitrary.
 """
 
 import math
@@ -23,19 +23,19 @@ from allyouneed.rasp.compiler.ir import NEVER, Bools, Floats, Ints, TabulatedSOp
 from allyouneed.rasp.compiler.refusal import Obstacle
 from allyouneed.rasp.errors import RaspError
 
-GRID = 300_000  # combinations of values that one elementwise function may have
-SUM_GRID = 500_000  # those of a sum, which is seldom told apart: it is read as the sum that it is
-DENOMINATOR = 1_000_000  # of a number that a float stands for
-VALUES = 20_000  # that one s-op may have
-LARGEST = 2**53  # whole numbers up to here are exact in the float64 that tables are made in
-SUMS = 4 * VALUES  # of which means are made, equal ones among them
+GRID = 300_000  # maximum combinations of values of one elementwise function
+SUM_GRID = 500_000  # of a sum, which is usually read as a sum and rarely separated
+DENOMINATOR = 1_000_000  # maximum, of the rational number that a float stands for
+VALUES = 20_000  # maximum size of a domain
+LARGEST = 2**53  # integers up to here are exact in float64, in which tables are computed
+SUMS = 4 * VALUES  # maximum sums behind the means of an aggregate, with duplicates
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What all inputs have in common."""
+    """The bounds on all inputs."""
 
-    length: int  # at most
+    length: int  # maximum
     causal: bool
 
 
@@ -48,12 +48,12 @@ def grid_size(frontier: Sequence[TabulatedSOp]) -> int:
 
 
 def union(arguments: Sequence[TabulatedSOp]) -> tuple[TabulatedSOp, ...]:
-    """The variables of several s-ops."""
+    """Return the variables of several s-ops."""
     return tuple(dict.fromkeys(variable for argument in arguments for variable in argument.frontier))
 
 
 def spread(sop: TabulatedSOp, frontier: Sequence[TabulatedSOp]) -> Ints:
-    """The table of an s-op over more variables than its own."""
+    """Broadcast the table of an s-op to a larger set of variables."""
     own = sop.frontier
     places = [own.index(variable) for variable in frontier if variable in own]
     shape = [len(variable.values) if variable in own else 1 for variable in frontier]
@@ -64,24 +64,26 @@ def spread(sop: TabulatedSOp, frontier: Sequence[TabulatedSOp]) -> Ints:
 def tabulate(
     call: Callable[..., Atom], arguments: Sequence[TabulatedSOp], bounds: Bounds
 ) -> tuple[tuple[TabulatedSOp, ...], Ints, tuple[Atom, ...]]:
-    """Variables, table and values of f of some s-ops."""
+    """Return the variables, table and domain of f applied to some s-ops."""
     frontier, size = union(arguments), grid_size(arguments)
     alone = len(arguments) == 1
     reached = None if alone else _reached(arguments, frontier, bounds)
     names: Ints | None = None
     if alone or (reached is None and sum(len(argument.frontier) for argument in arguments) == len(frontier)):
-        found = np.arange(size)  # independent of each other: all combinations of arguments
+        found = np.arange(size)  # independent arguments: all combinations occur
         combined = None
     else:
         combined, found, names = _combined(arguments, frontier, reached)
-    results = _called(call, _unpacked(found if names is None else names[found], arguments))
+    results = _results(call, _argument_rows(found if names is None else names[found], arguments))
     numbers = dict.fromkeys(result for result in results if result is not None)
     if not numbers:
         raise Obstacle("fails on every input")
     values = _sorted(numbers)
     place: dict[Atom | None, int] = {value: number for number, value in enumerate(values)}
     place[None] = NEVER
-    number_of = np.full((size if names is None else len(names)) + 1, NEVER, dtype=np.int32)  # the last for NEVER
+    number_of = np.full(
+        (size if names is None else len(names)) + 1, NEVER, dtype=np.int32
+    )  # the last entry is for NEVER
     number_of[found] = [place[result] for result in results]
     if alone:
         same = len(values) == size and (number_of[:-1] == found).all()
@@ -93,7 +95,7 @@ def tabulate(
 
 
 def _reached(arguments: Sequence[TabulatedSOp], frontier: Sequence[TabulatedSOp], bounds: Bounds) -> Bools | None:
-    """Which combinations of variables there are, and have values; None: all."""
+    """Return which combinations of variables can occur and have values; None if all."""
     reached = reachable(frontier, bounds)
     for argument in arguments:
         if (argument.table == NEVER).any():
@@ -105,9 +107,9 @@ def _reached(arguments: Sequence[TabulatedSOp], frontier: Sequence[TabulatedSOp]
 def _combined(
     arguments: Sequence[TabulatedSOp], frontier: Sequence[TabulatedSOp], reached: Bools | None
 ) -> tuple[Ints, Ints, Ints | None]:
-    """For each combination of variables that of the arguments, or NEVER; which of them occur; and their numbers.
+    """Return each variable combination's argument combination (or NEVER), those that occur, and their indices.
 
-    Each combination of arguments is to be computed once, however many combinations of variables lead to it.
+    Each combination of arguments is evaluated once, even if many combinations of variables lead to it.
     """
     combined: Any = np.int64(0)
     for argument in arguments:
@@ -115,7 +117,7 @@ def _combined(
     if reached is not None:
         combined = np.where(reached, combined, NEVER)
     size, names = grid_size(arguments), None
-    if size > 1000 + 4 * combined.size:  # most do not occur: arguments of the same variables
+    if size > 1000 + 4 * combined.size:  # arguments share variables, so most do not occur
         names, places = np.unique(combined, return_inverse=True)
         names, combined = (names[1:], places - 1) if names[0] == NEVER else (names, places)
         size = len(names)
@@ -124,8 +126,8 @@ def _combined(
     return combined, np.flatnonzero(occurs[:-1]), names
 
 
-def _unpacked(numbers: Ints, arguments: Sequence[TabulatedSOp]) -> list[tuple[Atom, ...]]:
-    """The arguments of each combination."""
+def _argument_rows(numbers: Ints, arguments: Sequence[TabulatedSOp]) -> list[tuple[Atom, ...]]:
+    """Return the arguments of each combination."""
     columns: list[list[Atom]] = []
     for argument in reversed(arguments):
         numbers, own = np.divmod(numbers, len(argument.values))
@@ -133,18 +135,18 @@ def _unpacked(numbers: Ints, arguments: Sequence[TabulatedSOp]) -> list[tuple[At
     return list(zip(*reversed(columns), strict=True))
 
 
-def _called(call: Callable[..., Atom], rows: Sequence[Sequence[Atom]]) -> list[Atom | None]:
-    """The function of each row of arguments; None where it fails."""
+def _results(call: Callable[..., Atom], rows: Sequence[Sequence[Atom]]) -> list[Atom | None]:
+    """Apply the function to each row of arguments; None where it fails."""
     try:
         return [value if finite(value) else None for value in starmap(call, rows)]
-    except (*PYTHON_ERRORS, RaspError):  # somewhere: one by one
+    except (*PYTHON_ERRORS, RaspError):  # some row failed: evaluate them one by one
         if len(rows) == 1:
             return [None]
-    return [value for row in rows for value in _called(call, [row])]
+    return [value for row in rows for value in _results(call, [row])]
 
 
 def _sorted(values: Collection[Atom]) -> tuple[Atom, ...]:
-    """Numbers rising, then strings rising: neighbours in a table are neighbours on the line."""
+    """Sort numbers, then strings: neighbours in a table are neighbours on the line."""
     kinds = set(map(type, values))
     if str not in kinds or kinds == {str}:
         return tuple(sorted(values))
@@ -152,7 +154,7 @@ def _sorted(values: Collection[Atom]) -> tuple[Atom, ...]:
 
 
 def reachable(frontier: Sequence[TabulatedSOp], bounds: Bounds) -> Bools | None:
-    """Which combinations of the values of some variables may occur together; None: all."""
+    """Return which combinations of variables' values can occur together; None if all."""
     reached: Bools | None = None
     for first, a in enumerate(frontier):
         for second, b in enumerate(frontier):
@@ -165,7 +167,7 @@ def reachable(frontier: Sequence[TabulatedSOp], bounds: Bounds) -> Bools | None:
 
 
 def _together(a: TabulatedSOp, b: TabulatedSOp, bounds: Bounds) -> Bools | None:
-    """Which values of two variables may meet; None: all that is known is said elsewhere."""
+    """Return which values of two variables can occur together; None if this pair gives no constraint."""
     if b.kind != "width" or a.kind not in ("index", "width"):
         return None
     x, y = a.numbers()[:, None], b.numbers()[None, :]
@@ -176,24 +178,24 @@ def _together(a: TabulatedSOp, b: TabulatedSOp, bounds: Bounds) -> Bools | None:
     if b.everywhere:
         return x <= y
     if a.group and a.group == b.group:
-        return x + y <= bounds.length  # they count disjoint parts
+        return x + y <= bounds.length  # they count disjoint sets
     return None
 
 
 def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[Atom, ...]:
-    """Every mean of one to `length` numbers, and the default."""
+    """Return every mean of one to `length` of the values, and the default."""
     exact = [rational(value) for value in values]
     unit = math.lcm(*(number.denominator for number in exact))
     steps = np.array(sorted({number.numerator * (unit // number.denominator) for number in exact}), dtype=object)
     if max(map(abs, steps)) * length >= 1 << 62:
-        raise Obstacle("averages numbers too large, or with too many different denominators, to be added up exactly")
+        raise Obstacle("averages numbers that are too large, or have too many denominators, for exact sums")
     sums, counts = _sums(steps.astype(np.int64), length)
     different = np.unique(_quotients(sums, counts, unit))
     if len(different) > VALUES:
         raise Obstacle(
-            f"has {len(different):,} different means of up to {length} values; at most {VALUES:,} are told apart"
+            f"has {len(different):,} different means of up to {length} values; at most {VALUES:,} are supported"
         )
-    results: dict[Atom, None] = dict.fromkeys(values)  # first: a single whole number stays one
+    results: dict[Atom, None] = dict.fromkeys(values)  # first, so that a single integer stays an integer
     results |= dict.fromkeys(int(mean) if mean.is_integer() else mean for mean in different.tolist())
     if default is not None:
         results.setdefault(default)
@@ -201,10 +203,12 @@ def means(values: Sequence[Atom], default: Atom | None, length: int) -> tuple[At
 
 
 def _sums(steps: Ints, length: int) -> tuple[Ints, Ints]:
-    """All that one to `length` numbers can add up to, and how many numbers they are."""
-    many = Obstacle(f"has more than {VALUES:,} different means of up to {length} values: fewer, or shorter inputs")
+    """Return all sums of one to `length` numbers, and the count of numbers in each."""
+    many = Obstacle(
+        f"has more than {VALUES:,} different means of up to {length} values; use fewer values or shorter inputs"
+    )
     gaps, numbers = np.diff(steps), np.arange(1, length + 1)
-    sizes = len(gaps) * numbers + 1  # of evenly spaced ones, whose sums are as evenly spaced; others have more
+    sizes = len(gaps) * numbers + 1  # for evenly spaced numbers; others have more sums
     if sizes.sum() > SUMS:
         raise many
     if len(gaps) == 0 or (gaps == gaps[0]).all():
@@ -223,7 +227,7 @@ def _sums(steps: Ints, length: int) -> tuple[Ints, Ints]:
 
 
 def _quotients(sums: Ints, counts: Ints, unit: int) -> Floats:
-    """Means, rounded once, so that equal ones are equal floats."""
+    """Return the means, rounded once, so that equal means are equal floats."""
     if max(int(counts[-1]) * unit, int(np.abs(sums).max())) < 1 << 53:
         return np.asarray(sums / (counts * unit))
     pairs = zip(sums.tolist(), counts.tolist(), strict=True)
@@ -231,7 +235,7 @@ def _quotients(sums: Ints, counts: Ints, unit: int) -> Floats:
 
 
 def rational(value: Atom) -> Fraction:
-    """The number that a float stands for: 0.333... is 1/3, so that means of means meet where they should."""
+    """Return the rational that a float stands for: 0.333... is 1/3, so that equal means of means compare equal."""
     exact = Fraction(value)
     if exact.denominator == 1:
         return exact
@@ -240,5 +244,5 @@ def rational(value: Atom) -> Fraction:
 
 
 def distinct(values: Sequence[Atom]) -> tuple[Atom, ...]:
-    """Values without repetition, in order."""
+    """Return the distinct values, sorted."""
     return _sorted(dict.fromkeys(values))

@@ -1,8 +1,8 @@
-"""A compiled program on an input, as a picture: every selector beside the attention that the model computes for it.
+"""Draws a compiled program on an input: every selector beside the model's attention weights.
 
-Of each head there are two grids, with a column for BOS, the sink, before those of the positions: what should be read,
-and the weights that the softmax gives, by which cells are shaded. Below the heads of a layer stand the functions that
-its feed-forward computes, and around them what the embedding holds and what comes out.
+Each head has two grids, whose first column is BOS, the sink: the expected selection, and the softmax weights, which
+shade the cells. Below the heads of a layer are the functions of its feed-forward. The embedding is drawn above all
+layers, the output below them.
 """
 
 from collections.abc import Sequence
@@ -53,11 +53,13 @@ NARROW, WIDE = 24.0, 33.0  # cells of the selector, and of weights with their nu
 
 
 def draw_compiled(view: AttentionTrace) -> Canvas:
-    """The picture of a program that was compiled and watched."""
+    """Draw a traced program."""
     if len(view.given) > LONGEST:
-        raise RaspLimitError(f"draw: an input of {len(view.given)} elements; at most {LONGEST} can be drawn")
+        raise RaspLimitError(
+            f"draw: an input of {len(view.given)} elements; at most {LONGEST} can be drawn: shorten the input"
+        )
     report = view.compiled.report
-    bands = [Band("Embedding", "what is known of a token and of a place", hue(0), [_inputs(view)])]
+    bands = [Band("Embedding", "token and position", hue(0), [_inputs(view)])]
     for number, (heads, layer) in enumerate(zip(view.heads, report.layers, strict=True), start=1):
         blocks: list[Block] = []
         if heads:
@@ -67,7 +69,7 @@ def draw_compiled(view: AttentionTrace) -> Canvas:
         if blocks:
             bands.append(Band(f"Layer {number}", _about(heads, layer), hue(number), blocks))
     rows: list[tuple[str, Sequence[Atom]]] = [("program", view.right), ("model", view.found)]
-    bands.append(Band("Output", "the values of the highest logits", hue(0), [_Rows(rows)]))
+    bands.append(Band("Output", "the values with the highest logits", hue(0), [_Rows(rows)]))
     title = f"{view.name}({given_text(view.given)}), compiled"
     largest = max((head.difference for heads in view.heads for head in heads), default=0.0)
     kind = "decoder" if view.compiled.causal else "encoder"
@@ -98,7 +100,7 @@ def _functions(layer: LayerReport) -> list[str]:
 
 @dataclass(eq=False)
 class _Rows:
-    """Named rows of values."""
+    """Labelled rows of values."""
 
     rows: Sequence[tuple[str, Sequence[Atom]]]
 
@@ -118,7 +120,7 @@ class _Rows:
 
 @dataclass(eq=False)
 class _Lists:
-    """Lines of text, the first of which is a heading."""
+    """A heading and lines of text."""
 
     lines: Sequence[str]
     colour: str
@@ -139,7 +141,7 @@ class _Lists:
 
 @dataclass(eq=False)
 class _HeadBlock:
-    """The selector on the left, the attention on the right."""
+    """A head: the selector on the left, the attention weights on the right."""
 
     view: AttentionTrace
     head: HeadAttention
@@ -149,7 +151,7 @@ class _HeadBlock:
     def __post_init__(self) -> None:
         self.length = len(self.view.given)
         self.name = cut(printable(self.head.selector), TITLE) + (f", part {self.head.part}" if self.head.part else "")
-        self.about = "counts: BOS is selected too" if self.head.counts else "reads; BOS, where nothing is selected"
+        self.about = "counts: BOS is selected too" if self.head.counts else "reads; BOS if nothing is selected"
         self.queries = cell_width([list(self.view.given)])
         self.side = self.queries + 4
         across = 2 * self.side + (NARROW + WIDE) * (self.length + 1) + 26
@@ -166,7 +168,7 @@ class _HeadBlock:
             Text(x, y + 23, self.about, SMALL, FAINT),
         )
         left, right = x + self.side, x + 2 * self.side + NARROW * (self.length + 1) + 26
-        selected = [[float(weight > 0) for weight in row] for row in head.wanted.tolist()]
+        selected = [[float(weight > 0) for weight in row] for row in head.expected.tolist()]
         self._paint_side(canvas, left, y + 62, NARROW, "selector", selected)
         weights = head.weights.tolist()
         self._paint_side(canvas, right, y + 62, WIDE, "attention", weights)

@@ -1,18 +1,17 @@
-"""Elementwise functions as one feed-forward layer: every function becomes steps along a line.
+"""Elementwise functions as one feed-forward layer: every function is a step function along a line.
 
-    z   = sum over variables of a position for each value        one number that tells all combinations apart
+    z   = sum over variables of a position for each value        one number that separates all combinations
     y_i = base + sum over thresholds t of  D_t step(K_t (z_i - t)),    step(x) = ReLU(x + 1/2) - ReLU(x - 1/2)
 
-Between two neighbours z < z' with different y there is one threshold, in the middle, with slope K = 2 / (z' - z): the
-step is flat over the outer quarters of the gap, so that an error of a quarter of the gap in z changes nothing. Left of
-its threshold a step is exactly 0; it may be turned round (counted from the right), and is, if that keeps the numbers
-small that must cancel.
+Between two neighbours z < z' with different y there is one threshold, in the middle, with slope K = 2 / (z' - z). The
+step is flat over the outer quarters of the gap, so an error in z of up to a quarter of the gap has no effect. Left of
+its threshold a step is exactly 0. Steps are mirrored (counted from the right) if that keeps cancelling numbers small.
 
-Positions are a mixed radix: the values of the first variable stand side by side, those of the next are further apart
-than the whole line so far. A variable that was computed in an earlier layer (or copied by a head, or is in the
-embedding) has whole numbers for positions, one for each class of values that the function tells apart. One that
-attention has just computed has the position that attention gives it: a mean itself, 1/(c+1) for a count c. A function
-of a sum of functions of one variable each (opens - closes == 0) needs no radix: the sum is the line.
+Positions form a mixed radix: the values of the first variable are adjacent, those of the next are further apart than
+the whole line so far. A variable from an earlier layer (or copied by a head, or in the embedding) has integer
+positions, one for each class of values that the function distinguishes. A variable that attention has just computed
+keeps the position that attention gives it: a mean itself, 1/(c+1) for a count c. A function of a sum of functions of
+one variable each (opens - closes == 0) needs no radix: the sum is the line.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,37 +24,37 @@ from allyouneed.rasp.compiler.domains import spread
 from allyouneed.rasp.compiler.ir import NEVER, Floats, Ints, TabulatedSOp
 from allyouneed.rasp.compiler.refusal import Obstacle
 
-SAME = 1e-9  # positions nearer than this, as part of the line, are one
+SAME = 1e-9  # positions closer than this fraction of the line are one
 ULP = 2.0**-24  # half a unit in the last place of float32
-ATTENTION = 2.0**-21  # the error of what attention writes, as part of its range
-SAFETY = 8.0  # the gap at a threshold is to be so many times the error of the line
-BLUR = 0.03  # the largest error of what a step writes, as part of its height
+ATTENTION = 2.0**-21  # error of attention's output, relative to its range
+SAFETY = 8.0  # minimum gap at a threshold, in errors of the line
+BLUR = 0.03  # maximum error of a step's output, relative to its height
 
 
 @dataclass(frozen=True, eq=False)
 class LineTerm:
-    """What one variable adds to the line."""
+    """The term of one variable in the line."""
 
     variable: TabulatedSOp
-    positions: Floats  # for each of its values
-    raw: bool  # read as attention has just written it
+    positions: Floats  # one for each value
+    raw: bool  # read directly after attention has written it
 
 
 @dataclass(frozen=True, eq=False)
 class LinePlan:
-    """A line on which the values of an s-op stand apart."""
+    """A line on which the values of an s-op are separated."""
 
     layer: int
     places: tuple[LineTerm, ...]
     constant: float
-    line: Floats  # rising
-    numbers: Ints  # of the value at each point of the line
-    margin: float  # the least gap at a threshold, in units of the largest error of the line
+    line: Floats  # ascending
+    numbers: Ints  # index of the value at each point of the line
+    margin: float  # smallest gap at a threshold, in units of the line's largest error
 
 
 @dataclass(frozen=True, eq=False)
 class ReluSteps:
-    """NeuronGroup: ReLU(slope z + offset), and what each adds to the outputs."""
+    """Neurons ReLU(slope z + offset), and their output weights."""
 
     slopes_N: Floats
     offsets_N: Floats
@@ -64,13 +63,13 @@ class ReluSteps:
 
 
 def raw_position(variable: TabulatedSOp) -> Floats:
-    """Where attention puts the values of a variable."""
+    """Return the positions that attention gives to the values of a variable."""
     numbers = variable.numbers()
     return 1.0 / (numbers + 1.0) if variable.kind == "width" else numbers
 
 
 def plan_of_variable(variable: TabulatedSOp, outputs_VR: Floats) -> LinePlan:
-    """The line of a mean or a width, where attention puts it, for functions that need not tell all values apart."""
+    """Return the line of a mean or width at attention's positions; the outputs decide which values to separate."""
     place = LineTerm(variable, raw_position(variable), raw=True)
     numbers: dict[bytes, int] = {}
     same = [numbers.setdefault(row.tobytes(), number) for number, row in enumerate(np.ascontiguousarray(outputs_VR))]
@@ -78,7 +77,7 @@ def plan_of_variable(variable: TabulatedSOp, outputs_VR: Floats) -> LinePlan:
 
 
 def plan_map(sop: TabulatedSOp) -> LinePlan:
-    """The line of a function of several variables, in the first layer that can tell all combinations apart."""
+    """Return the line of a function of several variables, in the first layer that can separate all combinations."""
     first = max(1, *(v.layer + (v.kind == "cut") for v in sop.frontier))
     try:
         return _plan_at(sop, first)
@@ -89,7 +88,7 @@ def plan_map(sop: TabulatedSOp) -> LinePlan:
 
 
 def is_free(variable: TabulatedSOp, layer: int) -> bool:
-    """Whether the feed-forward of a layer can read any function of the variable."""
+    """Return True if the feed-forward of a layer can read any function of the variable."""
     if variable.kind in ("token", "index"):
         return True
     return variable.layer < layer or (variable.kind == "aggregate" and variable.single and variable.layer == layer)
@@ -100,16 +99,16 @@ def _plan_at(sop: TabulatedSOp, layer: int) -> LinePlan:
         places = _sum_places(candidate, layer)
         if places is not None and _determines(candidate, sop):
             try:
-                return _placed(sop, sop.table, layer, places)
+                return _plan_of_table(sop, sop.table, layer, places)
             except Obstacle:
-                continue  # a radix may stand further apart
+                continue  # a radix may leave larger gaps
     orders = _orders(sop, layer)
     classes = {v: _classes(sop, v) if is_free(v, layer) else None for v in sop.frontier}
-    plans, reason = [], Obstacle("has no line")
+    plans, reason = [], Obstacle("cannot be placed on a line")
     for order in orders:
         corners = [_corners(sop, v, classes[v], innermost=v is order[0]) for v in sop.frontier]
         try:
-            plans.append(_placed(sop, sop.table[np.ix_(*corners)], layer, _radix(order, classes), corners))
+            plans.append(_plan_of_table(sop, sop.table[np.ix_(*corners)], layer, _radix(order, classes), corners))
         except Obstacle as unable:
             reason = unable
     if not plans:
@@ -118,10 +117,10 @@ def _plan_at(sop: TabulatedSOp, layer: int) -> LinePlan:
 
 
 def _corners(sop: TabulatedSOp, variable: TabulatedSOp, classes: Floats | None, innermost: bool) -> Ints:
-    """Values of a variable that say where a radix has thresholds: between others the function does not change.
+    """Return the values of a variable that determine a radix's thresholds; between others the function is constant.
 
-    Of those at one position, one. Of a run of values, side by side, which the function does not tell apart, both ends;
-    of those further apart than others are, only if the function does not depend on the others there.
+    One value for each position. Of a run of adjacent values that the function does not distinguish, both ends. For a
+    variable that is not innermost, a run counts only if the function does not depend on the inner variables there.
     """
     if classes is not None:
         return np.unique(classes, return_index=True)[1]
@@ -137,10 +136,10 @@ def _corners(sop: TabulatedSOp, variable: TabulatedSOp, classes: Floats | None, 
     return np.asarray(order[kept])
 
 
-def _placed(
+def _plan_of_table(
     sop: TabulatedSOp, table: Ints, layer: int, places: Sequence[LineTerm], corners: Sequence[Ints] | None = None
 ) -> LinePlan:
-    """The plan of a table over all values of the variables, or over some of each."""
+    """Return the plan of a table over all values of the variables, or over some of each."""
     line = np.zeros((1,) * table.ndim)
     for place in places:
         axis = sop.frontier.index(place.variable)
@@ -160,7 +159,7 @@ def _plan(layer: int, places: tuple[LineTerm, ...], numbers: Ints, line: Floats)
     keep[1:] = np.diff(line) > SAME * length
     groups = np.cumsum(keep) - 1
     if (numbers != numbers[keep][groups]).any():
-        raise Obstacle("has values that stand too near to each other to be told apart in float32")
+        raise Obstacle("has values too close to each other to separate in float32")
     line, numbers = line[keep], numbers[keep]
     gaps = np.diff(line)[np.diff(numbers) != 0]
     error = ULP * length + sum(_error(place, layer) for place in places)
@@ -168,14 +167,14 @@ def _plan(layer: int, places: tuple[LineTerm, ...], numbers: Ints, line: Floats)
     blur = blurred(line, numbers != np.roll(numbers, 1)) if margin >= SAFETY else 0.0
     if margin < SAFETY or blur > BLUR:
         raise Obstacle(
-            f"has {len(np.unique(numbers)):,} values at {len(line):,} points, too near to each other to be told apart "
-            f"in float32 (a gap of {margin:.1f} errors, a blur of {blur:.3f})"
+            f"has {len(np.unique(numbers)):,} values at {len(line):,} points, too close to each other to separate "
+            f"in float32 (smallest gap: {margin:.1f} errors, blur: {blur:.3f})"
         )
     return LinePlan(layer, places, -float(centre), line, numbers, margin)
 
 
 def _error(place: LineTerm, layer: int) -> float:
-    """How far a place may be off, in float32."""
+    """Return the maximum float32 error of a term."""
     variable, span = place.variable, float(np.ptp(place.positions))
     if variable.kind in ("token", "index"):
         return ULP * span
@@ -195,9 +194,9 @@ def _error(place: LineTerm, layer: int) -> float:
 
 
 def blurred(line: Floats, heights: Floats) -> float:
-    """The error of a sum of steps: numbers of the size of slope x distance that must cancel.
+    """Return the error of a sum of steps: numbers of size slope x distance must cancel.
 
-    `heights[i]` is that of the step between the points i - 1 and i.
+    `heights[i]` is the height of the step between the points i - 1 and i.
     """
     heights = heights[1:].astype(np.float64)
     high, low = line[1:][heights > 0], line[:-1][heights > 0]
@@ -212,7 +211,7 @@ def _changes(plan: LinePlan) -> int:
 
 
 def _sums(sop: TabulatedSOp) -> Iterable[TabulatedSOp]:
-    """S-ops of the same variables that this one may be a function of, and that are sums of functions of one each."""
+    """Yield additive s-ops of the same variables that this one may be a function of."""
     waiting, seen = [sop], set()
     while waiting:
         one = waiting.pop()
@@ -236,7 +235,7 @@ def _sum_places(sop: TabulatedSOp, layer: int) -> list[LineTerm] | None:
 
 
 def _affine(x: Floats, y: Floats) -> bool:
-    """Whether y = a x + b."""
+    """Return True if y = a x + b."""
     if np.ptp(x) == 0:
         return bool(np.ptp(y) == 0)
     low, high = int(x.argmin()), int(x.argmax())
@@ -245,7 +244,7 @@ def _affine(x: Floats, y: Floats) -> bool:
 
 
 def _determines(candidate: TabulatedSOp, sop: TabulatedSOp) -> bool:
-    """Whether equal values of one mean equal values of the other."""
+    """Return True if equal values of the candidate imply equal values of the s-op."""
     reached = sop.table != NEVER
     given, result = spread(candidate, sop.frontier)[reached], sop.table[reached]
     if (given == NEVER).any():
@@ -256,7 +255,7 @@ def _determines(candidate: TabulatedSOp, sop: TabulatedSOp) -> bool:
 
 
 def _orders(sop: TabulatedSOp, layer: int) -> list[tuple[TabulatedSOp, ...]]:
-    """Variables from the nearest positions to the furthest; those that are raw come first: their gaps are small."""
+    """Return orders of the variables, innermost first. Raw ones come first, because their gaps are small."""
     raw = [v for v in sop.frontier if not is_free(v, layer)]
     free = sorted((v for v in sop.frontier if is_free(v, layer)), key=lambda v: -len(v.values))
     if any(v.kind == "cut" and v.layer >= layer for v in raw):
@@ -283,9 +282,9 @@ def _radix(order: Sequence[TabulatedSOp], classes: Mapping[TabulatedSOp, Floats 
 
 
 def _classes(sop: TabulatedSOp, variable: TabulatedSOp) -> Floats:
-    """Values of a variable that the function does not tell apart get one number."""
+    """Return the class of each value of a variable; the function does not distinguish values of a class."""
     rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0)
-    first = np.ones(len(rows), dtype=np.bool_)  # of a run of equal rows
+    first = np.ones(len(rows), dtype=np.bool_)  # first row of each run of equal rows
     first[1:] = (rows[1:] != rows[:-1]).any(axis=tuple(range(1, rows.ndim)))
     numbers: dict[bytes, int] = {}
     of_runs = np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in rows[first]])
@@ -293,17 +292,17 @@ def _classes(sop: TabulatedSOp, variable: TabulatedSOp) -> Floats:
 
 
 def steps(plan: LinePlan, outputs_VR: Floats) -> ReluSteps:
-    """The neurons that turn the line into some functions of the values."""
+    """Return the neurons that compute some functions of the values from the line."""
     y_PR = outputs_VR[plan.numbers]
     jumps_PR = np.diff(y_PR, axis=0)
     changed = np.abs(jumps_PR).max(axis=1, initial=0.0) > 0
     low, high, jumps_NR = plan.line[:-1][changed], plan.line[1:][changed], jumps_PR[changed]
     threshold, slope = (low + high) / 2, 2 / (high - low)
-    # Counted from the left a step is 1 beyond its threshold; from the right it is -1 before it.
+    # Counted from the left a step is 1 after its threshold; from the right it is -1 before it.
     right = threshold - plan.line[0] < plan.line[-1] - threshold
     sign = np.where(right, -1.0, 1.0)
     offset = _coarse(-sign * slope * threshold, slope * np.ptp(plan.line))
-    # The two neurons of a step side by side: what they add cancels at once.
+    # The two neurons of a step are adjacent, so that their contributions cancel at once.
     slopes = np.repeat(sign * slope, 2)
     offsets = np.stack([offset + 0.5, offset - 0.5], axis=1).ravel()
     outputs_NR = np.stack([sign[:, None] * jumps_NR, -sign[:, None] * jumps_NR], axis=1).reshape(-1, jumps_NR.shape[1])
@@ -312,8 +311,8 @@ def steps(plan: LinePlan, outputs_VR: Floats) -> ReluSteps:
 
 
 def without_line(plan: LinePlan, made: ReluSteps, place: int) -> ReluSteps:
-    """The same steps, and one neuron that takes the line itself, less its constant, from one of the outputs."""
-    shift = float(np.ptp(plan.line)) or 1.0  # twice what keeps the neuron on
+    """Add a neuron that subtracts the line, without its constant, from one of the outputs."""
+    shift = float(np.ptp(plan.line)) or 1.0  # twice the shift that keeps the neuron active
     outputs_NR = np.vstack([made.outputs_NR, np.zeros((1, made.outputs_NR.shape[1]))])
     outputs_NR[-1, place] = -1.0
     base_R = made.base_R.copy()
@@ -322,6 +321,6 @@ def without_line(plan: LinePlan, made: ReluSteps, place: int) -> ReluSteps:
 
 
 def _coarse(offset: Floats, most: Floats) -> Floats:
-    """Offsets so rounded that the two of a step are exactly 1 apart in float32, and stay so when the line is added."""
+    """Round offsets so that a step's two are exactly 1 apart in float32, also after adding the line."""
     unit = 2.0 ** np.ceil(np.log2(np.maximum(np.maximum(np.abs(offset), most), 1.0) + 1.0)) * ULP * 2
     return np.asarray(np.round(offset / unit) * unit)

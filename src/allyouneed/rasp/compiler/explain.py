@@ -1,9 +1,9 @@
-"""A program at work on one input, as plain values: every s-op and selector, and what the compiled model attends to.
+"""Explains a program on one input as plain values: every s-op and selector, and the compiled model's attention.
 
-    show("flip = select(indices, length - indices - 1, ==); reverse = aggregate(flip, tokens);", "hello")
+    explain("flip = select(indices, length - indices - 1, ==); reverse = aggregate(flip, tokens);", "hello")
 
-For programs that are being typed: what stands before a mistake is shown all the same. `main` answers requests line by
-line, for a server that must be able to end a program that takes too long: a thread cannot be ended, a process can.
+For programs that are being typed: everything before a mistake is still evaluated. `main` serves requests line by line
+in a separate process, because a server can end a process that takes too long, but not a thread.
 """
 
 import json
@@ -26,22 +26,22 @@ from allyouneed.rasp.labels import title
 from allyouneed.rasp.loading import Loader
 from allyouneed.rasp.values import Environment, NamedNode, describe
 
-LONGEST = 64  # tokens: a selector and each head have as many rows and columns
-NAMES = 60  # of a program that are shown
-MEMORY = 6 << 30  # bytes of address space; torch alone maps more than one
+LONGEST = 64  # tokens: selectors and heads are n x n
+NAMES = 60  # maximum names shown
+MEMORY = 6 << 30  # bytes of address space; torch alone maps more than 1 GiB
 CUT = 40  # characters of a value
 
 
-class _Wrong(Exception):
-    """A mistake, and the line in which its sentence begins."""
+class _ProgramError(Exception):
+    """An error in a program, and the line in which its sentence starts."""
 
     def __init__(self, error: RaspError, line: int) -> None:
         super().__init__(str(error))
         self.line = line
 
 
-def show(text: str, given: Input, compiled: bool = True, length: int | None = None) -> dict[str, Any]:
-    """All that a program does with an input. `compiled`: also as a model, for inputs up to `length`."""
+def explain(text: str, given: Input, compiled: bool = True, length: int | None = None) -> dict[str, Any]:
+    """Return everything a program computes on an input. `compiled`: compile it too, for inputs up to `length`."""
     if not 1 <= len(given) <= LONGEST:
         raise RaspError(f"input: {len(given)} tokens; should be 1 to {LONGEST}")
     interpreter = Interpreter()
@@ -76,19 +76,19 @@ def _run(interpreter: Interpreter, text: str, where: Environment) -> dict[str, A
     interpreter.on_load = refuse_load
 
     def stop(error: RaspError, place: str) -> None:
-        raise _Wrong(error, int(place.rpartition(":")[2]))
+        raise _ProgramError(error, int(place.rpartition(":")[2]))
 
     loader.on_error = stop
     try:
         with interpreter.budget():
             loader.run(text, where)
-    except _Wrong as wrong:
+    except _ProgramError as wrong:
         return {"message": str(wrong), "line": wrong.line, "column": None}
     return None
 
 
 def _inside(flows: Mapping[str, NamedNode], names: Mapping[Node, str], run: Evaluation) -> list[dict[str, Any]]:
-    """What lies on the way to what the program has named: nameless comparisons, and what functions call by a name."""
+    """Return the values behind the named ones: unnamed comparisons, and names inside functions."""
     known = {id(flow.node) for flow in flows.values()}
     found: list[dict[str, Any]] = []
     for node in in_order([flow.node for flow in flows.values()]):
@@ -151,7 +151,7 @@ def _maps(view: AttentionTrace) -> list[dict[str, Any]]:
 
 
 def _shown(atom: Atom) -> Atom:
-    """As JSON can say it."""
+    """Return an atom that JSON can represent."""
     if isinstance(atom, float):
         return round(atom, 4) if math.isfinite(atom) else str(atom)
     if isinstance(atom, int) and not isinstance(atom, bool) and abs(atom) >= 1 << 53:
@@ -164,13 +164,13 @@ def _cut(text: str) -> str:
 
 
 def main() -> None:
-    """Answers requests from standard input, one JSON object a line, until it ends."""
+    """Serve requests from standard input, one JSON object a line, until it closes."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for line in sys.stdin:
         try:
-            answer: dict[str, Any] = {"answer": show(**json.loads(line))}
+            answer: dict[str, Any] = {"answer": explain(**json.loads(line))}
         except UserError as error:
             answer = {"wrong": str(error)}
         except (MemoryError, RecursionError):
-            answer = {"wrong": "program: larger than what is computed here"}
+            answer = {"wrong": "program: needs more memory than allowed; make it or the input smaller"}
         print(json.dumps(answer, allow_nan=False), flush=True)

@@ -1,14 +1,14 @@
-"""What the passes hand to each other.
+"""The intermediate representation that the passes exchange.
 
 A program is a set of **variables** (the token, the index, every aggregate and every width) and functions of them. An
 s-op is a table over the values of the variables it depends on:
 
-    values     what it can be: a finite tuple of atoms, told apart as Python's == does
+    values     its domain: a finite tuple of atoms, distinct under Python's ==
     frontier   the variables it is a function of
-    table      for each combination of their values the number of its own value; NEVER where that cannot be
+    table      the index of its value for each combination of their values; NEVER for impossible combinations
 
-So any elementwise subgraph, however deep, is one function (fusion is how s-ops are made, not a pass), and a function of
-one variable alone costs nothing of its own: whoever wants it asks that variable for another table.
+Any elementwise subgraph, however deep, is therefore one function: fusion happens during construction, not in a pass. A
+function of a single variable costs nothing extra: its readers request another table of that variable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal["token", "index", "constant", "map", "aggregate", "width", "cut"]
 
 @dataclass(eq=False)
 class TabulatedSOp:
-    """An s-op with all that it can be."""
+    """An s-op with its domain and its table."""
 
     kind: Kind
     label: str
@@ -43,21 +43,21 @@ class TabulatedSOp:
     selector: Selection | None = None  # of an aggregate or a width
     value: TabulatedSOp | None = None  # of an aggregate
     default: Atom = 0  # of an aggregate
-    single: bool = False  # an aggregate of one value, or of several equal ones: any function of it can be copied
-    everywhere: bool = False  # the width that counts all positions
-    permutes: bool = False  # every position has another of 0, 1, ... n - 1, as the index has
-    group: int = 0  # widths of one group, which is not 0, count disjoint parts
-    additive: dict[TabulatedSOp, Floats] | None = None  # a number that is a sum of functions of one variable each
-    constant: float = 0.0  # and of this
-    layer: int = 0  # after this layer any function of it can be read
-    plan: Any = None  # of a map: how a feed-forward layer tells its values apart (elementwise.py)
+    single: bool = False  # an aggregate of one value, or of equal ones: attention can copy any function of it
+    everywhere: bool = False  # a width that counts all positions
+    permutes: bool = False  # its values are a permutation of 0, 1, ... n - 1, like the index
+    group: int = 0  # widths of one nonzero group count disjoint sets
+    additive: dict[TabulatedSOp, Floats] | None = None  # its number as a sum of functions of one variable each
+    constant: float = 0.0  # plus this constant
+    layer: int = 0  # the layer after which any function of it can be read
+    plan: Any = None  # of a map: the line on which a feed-forward layer separates its values (elementwise.py)
     call: Any = None  # of a map: its function
-    cut: TabulatedSOp | None = None  # of a map: itself as a variable, for whoever needs it computed a layer earlier
-    order: float = 0.0  # inputs have lower numbers
+    cut: TabulatedSOp | None = None  # of a map: itself as a variable, for readers that need it computed a layer earlier
+    order: float = 0.0  # topological: inputs have lower numbers
 
     @property
     def owner(self) -> TabulatedSOp | None:
-        """The variable that this is a function of; None: a constant; itself, if there are several."""
+        """The variable that this is a function of; None for a constant; itself if there are several."""
         if not self.frontier:
             return None
         return self.frontier[0] if len(self.frontier) == 1 else self
@@ -73,11 +73,11 @@ class TabulatedSOp:
         return numbers
 
     def numbers(self) -> Floats:
-        """The values as numbers."""
+        """Return the values as numbers."""
         return self._numbers
 
     def over_owner(self, of_values: Floats) -> Floats:
-        """A function of the values, as one of the values of the owner."""
+        """Convert a function of the values to a function of the owner's values."""
         if self.owner is None or self.owner is self:
             return of_values
         return np.where(_broadcast(self.table, of_values), of_values[self.table], 0.0)
@@ -89,7 +89,7 @@ def _broadcast(table: Ints, like: np.ndarray[Any, Any]) -> Bools:
 
 
 def variable(kind: Kind, label: str, values: Sequence[Atom], **fields: Any) -> TabulatedSOp:
-    """A variable: a function of itself."""
+    """Return a variable: a function of itself."""
     made = TabulatedSOp(kind, label, tuple(values), **fields)
     made.frontier, made.table = (made,), np.arange(len(made.values), dtype=np.int32)
     if made.numeric:
@@ -99,9 +99,9 @@ def variable(kind: Kind, label: str, values: Sequence[Atom], **fields: Any) -> T
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """relation[a, b]: whether a key with value a of its owner is selected by a query with value b of its owner.
+    """relation[a, b]: a key whose owner has value a is selected by a query whose owner has value b.
 
-    No owner: the side is a constant, and the relation has one row or column.
+    A side without an owner is constant; the relation then has one row or column.
     """
 
     keys: TabulatedSOp | None
@@ -113,22 +113,22 @@ class Condition:
         return id(self.keys), id(self.queries)
 
 
-Term = tuple[Condition, ...]  # all of them must hold; the sides of each are others
+Term = tuple[Condition, ...]  # a conjunction; no two conditions share both sides
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A selector: one of its terms holds, and never two of them."""
+    """A selector as a disjoint union of conjunctions."""
 
     label: str
     terms: tuple[Term, ...]
-    nonempty: bool  # whether something is always selected
+    nonempty: bool  # every query selects at least one key
     at_most_one: bool
-    scores: dict[tuple[int, bool], Any] = field(default_factory=dict)  # of its terms, once made (scores.py)
+    scores: dict[tuple[int, bool], Any] = field(default_factory=dict)  # cached scores of its terms (scores.py)
 
 
 def term_key(term: Term) -> tuple[Any, ...]:
-    """Terms of equal keys select the same."""
+    """Return a key that is equal for terms that select the same positions."""
     return tuple(
         sorted((*condition.sides, condition.relation.shape, condition.relation.tobytes()) for condition in term)
     )

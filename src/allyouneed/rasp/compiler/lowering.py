@@ -1,16 +1,16 @@
-"""From s-ops to heads and neurons, outputs first: whoever needs a function of an s-op asks for it.
+"""Lowers s-ops to heads and neurons, outputs first: readers request functions of an s-op.
 
 A **slot** is one number of the residual stream: a function of the values of one variable (or of one s-op of several
-variables). There is no fixed encoding: the slots of a variable span what is asked of it, one-hot if a `<` asks for
-that, two numbers if only `==` does, one if it is only shown. What is asked is read as a linear form of slots.
+variables). There is no fixed encoding: the slots of a variable span the requested functions. That is one-hot if a `<`
+needs it, two numbers for `==` alone, one if it is only output. A request is read as a linear form of slots.
 
     token, index       slots are columns of the embedding and of the position table
-    aggregate          of one value: any function of it is copied; of a mean: it is a slot, other functions are steps
-    width              attention gives 1/(c+1), the feed-forward after it what is asked, in the place of the former
-    several variables  steps along a line, or nothing at all if it is a sum and read as such
+    aggregate          of one value: attention copies any function; of a mean: a slot, other functions are steps
+    width              attention gives 1/(c+1); the feed-forward after it replaces that by the requested functions
+    several variables  steps along a line, or nothing at all if it is a sum and read as one
 
-BOS stands before every input and is the sink of every head. It reads only itself, so that its vector is known: a form
-is 0 there, whatever its slots hold, unless something else is wanted (the weight of the slot `bos` sees to that).
+BOS precedes every input and is the sink of every head. It attends only to itself, so its vector is known. A form is 0
+at BOS, whatever its slots hold, unless stated otherwise (the weight of the slot `bos` ensures that).
 """
 
 import math
@@ -33,46 +33,46 @@ from allyouneed.rasp.compiler.refusal import Obstacle
 from allyouneed.rasp.compiler.schedule import ProgramIR, is_sum
 from allyouneed.rasp.compiler.scores import Side, TermScore, score_term
 
-BOS_PULL = 4.0  # how far BOS prefers itself, in units of the gap between selected and not
+BOS_PULL = 4.0  # score by which BOS prefers itself, in units of the gap between selected and not
 
 
 @dataclass(eq=False)
 class Slot:
     """A number of the residual stream."""
 
-    owner: TabulatedSOp | None  # None: marks BOS
+    owner: TabulatedSOp | None  # None: the slot that marks BOS
     what: str
-    function: Floats  # of the values of the owner
-    written: int  # by this layer; 0: the embedding
+    function: Floats  # of the owner's values
+    written: int  # the layer that writes it; 0: the embedding
     at_bos: float = 0.0
-    raw_at_bos: float = 0.0  # between the attention that writes it and the feed-forward after that
+    raw_at_bos: float = 0.0  # after the attention that writes it, before the feed-forward
     place: int = -1
 
 
 @dataclass(eq=False)
 class LinearForm:
-    """A linear form of slots, given by what it means: functions of values, added up."""
+    """A linear form of slots, defined by its meaning: a sum of functions of values."""
 
     parts: list[tuple[TabulatedSOp, Floats, bool]] = field(
         default_factory=list
-    )  # (owner, function, as attention wrote it)
+    )  # (owner, function, raw: as attention wrote it)
     constant: float = 0.0
     at_bos: float = 0.0
 
 
 @dataclass(eq=False)
 class HeadIR:
-    """One head: what queries and keys show each other, and what is read into which slots."""
+    """One head: the products of queries and keys, and the forms that it writes into slots."""
 
     label: str
-    counts: bool  # the sink scores as much as what is selected
+    counts: bool  # the sink scores as much as a selected key
     products: list[tuple[LinearForm, LinearForm]] = field(default_factory=list)
     values: list[tuple[LinearForm, Slot]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class NeuronGroup:
-    """The steps along one line, and the slots they write."""
+    """The steps along one line, and the slots that they write."""
 
     label: str
     line: LinearForm
@@ -83,63 +83,67 @@ class NeuronGroup:
 
 @dataclass(eq=False)
 class LayerIR:
+    """The heads, neurons and biases of one layer."""
+
     heads: dict[object, HeadIR] = field(default_factory=dict)
     neurons: list[NeuronGroup] = field(default_factory=list)
-    biases: list[tuple[Slot, float]] = field(default_factory=list)  # added by the attention
+    biases: list[tuple[Slot, float]] = field(default_factory=list)  # added by the attention's output
 
 
 @dataclass(eq=False)
 class Readout:
-    """How an output is read: each of its values is a point, and the nearest to what is computed scores highest."""
+    """How an output is read: each value is a point, and the point nearest to the computed one scores highest."""
 
     name: str
     sop: TabulatedSOp
-    forms: list[LinearForm]  # one for each coordinate
+    forms: list[LinearForm]  # one for each coordinate of a point
     points_VN: Floats
 
 
 @dataclass(eq=False)
 class Network:
-    """All of the model but the numbers."""
+    """The whole model except its numeric weights."""
 
     layers: list[LayerIR]
     slots: list[Slot]
-    answers: list[Readout]
+    readouts: list[Readout]
     of_owner: dict[int, list[Slot]]
     raw: dict[int, Slot]
 
 
 def lower(program: ProgramIR) -> Network:
-    """Every slot, head and neuron that the outputs need."""
-    work = _Work(program)
-    answers = [work.answer(name, sop) for name, sop in program.outputs.items()]
+    """Return every slot, head and neuron that the outputs need."""
+    lowering = _Lowering(program)
+    readouts = [lowering.readout(name, sop) for name, sop in program.outputs.items()]
     for sop in sorted(program.sops, key=lambda sop: -sop.order):
-        if id(sop) in work.asked or id(sop) in work.asked_raw:
-            work.make(sop)
+        if id(sop) in lowering.requested or id(sop) in lowering.requested_raw:
+            lowering.make(sop)
     for base in (program.token, program.index):
-        work.basis(base, written=0)
-    layers = [work.layers.get(number, LayerIR()) for number in range(1, max(work.layers, default=0) + 1)]
+        lowering.basis(base, written=0)
+    layers = [lowering.layers.get(number, LayerIR()) for number in range(1, max(lowering.layers, default=0) + 1)]
     bos = Slot(None, "bos", np.ones(1), 0, at_bos=1.0)
-    return Network(layers, [bos, *sorted(work.slots, key=lambda slot: slot.written)], answers, work.of_owner, work.raw)
+    return Network(
+        layers, [bos, *sorted(lowering.slots, key=lambda slot: slot.written)], readouts, lowering.of_owner, lowering.raw
+    )
 
 
-class _Work:
+class _Lowering:
     def __init__(self, program: ProgramIR) -> None:
         self.program = program
         self.layers: dict[int, LayerIR] = {}
         self.slots: list[Slot] = []
-        self.asked: dict[int, list[Floats]] = {}
-        self.asked_raw: set[int] = set()
+        self.requested: dict[int, list[Floats]] = {}
+        self.requested_raw: set[int] = set()
         self.of_owner: dict[int, list[Slot]] = {}
         self.raw: dict[int, Slot] = {}
 
     def layer(self, number: int) -> LayerIR:
         return self.layers.setdefault(number, LayerIR())
 
-    # --- asking --------------------------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------------------------
 
     def read(self, sides: Sequence[Side], constant: float = 0.0, at_bos: float = 0.0, scale: float = 1.0) -> LinearForm:
-        """The sum of some functions, one column each, as a form."""
+        """Return the sum of some functions, one column each, as a form."""
         form = LinearForm(constant=constant, at_bos=at_bos)
         for sop, functions in sides:
             column = functions[:, 0] * scale
@@ -148,7 +152,7 @@ class _Work:
             elif is_sum(sop, functions):
                 self._read_sum(form, sop, column)
             else:
-                self._ask(form, sop.owner, sop.over_owner(column))
+                self._request(form, sop.owner, sop.over_owner(column))
         return form
 
     def _read_sum(self, form: LinearForm, sop: TabulatedSOp, column: Floats) -> None:
@@ -158,35 +162,35 @@ class _Work:
         form.constant += float(column[low]) - slope * float(numbers[low]) + slope * sop.constant
         assert sop.additive is not None
         for variable, own in sop.additive.items():
-            self._ask(form, variable, slope * own)
+            self._request(form, variable, slope * own)
 
-    def _ask(self, form: LinearForm, owner: TabulatedSOp, function: Floats) -> None:
-        if owner.kind == "cut" and owner.plan is None:  # of a function of one variable, which can be asked itself
+    def _request(self, form: LinearForm, owner: TabulatedSOp, function: Floats) -> None:
+        if owner.kind == "cut" and owner.plan is None:  # a function of one variable: request it from that variable
             cut_from = owner.arguments[0]
             assert cut_from.owner is not None
             owner, function = cut_from.owner, cut_from.over_owner(function)
-        self.asked.setdefault(id(owner), []).append(function)
+        self.requested.setdefault(id(owner), []).append(function)
         form.parts.append((owner, function, False))
 
     def line(self, places: Sequence[LineTerm], constant: float) -> LinearForm:
-        """The line of a plan, as a form."""
+        """Return the line of a plan as a form."""
         form = LinearForm(constant=constant)
         for place in places:
             if place.raw:
-                self.asked_raw.add(id(place.variable))
+                self.requested_raw.add(id(place.variable))
                 form.parts.append((place.variable, place.positions, True))
             else:
-                self._ask(form, place.variable, place.positions)
+                self._request(form, place.variable, place.positions)
         return form
 
-    # --- answering -----------------------------------------------------------------------------------------------
+    # --- slots, heads and neurons ----------------------------------------------------------------------------------
 
     def basis(self, owner: TabulatedSOp, written: int, first: Slot | None = None) -> list[Slot]:
-        """Slots that span what was asked of an owner; `first` is one that is there anyway."""
-        columns = self.asked.get(id(owner), [])
+        """Return slots that span the functions requested of an owner; `first` is one that exists already."""
+        columns = self.requested.get(id(owner), [])
         slots = [first] if first is not None else []
         spanned = Span(np.ones(len(owner.values)), *(slot.function for slot in slots))
-        # One-hot columns first: others are sums of them, while a one-hot column is a sum of few others.
+        # One-hot columns first: others are sums of them, but a one-hot column is rarely a sum of others.
         different = {column.tobytes(): column for column in columns}.values()
         slots += [
             Slot(owner, owner.label, _tidy(column), written)
@@ -198,7 +202,7 @@ class _Work:
         return slots
 
     def make(self, sop: TabulatedSOp) -> None:
-        """Whatever computes an s-op of which something was asked."""
+        """Create the heads or neurons that compute a requested s-op."""
         if sop.kind == "width":
             self._make_width(sop)
         elif sop.kind == "aggregate":
@@ -207,12 +211,12 @@ class _Work:
             self._feed(sop, self.basis(sop, sop.layer))
 
     def _feed(self, sop: TabulatedSOp, slots: list[Slot], instead: Slot | None = None) -> None:
-        """NeuronGroup that write slots; `instead` is one whose present value, a point of the line, makes room."""
+        """Add neurons that write slots; the present value of `instead`, a point of the line, is subtracted."""
         if not slots:
             return
         outputs = np.stack([slot.function for slot in slots], axis=1)
         place = slots.index(instead) if instead is not None else None
-        moved = place is not None and self._make_room(sop, outputs, place)
+        moved = place is not None and self._subtract_by_neuron(sop, outputs, place)
         try:
             plan = sop.plan if sop.kind in ("map", "cut") else plan_of_variable(sop, outputs)
         except Obstacle as reason:
@@ -227,10 +231,10 @@ class _Work:
         self.layer(plan.layer).neurons.append(NeuronGroup(sop.label, line, made, slots, plan.margin))
 
     @staticmethod
-    def _make_room(sop: TabulatedSOp, outputs: Floats, place: int) -> bool:
-        """Whether one neuron is to take the present value away; else it is taken off what the steps write.
+    def _subtract_by_neuron(sop: TabulatedSOp, outputs: Floats, place: int) -> bool:
+        """Return True if a neuron should subtract the present value; otherwise subtract it from the steps' outputs.
 
-        The latter is for nothing where there is a step between any two values anyway, as for a count.
+        The latter is free if there is a step between any two values anyway, as for a count.
         """
         less = outputs.copy()
         less[:, place] -= raw_position(sop)
@@ -248,15 +252,15 @@ class _Work:
         self.raw[id(sop)] = raw
         head = self.head(sop, 0, counts=True)
         head.values.append((LinearForm(at_bos=1.0), raw))
-        # The count takes the place of 1/(c+1), which nobody reads after this layer.
-        columns = self.asked.get(id(sop), [])
+        # The count replaces 1/(c+1), which is not read after this layer.
+        columns = self.requested.get(id(sop), [])
         if columns:
             wanted = max(columns, key=lambda column: int(np.count_nonzero(column)))
             self._replace(sop, raw, wanted)
 
     def _make_aggregate(self, sop: TabulatedSOp) -> None:
         assert sop.value is not None
-        columns = self.asked.get(id(sop), [])
+        columns = self.requested.get(id(sop), [])
         if sop.single:
             for slot in self.basis(sop, sop.layer):
                 self._copy(sop, slot)
@@ -273,13 +277,13 @@ class _Work:
         self._replace(sop, raw, columns[0])
 
     def _replace(self, sop: TabulatedSOp, raw: Slot, function: Floats) -> None:
-        """A slot that attention has written gets another function of the same value: the difference is added."""
+        """Replace the function in a slot that attention has written, by adding the difference."""
         largest = float(np.abs(raw.function).max())
         raw.what, raw.function = sop.label, _tidy(function, largest)
         self._feed(sop, self.basis(sop, sop.layer, first=raw), instead=raw)
 
     def _copy(self, sop: TabulatedSOp, slot: Slot) -> None:
-        """Heads that read a function of the value, less that of the default; a bias adds the default again."""
+        """Add heads that read a function of the value minus that of the default; a bias adds the default again."""
         assert sop.selector is not None
         assert sop.value is not None
         place = {value: number for number, value in enumerate(sop.values)}
@@ -292,7 +296,7 @@ class _Work:
             self.head(sop, number, counts=False).values.append((form, slot))
 
     def head(self, sop: TabulatedSOp, number: int, counts: bool) -> HeadIR:
-        """The head of one term of a selector; aggregates through one selector share it."""
+        """Return the head of one term of a selector; aggregates through one selector share it."""
         selection = sop.selector
         assert selection is not None
         term = selection.terms[number]
@@ -307,23 +311,23 @@ class _Work:
             head.products.append((self.read([query]), self.read([key])))
         if score.keys:
             head.products.append((LinearForm(constant=1.0), self.read(score.keys)))
-        sink = -1.0 if score.bottomless else score.top if head.counts else score.top - 0.5
+        sink = -1.0 if score.sink_unused else score.top if head.counts else score.top - 0.5
         to_sink = self.read([*score.tops, *score.raised], constant=sink, at_bos=BOS_PULL)
         head.products.append((to_sink, LinearForm(at_bos=1.0)))
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
-    def answer(self, name: str, sop: TabulatedSOp) -> Readout:
-        """The coordinates of an output."""
+    def readout(self, name: str, sop: TabulatedSOp) -> Readout:
+        """Return the readout of an output."""
         points = _points(sop)
         return Readout(name, sop, [self.read([(sop, point[:, None])]) for point in points], np.stack(points, axis=1))
 
 
-FAR = 1e6  # the largest square of a point, in units of the square of the gap
+FAR = 1e6  # maximum square of a point, in squared gaps
 
 
 def _points(sop: TabulatedSOp) -> list[Floats]:
-    """Where the values stand, 1 apart: numbers that are there anyway stay in place, others become whole numbers."""
+    """Return points for the values, 1 apart: numbers already computed are scaled, others become integers."""
     count = len(sop.values)
     mean = sop.owner is not None and sop.owner.kind == "aggregate" and not sop.owner.single
     adds = sop.owner is sop and sop.kind == "map" and sop.additive is not None
@@ -331,7 +335,7 @@ def _points(sop: TabulatedSOp) -> list[Floats]:
         numbers = sop.numbers()
         gap = float(np.diff(np.unique(numbers)).min())
         centred = (numbers - (numbers.min() + numbers.max()) / 2) / gap
-        if float(np.abs(centred).max()) ** 2 <= FAR and (not mean or _stays(sop)):
+        if float(np.abs(centred).max()) ** 2 <= FAR and (not mean or _is_affine_in_mean(sop)):
             return [centred]
     whole = np.arange(count)
     base = count if count <= 512 else int(np.ceil(count**0.5))
@@ -339,14 +343,14 @@ def _points(sop: TabulatedSOp) -> list[Floats]:
     return [(digit - (digit.max() / 2)) for digit in digits]
 
 
-def _stays(sop: TabulatedSOp) -> bool:
-    """Whether a function of a mean is the mean, moved and scaled."""
+def _is_affine_in_mean(sop: TabulatedSOp) -> bool:
+    """Return True if a function of a mean is affine in the mean."""
     assert sop.owner is not None
     return sop.over_owner(sop.numbers()) in Span(np.ones(len(sop.owner.values)), sop.owner.numbers())
 
 
 class Span:
-    """All that is a linear combination of some columns."""
+    """The linear span of some columns."""
 
     def __init__(self, *columns: Floats) -> None:
         self.units_NV = np.empty((0, len(columns[0])))  # orthonormal
@@ -354,9 +358,9 @@ class Span:
             self.add(column)
 
     def _rest(self, column: Floats) -> Floats | None:
-        """What of a column is no such combination, of length 1; None: nothing."""
+        """Return the normalised component outside the span; None if there is none."""
         rest = column
-        for _ in range(2):  # once leaves rounding errors of the size of the column
+        for _ in range(2):  # twice: one pass leaves rounding errors of the column's size
             rest = rest - (self.units_NV @ rest) @ self.units_NV
         size = math.sqrt(rest @ rest)
         return rest / size if size > 1e-9 * math.sqrt(column @ column) else None
@@ -365,7 +369,7 @@ class Span:
         return self._rest(column) is None
 
     def add(self, column: Floats) -> bool:
-        """Whether the column is one more."""
+        """Add a column. Return False if it was in the span already."""
         rest = self._rest(column)
         if rest is not None:
             self.units_NV = np.concatenate([self.units_NV, rest[None]])
@@ -373,7 +377,7 @@ class Span:
 
 
 def _tidy(column: Floats, size: float = 1.0) -> Floats:
-    """A column scaled by a power of two, so that whole numbers stay exact in float32; about as large as `size`."""
+    """Scale a column by a power of two to about `size`, so that integers stay exact in float32."""
     largest = float(np.abs(column).max())
     if largest == 0:
         return column

@@ -1,4 +1,4 @@
-"""Why a program cannot be compiled: every reason at once, before any weight is made."""
+"""Errors of the compiler. All reasons are collected before any weight is computed."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from allyouneed.words import counted
 
 
 class CannotCompile(RaspError):
-    """The program has no such model; `reasons` says why, each with the place in the program and the size."""
+    """The program cannot be compiled. Each of the `reasons` names the place in the program, and the size."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(dict.fromkeys(reasons))
@@ -17,4 +17,4 @@ class CannotCompile(RaspError):
 
 
 class Obstacle(Exception):
-    """One reason, on its way to the list."""
+    """One reason why a program cannot be compiled; `build` collects them."""

@@ -1,4 +1,4 @@
-"""What became of a program: its slots, heads and neurons by the names of the source."""
+"""A report on a compiled program: its slots, heads and neurons, under the names of the source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class SlotReport:
 
     place: int
     name: str
-    layer: int  # that writes it; 0: the embedding
-    numbers: dict[Atom, float]  # what it holds for each value of the s-op
+    layer: int  # the layer that writes it; 0: the embedding
+    numbers: dict[Atom, float]  # its content for each value of the s-op
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class HeadReport:
     """One head."""
 
     selector: str
-    counts: bool  # a width, not an aggregate
-    scores: int  # numbers that query and key compare
-    slots: tuple[int, ...]  # that it writes
+    counts: bool  # computes a width, not an aggregate
+    scores: int  # width of queries and keys
+    slots: tuple[int, ...]  # the slots that it writes
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,20 @@ class NeuronReport:
     name: str
     neurons: int
     slots: tuple[int, ...]
-    margin: float  # the least gap at a threshold, in units of the largest error expected
+    margin: float  # smallest gap at a threshold, in units of the largest expected error
 
 
 @dataclass(frozen=True)
 class LayerReport:
+    """The heads and elementwise functions of one layer."""
+
     heads: tuple[HeadReport, ...]
     functions: tuple[NeuronReport, ...]
 
 
 @dataclass(frozen=True)
 class CompilationReport:
-    """The size of a compiled model, and what each part of it is for."""
+    """The size of a compiled model, and the purpose of each part."""
 
     width: int
     hidden: int
@@ -57,7 +59,7 @@ class CompilationReport:
 
     @property
     def heads(self) -> list[int]:
-        """In each layer."""
+        """The number of heads in each layer."""
         return [len(layer.heads) for layer in self.layers]
 
     def __str__(self) -> str:
@@ -85,7 +87,7 @@ def _listed(slots: Sequence[int]) -> str:
 
 
 def report(network: Network, model: Model) -> CompilationReport:
-    """The report of a model that was assembled."""
+    """Return the report of an assembled model."""
     slots = []
     for slot in network.slots:
         values = slot.owner.values if slot.owner is not None else (True,)

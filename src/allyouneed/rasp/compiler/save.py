@@ -1,6 +1,6 @@
-"""A compiled program as a model folder: `allyouneed.load` opens it, `evaluate` measures it, `train --from` goes on.
+"""Saves a compiled program as a model folder, for `allyouneed.load`, `evaluate` and `train --from`.
 
-Its task is the program itself (`tasks/rasp.py`), so that held-out inputs are answered by the interpreter.
+Its task is the program itself (`tasks/rasp.py`), so the interpreter provides the targets of held-out inputs.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from allyouneed.tasks.rasp import RaspConfig, written
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
 
-ABOUT = ", compiled from RASP"  # how the recipe of a compiled program ends its sentence
-# How `train --from` goes on unless told otherwise: weights that tell neighbouring values apart are hundreds of times
-# larger than random ones, so the usual step breaks them (docs/rasp-compiler.md), and smoothed labels blunt answers.
+ABOUT = ", compiled from RASP"  # suffix of `about` in the recipe of a compiled program
+# Defaults for `train --from`. Weights that separate neighbouring values are hundreds of times larger than random ones,
+# so the usual learning rate breaks them (docs/rasp-compiler.md), and label smoothing blurs the outputs.
 TUNING = {"optimizer": {"lr": 1e-7}, "label_smoothing": 0.0}
 
 
@@ -35,7 +35,7 @@ def compile_file(
     verified: bool = True,
     compat: bool = False,
 ) -> tuple[CompiledProgram, Path]:
-    """One s-op of a `.rasp` file as a model folder. `vocabulary`: characters, or words with blanks between them."""
+    """Compile an s-op of a `.rasp` file into a model folder. `vocabulary`: characters, or words separated by spaces."""
     program = read_program(file, compat)
     name = result if result is not None else next(reversed(program.sops), "")
     sop = program.sop(result)
@@ -47,21 +47,25 @@ def compile_file(
 def save(
     compiled: CompiledProgram, outputs: Mapping[str, SOp], folder: str | Path, names: Mapping[Node, str] | None = None
 ) -> Path:
-    """Writes the model folder of a program with one output; `names` as its README is to show them."""
+    """Write the model folder of a program with one output. `names`: names of nodes for its README."""
     if len(outputs) != 1:
         raise ConfigError(
-            f"a model folder has one output, not {len(outputs)} ({', '.join(outputs)}); compile each alone"
+            f"a model folder has one output, not {len(outputs)} ({', '.join(outputs)}); compile each separately"
         )
     ((name, sop),) = outputs.items()
     if not all(isinstance(token, str) for token in compiled.vocabulary):
-        raise ConfigError("a model folder reads text: the vocabulary should hold strings (tokens_int reads numbers)")
+        raise ConfigError(
+            "a model folder reads text: the vocabulary should contain strings (tokens_int converts them to numbers)"
+        )
     classes = [written(value) for value in compiled.outputs[0].values]
     blank = [name for name in classes if not name or name.split() != [name]]
     if blank:
-        raise ConfigError(f"{name}: the value {blank[0]!r} cannot be written: blanks part the values of a model folder")
+        raise ConfigError(
+            f"{name}: the value {blank[0]!r} cannot be written: spaces separate the values of a model folder"
+        )
     task = {
         "type": "rasp-causal" if compiled.causal else "rasp",
-        "program": source({"result": sop}),  # a name that no library has
+        "program": source({"result": sop}),  # not a name of the library
         "result": "result",
         "vocabulary": list(compiled.vocabulary),
         "lengths": [1, compiled.length],
@@ -82,9 +86,9 @@ def _card(compiled: CompiledProgram, name: str, program: str) -> str:
         f"# {name}: RASP",
         "",
         f"{compiled.report.parameters:,} parameters, compiled, not trained, with allyouneed {__version__}. "
-        f"Inputs are 1 to {compiled.length} tokens out of {tokens}.",
+        f"Inputs are 1 to {compiled.length} tokens from {tokens}.",
         "",
-        f"Its answers are {compiled.verified}." if compiled.verified else "It was not compared with the interpreter.",
+        f"Its outputs are {compiled.verified}." if compiled.verified else "It was not compared with the interpreter.",
         "",
         *(["A decoder: every selector selects among the positions up to the query's own.", ""] * compiled.causal),
         "## Program",
@@ -93,7 +97,7 @@ def _card(compiled: CompiledProgram, name: str, program: str) -> str:
         program.rstrip(),
         "```",
         "",
-        "## What is where",
+        "## Layout",
         "",
         "```",
         str(compiled.report),

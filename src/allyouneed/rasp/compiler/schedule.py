@@ -1,12 +1,12 @@
-"""In which layer an s-op is ready: the first after which any function of it can be read.
+"""Assigns layers: the first layer after which any function of an s-op can be read.
 
     token, index, and functions of one of them   0: they are in the embedding
-    aggregate, width                             1 + the latest of what its selector and its values need
-    function of several variables                that of the latest of them (1 at least): the feed-forward that follows
-                                                 the attention computes it, unless it is a sum and read as such
+    aggregate, width                             1 + the maximum over its selector and its value
+    function of several variables                the maximum over them, at least 1: the feed-forward after that
+                                                 attention computes it, unless it is a sum and read as one
 
-So depths are RASP's own (Weiss et al. 2021), but for functions of several variables that float32 cannot tell apart at
-once: those are *cut*, and what they are made of is computed a layer earlier.
+Depths are therefore RASP's own (Weiss et al. 2021), except for functions of several variables that float32 cannot
+separate at once: those are *cut*, and their arguments are computed a layer earlier.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from allyouneed.rasp.compiler.scores import Side
 
 
 class ProgramIR:
-    """What was built: s-ops in order, inputs first, and the outputs by name."""
+    """A program as s-ops in topological order, and its outputs by name."""
 
     def __init__(self, vocabulary: Sequence[Atom], bounds: Bounds) -> None:
         self.bounds = bounds
@@ -38,20 +38,18 @@ class ProgramIR:
 
 
 def cut_to_size(arguments: tuple[TabulatedSOp, ...], program: ProgramIR, most: int = GRID) -> tuple[TabulatedSOp, ...]:
-    """Where a function has too many combinations, what it is made of is computed before it, a layer earlier."""
+    """Compute arguments a layer earlier until their combinations of values are few enough."""
     while grid_size(union(arguments)) > most:
         size = grid_size(union(arguments))
         widest = max(arguments, key=lambda argument: grid_size(argument.frontier) / len(argument.values))
         if len(widest.values) >= grid_size(widest.frontier):
-            raise Obstacle(
-                f"has {size:,} combinations of values of what it depends on; at most {most:,} are told apart"
-            )
+            raise Obstacle(f"has {size:,} combinations of its variables' values; at most {most:,} are supported")
         arguments = tuple(cut(a, program) if a is widest else a for a in arguments)
     return arguments
 
 
 def cut(sop: TabulatedSOp, program: ProgramIR) -> TabulatedSOp:
-    """A function of variables as a variable of its own, that whoever comes a layer later can read."""
+    """Return a function of variables as a new variable, which the next layer can read."""
     if sop.cut is None:
         layer = ready_layer(sop, program)
         made = variable("cut", sop.label, sop.values, arguments=(sop,), layer=layer, plan=sop.plan)
@@ -60,7 +58,7 @@ def cut(sop: TabulatedSOp, program: ProgramIR) -> TabulatedSOp:
 
 
 def ready_layer(sop: TabulatedSOp, program: ProgramIR) -> int:
-    """The first layer after which any function of an s-op can be read."""
+    """Return the first layer after which any function of an s-op can be read."""
     if sop.owner is not sop:
         return 0 if sop.owner is None else sop.owner.layer
     if sop.kind != "map" or sop.plan is not None:
@@ -68,12 +66,12 @@ def ready_layer(sop: TabulatedSOp, program: ProgramIR) -> int:
     try:
         sop.plan = plan_map(sop)
     except Obstacle:
-        # Its arguments first, then itself: a layer more, but fewer combinations at a time.
+        # Compute its arguments first: one layer more, but fewer combinations at once.
         arguments = tuple(cut(a, program) if a.kind == "map" and len(a.frontier) > 1 else a for a in sop.arguments)
         if arguments == sop.arguments:
             raise
         sop.frontier, table, values = tabulate(sop.call, arguments, program.bounds)
-        place = {value: number for number, value in enumerate(sop.values)}  # other values cannot be, as was seen before
+        place = {value: number for number, value in enumerate(sop.values)}  # no other values can occur
         sop.table = np.array([place.get(value, NEVER) for value in values] + [NEVER], dtype=np.int32)[table]
         sop.arguments, sop.additive = arguments, None
         return ready_layer(sop, program)
@@ -82,7 +80,7 @@ def ready_layer(sop: TabulatedSOp, program: ProgramIR) -> int:
 
 
 def side_layer(side: Side, program: ProgramIR) -> int:
-    """The first layer after which some functions of an s-op can be read: a sum is there when its parts are."""
+    """Return the first layer after which some functions of an s-op can be read; a sum is ready with its parts."""
     sop, functions = side
     if is_sum(sop, functions):
         assert sop.additive is not None
@@ -91,7 +89,7 @@ def side_layer(side: Side, program: ProgramIR) -> int:
 
 
 def is_sum(sop: TabulatedSOp, functions: Floats) -> bool:
-    """Whether an s-op of several variables is read as the sum that it is."""
+    """Return True if the functions of a sum of several variables are affine, so that it can be read as a sum."""
     if sop.owner is not sop or sop.kind != "map" or sop.additive is None:
         return False
     design = np.stack([np.ones(len(sop.values)), sop.numbers()], axis=1)

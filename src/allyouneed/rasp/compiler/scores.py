@@ -1,8 +1,8 @@
-"""Conditions as scores: what a query and a key must show each other so that softmax selects.
+"""Conditions as attention scores: the products of query and key for which softmax selects.
 
-Every condition scores `top` where it holds and at most top - 1 where it does not, so a conjunction is the *sum* of its
-scores: what fails in one condition is 1 below what fails in none. `top` may depend on the query (keys do not compete
-across queries), but then the sink, whose score is compared with it, must know it too.
+Every condition scores `top` where it holds and at most top - 1 where it does not. A conjunction is therefore the *sum*
+of its scores: a key that fails one condition is 1 below a key that fails none. `top` may depend on the query (keys do
+not compete across queries), but then the score of the sink must contain it too.
 
     key alone     [k is one of ...]           the query is the constant 1
     query alone   [q is one of ...]           where it fails, the sink is raised instead: no key is selected
@@ -10,8 +10,8 @@ across queries), but then the sink, whose score is compared with it, must know i
                                               or sum_b c_b(q) c_b(k) / 2 over +-1 bits, top B/2: tolerates noise
     other         any relation                sum_a [a = class of k] relation[a, q]: as many numbers as classes
 
-(The last is the least possible for `<`: what is selected by a query must lie on a face of the polytope of all keys, and
-the faces of the queries are nested.)
+(The last is minimal for `<`: the keys selected by a query must be a face of the polytope of all keys, and the faces of
+the queries are nested.)
 """
 
 from dataclasses import dataclass, field
@@ -30,18 +30,18 @@ class TermScore:
     products: list[tuple[Side, Side]] = field(default_factory=list)  # (query, key)
     keys: list[Side] = field(default_factory=list)
     top: float = 0.0
-    tops: list[Side] = field(default_factory=list)  # what the query adds to the top
-    raised: list[Side] = field(default_factory=list)  # what the query adds to the sink alone
-    bottomless: bool = False  # the top is not known to the sink; something is always selected
+    tops: list[Side] = field(default_factory=list)  # added to the top by the query
+    raised: list[Side] = field(default_factory=list)  # added to the sink alone by the query
+    sink_unused: bool = False  # the sink's score lacks the top; only if something is always selected
 
     def sides(self) -> list[Side]:
-        """All that is read."""
+        """Return every function that the score reads."""
         pairs = [side for product in self.products for side in product]
         return [*pairs, *self.keys, *self.tops, *self.raised]
 
 
 def score_term(selection: Selection, number: int, counts: bool) -> TermScore:
-    """How a term is scored; `counts`: for a width, to which the sink must score as much as what is selected."""
+    """Return the score of a term. `counts`: for a width, where the sink scores as much as a selected key."""
     made = selection.scores.get((number, counts))
     if made is None:
         made, term = TermScore(), selection.terms[number]
@@ -65,7 +65,7 @@ def _add(score: TermScore, condition: Condition, alone: bool) -> None:
     assert keys is not None
     assert queries is not None
     if alone and _same_numbers(condition):
-        # Queries may be sums of other values: their squares are not needed. One match tolerates noise.
+        # Queries may be sums of other values, since their squares are not needed. A single match tolerates noise.
         _square(score, keys, queries, keys.numbers(), queries.numbers(), known=False)
         return
     matched = _matching(relation, rows, columns)
@@ -82,12 +82,12 @@ def _add(score: TermScore, condition: Condition, alone: bool) -> None:
 
 
 def _is_exact(sop: TabulatedSOp) -> bool:
-    """Whether its numbers carry no error: they come from the embedding."""
+    """Return True if its numbers come from the embedding and carry no error."""
     return sop.kind in ("token", "index")
 
 
 def _same_numbers(condition: Condition) -> bool:
-    """Whether the relation is equality of numbers."""
+    """Return True if the relation is equality of numbers."""
     keys, queries = condition.keys, condition.queries
     if keys is None or queries is None or not keys.numeric or not queries.numeric:
         return False
@@ -104,7 +104,7 @@ def _square(
     score.keys.append((keys, -(k**2)))
     if known:
         score.tops.append((queries, q**2))
-    score.bottomless |= not known
+    score.sink_unused |= not known
 
 
 def _match_bits(
@@ -138,13 +138,13 @@ def _representatives(classes: Floats) -> list[tuple[float, int]]:
 
 
 def _classes(relation: Bools) -> Floats:
-    """The class of each row: rows that select the same are of one class. In order of appearance."""
+    """Return the class of each row, in order of first occurrence; equal rows share a class."""
     numbers: dict[bytes, int] = {}
     return np.array([float(numbers.setdefault(row.tobytes(), len(numbers))) for row in np.ascontiguousarray(relation)])
 
 
 def _matching(relation: Bools, rows: Floats, columns: Floats) -> tuple[Floats, Floats] | None:
-    """Equal numbers for what selects each other, if classes of keys and of queries are matched one to one."""
+    """Return equal numbers for matching classes of keys and queries, or None if they do not match one to one."""
     of_rows, of_columns = dict(_representatives(rows)), dict(_representatives(columns))
     small = relation[np.ix_(list(of_rows.values()), list(of_columns.values()))]
     if small.sum(axis=0).max() > 1 or small.sum(axis=1).max() > 1:

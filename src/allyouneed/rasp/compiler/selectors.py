@@ -1,12 +1,12 @@
 """Selectors as disjoint unions of conjunctions of relations between two variables.
 
     select(k, q, op)   one condition: relation[a, b] = value a of the owner of k  op  value b of the owner of q
-    S and T            conditions on the same two sides become one relation; others stand beside each other
+    S and T            conditions on the same two sides become one relation; others form a conjunction
     not S              the complement; not (a and b and c) = not a | a and not b | a and b and not c, which are disjoint
     S or T             S | T without S; conditions on the same two sides become one relation
 
-A condition compares values, not positions, so any comparison, and any and/or/not of comparisons of the same two s-ops
-(or of functions of the same two variables), is a matrix of bits: `<=` is no more than `==` is.
+A condition compares values, not positions. Any comparison, and any and/or/not of comparisons of the same two s-ops (or
+of functions of the same two variables), is therefore one matrix of bits: `<=` is no harder than `==`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,26 +19,28 @@ from allyouneed.rasp.compiler.domains import Bounds
 from allyouneed.rasp.compiler.ir import NEVER, Bools, Condition, Selection, TabulatedSOp, Term
 from allyouneed.rasp.compiler.refusal import Obstacle
 
-RELATION = 4_000_000  # pairs of values that one condition may compare
-TERMS = 64  # disjoint conjunctions of one selector
+RELATION = 4_000_000  # maximum pairs of values of one condition
+TERMS = 64  # maximum disjoint conjunctions of one selector
 
 Terms = tuple[Term, ...]
 EVERYTHING: Terms = ((),)
 
 
 def compare(keys: TabulatedSOp, queries: TabulatedSOp, comparison: str, bounds: Bounds) -> Terms:
-    """The terms of one `select`."""
+    """Return the terms of one `select`."""
     pairs = len(keys.values) * len(queries.values)
     if pairs > RELATION:
-        raise Obstacle(f"compares {len(keys.values):,} with {len(queries.values):,} values; at most {RELATION:,} pairs")
+        raise Obstacle(
+            f"compares {len(keys.values):,} with {len(queries.values):,} values; the maximum is {RELATION:,} pairs"
+        )
     relation = _compared(keys, queries, comparison)
     for axis, side in enumerate((keys, queries)):
         if side.owner is not None and side.owner is not side:
             relation = relation.take(np.maximum(side.table, 0), axis)
-            # A value that cannot be is never selected, and selects nothing.
+            # An impossible value is never selected and selects nothing.
             lost = side.table == NEVER
             relation[(slice(None),) * axis + (lost,)] = False
-    return simplified((Condition(keys.owner, queries.owner, relation),), bounds)
+    return simplify((Condition(keys.owner, queries.owner, relation),), bounds)
 
 
 def _compared(keys: TabulatedSOp, queries: TabulatedSOp, comparison: str) -> Bools:
@@ -52,12 +54,12 @@ def _compared(keys: TabulatedSOp, queries: TabulatedSOp, comparison: str) -> Boo
             try:
                 relation[row, column] = call(key, query)
             except PYTHON_ERRORS:
-                continue  # the interpreter fails here too
+                continue  # the interpreter fails for these values too
     return relation
 
 
-def simplified(term: Term, bounds: Bounds) -> Terms:
-    """A term without what always holds; no term, if something in it never does."""
+def simplify(term: Term, bounds: Bounds) -> Terms:
+    """Drop conditions that always hold; return no term if one never holds."""
     kept = []
     for condition in term:
         matters = _visible(condition, bounds)
@@ -70,7 +72,7 @@ def simplified(term: Term, bounds: Bounds) -> Terms:
 
 
 def _visible(condition: Condition, bounds: Bounds) -> Bools | None:
-    """Under a causal mask a condition on two indices matters only where the key is not behind the query."""
+    """Return where a condition on two indices matters under a causal mask: keys up to the query; None if everywhere."""
     keys = condition.keys
     if bounds.causal and keys is not None and keys is condition.queries and keys.kind == "index":
         seen: Bools = np.triu(np.ones_like(condition.relation))
@@ -78,60 +80,60 @@ def _visible(condition: Condition, bounds: Bounds) -> Bools | None:
     return None
 
 
-def both(left: Terms, right: Terms, bounds: Bounds) -> Terms:
-    return _limited(term for a in left for b in right for term in _met(a, b, bounds))
+def conjunction(left: Terms, right: Terms, bounds: Bounds) -> Terms:
+    return _limited(term for a in left for b in right for term in _conjoin(a, b, bounds))
 
 
-def _met(a: Term, b: Term, bounds: Bounds) -> Terms:
+def _conjoin(a: Term, b: Term, bounds: Bounds) -> Terms:
     merged = {condition.sides: condition for condition in a}
     for condition in b:
         other = merged.get(condition.sides)
         relation = condition.relation if other is None else condition.relation & other.relation
         merged[condition.sides] = Condition(condition.keys, condition.queries, relation)
-    return simplified(tuple(merged.values()), bounds)
+    return simplify(tuple(merged.values()), bounds)
 
 
-def neither(terms: Terms, bounds: Bounds) -> Terms:
-    """The complement."""
+def complement(terms: Terms, bounds: Bounds) -> Terms:
+    """Return the terms of `not`."""
     result = EVERYTHING
     for term in terms:
-        result = both(result, _without(term, bounds), bounds)
+        result = conjunction(result, _complement_of_term(term, bounds), bounds)
     return result
 
 
-def _without(term: Term, bounds: Bounds) -> Terms:
+def _complement_of_term(term: Term, bounds: Bounds) -> Terms:
     pieces: list[Term] = []
     for number, condition in enumerate(term):
         flipped = Condition(condition.keys, condition.queries, ~condition.relation)
-        pieces += simplified((*term[:number], flipped), bounds)
+        pieces += simplify((*term[:number], flipped), bounds)
     return tuple(pieces)
 
 
-def either(left: Terms, right: Terms, bounds: Bounds) -> Terms:
+def disjunction(left: Terms, right: Terms, bounds: Bounds) -> Terms:
     terms = list(left)
     for term in right:
         pieces: Terms = (term,)
         for other in left:
             pieces = _limited(piece for part in pieces for piece in _minus(part, other, bounds))
         terms += pieces
-    return _limited(_joined(terms, bounds))
+    return _limited(_merge_terms(terms, bounds))
 
 
 def _minus(term: Term, other: Term, bounds: Bounds) -> Terms:
-    if not _met(term, other, bounds):
+    if not _conjoin(term, other, bounds):
         return (term,)
-    return both((term,), _without(other, bounds), bounds)
+    return conjunction((term,), _complement_of_term(other, bounds), bounds)
 
 
-def _joined(terms: Sequence[Term], bounds: Bounds) -> list[Term]:
-    """Terms that differ in one condition only, on the same two sides, become one."""
+def _merge_terms(terms: Sequence[Term], bounds: Bounds) -> list[Term]:
+    """Merge terms that differ in one condition only."""
     waiting, done = list(terms), []
     while waiting:
         term = waiting.pop(0)
         for number, other in enumerate(waiting):
             union = _union(term, other)
             if union is not None:
-                waiting[number : number + 1] = simplified(union, bounds)
+                waiting[number : number + 1] = simplify(union, bounds)
                 break
         else:
             done.append(term)
@@ -154,12 +156,12 @@ def _union(a: Term, b: Term) -> Term | None:
 def _limited(terms: Iterable[Term]) -> Terms:
     listed = tuple(terms)
     if len(listed) > TERMS:
-        raise Obstacle(f"is a union of more than {TERMS} disjoint conjunctions")
+        raise Obstacle(f"is a union of more than {TERMS} disjoint conjunctions; split it or use fewer and/or/not")
     return listed
 
 
 def selection(label: str, terms: Terms, bounds: Bounds) -> Selection:
-    """A selector with what is known of how many it selects."""
+    """Return a selector with bounds on the number of selected positions."""
     return Selection(
         label,
         terms,
@@ -173,9 +175,9 @@ def _selects_itself(term: Term) -> bool:
 
 
 def is_total_order(terms: Terms) -> bool:
-    """Whether of two positions one always selects the other: S compares some s-ops in turn, the index among them.
+    """Return True if the selector is a strict total order: it compares s-ops lexicographically, the index among them.
 
-    How many a position selects is then its rank, and ranks are a permutation of 0, 1, ... n - 1.
+    The number of selected positions is then a rank, and ranks are a permutation of 0, 1, ... n - 1.
     """
     owners = list(dict.fromkeys(one.keys for term in terms for one in term))
     signs = {one: _signs(one) for term in terms for one in term}
@@ -188,7 +190,7 @@ def is_total_order(terms: Terms) -> bool:
         place = dict(zip(owners, pattern, strict=True))
         return any(all(place[one.keys] in (signs[one] or ()) for one in term) for term in terms)
 
-    # Only a position itself has the same index.
+    # Equal indices imply the same position.
     possible = [p for p in patterns if index is not None and (p[index] != 0 or not any(p))]
     return bool(possible) and any(
         all(selects(p) == _below(p, order, ways) for p in possible)
@@ -198,7 +200,7 @@ def is_total_order(terms: Terms) -> bool:
 
 
 def _below(pattern: tuple[int, ...], order: Sequence[int], ways: Sequence[int]) -> bool:
-    """Whether the first comparison that is not a tie says below."""
+    """Return True if the first comparison that is not a tie gives 'below'."""
     for number in order:
         if pattern[number]:
             return pattern[number] * ways[number] < 0
@@ -206,7 +208,7 @@ def _below(pattern: tuple[int, ...], order: Sequence[int], ways: Sequence[int]) 
 
 
 def _signs(condition: Condition) -> tuple[int, ...] | None:
-    """Where the key must stand to be selected (-1 below the query, 0, 1), if that is all that matters."""
+    """Return the signs of key - query that are selected (-1, 0, 1); None if more than the sign matters."""
     relation = condition.relation
     if relation.shape[0] != relation.shape[1]:
         return None
@@ -221,13 +223,13 @@ def _signs(condition: Condition) -> tuple[int, ...] | None:
 
 
 def _picks_one(condition: Condition) -> bool:
-    """Whether every query wants one index at most."""
+    """Return True if every query selects at most one position."""
     keys = condition.keys
     return keys is not None and keys.permutes and int(condition.relation.sum(axis=0).max()) <= 1
 
 
 def _finds_index(term: Term, bounds: Bounds) -> bool:
-    """Whether the one condition asks for an index that is always there: below the length, which the query knows."""
+    """Return True if the only condition selects an index that always exists: one provably below the length."""
     if len(term) != 1 or term[0].keys is None or not term[0].keys.permutes or term[0].queries is None:
         return False
     query, relation = term[0].queries, term[0].relation
@@ -235,12 +237,12 @@ def _finds_index(term: Term, bounds: Bounds) -> bool:
     if not known <= {"index", "length", "token"}:
         return False
     names = term[0].keys.numbers().astype(np.int64)
-    first = np.where(relation.any(axis=0), names[relation.argmax(axis=0)], bounds.length)  # of the wanted indices
-    wanted = np.where(query.table == NEVER, 0, first[query.table])
-    room = np.ones_like(query.table)  # positions that there are at least: a query at index i sees i + 1
+    first = np.where(relation.any(axis=0), names[relation.argmax(axis=0)], bounds.length)  # lowest selected index
+    selected = np.where(query.table == NEVER, 0, first[query.table])
+    at_least = np.ones_like(query.table)  # lower bound of the length: a query at index i implies i + 1
     for axis, v in enumerate(query.frontier):
         if v.kind == "index" or v.everywhere:
             reach = v.numbers().astype(np.int64) + (0 if v.everywhere else 1)
-            shape = [-1 if place == axis else 1 for place in range(room.ndim)]
-            room = np.maximum(room, reach.reshape(shape))
-    return bool((wanted < room).all())
+            shape = [-1 if place == axis else 1 for place in range(at_least.ndim)]
+            at_least = np.maximum(at_least, reach.reshape(shape))
+    return bool((selected < at_least).all())

@@ -1,4 +1,4 @@
-"""A program as text: what a graph would be in a `.rasp` file, one name for each node."""
+"""Writes a graph as the text of a `.rasp` file, with a name for each node."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +23,12 @@ INFIX = frozenset(["+", "-", "*", "/", "%", "^", "==", "<=", ">=", "<", ">", "an
 
 
 def source(outputs: Mapping[str, SOp], known: Mapping[Node, str] | None = None) -> str:
-    """A text that defines the outputs under their names; known or private names (`_1`) for all else."""
+    """Return a text that defines the outputs under their names; other nodes get known or private names (`_1`)."""
     names: dict[int, str] = {}
     lines: list[str] = []
     taken = set(outputs)
     for node in in_order(outputs.values()):
-        text = _written(node, [names[id(part)] for part in node.parts])
+        text = _node_text(node, [names[id(part)] for part in node.parts])
         if isinstance(node, Tokens | Indices | Constant):
             names[id(node)] = text
         else:
@@ -42,7 +42,7 @@ def source(outputs: Mapping[str, SOp], known: Mapping[Node, str] | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def _written(node: Node, parts: list[str]) -> str:
+def _node_text(node: Node, parts: list[str]) -> str:
     match node:
         case Tokens(convert):
             return "tokens_str" if convert == "str" else f"tokens_{convert}"
@@ -51,7 +51,7 @@ def _written(node: Node, parts: list[str]) -> str:
         case Constant(value):
             return atom(value)
         case Map(function):
-            return _called(function, parts)
+            return _call_text(function, parts)
         case Aggregate(default=default):
             return f"aggregate({parts[0]}, {parts[1]}, {atom(default)})"
         case Select(comparison=comparison):
@@ -61,7 +61,7 @@ def _written(node: Node, parts: list[str]) -> str:
     raise AssertionError(f"no such node: {node!r}")
 
 
-def _called(function: Function, parts: list[str]) -> str:
+def _call_text(function: Function, parts: list[str]) -> str:
     name = function.name
     if name in INFIX and len(parts) == 2:
         return f"{parts[0]} {name} {parts[1]}"
@@ -76,11 +76,11 @@ def _called(function: Function, parts: list[str]) -> str:
     if name == "if":
         return f"{parts[1]} if {parts[0]} else {parts[2]}"
     if name in ("in", "index"):
-        return _looked_up(name, function.settings, parts[0])
-    raise RaspError(f"the function {name!r} has no text in the language, so the program cannot be written down")
+        return _lookup_text(name, function.settings, parts[0])
+    raise RaspError(f"the function {name!r} has no notation in the language, so the program cannot be written as text")
 
 
-def _looked_up(name: str, settings: Any, part: str) -> str:
+def _lookup_text(name: str, settings: Any, part: str) -> str:
     if name == "in":
         return f"{part} in [{', '.join(atom(value) for _, value in settings)}]"
     kind, *columns = settings
@@ -92,10 +92,12 @@ def _looked_up(name: str, settings: Any, part: str) -> str:
 
 
 def atom(value: Atom) -> str:
-    """An atom as the language writes it."""
+    """Return an atom as program text."""
     if isinstance(value, str):
         if '"' in value or "\n" in value:
-            raise RaspError(f"the string {value!r} has no text in the language, so the program cannot be written down")
+            raise RaspError(
+                f"the string {value!r} has no notation in the language, so the program cannot be written as text"
+            )
         return f'"{value}"'
     if isinstance(value, bool):
         return str(value)
@@ -103,5 +105,7 @@ def atom(value: Atom) -> str:
         f"{abs(value):f}" if isinstance(value, float) and float(f"{abs(value):f}") == abs(value) else repr(abs(value))
     )
     if isinstance(value, float) and ("e" in text or "n" in text):
-        raise RaspError(f"the number {value!r} has no text in the language, so the program cannot be written down")
+        raise RaspError(
+            f"the number {value!r} has no notation in the language, so the program cannot be written as text"
+        )
     return f"(-{text})" if value < 0 else text

@@ -1,7 +1,7 @@
-"""The mean over a union of selectors: one head that sees all of it.
+"""The mean over a union of selectors, computed by one head.
 
-Sums and counts of the parts, from a head each, do not make a mean in one layer; keys and queries that show what they
-are in all parts at once do.
+Separate heads would give sums and counts of the parts, whose quotient needs another layer. One head suffices if its
+keys and queries encode their values in all parts at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,29 +14,29 @@ from allyouneed.rasp.compiler.domains import Bounds
 from allyouneed.rasp.compiler.ir import Condition, Ints, Selection, TabulatedSOp
 from allyouneed.rasp.compiler.refusal import Obstacle
 
-PAIR = 256  # combinations of classes on the smaller side of a mean over a union of selectors
+PAIR = 256  # maximum combinations of classes on the smaller side of a union
 
 Make = Callable[
     [Callable[..., Atom], tuple[TabulatedSOp, ...], str], TabulatedSOp
-]  # a new s-op from a function of others
+]  # builds a new s-op from a function of others
 
 
 def merge_union(selection: Selection, make: Make, bounds: Bounds) -> Selection:
-    """One condition for a whole union: sums and counts of several heads do not make a mean, one head does.
+    """Return the selector with a single condition for the whole union.
 
-    Keys and queries are taken together with all others on their side, as far as the selector tells them apart.
+    Each side becomes the tuple of all its variables, reduced to the classes that the selector distinguishes.
     """
     conditions = [condition for term in selection.terms for condition in term]
     sides = []
     for axis in (0, 1):
         owners = list(dict.fromkeys(one.keys if axis == 0 else one.queries for one in conditions))
-        sides.append([(o, _told_apart(o, axis, conditions)) for o in owners if o is not None])
+        sides.append([(o, _classes_of(o, axis, conditions)) for o in owners if o is not None])
     joint = [_pair(side, selection.label, make) for side in sides]
     shape = tuple(len(one.values) for one in joint)
     if shape[0] * shape[1] > selectors.RELATION or min(shape) > PAIR:
         raise Obstacle(
-            f"is the mean over a union of selectors on different s-ops, which takes a head of {min(shape):,} "
-            f"numbers; at most {PAIR:,}"
+            f"is the mean over a union of selectors on different s-ops, which needs a head of width {min(shape):,}; "
+            f"at most {PAIR:,} is supported"
         )
     relation = np.zeros(shape, dtype=np.bool_)
     for term in selection.terms:
@@ -46,13 +46,13 @@ def merge_union(selection: Selection, make: Make, bounds: Bounds) -> Selection:
             columns = _digit(joint[1], one.queries, sides[1])
             holds &= one.relation[np.ix_(rows, columns)]
         relation |= holds
-    terms = selectors.simplified((Condition(joint[0].owner, joint[1].owner, relation),), bounds)
+    terms = selectors.simplify((Condition(joint[0].owner, joint[1].owner, relation),), bounds)
     lifted = tuple(tuple(_lifted(one, joint) for one in term) for term in terms)
     return Selection(selection.label, lifted, selection.nonempty, selection.at_most_one)
 
 
 def _pair(side: list[tuple[TabulatedSOp, Ints]], label: str, make: Make) -> TabulatedSOp:
-    """An s-op whose value is the number of the combination of classes."""
+    """Return an s-op whose value is the index of the combination of classes."""
     sizes = [int(classes.max()) + 1 for _, classes in side]
     places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
 
@@ -65,8 +65,8 @@ def _pair(side: list[tuple[TabulatedSOp, Ints]], label: str, make: Make) -> Tabu
     return make(call, tuple(sop for sop, _ in side), f"sides of {label}")
 
 
-def _told_apart(owner: TabulatedSOp, axis: int, conditions: Sequence[Condition]) -> Ints:
-    """Classes of the values of an owner: those of one class are the same to every condition on this side."""
+def _classes_of(owner: TabulatedSOp, axis: int, conditions: Sequence[Condition]) -> Ints:
+    """Return a class for each value of an owner: no condition on this side separates values of one class."""
     relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
     numbers: dict[bytes, int] = {}
     rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
@@ -74,7 +74,7 @@ def _told_apart(owner: TabulatedSOp, axis: int, conditions: Sequence[Condition])
 
 
 def _digit(joint: TabulatedSOp, owner: TabulatedSOp | None, side: list[tuple[TabulatedSOp, Ints]]) -> Ints:
-    """For each value of a joint s-op some value of one of its parts that has the class it stands for."""
+    """Return, for each value of a joint s-op, a representative value of one of its parts."""
     number = np.array(joint.values, dtype=np.int64)
     if owner is None:
         return np.zeros(len(number), dtype=np.int64)
@@ -84,11 +84,11 @@ def _digit(joint: TabulatedSOp, owner: TabulatedSOp | None, side: list[tuple[Tab
             first = np.array([int((classes == c).argmax()) for c in range(size)])
             return first[number % size]
         number = number // size
-    raise AssertionError("the owner is one of its side")
+    raise AssertionError("the owner is not among the side's s-ops")
 
 
 def _lifted(condition: Condition, joint: list[TabulatedSOp]) -> Condition:
-    """A relation between values of joint s-ops, as one between those of their owners."""
+    """Convert a relation between joint s-ops to one between their owners."""
     relation = condition.relation
     for axis, side in enumerate(joint):
         if side.owner is not None and side.owner is not side:

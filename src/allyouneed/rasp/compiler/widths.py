@@ -1,6 +1,6 @@
-"""Recognises the library's ways to count, which one head does here; in the language it takes two and a division.
+"""Recognises the library's counting idioms. A single head can count; in the language it takes two and a division.
 
-For a selector S, and the mean of [i = 0] over what it selects:
+For a selector S, and the mean of [i = 0] over the selected positions:
 
     round(1 / mean over S of [i = 0])                                    = |S|    if position 0 is always in S
     round(1 / mean over (S or {0}) of [i = 0] - 1 + mean over (S and {0}) of [i = 0])   = |S|    for any S
@@ -9,11 +9,11 @@ For a selector S, and the mean of [i = 0] over what it selects:
 
 from allyouneed.rasp.graph import Aggregate, Combined, Constant, Indices, Map, Select, Selector, SOp
 
-Width = tuple[Selector, int]  # how many are selected, and what is added
+Width = tuple[Selector, int]  # the selector that is counted, and a constant to add
 
 
 def match_width(node: SOp, number: dict[int, int]) -> Width | None:
-    """The selector that an s-op counts, and an offset. `number` tells which nodes compute the same."""
+    """Return the selector that an s-op counts, and an offset. `number` is equal for nodes that compute the same."""
     if not (isinstance(node, Map) and node.function.name == "round" and len(node.arguments) == 1):
         return None
     whole = _part(node.arguments[0], number)
@@ -37,14 +37,14 @@ def match_width(node: SOp, number: dict[int, int]) -> Width | None:
 
 
 def _part(node: SOp, number: dict[int, int]) -> Selector | None:
-    """S and v, if this is |S| times the mean over S of [v]."""
+    """Return S and v if the node is |S| times the mean over S of [v]."""
     if not (isinstance(node, Map) and node.function.name == "*"):
         return None
     for size, mean in (node.arguments, node.arguments[::-1]):
         if isinstance(mean, Aggregate) and isinstance(mean.value, Map) and mean.value.function.name == "indicator":
             counted = match_width(size, number)
             same = counted is not None and counted[1] == 0 and number[id(counted[0])] == number[id(mean.selector)]
-            if same or (_is_up_to_here(mean.selector) and _is_place(size)):
+            if same or (_is_up_to_here(mean.selector) and _is_index_plus_one(size)):
                 return Combined("and", (mean.selector, Select(mean.value, Constant(1), "==")))
     return None
 
@@ -55,8 +55,8 @@ def _is_up_to_here(selector: Selector) -> bool:
     return isinstance(selector.keys, Indices) and isinstance(selector.queries, Indices)
 
 
-def _is_place(node: SOp) -> bool:
-    """Whether this is indices + 1."""
+def _is_index_plus_one(node: SOp) -> bool:
+    """Return True if the node is indices + 1."""
     if not (isinstance(node, Map) and node.function.name == "+"):
         return False
     return any(
@@ -66,7 +66,7 @@ def _is_place(node: SOp) -> bool:
 
 
 def _sum(node: SOp) -> tuple[list[SOp], int]:
-    """What is added up, and whole constants."""
+    """Return the summands, and the sum of integer constants."""
     if isinstance(node, Constant) and isinstance(node.value, int):
         return [], int(node.value)
     if isinstance(node, Map) and node.function.name in ("+", "-") and len(node.arguments) == 2:
@@ -79,7 +79,7 @@ def _sum(node: SOp) -> tuple[list[SOp], int]:
 
 
 def _counted(node: SOp) -> Selector | None:
-    """S, if this is 1 / mean over S of [i = 0]."""
+    """Return S if the node is 1 / mean over S of [i = 0]."""
     if not (isinstance(node, Map) and node.function.name == "/"):
         return None
     top, bottom = node.arguments
@@ -87,7 +87,7 @@ def _counted(node: SOp) -> Selector | None:
 
 
 def _witness(node: SOp) -> Selector | None:
-    """S, if this is the mean over S of [i = 0]."""
+    """Return S if the node is the mean over S of [i = 0]."""
     if not isinstance(node, Aggregate) or node.default != 0:
         return None
     value = node.value
@@ -109,7 +109,7 @@ def _is_first(selector: Selector) -> bool:
 
 
 def _other_operand(selector: Selector, how: str) -> Selector | None:
-    """S, if this is S and {0} (or S or {0})."""
+    """Return S if the selector is S and {0} (or S or {0})."""
     if not (isinstance(selector, Combined) and selector.how == how):
         return None
     left, right = selector.operands

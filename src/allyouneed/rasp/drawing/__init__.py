@@ -1,1 +1,1 @@
-"""Pictures of RASP programs."""
+"""Drawings of RASP programs. `program.py` draws, `files.py` writes .svg and .png."""

@@ -1,4 +1,4 @@
-"""The parts that drawings of programs share: rows and columns of cells, n x n grids, titled boxes, blocks in lines."""
+"""The parts that drawings share: rows and columns of cells, n x n grids, titled boxes, blocks in lines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from allyouneed.rasp.drawing.canvas import (
 )
 from allyouneed.rasp.labels import cut
 
-CELL: Final = 22.0  # height, and least width
+CELL: Final = 22.0  # height, and minimum width
 SIZE: Final = 12.0
 SMALL: Final = 10.5
 PAD: Final = 14.0
 GAP: Final = 12.0
 SHOWN: Final = 9  # columns of text in a cell
-WIDEST: Final = 1240.0  # of a line of blocks
+WIDEST: Final = 1240.0  # maximum width of a line of blocks
 
 
 class Block(Protocol):
-    """Something that knows its size before it is painted."""
+    """A part of a drawing. Its size is known before it is painted."""
 
     width: float
     height: float
@@ -39,14 +39,14 @@ class Block(Protocol):
 
 
 def shown(atom: Atom) -> str:
-    """An atom in a cell, whole: as the language prints it, but 1.0 as 1."""
+    """Return the full text of an atom in a cell: as the language prints it, but 1.0 as 1."""
     if isinstance(atom, bool):
         return "T" if atom else "F"
     return f"{round(atom, 3):g}" if isinstance(atom, float) else printable(str(atom))
 
 
 def cell_width(rows: Iterable[Sequence[Atom]]) -> float:
-    """Wide enough for every value of some rows."""
+    """Return a width that fits every value of some rows."""
     widest = max((text_width(cut(shown(atom), SHOWN), SIZE) for row in rows for atom in row), default=0.0)
     return max(CELL, round(widest + 9))
 
@@ -56,7 +56,7 @@ def label_width(text: str) -> float:
 
 
 def paint_cell(canvas: Canvas, x: float, y: float, width: float, atom: Atom, colour: str, strong: bool = False) -> None:
-    """One value; what is true stands on the layer's colour."""
+    """Paint one value. True values have the layer's colour as background."""
     whole = shown(atom)
     fill = tint(colour, 0.22) if atom is True else tint(colour, 0.10) if strong else WHITE
     ink = FAINT if atom is False else INK
@@ -69,7 +69,7 @@ def paint_cell(canvas: Canvas, x: float, y: float, width: float, atom: Atom, col
 def paint_row(
     canvas: Canvas, x: float, y: float, width: float, values: Sequence[Atom], colour: str, strong: bool = False
 ) -> None:
-    """Cells side by side, each of one width."""
+    """Paint cells of one width side by side."""
     for place, atom in enumerate(values):
         paint_cell(canvas, x + place * width, y, width, atom, colour, strong)
 
@@ -82,7 +82,7 @@ def paint_column(canvas: Canvas, x: float, y: float, width: float, values: Seque
 def paint_grid(
     canvas: Canvas, x: float, y: float, width: float, weights: Sequence[Sequence[float]], colour: str
 ) -> None:
-    """A square for every pair of positions, the stronger the darker; equal neighbours are one rectangle."""
+    """Paint a cell for every pair of positions, darker for larger weights. Equal neighbours share a rectangle."""
     across, down = len(weights[0]) * width, len(weights) * CELL
     canvas.add(Box(x, y, across, down, tint(colour, 0.07)))
     for number, row in enumerate(weights):
@@ -102,7 +102,7 @@ def paint_grid(
 
 @dataclass
 class Lines:
-    """Blocks side by side, in as many lines as they need."""
+    """Blocks side by side, wrapped into lines."""
 
     blocks: Sequence[Block]
 
@@ -128,7 +128,7 @@ class Lines:
 
 @dataclass
 class Band:
-    """The box of a layer: a title, and blocks below each other."""
+    """The box of a layer: a title, and blocks from top to bottom."""
 
     title: str
     about: str
@@ -154,7 +154,7 @@ class Band:
 
 
 def stack(title: str, about: str, bands: Sequence[Band], between: Callable[[Canvas, float, float], None]) -> Canvas:
-    """A whole drawing: a title, and layers from top to bottom, all equally wide."""
+    """Return a whole drawing: a title, and layers of equal width from top to bottom."""
     canvas = Canvas(title)
     margin, y = 20.0, 20.0
     heading = cut(printable(title), 100)
@@ -175,7 +175,7 @@ def stack(title: str, about: str, bands: Sequence[Band], between: Callable[[Canv
 
 
 def arrow(canvas: Canvas, x: float, y: float) -> None:
-    """From one layer to the next, 18 pixels below."""
+    """Paint the arrow to the next layer, 18 pixels below."""
     canvas.add(
         Stroke(x, y + 3, x, y + 14, FAINT, 1.5),
         Stroke(x - 4, y + 10, x, y + 14.5, FAINT, 1.5),

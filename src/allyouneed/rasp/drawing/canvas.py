@@ -1,8 +1,8 @@
-"""What our drawings are made of: rectangles, lines and text at places in pixels, written as SVG (or PNG, `png.py`).
+"""The shapes of a drawing: rectangles, lines and text at pixel positions, written as SVG (or PNG, `png.py`).
 
-Nothing is measured by a browser: text is set in fonts of known width (0.602 of the size for the monospaced one), and
-what is too long is cut, with the whole as a tooltip. Text comes from programs and inputs, so it is escaped, and what
-cannot be printed is written as \\n, \\x00, \\u202e.
+No browser measures the text: its fonts have a known width (0.602 of the size for the monospaced one). Text that is too
+long is truncated, with the full text as a tooltip. Text comes from programs and inputs, so it is escaped, and
+unprintable characters are written as \\n, \\x00, \\u202e.
 """
 
 from collections.abc import Iterator
@@ -14,41 +14,41 @@ from allyouneed.rasp.labels import columns, cut
 
 MONO: Final = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS: Final = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-MONO_WIDTH: Final = 0.615  # of the size: 0.602, and what renderers round up
+MONO_WIDTH: Final = 0.615  # of the size: 0.602, plus what renderers round up
 SANS_WIDTH: Final = 0.56
-BOLD: Final = 1.2  # how much wider bold letters are; monospaced ones are not
+BOLD: Final = 1.2  # relative width of bold letters; monospaced ones do not widen
 TOOLTIP: Final = 400  # columns
 
 INK: Final = "#1e293b"
 FAINT: Final = "#64748b"
 LINE: Final = "#cbd5e1"
 WHITE: Final = "#ffffff"
-# Layer 0 first; the others take turns. Dark enough for white text, and told apart in grey too by what stands on them.
+# Layer 0 first; the others repeat. Dark enough for white text; titles distinguish them in greyscale.
 HUES: Final = ("#475569", "#2563eb", "#0f766e", "#7c3aed", "#b45309", "#be123c", "#15803d")
 
 Anchor = Literal["start", "middle", "end"]
 
 
 def hue(layer: int) -> str:
-    """The colour of a layer."""
+    """Return the colour of a layer."""
     return HUES[0] if layer == 0 else HUES[1 + (layer - 1) % (len(HUES) - 1)]
 
 
 def tint(colour: str, share: float) -> str:
-    """A colour on white: 1 is the colour itself, 0 white."""
+    """Return a colour blended with white: 1 is the colour, 0 white."""
     parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
     return "#" + "".join(f"{round(255 + (part - 255) * share):02x}" for part in parts)
 
 
 def escaped(text: str) -> str:
-    """Text without what cannot be printed: control characters, and those that turn the direction, are escapes."""
+    """Replace unprintable characters (control characters, direction changes) by escapes."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def printable(text: str) -> str:
-    """Text in which everything can be seen: blanks and nothing at all too."""
+    """Return text with visible blanks, a sign for the empty string, and escapes."""
     if not text.strip(" "):
         return "␣" * len(text) if text else "∅"
     return escaped(text)
@@ -83,7 +83,7 @@ class Stroke:
 @dataclass(frozen=True)
 class Text:
     x: float
-    y: float  # of the middle of the line
+    y: float  # middle of the line
     text: str
     size: float = 12.0
     colour: str = INK
@@ -95,7 +95,7 @@ class Text:
 
 @dataclass
 class Canvas:
-    """Shapes, the lower ones first. Its size is that of what stands on it, and a margin."""
+    """Shapes, lowest first, and the size of the drawing."""
 
     title: str
     shapes: list[Box | Stroke | Text] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Canvas:
         self.shapes += shapes
 
     def svg(self) -> str:
-        """A whole SVG document that needs nothing else."""
+        """Return a self-contained SVG document."""
         width, height = _number(self.width), _number(self.height)
         return "\n".join(
             [

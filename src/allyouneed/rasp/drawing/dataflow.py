@@ -34,11 +34,10 @@ class Dataflow:
             )
         self.schedule: Schedule = schedule([root])
         inputs = self.schedule.layers[0].elementwise
-        inputs.sort(
-            key=lambda sop: 0 if isinstance(sop, Tokens) else 1 if isinstance(sop, Indices) else 2
-        )  # tokens, indices, others
+        # tokens, indices, others
+        inputs.sort(key=lambda sop: 0 if isinstance(sop, Tokens) else 1 if isinstance(sop, Indices) else 2)
         self.run.compute(root)
-        self.hidden = self._hidden()
+        self.hidden = self._find_hidden()
         self.number: dict[Node, int] = {}
         for layer in self.schedule.layers:
             for sop in (*(one for head in layer.heads for one in head.aggregates), *layer.elementwise):
@@ -51,7 +50,7 @@ class Dataflow:
                 f"draw: more than {MOST} rows of values and comparisons; draw a smaller part of the program"
             )
 
-    def _hidden(self) -> set[Node]:
+    def _find_hidden(self) -> set[Node]:
         nodes = in_order([self.root])
         consumers: dict[Node, list[Node]] = {node: [] for node in nodes}
         for node in nodes:
@@ -73,12 +72,12 @@ class Dataflow:
         return printable(title(node, self.names))
 
     def label(self, node: Node) -> str:
-        """tokens #1"""
+        """Return a label such as `tokens #1`."""
         number = f" #{self.number[node]}" if node in self.number else ""
         return cut(self.title(node), TITLE) + number
 
-    def whence(self, sop: SOp) -> str:
-        """from #1, #3"""
+    def sources(self, sop: SOp) -> str:
+        """Return the source rows of an s-op, such as `from #1, #3`."""
         found: Counter[int] = Counter()
         waiting = list(sop.parts)
         seen: set[Node] = set()

@@ -1,4 +1,4 @@
-"""A drawing as PNG, by matplotlib: the shapes of its SVG at twice their size, in the fonts that matplotlib brings."""
+"""Drawings as PNG, by matplotlib: the SVG's shapes at twice the size, in matplotlib's own fonts."""
 
 import warnings
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any, Final
 from allyouneed.rasp.drawing.canvas import WHITE, Box, Canvas, Stroke, Text
 
 SCALE: Final = 2.0
-LARGEST: Final = 16_000  # pixels a side
-INCH: Final = 96.0  # pixels, as in SVG
+LARGEST: Final = 16_000  # pixels per side
+INCH: Final = 96.0  # pixels per inch, as in SVG
 
 
 def save_png(canvas: Canvas, path: str | Path) -> None:
-    """Writes the picture."""
+    """Write a drawing as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -26,7 +26,7 @@ def save_png(canvas: Canvas, path: str | Path) -> None:
     for number, shape in enumerate(canvas.shapes):
         _add(axes, shape, number)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # its fonts lack some scripts; boxes stand for their letters
+        warnings.simplefilter("ignore", UserWarning)  # its fonts lack some scripts and show boxes instead
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
@@ -49,7 +49,7 @@ def _add(axes: Any, shape: Box | Stroke | Text, order: int) -> None:
             weight="bold" if shape.bold else "normal",
             ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
             va="center_baseline",
-            parse_math=False,  # a $ is a $
+            parse_math=False,  # $ is literal
             zorder=order,
         )
     else:

@@ -22,11 +22,7 @@ from allyouneed.rasp.layers import ScheduledLayer
 
 def draw(node: SOp | Selector, given: Input, names: Mapping[Node, str] | None = None) -> Canvas:
     """Draw an s-op or selector on an input. `names`: the names of its nodes."""
-    return _picture(Dataflow(node, given, names or {}))
-
-
-def _picture(flow: Dataflow) -> Canvas:
-    bands = []
+    flow, bands = Dataflow(node, given, names or {}), []
     for number, layer in enumerate(flow.schedule.layers):
         blocks: list[Block] = []
         if layer.heads:

@@ -50,9 +50,9 @@ class RowTable:
     def __post_init__(self) -> None:
         self.cells = cell_width(self.flow.values(sop) for sop in self.rows)
         self.titles = [cut(self.flow.title(sop), TITLE) for sop in self.rows]
-        self.whence = [self.flow.whence(sop) for sop in self.rows]
+        self.sources = [self.flow.sources(sop) for sop in self.rows]
         self.labels = max(text_width(one, SIZE) for one in self.titles)
-        ends = zip(self.whence, self.rows, strict=True)
+        ends = zip(self.sources, self.rows, strict=True)
         self.tail = max(label_width(one) + (64 if sop is self.flow.root else 0) for one, sop in ends)
         self.head = 22 if self.layer else 0
         self.width = 2 * GAP + 34 + self.labels + 14 + self.cells * self.flow.length + 12 + self.tail
@@ -64,7 +64,7 @@ class RowTable:
         if self.head:
             canvas.add(Text(x + GAP, y + GAP + 4, "feed-forward", SIZE, colour, mono=False, bold=True))
         y += GAP + self.head
-        for sop, name, whence in zip(self.rows, self.titles, self.whence, strict=True):
+        for sop, name, source in zip(self.rows, self.titles, self.sources, strict=True):
             result = sop is self.flow.root
             middle = y + CELL / 2
             _badge(canvas, x + GAP, middle, self.flow.number[sop], colour)
@@ -74,10 +74,10 @@ class RowTable:
             cells = x + GAP + 34 + self.labels + 14
             paint_row(canvas, cells, y, self.cells, self.flow.values(sop), colour, strong=result)
             after = cells + self.cells * self.flow.length + 12
-            if whence:
-                canvas.add(Text(after, middle, whence, SMALL, FAINT))
+            if source:
+                canvas.add(Text(after, middle, source, SMALL, FAINT))
             if result:
-                _mark_result(canvas, after + (label_width(whence) + 10 if whence else 0), middle, colour)
+                _mark_result(canvas, after + (label_width(source) + 10 if source else 0), middle, colour)
             y += CELL + 5
 
 
