@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from kept import kept
 
-from allyouneed.evaluation.measure import evaluate_held_out
+from allyouneed.evaluation.measure import evaluate_split
 from allyouneed.folder import load_folder
 from allyouneed.training import load_recipe, train
 from allyouneed.training.evaluate import find_score
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, sets: list[str], name: str) -> dict[str, fl
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
-        accuracy = find_score(evaluate_held_out(load_folder(folder), "test", recipe.decode, lambda _: None), "accuracy")
+        accuracy = find_score(evaluate_split(load_folder(folder), "test", recipe.decode, lambda _: None), "accuracy")
         assert accuracy is not None
         log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
         loss = [line["loss"] for line in log if line["kind"] == "step"][-1]

@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.evaluation.measure import own_data
+from allyouneed.evaluation.measure import task_data
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inspection.maps import record_maps
 from allyouneed.inspection.pictures import ACCENT, FAINT, INK
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     bundle = load_folder(options.run)
     with tempfile.TemporaryDirectory() as temporary:
-        data = own_data(bundle, Path(temporary))
+        data = task_data(bundle, Path(temporary))
         assert isinstance(data, BabiData)
         examples, facts = data.examples("test"), data.facts("test")
     said = [

@@ -19,7 +19,8 @@ from kept import kept
 
 from allyouneed.decode import translate
 from allyouneed.decode.base import evaluating
-from allyouneed.evaluation.measure import evaluate_held_out, recipe_of
+from allyouneed.evaluation.measure import evaluate_split
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import load_folder
 from allyouneed.inspection.maps import record_maps
 from allyouneed.models.show_attend_tell import ShowAttendTell
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
-        scores = evaluate_held_out(load_folder(folder), "test", recipe.decode, lambda _: None)
+        scores = evaluate_split(load_folder(folder), "test", recipe.decode, lambda _: None)
         found = {score.name: score.value * SCORES[score.name] for score in scores if score.name in SCORES}
         return {**found, "seconds": seconds}
 

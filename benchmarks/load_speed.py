@@ -46,7 +46,7 @@ if side == "python":
 else:
     from allyouneed.cli.model_options import open_model
     from allyouneed.decode import translate
-    from allyouneed.evaluation.measure import search_config
+    from allyouneed.evaluation.settings import search_config
     bundle = open_model(sys.argv[1])
     search = search_config(bundle, {})
     run = lambda: [ranked[0].text for ranked in translate(bundle.model, bundle.codec, texts, search)]

@@ -142,7 +142,7 @@ def test_bad_requests_name_the_remedy(translator: str, language_model: str, clas
     bundle = allyouneed.load(translator)
     with pytest.raises(ConfigError, match="a language model has no source to translate"):
         allyouneed.load(language_model).translate(["a"])
-    with pytest.raises(ConfigError, match="generates nothing"):
+    with pytest.raises(ConfigError, match="does not generate text"):
         allyouneed.load(classifier).generate("a")
     with pytest.raises(ConfigError, match="has no classes; try"):
         bundle.classify(["a"])

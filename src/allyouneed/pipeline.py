@@ -18,17 +18,12 @@ import torch
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
 from allyouneed.errors import ConfigError, DataError
-from allyouneed.evaluation.measure import (
-    require_generator,
-    require_known,
-    require_short,
-    require_source,
-    score_rows,
-    search_config,
-)
+from allyouneed.evaluation.probabilities import score_rows
+from allyouneed.evaluation.settings import require_generator, require_source, search_config
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
+from allyouneed.text.checks import require_known, require_short
 from allyouneed.text.lines import Pair
 
 

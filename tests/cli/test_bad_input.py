@@ -239,7 +239,7 @@ def test_a_request_is_refused(name, run: Commands, numbers: str):
 def test_models_are_not_asked_for_what_they_cannot_do(run: Commands, language: str, classifier: str):
     assert_one_line(run("translate", language, given="x\n"), 2, "allyouneed generate")
     assert_one_line(run("generate", classifier, given="x\n"), 2, "classifier")
-    assert_one_line(run("score", classifier, given="nice 3\tmediocre\n"), 2, "'mediocre' is no class", "bad, good")
+    assert_one_line(run("score", classifier, given="nice 3\tmediocre\n"), 2, "'mediocre' is not a class", "bad, good")
 
 
 def test_a_full_disk_is_one_line(run: Commands, numbers: str, tmp_path: Path):

@@ -143,7 +143,7 @@ def test_a_decoder_reads_the_source_as_the_start_of_its_text() -> None:
 
 @pytest.mark.parametrize("each", [False, True])
 def test_classes_have_probabilities(each: bool) -> None:
-    codec = Codec(source=SOURCE, classes=("good", "bad"), each=each)
+    codec = Codec(source=SOURCE, classes=("good", "bad"), per_position=each)
     model = build("encoder", {**SOFTMAX, "layers": 2, "pool": "none" if each else "mean"}, Sizes(SOURCE.size, 2))
     found = inspect_text(bundle(model, codec), "forty one")
     check(found)

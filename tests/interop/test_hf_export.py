@@ -170,7 +170,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_encoders(tmp_path: Path, name: str) -> None:
     right, settings = ANSWERS[name]
     tokenizer = train(their.TEXTS, TokenizerConfig(kind="words"))
-    codec = Codec(source=tokenizer, classes=("a", "b", "c"), each=settings["pool"] == "none")
+    codec = Codec(source=tokenizer, classes=("a", "b", "c"), per_position=settings["pool"] == "none")
     shape = {"type": "encoder", "layers": 2, "embedding_norm": True, "feedforward": "gelu", **SMALL}
     ours = bundle_of({**shape, **settings}, codec, Sizes(tokenizer.size, 3))
     export_folder(ours, tmp_path / "theirs")

@@ -13,15 +13,16 @@ from allyouneed.cli.train import _without_none
 from allyouneed.config import merge, parse, to_toml
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError, FolderError
-from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out
+from allyouneed.evaluation.measure import evaluate_files, evaluate_split
 from allyouneed.folder import folder_recipe, load_folder, save_folder
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
 from allyouneed.storage import write_atomic
 from allyouneed.tasks.algorithms import Dice
+from allyouneed.tasks.collate import tag_batch
 from allyouneed.tasks.loss import batch_loss
-from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig, tag_batch
+from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
 from allyouneed.text.codec import Codec
 from allyouneed.training import Recipe, load_recipe, recipe_folder, train
 from allyouneed.training.loop import Run
@@ -59,13 +60,13 @@ def test_tokens_it_does_not_know_are_refused(reverse):
 
 
 def test_it_is_measured_by_the_interpreter(reverse):
-    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(reverse))}
+    scores = {score.name: score.value for score in evaluate_split(*_held_out(reverse))}
     assert scores["exact"] == 1.0
     assert scores["loss"] < 0.01
 
 
 def test_a_decoder_too(causal):
-    scores = {score.name: score for score in evaluate_held_out(*_held_out(causal))}
+    scores = {score.name: score for score in evaluate_split(*_held_out(causal))}
     assert scores["exact"].value == 1.0
     assert "beam" not in scores["exact"].signature, "nothing is searched for"
     assert scores["loss"].value < 0.01
@@ -89,7 +90,7 @@ def test_the_command_line_says_what_a_decoder_cannot_do(causal):
         "translate", str(causal), given="abc\n\nabz\n"
     )
     assert "line 1: 'z'" in _refused("score", str(causal), given="z\t1\n")
-    assert "answers for each token generates nothing" in _refused("generate", str(causal), "--prompt", "a")
+    assert "classifies each token does not generate text" in _refused("generate", str(causal), "--prompt", "a")
 
 
 def test_an_encoder_is_scored_token_by_token(reverse):
@@ -115,7 +116,7 @@ def _refused(*arguments, given=""):
 def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
     """Ids below FIRST_CLASS mean no class."""
     bundle = load_folder(str(causal))
-    too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), each=True)
+    too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), per_position=True)
     recipe = parse(Recipe, bundle.recipe)
     with pytest.raises(FolderError, match="classes: 13 ids, but the model has room for 12"):
         load_folder(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
@@ -150,7 +151,7 @@ def test_folders_of_the_zoo_are_measured(name, causal, tmp_path):
     except RaspError:
         assert causal, "every program has an encoder"
         return
-    scores = {score.name: score.value for score in evaluate_held_out(*_held_out(tmp_path / "m"))}
+    scores = {score.name: score.value for score in evaluate_split(*_held_out(tmp_path / "m"))}
     assert scores["loss"] < 0.01
     assert scores["exact"] == 1.0
 
@@ -332,10 +333,10 @@ def test_a_causal_task_counts_up_to_here(tmp_path):
 
 def test_words_of_several_letters(tmp_path):
     config = parse(RaspConfig, {**TASK, "vocabulary": ["one", "two"], "classes": ["1", "2", "3", "4"]})
-    batch = tag_batch(config.codec(), ["one two one"], ["2 1 2"])
+    batch = tag_batch(config.codec(), [("one two one", "2 1 2")])
     assert batch.class_BS.tolist() == [[-1, 1, 0, 1]]
     with pytest.raises(DataError, match="'7' is not a class"):
-        tag_batch(config.codec(), ["one two one"], ["7 1 2"])
+        tag_batch(config.codec(), [("one two one", "7 1 2")])
 
 
 @pytest.mark.parametrize(("task", "pool"), [({"type": "rasp", **TASK}, "mean"), ({"type": "listops"}, "none")])

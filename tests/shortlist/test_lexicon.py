@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from allyouneed.shortlist import lexicon
 from allyouneed.shortlist.lexicon import NULL, Lexicon, learn_lexicon
-from allyouneed.text.ids import Ragged, RaggedWriter
+from allyouneed.text.ragged import Ragged, RaggedWriter
 
 Pairs = Sequence[tuple[list[int], list[int]]]
 words = st.lists(st.integers(4, 9), max_size=5)

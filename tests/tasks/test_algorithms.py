@@ -114,7 +114,7 @@ def test_few_items_are_split_and_reported() -> None:
 def test_impossible_settings() -> None:
     with pytest.raises(ConfigError, match="shortest, longest"):
         make("copy", lengths=[5, 1])
-    with pytest.raises(ConfigError, match="need as many different keys"):
+    with pytest.raises(ConfigError, match="need at least 6 different keys"):
         make("associative-recall", lengths=[1, 6])
     with pytest.raises(ConfigError, match="no held-out item"):
         make("listops", depth=2, arguments=2, lengths=[500, 600])

@@ -107,10 +107,13 @@ def test_held_out_questions_with_their_facts(tmp_path: Path) -> None:
         ("1 Mary moved.\n2 ...\n", r"_train.txt: line 2: has no word"),
         ("1 Mary moved.\n2 Where?\ta\n", r"_train.txt: line 2: 2 columns; should be 3"),
         ("1 Mary moved.\n2 Where?\ta b\t1\n", r"_train.txt: line 2: answer 'a b'; should be a word"),
-        ("1 Mary moved.\n2 Where?\ta\t2\n", r"_train.txt: line 2: fact '2'; should be the number of a sentence"),
+        (
+            "1 Mary moved.\n2 Where?\ta\t2\n",
+            r"_train.txt: line 2: fact '2'; should be the number of an earlier sentence",
+        ),
         ("1 Mary moved.\n", r"_train.txt: no question"),
         ("", r"_train.txt: no question"),
-        (STORY, r"_train.txt: 3 questions; should hold 10 or more"),
+        (STORY, r"_train.txt: 3 questions; should hold at least 10"),
     ],
 )
 def test_bad_files(train: str, message: str, tmp_path: Path) -> None:

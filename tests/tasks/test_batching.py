@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from allyouneed.errors import DataError, FolderError
 from allyouneed.randomness import generator
 from allyouneed.tasks.batching import STEPS, Batches, bucket_sizes, pack
-from allyouneed.text.ids import Ragged, RaggedWriter, padded, prepared
+from allyouneed.tasks.prepared import prepared
+from allyouneed.text.ragged import Ragged, RaggedWriter, padded
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -110,7 +111,7 @@ def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
     with RaggedWriter(tmp_path, "x", "<u2") as writer:
         writer.extend([[1, 2, 3]])
     (tmp_path / "x.bin").write_bytes(b"\1\0")
-    with pytest.raises(FolderError, match="does not fit"):
+    with pytest.raises(FolderError, match="does not match"):
         Ragged(tmp_path, "x", "<u2")
 
 

@@ -16,9 +16,9 @@ from allyouneed.tasks.captioning import (
     CaptioningConfig,
     CaptioningData,
     image_text,
-    moved,
     read_sheet,
     read_table,
+    shifted,
 )
 from allyouneed.tasks.scores import word_scores
 from allyouneed.text.specials import BOS, EOS, PAD
@@ -95,7 +95,7 @@ def _as_ids(folder: Path, wanted: list[int]) -> np.ndarray:
 def test_a_moved_picture_is_the_picture_elsewhere_on_white() -> None:
     images = np.zeros((40, VALUES), dtype=np.uint8)
     images.reshape(40, SIDE, SIDE, 3)[:, 10, 20] = [1, 2, 3]
-    out = moved(images, 2, generator(1, 0)).reshape(40, SIDE, SIDE, 3)
+    out = shifted(images, 2, generator(1, 0)).reshape(40, SIDE, SIDE, 3)
     places = set()
     for image in out:
         (row,), (column,) = np.nonzero(image[..., 0] == 1)
@@ -103,7 +103,7 @@ def test_a_moved_picture_is_the_picture_elsewhere_on_white() -> None:
         places.add((row - 10, column - 20))
         assert (image == 255).all(axis=-1).sum() == SIDE * SIDE - (SIDE - abs(row - 10)) * (SIDE - abs(column - 20))
     assert {down for down, _ in places} == {right for _, right in places} == {-2, -1, 0, 1, 2}
-    assert moved(images, 0, generator(1, 0)) is images
+    assert shifted(images, 0, generator(1, 0)) is images
 
 
 def test_a_new_drawing_of_a_known_emoji(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_held_out_and_scores(tmp_path: Path) -> None:
     assert sum(batch.tokens for batch in data.held_out("valid")) == 2
     (score,) = data.measure(["bad", "bad"], ["bad", "good"])
     assert (score.name, score.value, score.signature) == ("accuracy", 0.5, "n:2|right:bad=1/1,good=0/1")
-    with pytest.raises(ConfigError, match="test: no such data in the recipe"):
+    with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         data.examples("test")
 
 

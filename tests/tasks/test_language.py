@@ -108,7 +108,7 @@ def test_three_shares_and_several_files(tmp_path: Path) -> None:
     given, said = ids(data.batch(0, 0))
     assert (given == BOS).any()
     assert not (said == BOS).any()  # nobody has to predict where a document begins
-    with pytest.raises(ConfigError, match="test: no such data in the recipe"):
+    with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         data.units("test")
 
 
@@ -125,11 +125,11 @@ def test_parts_are_cut_by_characters(content: str, share: float, tmp_path_factor
     ("settings", "message"),
     [
         ({}, "either valid files or split"),
-        ({"split": [0.9, 0.2]}, "sum up to 1"),
+        ({"split": [0.9, 0.2]}, "sum to 1"),
         ({"split": [0.9, 0.1], "valid": "y"}, "either valid files or split"),
         ({"valid": "y", "context": 8, "overlap": 8}, "less than context"),
         ({"valid": "y", "context": 8, "segment": 9}, "not be more than context"),
-        ({"valid": "y", "tokenizer": {"kind": "bpe", "dropout": 0.1}}, "dropout is for translation"),
+        ({"valid": "y", "tokenizer": {"kind": "bpe", "dropout": 0.1}}, "dropout works for translation only"),
     ],
 )
 def test_impossible_settings(settings: dict[str, object], message: str) -> None:

@@ -92,9 +92,9 @@ def test_changed_sources_are_prepared_again(tmp_path: Path) -> None:
     (tmp_path / "train").write_text("a b\tx y\nc\tz\nd\tw\n")
     data = config.prepare(tmp_path / "d", 0)
     assert data.notes[0] == "train: 3 pairs"
-    with pytest.raises(ConfigError, match="test: no such data in the recipe"):
+    with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         list(data.held_out("test"))
-    with pytest.raises(ConfigError, match="test: no such data in the recipe"):
+    with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         data.examples("test")
 
 

@@ -8,7 +8,7 @@ import torch
 
 from allyouneed.tasks.translation import TranslationConfig
 from allyouneed.text.bpe_dropout import SampledIds, WordWriter, merge_ranks, segment
-from allyouneed.text.ids import RaggedWriter
+from allyouneed.text.ragged import RaggedWriter
 from allyouneed.text.specials import PAD
 from allyouneed.text.tokenizer import TokenizerConfig, train
 

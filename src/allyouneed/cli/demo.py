@@ -25,7 +25,7 @@ PARTS = re.compile(
 def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
     """Learn number words, and show where it looked."""
     from allyouneed.cli.terminal import note
-    from allyouneed.evaluation.measure import own_data
+    from allyouneed.evaluation.measure import task_data
     from allyouneed.folder import load_folder
     from allyouneed.training import evaluate, load_recipe, train
     from allyouneed.training.progress_display import show_progress
@@ -34,7 +34,7 @@ def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/
     note(f"learning English -> German number words from {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]
     with show_progress(recipe.train.metric) as listener:
         bundle = load_folder(train(recipe, out, listener))
-    data = own_data(bundle, out / "data")
+    data = task_data(bundle, out / "data")
     print("\nOn held-out numbers:")
     for score in evaluate(bundle.model, data, "test", recipe.decode):
         print(f"  {score.name} = {score.value:.4f}  {score.signature}")

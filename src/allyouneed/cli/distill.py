@@ -36,7 +36,7 @@ def command(
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.train import print_scores
-    from allyouneed.evaluation.measure import require_source, search_config
+    from allyouneed.evaluation.settings import require_source, search_config
     from allyouneed.tasks.translation import TranslationConfig
     from allyouneed.training import load_recipe
     from allyouneed.training.api import changes, train_with_progress

@@ -34,7 +34,8 @@ def command(
     """
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError
-    from allyouneed.evaluation.measure import evaluate_files, evaluate_held_out, search_config
+    from allyouneed.evaluation.measure import evaluate_files, evaluate_split
+    from allyouneed.evaluation.settings import search_config
     from allyouneed.words import printable
 
     files = pair_files(source, reference, data)
@@ -46,7 +47,7 @@ def command(
     if files:
         scores = evaluate_files(bundle, files, search, note, listed)
     else:
-        scores = evaluate_held_out(bundle, split, search, note, listed)
+        scores = evaluate_split(bundle, split, search, note, listed)
     for score in scores:
         signature = "|".join([score.signature, *(sets or ()), *(["int8"] if int8 else [])])
         print(f"{score.name} = {score.value:.4f}  {printable(signature)}")

@@ -41,8 +41,9 @@ def command(
     """
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig
-    from allyouneed.evaluation.measure import require_generator, require_short
+    from allyouneed.evaluation.settings import require_generator
     from allyouneed.folder import load_folder
+    from allyouneed.text.checks import require_short
 
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     asked |= {"seed": seed, "max_length": max_length, "n": n}

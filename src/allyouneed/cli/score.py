@@ -18,7 +18,7 @@ def command(
     for a language model it is a text.
     """
     from allyouneed.cli.stdin import NAME, line_batches
-    from allyouneed.evaluation.measure import score_lines
+    from allyouneed.evaluation.probabilities import score_lines
 
     bundle = open_model(model, device)
     number = 0

@@ -94,7 +94,8 @@ def read_keys(path: str) -> list[str]:
 
 def read_languages(pairs: list[str], models: list[str]) -> dict[str, tuple[str, str]]:
     """Parse `name=en:de`, or `en:de` if there is only one model."""
-    from allyouneed.serve.models import LANGUAGE, parse_model_argument
+    from allyouneed.serve.models import parse_model_argument
+    from allyouneed.tasks.translation import LANGUAGE
 
     found = {}
     for pair in pairs:

@@ -35,8 +35,9 @@ def command(
     """Translate (or classify) standard input line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
-    from allyouneed.evaluation.measure import has_unknown, require_known, require_short, require_source, search_config
+    from allyouneed.evaluation.settings import require_source, search_config
     from allyouneed.folder import load_folder
+    from allyouneed.text.checks import has_unknown, require_known, require_short
 
     check_engine(engine, device, shortlist)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from allyouneed.decode.base import Hypothesis, device_of, evaluating, pad_right
 from allyouneed.decode.beam import SearchConfig, search
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import FIRST_CLASS
+from allyouneed.text.checks import check_known
 from allyouneed.text.codec import Codec
-from allyouneed.text.specials import UNK
 
 ROWS = 64  # texts in a batch of a classifier
 
@@ -43,7 +43,9 @@ def translate(
         answers: list[list[Answer]] = [[] for _ in texts]
         for chosen, logprobs in class_logprobs(model, codec, texts):
             for i, logprob in zip(chosen, logprobs, strict=True):
-                answers[i] = _tagged(logprob, codec.classes) if codec.each else _named(logprob, codec.classes, config)
+                answers[i] = (
+                    _tagged(logprob, codec.classes) if codec.per_position else _named(logprob, codec.classes, config)
+                )
             if progress is not None:
                 progress(len(chosen))
         return answers
@@ -68,7 +70,7 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
             "a model without classes has no output; in Python, `model.pooled` returns a vector for each text"
         )
     sources = codec.encode_sources(texts)
-    if codec.each:
+    if codec.per_position:
         for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
             check_known(text, ids, f"text {number}")
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
@@ -77,16 +79,9 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
         source_BS, mask_BS = pad_right([sources[i] for i in chosen], device_of(model))
         with evaluating(model):
             logprobs = list(_logprobs(model, source_BS, mask_BS, len(codec.classes)))
-        if codec.each:  # BOS and EOS have no classes
-            logprobs = [one_SV[codec.inside(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
+        if codec.per_position:  # BOS and EOS have no classes
+            logprobs = [one_SV[codec.text_slice(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
         yield chosen, logprobs
-
-
-def check_known(text: str, ids: Sequence[int], where: str) -> None:
-    """Raise DataError if a text has a token that the model does not know: no class is defined for it."""
-    if UNK in ids:
-        what = f"has a token that is not in the model's vocabulary (its token {ids.index(UNK)})"
-        raise DataError(f"{where}: {text!r} {what}")
 
 
 def _logprobs(model: Model, source_BS: Tensor, mask_BS: Tensor | None, classes: int) -> Tensor:

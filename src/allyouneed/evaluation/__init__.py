@@ -1,1 +1,1 @@
-"""Scores of finished models on held-out data or on given files."""
+"""Evaluation of a finished model: scores on held-out data or files, and probabilities of given texts."""

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from allyouneed.decode import SampleConfig, SearchConfig, search, stream
 from allyouneed.decode.base import as_float32
-from allyouneed.decode.translate import check_known
 from allyouneed.errors import DataError
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspector import Inspector, embeddings_of
@@ -14,6 +13,7 @@ from allyouneed.inspection.maps import Map, record_maps
 from allyouneed.inspection.result import Axis, LayerMaps, OutputToken, Part, token_texts
 from allyouneed.inspection.vectors import Vectors
 from allyouneed.tasks.base import FIRST_CLASS
+from allyouneed.text.checks import check_known
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import Tokenizer
 
@@ -148,7 +148,7 @@ class ClassifierInspector(Inspector):
         assert self.codec.source is not None
         self._require_short("text", self.codec.source, text)
         self.source_ids = self.codec.encode_source(text)
-        if self.codec.each:
+        if self.codec.per_position:
             check_known(text, self.source_ids, "text")
 
     def _logits(self) -> Tensor:
@@ -161,7 +161,7 @@ class ClassifierInspector(Inspector):
             return logits_BSV[0, 1:, FIRST_CLASS : FIRST_CLASS + len(self.codec.classes)]
         logits = self.model.classify(source_BS)
         # Special tokens around a text have no class.
-        return logits[0, self.codec.inside(logits.shape[1])] if self.codec.each else logits
+        return logits[0, self.codec.text_slice(logits.shape[1])] if self.codec.per_position else logits
 
     def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
         with record_maps(self.model) as maps:

@@ -85,7 +85,7 @@ class Backend:
                 return [[0] * (most + 1)]
             return encode(list(texts))
 
-        inline = len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS and tokenizer.steady
+        inline = len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS and tokenizer.linear_time
         found = work() if inline else await asyncio.to_thread(work)
         longest = max((len(ids) for ids in found), default=0)
         if longest > most:

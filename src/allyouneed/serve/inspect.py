@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr
 
 from allyouneed.config import Config
 from allyouneed.errors import UserError, unknown_name
-from allyouneed.evaluation.measure import own_data
+from allyouneed.evaluation.measure import task_data
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspect import inspect_text
 from allyouneed.inspection.inspectors import MAX_ANSWER
@@ -214,7 +214,7 @@ def _has_maps(bundle: Bundle, text: str) -> bool:
 
 
 def _held_out_text(bundle: Bundle, temporary: Path) -> str:
-    data = own_data(bundle, temporary)
+    data = task_data(bundle, temporary)
     pairs = data.examples("valid")
     if pairs:
         return pairs[0][0]

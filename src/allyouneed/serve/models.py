@@ -4,11 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
-from allyouneed.evaluation.measure import recipe_of
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
@@ -18,7 +17,6 @@ from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def open_models(
                 )
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
         optimize_for_inference(bundle.model, int8)
-        pair = given.pop(name, None) or languages_of(bundle.recipe)
+        pair = given.pop(name, None) or _languages(bundle)
         needed = shortlist and (bundle.shortlist is not None or translates(bundle))
         listed = require_shortlist(bundle) if needed else None
         models[name] = Served(name, bundle, pair, _search(bundle), engine, listed)
@@ -115,20 +113,12 @@ def parse_model_argument(entry: str) -> tuple[str, str]:
     return name, folder
 
 
-def languages_of(recipe: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the source and target languages of a recipe, or None if its task does not name them."""
-    task = recipe.get("task")
-    if not isinstance(task, Mapping):
+def _languages(bundle: Bundle) -> tuple[str, str] | None:
+    """Return the source and the target language of a model, if its task names them."""
+    try:
+        return recipe_of(bundle).task.languages()
+    except UserError:
         return None
-    if task.get("type") in ("numbers", "dates"):
-        return str(task.get("source", "en")), str(task.get("target", "de"))
-    files = task.get("train")
-    if task.get("type") == "translation" and isinstance(files, list | tuple) and len(files) == 2:
-        # Parallel files are usually named after their languages: train.en, train.de.
-        source, target = (Path(str(file)).suffix.removeprefix(".") for file in files)
-        if source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target):
-            return source, target
-    return None
 
 
 def _search(bundle: Bundle) -> SearchConfig:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, StrictStr
 
 from allyouneed.config import Config
 from allyouneed.decode import Scored, score
-from allyouneed.evaluation.measure import score_lines
+from allyouneed.evaluation.probabilities import score_lines
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.errors import Refusal, error_responses, fail_with
 from allyouneed.serve.models import Served

@@ -15,15 +15,15 @@ import numpy as np
 
 from allyouneed.decode import SearchConfig, search
 from allyouneed.errors import ConfigError, DataError, UserError
-from allyouneed.evaluation.measure import own_data, recipe_of
+from allyouneed.evaluation.measure import task_data
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.shortlist.lexicon import learn_lexicon
 from allyouneed.shortlist.table import ALWAYS, BEST, Shortlist, make_shortlist
 from allyouneed.storage import lock, require_replaceable, sweep
-from allyouneed.tasks.base import Batch
-from allyouneed.tasks.pairs import PairData, PairTask
-from allyouneed.text.ids import Ragged, RaggedWriter, dtype_for
+from allyouneed.tasks.base import Batch, TaskData
 from allyouneed.text.lines import Skips, chunks, filled, pairs
+from allyouneed.text.ragged import Ragged, RaggedWriter, dtype_for
 from allyouneed.text.specials import EOS, PAD
 
 TOGETHER = 64  # sources whose words are found at once
@@ -101,13 +101,11 @@ def learn_shortlist(
     return shortlist, notes
 
 
-def _own_pairs(bundle: Bundle, folder: Path) -> PairData:
+def _own_pairs(bundle: Bundle, folder: Path) -> TaskData:
     try:
-        data = own_data(bundle, folder)
+        return task_data(bundle, folder)
     except UserError as error:
         raise ConfigError(f"{error}; or give pairs with --source and --reference, or --data") from None
-    assert isinstance(data, PairData)
-    return data
 
 
 def require_translator(bundle: Bundle) -> None:
@@ -133,7 +131,7 @@ def translates(bundle: Bundle) -> bool:
     """Whether a model says words about a source of words."""
     codec = bundle.codec
     words = codec.source is not None and codec.target is not None and codec.classes is None
-    return words and isinstance(recipe_of(bundle).task, PairTask)
+    return words and recipe_of(bundle).task.translates
 
 
 @dataclass(frozen=True)

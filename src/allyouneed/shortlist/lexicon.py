@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from allyouneed.text.ids import Array, Ragged
+from allyouneed.text.ragged import Array, Ragged
 from allyouneed.text.specials import PAD
 
 NULL = PAD  # an id that no text has

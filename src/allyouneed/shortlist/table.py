@@ -25,7 +25,7 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError
 from allyouneed.shortlist.lexicon import Lexicon
-from allyouneed.text.ids import Array
+from allyouneed.text.ragged import Array
 from allyouneed.text.specials import UNK
 
 SPECIALS = UNK + 1  # PAD and BOS are among them: nobody says them, but they have probabilities

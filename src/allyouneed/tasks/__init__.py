@@ -24,9 +24,6 @@ from allyouneed.tasks.numbers import DatesConfig, NumbersConfig
 from allyouneed.tasks.rasp import RaspCausalConfig, RaspConfig
 from allyouneed.tasks.tags import TagsConfig
 from allyouneed.tasks.translation import TranslationConfig
-from allyouneed.text.codec import Codec
-from allyouneed.text.specials import BOS, EOS, PAD, UNK
-from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig
 
 TASKS: dict[str, type[TaskConfig]] = {
     "translation": TranslationConfig,
@@ -56,20 +53,13 @@ TASKS: dict[str, type[TaskConfig]] = {
 AnyTask = Annotated[SerializeAsAny[TaskConfig], choice(TASKS)]
 
 __all__ = [
-    "BOS",
-    "EOS",
-    "PAD",
     "TASKS",
-    "UNK",
     "AnyTask",
     "Batch",
-    "Codec",
     "Loss",
     "Score",
     "Split",
     "TaskConfig",
     "TaskData",
-    "Tokenizer",
-    "TokenizerConfig",
     "Units",
 ]

@@ -1,7 +1,7 @@
 """Algorithms to learn, generated on the fly: copy, reverse, sort, addition, associative recall, ListOps.
 
-Training batch `index` is made from (seed, index) alone. The held-out items are drawn first and never occur in
-training: what is measured is the algorithm, not memory. `test_lengths` asks for lengths that training does not show.
+Training batch `index` depends on (seed, index) alone. The held-out items are drawn first and never occur in training,
+so the scores measure the algorithm, not memorisation. `test_lengths` sets lengths that training does not have.
 
 Papers: Graves et al. 2014, arXiv:1410.5401 (copy, sort, recall); Zaremba and Sutskever 2014, arXiv:1410.4615
 (addition); Nangia and Bowman 2018, arXiv:1804.06028 and Tay et al. 2021, arXiv:2011.04006 (ListOps).
@@ -10,7 +10,7 @@ Papers: Graves et al. 2014, arXiv:1410.5401 (copy, sort, recall); Zaremba and Su
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, final
 
@@ -19,31 +19,29 @@ from pydantic import Field, model_validator
 from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
-from allyouneed.tasks.classification import class_batch
-from allyouneed.tasks.pairs import as_arrays, pair_batch
+from allyouneed.tasks.collate import text_class_batch, text_pair_batch
 from allyouneed.tasks.scores import accuracy, exact_match
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import padded
 from allyouneed.text.lines import Pair
 from allyouneed.text.tokenizer import of_symbols
 
 Length = Annotated[int, Field(ge=1, le=100_000)]
 Lengths = tuple[Length, Length]
-MOST_DRAWS = 1000  # for one item, before the settings are blamed
+MOST_DRAWS = 1000  # for one item; then the settings are refused
 
 
 class Dice:
-    """Random draws for one address. Only `random()` is used: Python promises that it never changes."""
+    """Random draws for one address. Only `random()` is used: Python guarantees that its sequence never changes."""
 
     def __init__(self, *address: int | str) -> None:
         self.random = random.Random("/".join(map(str, address))).random
 
     def below(self, end: int) -> int:
-        """A whole number from 0 to end - 1."""
+        """Return an integer from 0 to end - 1."""
         return int(self.random() * end)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from low to high."""
+        """Return an integer from low to high."""
         return low + self.below(high - low + 1)
 
 
@@ -51,11 +49,11 @@ class AlgorithmTask(TaskConfig):
     """The settings of a generated task."""
 
     kinds = frozenset({"encoder-decoder", "decoder"})
-    # Held-out items come from a fixed part of all items (a quarter for each split), so that training always has others.
+    # Held-out items come from a fixed part of all items (a quarter for each split), so training always has others.
     parts: ClassVar[int] = 4
 
     lengths: Lengths = (1, 20)
-    test_lengths: Lengths | None = None  # default: like training
+    test_lengths: Lengths | None = None  # default: as in training
     batch: Annotated[int, Field(ge=1)] = 64  # items
     valid: Annotated[int, Field(ge=1)] = 500
     test: Annotated[int, Field(ge=1)] = 500
@@ -69,35 +67,27 @@ class AlgorithmTask(TaskConfig):
 
     @abstractmethod
     def codec(self) -> Codec:
-        """The tokenisers, known without any data."""
+        """Return the codec, which is known without data."""
 
     @abstractmethod
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
-        """A random item: what is given and what should come out. None: the draw was not of these lengths."""
+        """Draw a random (source, target). Return None if it does not have one of these lengths."""
 
     def of_batch(self, dice: Dice, index: int) -> "AlgorithmTask":
-        """What the items of training batch `index` are drawn from; a task of one length needs no padding."""
+        """Return the task that the items of training batch `index` are drawn from. One length needs no padding."""
         return self
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        """Scores of what was said."""
         return [exact_match(hypotheses, references)]
 
     def sizes(self, codec: Codec) -> Sizes:
-        """How many ids come in and go out."""
+        """Return the numbers of ids."""
         assert codec.source is not None
         size, classes = codec.source.size, codec.classes
         return Sizes(size, size, shared=True) if classes is None else Sizes(size, len(classes))
 
-    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
-        """Some items, side by side."""
-        sources, targets = [source for source, _ in items], [target for _, target in items]
-        if codec.classes is not None:
-            rows = as_arrays(codec.encode_sources(sources))
-            return class_batch(padded(rows), [codec.classes.index(name) for name in targets])
-        assert codec.source is not None
-        assert codec.target is not None
-        return pair_batch(as_arrays(codec.source.encode_batch(sources)), as_arrays(codec.target.encode_batch(targets)))
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return (text_pair_batch if codec.classes is None else text_class_batch)(codec, items)
 
     def prepare(self, folder: Path, seed: int) -> "AlgorithmData":
         return AlgorithmData(self, seed)
@@ -107,7 +97,7 @@ Symbols = Annotated[int, Field(ge=2, le=10_000)]
 
 
 class CopyConfig(AlgorithmTask):
-    summary = "say the same sequence"
+    summary = "repeat a sequence"
     paper = "Graves et al. 2014, arXiv:1410.5401"
 
     type: Literal["copy"] = "copy"
@@ -122,7 +112,7 @@ class CopyConfig(AlgorithmTask):
 
 
 class ReverseConfig(AlgorithmTask):
-    summary = "say a sequence backwards"
+    summary = "reverse a sequence"
 
     type: Literal["reverse"] = "reverse"
     symbols: Symbols = 10
@@ -136,7 +126,7 @@ class ReverseConfig(AlgorithmTask):
 
 
 class SortConfig(AlgorithmTask):
-    summary = "put numbers in order"
+    summary = "sort numbers"
     paper = "Graves et al. 2014, arXiv:1410.5401"
 
     type: Literal["sort"] = "sort"
@@ -155,7 +145,7 @@ class AdditionConfig(AlgorithmTask):
     paper = "Zaremba and Sutskever 2014, arXiv:1410.4615"
 
     type: Literal["addition"] = "addition"
-    lengths: Lengths = (1, 5)  # digits of the longer number; the other one has at most as many
+    lengths: Lengths = (1, 5)  # digits of the longer number
 
     def codec(self) -> Codec:
         return one_tokenizer("0123456789+", "characters")
@@ -170,7 +160,7 @@ class AdditionConfig(AlgorithmTask):
 
 
 class AssociativeRecallConfig(AlgorithmTask):
-    summary = "look up the value of a key among the pairs given before"
+    summary = "look up the value of a key among key-value pairs"
     paper = "Graves et al. 2014, arXiv:1410.5401; Ba et al. 2016, arXiv:1610.06258"
 
     type: Literal["associative-recall"] = "associative-recall"
@@ -182,7 +172,7 @@ class AssociativeRecallConfig(AlgorithmTask):
     def _enough_keys(self) -> "AssociativeRecallConfig":
         most = max(self.lengths[1], (self.test_lengths or self.lengths)[1])
         if most > self.keys:
-            raise ValueError(f"keys={self.keys}: {most} pairs need as many different keys")
+            raise ValueError(f"keys={self.keys}: {most} pairs need at least {most} different keys")
         return self
 
     def codec(self) -> Codec:
@@ -194,8 +184,8 @@ class AssociativeRecallConfig(AlgorithmTask):
         memory: dict[str, str] = {}
         for _ in range(dice.between(*lengths)):
             memory[f"k{keys.pop(dice.below(len(keys)))}"] = f"v{dice.below(self.values)}"
-        asked = list(memory)[dice.below(len(memory))]
-        return " ".join(f"{key} {value}" for key, value in memory.items()) + f" ? {asked}", memory[asked]
+        query = list(memory)[dice.below(len(memory))]
+        return " ".join(f"{key} {value}" for key, value in memory.items()) + f" ? {query}", memory[query]
 
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -205,10 +195,10 @@ class ListOpsConfig(AlgorithmTask):
     summary = "the value of nested lists of digits: minimum, maximum, median, sum modulo 10"
     paper = "Nangia and Bowman 2018, arXiv:1804.06028; Tay et al. 2021, arXiv:2011.04006"
     kinds = frozenset({"encoder"})
-    parts = 1  # there are so many trees that two draws are never equal
+    parts = 1  # there are so many trees that two draws practically never coincide
 
     type: Literal["listops"] = "listops"
-    lengths: Lengths = (501, 1999)  # tokens, brackets included; these are the ones of the Long Range Arena
+    lengths: Lengths = (501, 1999)  # tokens, brackets included; as in the Long Range Arena
     depth: Annotated[int, Field(ge=2, le=50)] = 10
     arguments: Annotated[int, Field(ge=2, le=20)] = 10
     batch: Annotated[int, Field(ge=1)] = 32
@@ -238,7 +228,7 @@ class ListOpsConfig(AlgorithmTask):
 
 
 def list_value(operator: str, values: list[int]) -> int:
-    """The value of one list. The median of an even count is the mean of the middle two, without its fraction."""
+    """Return the value of one list. The median of an even count is the mean of the middle two, rounded down."""
     if operator == "[MIN":
         return min(values)
     if operator == "[MAX":
@@ -250,17 +240,17 @@ def list_value(operator: str, values: list[int]) -> int:
 
 
 def one_tokenizer(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Codec:
-    """A codec for sources and targets of the same symbols."""
+    """Return a codec whose sources and targets have the same symbols."""
     tokenizer = of_symbols(symbols, kind)
     return Codec(tokenizer, tokenizer)
 
 
 @final
 class AlgorithmData(TaskData):
-    """Items on demand."""
+    """Items, generated on demand."""
 
     def __init__(self, task: AlgorithmTask, seed: int) -> None:
-        self._task = task
+        self.task = self._config = task
         self.codec = task.codec()
         self.sizes = task.sizes(self.codec)
         self._taken: set[bytes] = set()
@@ -279,10 +269,10 @@ class AlgorithmData(TaskData):
         items: list[Pair] = []
         misses = 0
         while len(items) < count and misses < MOST_DRAWS:
-            item = self._task.draw(dice, lengths)
+            item = self._config.draw(dice, lengths)
             mark = _mark(item)
             misses += 1
-            if item and mark not in self._taken and mark[0] % self._task.parts == part % self._task.parts:
+            if item and mark not in self._taken and mark[0] % self._config.parts == part % self._config.parts:
                 self._taken.add(mark)
                 items.append(item)
                 misses = 0
@@ -292,7 +282,7 @@ class AlgorithmData(TaskData):
 
     def batch(self, seed: int, index: int) -> Batch:
         dice = Dice(seed, "train", index)
-        task = self._task.of_batch(dice, index)
+        task = self._config.of_batch(dice, index)
         return task.as_batch(self.codec, [self._fresh(dice, task) for _ in range(task.batch)])
 
     def _fresh(self, dice: Dice, task: AlgorithmTask) -> Pair:
@@ -304,14 +294,11 @@ class AlgorithmData(TaskData):
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         items = self._items[split]
-        for start in range(0, len(items), self._task.batch):
-            yield self._task.as_batch(self.codec, items[start : start + self._task.batch])
+        for start in range(0, len(items), self._config.batch):
+            yield self._config.as_batch(self.codec, items[start : start + self._config.batch])
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
-        return list(self._items[split]) if self.codec.source is not None else []  # else there is nothing to translate
-
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        return self._task.measure(hypotheses, references)
+        return list(self._items[split]) if self.codec.source is not None else []
 
 
 def _mark(item: Pair | None) -> bytes:

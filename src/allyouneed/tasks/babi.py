@@ -1,12 +1,12 @@
 """Question answering over short stories: the twenty bAbI tasks.
 
-    source = BOS s_1 . s_2 . ... s_n . question      words in lower case; the full stop ends a sentence, id SEPARATOR
+    source = BOS s_1 . s_2 . ... s_n . question      words in lower case; the full stop, id SEPARATOR, ends a sentence
     class  = the id of the answer, which is a word of the same vocabulary ("apple,milk" is one word)
 
-The story of a question is every sentence of its file above it, back to the line numbered 1; other questions are no part
-of it. Which sentences hold the answer is known (`BabiData.facts`), is given to no model, and shows whether a model
-looked where it should. The vocabulary is that of training; an answer that only a held-out file has counts as wrong.
-Validation is the last tenth of each training file; the test files are the official ones.
+The story of a question is every sentence above it in its file, back to the line numbered 1, without other questions.
+The data also names the sentences that hold the answer (`BabiData.facts`). No model reads them; they show whether a
+model attended to the right sentences. The vocabulary is that of training; an answer that only a held-out file has
+counts as wrong. Validation is the last tenth of each training file; the test files are the official ones.
 
 Paper: Weston et al. 2015, arXiv:1502.05698. Answers as classes: Sukhbaatar et al. 2015, arXiv:1503.08895, section 4.
 """
@@ -26,17 +26,18 @@ from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import shuffled
-from allyouneed.tasks.classification import class_batch
+from allyouneed.tasks.collate import class_batch, text_class_batch
+from allyouneed.tasks.prepared import prepared, source_hashes
 from allyouneed.tasks.scores import accuracy
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
-from allyouneed.text.lines import lines, resolve
+from allyouneed.text.lines import Pair, lines, resolve
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, UNK
 from allyouneed.text.tokenizer import Tokenizer, of_symbols
 
 TASKS = 20
-SEPARATOR = 4  # the id of the full stop: it sorts before all letters and digits, and four special ids stand before it
-VALID = 10  # one question in so many is held out of each training file
+SEPARATOR = 4  # the id of the full stop: it sorts before letters and digits, after the four special ids
+VALID = 10  # one question in ten of each training file is held out
 HELD_OUT_ROWS = 128
 SPLITS = ("train", "valid", "test")
 WORD = re.compile(r"\w+")
@@ -49,14 +50,14 @@ Number = Annotated[int, Field(ge=1, le=TASKS)]
 class Question:
     """A question with the story before it."""
 
-    story: tuple[str, ...]  # sentences, oldest first: words parted by blanks
+    story: tuple[str, ...]  # sentences, oldest first: words separated by blanks
     question: str
     answer: str
-    facts: tuple[int, ...]  # the sentences that hold the answer, counted from 0
+    facts: tuple[int, ...]  # indices of the sentences that hold the answer
 
     @property
     def text(self) -> str:
-        """What a model reads."""
+        """The text that a model reads."""
         return " ".join([*(f"{sentence} ." for sentence in self.story), self.question])
 
 
@@ -68,26 +69,26 @@ class BabiConfig(TaskConfig):
     type: Literal["babi"] = "babi"
     folder: str = "$DATA/qa/babi"  # holds en/ and en-10k/
     task: Number | list[Number] | Literal["all"] = 1  # several are learnt jointly
-    size: Literal["en", "en-10k"] = "en"  # 1,000 or 10,000 questions to learn from
+    size: Literal["en", "en-10k"] = "en"  # 1,000 or 10,000 training questions
     batch: Annotated[int, Field(ge=1)] = 32  # questions, at most
 
     @field_validator("task", mode="after")
     @classmethod
     def _some(cls, value: int | list[int] | str) -> int | list[int] | str:
         if isinstance(value, list) and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"task={value}: should name each task once, and at least one")
+            raise ValueError(f"task={value}: should name at least one task, and each at most once")
         return value
 
     def numbers(self) -> list[int]:
-        """The tasks to be learnt."""
+        """Return the numbers of the tasks to learn."""
         if isinstance(self.task, int):
             return [self.task]
         return self.task if isinstance(self.task, list) else list(range(1, TASKS + 1))
 
     def files(self) -> dict[str, list[str]]:
-        """The training and the test file of each task."""
+        """Return the training and the test file of each task."""
         train = [self._file(number, "train", (self.size,)) for number in self.numbers()]
-        # The test questions are the same for both sizes, and some copies of the data hold them once.
+        # The test questions are the same for both sizes, and some copies of the data hold them only once.
         return {"train": train, "test": [self._file(number, "test", (self.size, "en")) for number in self.numbers()]}
 
     def _file(self, number: int, split: str, folders: Sequence[str]) -> str:
@@ -100,6 +101,12 @@ class BabiConfig(TaskConfig):
             "task.folder should hold the files of bAbI in en/ and en-10k/"
         )
 
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return text_class_batch(codec, items)
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [accuracy(hypotheses, references)]
+
     def prepare(self, folder: Path, seed: int) -> "BabiData":
         files = self.files()
         names = [name for group in files.values() for name in group]
@@ -108,10 +115,10 @@ class BabiConfig(TaskConfig):
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Every question of a file in the format of bAbI, in its order."""
+    """Return every question of a file in bAbI format, in order."""
     found: list[Question] = []
     story: list[str] = []
-    places: dict[int, int] = {}  # which sentence a numbered line is; questions are no sentences
+    places: dict[int, int] = {}  # line number -> index of its sentence; questions have none
     last = 0
     for number, line in enumerate(lines(path), 1):
         where = f"{path}: line {number}"
@@ -126,28 +133,28 @@ def read_questions(path: Path) -> list[Question]:
         text, *columns = rest.split("\t")
         words = " ".join(WORD.findall(text.lower()))
         if not words:
-            raise DataError(f"{where}: has no word")
+            raise DataError(f"{where}: has no words")
         if columns:
             found.append(Question(tuple(story), words, *_answer(columns, places, where)))
         else:
             places[last] = len(story)
             story.append(words)
     if not found:
-        raise DataError(f"{path}: no question; should hold lines with question, answer and facts parted by TABs")
+        raise DataError(f"{path}: no question; should hold lines with question, answer and facts separated by TABs")
     return found
 
 
 def _answer(columns: Sequence[str], places: dict[int, int], where: str) -> tuple[str, tuple[int, ...]]:
-    """The answer of a question and the sentences that hold it."""
+    """Return the answer of a question and the indices of the sentences that hold it."""
     if len(columns) != 2:
-        raise DataError(f"{where}: {len(columns) + 1} columns; should be 3, parted by TABs: question, answer, facts")
+        raise DataError(f"{where}: {len(columns) + 1} columns; should be 3, separated by TABs: question, answer, facts")
     answer = columns[0].strip().lower()
     if not ANSWER.fullmatch(answer):
-        raise DataError(f"{where}: answer {answer!r}; should be a word, or several parted by commas alone")
+        raise DataError(f"{where}: answer {answer!r}; should be a word, or several separated by commas alone")
     facts = columns[1].split()
     for fact in facts:
         if not (fact.isascii() and fact.isdigit() and int(fact) in places):
-            raise DataError(f"{where}: fact {fact!r}; should be the number of a sentence before it in the story")
+            raise DataError(f"{where}: fact {fact!r}; should be the number of an earlier sentence of the story")
     return answer, tuple(places[int(fact)] for fact in facts)
 
 
@@ -157,7 +164,7 @@ def _build(files: dict[str, list[str]], folder: Path) -> None:
         questions = read_questions(resolve(name))
         cut = len(questions) - len(questions) // VALID
         if cut == len(questions):
-            raise DataError(f"{name}: {len(questions)} questions; should hold {VALID} or more, to validate with some")
+            raise DataError(f"{name}: {len(questions)} questions; should hold at least {VALID}, to hold some out")
         splits["train"] += questions[:cut]
         splits["valid"] += questions[cut:]
     for name in files["test"]:
@@ -184,7 +191,7 @@ def _vocabulary(questions: Sequence[Question]) -> Tokenizer:
 
 
 def _write_split(folder: Path, split: str, questions: Sequence[Question], tokenizer: Tokenizer) -> int:
-    """Writes a split; returns how many of its answers are no words of the vocabulary."""
+    """Write a split; return how many of its answers are not in the vocabulary."""
     classes = [tokenizer.vocabulary.get(f" {one.answer}", UNK) for one in questions]
     with RaggedWriter(folder, f"{split}.source", dtype_for(tokenizer.size)) as sources:
         sources.extend(tokenizer.encode_batch([one.text for one in questions]))
@@ -203,9 +210,10 @@ class BabiData(TaskData):
     """Prepared questions."""
 
     def __init__(self, task: BabiConfig, folder: Path) -> None:
+        self.task = task
         self.codec = Codec.load(folder)
         assert self.codec.source is not None
-        # A class is an id of the source: models may say answers with the vectors that they read words with.
+        # A class is a source id, so a model may tie its output projection to its word embeddings.
         self.sizes = Sizes(self.codec.source.size, self.codec.source.size, shared=True)
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         self._splits = {split: _QuestionSplit(folder, split, self.sizes) for split in SPLITS}
@@ -218,7 +226,7 @@ class BabiData(TaskData):
         if self._cached is None or self._cached[0] != (seed, epoch):
             self._cached = (seed, epoch), shuffled(len(self._train.source), generator(seed, epoch))
         order = self._cached[1]
-        # Batches differ by one question at most: a last one of a few would weigh each of them more.
+        # Batch sizes differ by at most one: in a small last batch each question would weigh more.
         bounds = [(number + more) * len(order) // (self.epoch or 1) for more in (0, 1)]
         return self._train.batch(order[slice(*bounds)])
 
@@ -233,12 +241,9 @@ class BabiData(TaskData):
         return [(data.texts.text(i), data.answers.text(i)) for i in range(len(data.texts))]
 
     def facts(self, split: Split) -> list[tuple[int, ...]]:
-        """For each of `examples`: the sentences that hold its answer, counted from 0."""
+        """Return for each of `examples` the indices of the sentences that hold its answer."""
         facts = self._splits[split].facts
         return [tuple(facts[i].tolist()) for i in range(len(facts))]
-
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        return [accuracy(hypotheses, references)]
 
 
 class _QuestionSplit:

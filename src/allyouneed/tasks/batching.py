@@ -14,7 +14,7 @@ import numpy as np
 
 from allyouneed.errors import DataError
 from allyouneed.randomness import generator
-from allyouneed.text.ids import Array
+from allyouneed.text.ragged import Array
 
 Pair = tuple[Array, Array]  # source, target
 STEPS = 8  # buckets for each doubling of the length: at most an eighth of a row is padding for this reason

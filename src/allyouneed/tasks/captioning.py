@@ -3,17 +3,17 @@
     source = red, green, blue of the first pixel, of the second, ... EOS        32 x 32 x 3 byte values, ids 4 to 259
     target = the name in one language, tokenised
 
-An image is a text of 3,072 characters: byte v is the Braille pattern U+2800 + v. So a codec, `translate`, model folders
-and search serve images as they are. On disk and in batches images are bytes and ids; text is made for scores only.
+An image is a text of 3,072 characters: byte v is the Braille pattern U+2800 + v. So codecs, `translate`, model folders
+and search work for images without change. Images are stored as bytes, batches hold ids, and only scores need text.
 
-`held_out` says what is new in the held-out splits:
+`held_out` sets what is new in the held-out splits:
 
-    emoji      the emoji, in every drawing; all with the same first code point (skin tones, professions, flags with
-               the same first letter) stand in one split. Most such names hold a word that no training name has.
-    drawing    the drawing alone: the first font's pictures of all emoji are learnt, those of the other fonts are not
-               for the held-out emoji.
+    emoji      the emoji, in every drawing. All emoji with the same first code point (skin tones, professions, flags
+               with the same first letter) are in one split. Most held-out names have a word that no training name has.
+    drawing    only the drawing: the first font's pictures of all emoji are training data; the other fonts' pictures of
+               the held-out emoji are not.
 
-While training, each picture is moved by up to `shift` pixels, and a batch holds names of (nearly) one length, as in the
+In training each picture is shifted by up to `shift` pixels, and a batch holds names of (nearly) one length, as in the
 paper. Paper: Xu et al. 2015, arXiv:1502.03044. Pictures: sheets of 50 columns of 32 x 32 pixels with a table of names.
 """
 
@@ -32,11 +32,13 @@ from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import shuffled
+from allyouneed.tasks.collate import text_pair_batch
 from allyouneed.tasks.pairs import translation_scores
+from allyouneed.tasks.prepared import prepared, source_hashes
 from allyouneed.tasks.scores import word_scores
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
-from allyouneed.text.lines import lines, resolve
+from allyouneed.text.lines import Pair, lines, resolve
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, EOS, UNK
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, of_symbols, train
 
@@ -46,7 +48,7 @@ WHITE = 255
 FIRST_VALUE = UNK + 1  # the id of byte 0
 FIRST_CHARACTER = 0x2800  # Braille has 256 patterns, one for each byte
 HELD_OUT_ROWS = 128
-SPLITS = {"train": "train", "valid": "val", "test": "test"}  # ours, and as the tables call them
+SPLITS = {"train": "train", "valid": "val", "test": "test"}  # our names: those of the tables
 Font = Literal["twemoji", "noto"]
 
 
@@ -72,20 +74,26 @@ class CaptioningConfig(TaskConfig):
     language: Literal["en", "de", "fr", "es", "it", "ja", "pl", "ru"] = "en"
     held_out: Literal["emoji", "drawing"] = "emoji"
     tokenizer: TokenizerConfig = TokenizerConfig(size=1500)
-    shift: NonNegativeInt = 2  # pixels
+    shift: NonNegativeInt = 2  # pixels, at most
     batch: Annotated[int, Field(ge=1)] = 64  # pictures, at most
 
     @model_validator(mode="after")
     def _different(self) -> "CaptioningConfig":
         if len(set(self.fonts)) < len(self.fonts):
-            raise ValueError(f"fonts={list(self.fonts)}: each at most once")
+            raise ValueError(f"fonts={list(self.fonts)}: should name each font at most once")
         return self
 
     def traits(self) -> Traits:
         return Traits(self.type, image=(SIDE, CHANNELS))
 
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return text_pair_batch(codec, items)
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [*translation_scores(hypotheses, references), *word_scores(hypotheses, references)]
+
     def pictures(self) -> list[Picture]:
-        """Every drawing with its split."""
+        """Return every drawing with its split."""
         found = []
         for font in self.fonts:
             known = self.held_out == "drawing" and font == self.fonts[0]
@@ -109,7 +117,7 @@ class CaptioningConfig(TaskConfig):
                     f"{self.folder}: no picture for {split}; fonts={list(self.fonts)} with held_out={self.held_out!r} "
                     "leaves none: a new drawing needs two fonts"
                 )
-        # Names of emoji in several fonts count once.
+        # The name of an emoji that is drawn in several fonts counts once.
         tokenizer = train(sorted({one.name for one in splits["train"]}), self.tokenizer)
         Codec(source=image_tokenizer(), target=tokenizer).save(folder)
         for split, members in splits.items():
@@ -119,7 +127,7 @@ class CaptioningConfig(TaskConfig):
 
 
 def read_table(path: Path, font: str, language: str) -> list[Picture]:
-    """The rows of a table of names: TAB-separated, the first line names the columns."""
+    """Return the rows of a table of names: TAB-separated, with the names of the columns in the first line."""
     rows = lines(path)
     columns = next(rows, "").split("\t")
     missing = [name for name in ("index", "split", "hexcode", language) if name not in columns]
@@ -129,7 +137,7 @@ def read_table(path: Path, font: str, language: str) -> list[Picture]:
     for number, line in enumerate(rows, 2):
         cells = dict(zip(columns, line.split("\t"), strict=False))
         if len(line.split("\t")) != len(columns):
-            raise DataError(f"{path}: line {number}: {len(cells)} columns; should be {len(columns)}, parted by TABs")
+            raise DataError(f"{path}: line {number}: {len(cells)} columns; should be {len(columns)}, separated by TABs")
         if cells["index"] != str(number - 2) or cells["split"] not in SPLITS.values():
             raise DataError(
                 f"{path}: line {number}: index {cells['index']!r} in split {cells['split']!r}; "
@@ -140,8 +148,8 @@ def read_table(path: Path, font: str, language: str) -> list[Picture]:
 
 
 def read_sheet(path: Path) -> Array:
-    """Every picture of a sheet: bytes (pictures, 3,072)."""
-    from matplotlib.image import imread  # here, because importing it takes half a second
+    """Return the pictures of a sheet: bytes (pictures, 3,072)."""
+    from matplotlib.image import imread  # imported here: it takes half a second
 
     try:
         image = np.asarray(imread(path, format="png"))
@@ -158,12 +166,12 @@ def read_sheet(path: Path) -> Array:
 
 
 def image_tokenizer() -> Tokenizer:
-    """Byte v of an image is character U+2800 + v and id 4 + v."""
+    """Return the tokeniser of images: byte v is character U+2800 + v and id 4 + v."""
     return of_symbols([chr(FIRST_CHARACTER + value) for value in range(WHITE + 1)], "characters")
 
 
 def image_text(image: Array) -> str:
-    """An image as a text of one character for each byte."""
+    """Return an image as text, one character for each byte."""
     return (np.asarray(image, "<u2") + FIRST_CHARACTER).astype("<u2").tobytes().decode("utf-16-le")
 
 
@@ -172,7 +180,7 @@ def _write_split(
 ) -> None:
     for one in members:
         if one.index >= len(sheets[one.font]):
-            raise DataError(f"{one.font}: picture {one.index} is not in the sheet, which holds {len(sheets[one.font])}")
+            raise DataError(f"{one.font}: picture {one.index} is not in the sheet of {len(sheets[one.font])} pictures")
     with RaggedWriter(folder, f"{split}.image", "u1") as images:
         images.extend(sheets[one.font][one.index].tobytes() for one in members)
     with RaggedWriter(folder, f"{split}.target", dtype_for(tokenizer.size)) as targets:
@@ -186,6 +194,7 @@ class CaptioningData(TaskData):
     """Prepared pictures and names."""
 
     def __init__(self, task: CaptioningConfig, folder: Path) -> None:
+        self.task = task
         self.codec = Codec.load(folder)
         source, target = self.codec.both()
         self.sizes = Sizes(source.size, target.size)
@@ -203,10 +212,10 @@ class CaptioningData(TaskData):
             order = mixed[np.argsort(self._train.targets.lengths()[mixed], kind="stable")]
             self._cached = (seed, epoch), order, shuffled(self.epoch or 1, random)
         _, order, batches = self._cached
-        # Batches differ by one picture at most: a last one of a few would weigh each of them more.
+        # Batch sizes differ by at most one: in a small last batch each picture would weigh more.
         bounds = [(int(batches[number]) + more) * len(order) // (self.epoch or 1) for more in (0, 1)]
         members = order[slice(*bounds)]
-        images = moved(self._train.images[members], self._shift, generator(seed, epoch, number))
+        images = shifted(self._train.images[members], self._shift, generator(seed, epoch, number))
         return self._train.batch(members, images)
 
     def held_out(self, split: Split) -> Iterator[Batch]:
@@ -220,12 +229,9 @@ class CaptioningData(TaskData):
         data = self._splits[split]
         return [(image_text(data.images[i]), data.names.text(i)) for i in range(len(data.images))]
 
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        return [*translation_scores(hypotheses, references), *word_scores(hypotheses, references)]
 
-
-def moved(images: Array, shift: int, random: np.random.Generator) -> Array:
-    """Each image (a row of bytes) somewhere up to `shift` pixels away, on white."""
+def shifted(images: Array, shift: int, random: np.random.Generator) -> Array:
+    """Shift each image (a row of bytes) by up to `shift` pixels at random, on white."""
     if not shift:
         return images
     rows, side = len(images), SIDE + 2 * shift
@@ -247,7 +253,7 @@ class _PictureSplit:
         source[:, :VALUES] = images
         source[:, :VALUES] += FIRST_VALUE
         rows = [self.targets[i] for i in members.tolist()]
-        given, said = padded(rows, before=(BOS,)), padded(rows, after=(EOS,))
+        inputs, outputs = padded(rows, before=(BOS,)), padded(rows, after=(EOS,))
         return Batch(
-            source_BS=torch.from_numpy(source), input_BT=torch.from_numpy(given), output_BT=torch.from_numpy(said)
+            source_BS=torch.from_numpy(source), input_BT=torch.from_numpy(inputs), output_BT=torch.from_numpy(outputs)
         )

@@ -1,8 +1,8 @@
 """Classification: one label for a whole text, from TSV files.
 
-    source = BOS text;    class = the number of the label among those found in training, sorted by name
+    source = BOS text;    class = the index of the label among those of the training file, sorted by name
 
-Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the part of its [CLS]).
+Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 """
 
 import json
@@ -10,18 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, final
 
-import torch
 from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
+from allyouneed.tasks.collate import class_batch, text_class_batch
+from allyouneed.tasks.prepared import prepared, source_hashes
 from allyouneed.tasks.scores import accuracy
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
 from allyouneed.text.lines import Pair, Skips, chunks, columns, filled, resolve
-from allyouneed.text.specials import BOS, PAD
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
+from allyouneed.text.specials import BOS
 from allyouneed.text.tokenizer import TokenizerConfig, train
 from allyouneed.words import counted
 
@@ -40,8 +41,8 @@ class ClassificationConfig(TaskConfig):
     test: str | None = None
     columns: tuple[Literal["label", "text"], Literal["label", "text"]] = ("label", "text")
     tokenizer: TokenizerConfig = TokenizerConfig()
-    batch_tokens: Annotated[int, Field(ge=1)] = 8192  # padded tokens of a batch, at most
-    max_length: Annotated[int, Field(ge=2)] = 512  # tokens of a text with its BOS; longer texts are skipped
+    batch_tokens: Annotated[int, Field(ge=1)] = 8192  # at most, padding included
+    max_length: Annotated[int, Field(ge=2)] = 512  # tokens of a text, BOS included; longer texts are skipped
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClassificationConfig":
@@ -52,18 +53,27 @@ class ClassificationConfig(TaskConfig):
                 f"max_length={self.max_length} is more than batch_tokens={self.batch_tokens}: one text must fit a batch"
             )
         if self.tokenizer.dropout:
-            raise ValueError("tokenizer.dropout is for translation")
+            raise ValueError("tokenizer.dropout works for translation only")
         return self
 
     def files(self) -> dict[str, str]:
-        """The file of each split that is given."""
+        """Return the file of each split that has one."""
         given = {"train": self.train, "valid": self.valid, "test": self.test}
         return {split: name for split, name in given.items() if name is not None}
 
     def rows(self, name: str) -> Iterator[Pair]:
-        """(text, label) for each line."""
+        """Yield (text, label) for each line of a file."""
         text, label = (self.columns.index(column) for column in SIDES)
         return ((row[text], row[label].strip()) for row in columns(resolve(name), self.columns))
+
+    def read_pairs(self, files: Sequence[str]) -> Iterator[Pair]:
+        return self.rows(files[0]) if len(files) == 1 else super().read_pairs(files)
+
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return text_class_batch(codec, items)
+
+    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
+        return [accuracy(hypotheses, references)]
 
     def prepare(self, folder: Path, seed: int) -> "ClassificationData":
         settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
@@ -91,8 +101,7 @@ def _classes(task: ClassificationConfig) -> tuple[str, ...]:
             raise DataError(f"{task.train}: more than {MOST_CLASSES:,} different labels; are the columns swapped?")
     if len(names) < 2:
         raise DataError(
-            f"{task.train}: {counted(len(names), 'label')} in {skips.read:,} lines; "
-            "there should be two or more to choose from"
+            f"{task.train}: {counted(len(names), 'label')} in {skips.read:,} lines; there should be at least two"
         )
     return tuple(sorted(names))
 
@@ -127,7 +136,7 @@ def _numbered(rows: Iterator[Pair], numbers: dict[str, int], name: str, skips: S
     for text, label in rows:
         if label not in numbers:
             known = ", ".join(list(numbers)[:10]) + (", ..." if len(numbers) > 10 else "")
-            # `skips.read` counts the lines read so far: it is the number of this one.
+            # `skips.read` counts the lines read so far, so it is the number of this line.
             raise DataError(f"{name}: line {skips.read}: label {label!r} does not occur in training; known: {known}")
         yield text, numbers[label]
 
@@ -137,12 +146,13 @@ class ClassificationData(TaskData):
     """Prepared texts with their classes."""
 
     def __init__(self, task: ClassificationConfig, folder: Path) -> None:
+        self.task = task
         self.codec = Codec.load(folder)
         assert self.codec.source is not None
         assert self.codec.classes is not None
         self.sizes = Sizes(source=self.codec.source.size, target=len(self.codec.classes))
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        # All files are mapped now, so preparing the folder again does not change this object.
         self._splits = {split: _ClassSplit(folder, split, self.sizes, task.batch_tokens) for split in task.files()}
         self._train = self._splits["train"]
         self.epoch = len(self._train.batches)
@@ -160,12 +170,9 @@ class ClassificationData(TaskData):
         assert self.codec.classes is not None
         return [(texts.text(i), self.codec.classes[int(classes.values[i])]) for i in range(len(texts))]
 
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        return [accuracy(hypotheses, references)]
-
     def _split(self, split: Split) -> "_ClassSplit":
         if split not in self._splits:
-            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
+            raise ConfigError(f"task: {split}: the recipe has no such data; measure another split, or your own files")
         return self._splits[split]
 
 
@@ -180,14 +187,3 @@ class _ClassSplit:
     def batch(self, members: Array) -> Batch:
         rows = [self.source[i] for i in members.tolist()]
         return class_batch(padded(rows, before=(BOS,)), self.classes.values[members])
-
-
-def class_batch(source: Array, classes: Sequence[int] | Array) -> Batch:
-    """A batch of padded sources and their classes."""
-    source_BS = torch.from_numpy(source)
-    mask_BS = source_BS != PAD
-    return Batch(
-        source_BS=source_BS,
-        source_mask_BS=None if bool(mask_BS.all()) else mask_BS,
-        class_B=torch.tensor([int(number) for number in classes]),
-    )

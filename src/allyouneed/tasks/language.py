@@ -2,19 +2,19 @@
 
     input = BOS x_{i+1} ... x_{i+T-1};   output = x_{i+1} ... x_{i+T}
 
-BOS begins every window: it says that nothing is known of what stands before, as at the beginning of a prompt.
+Every window starts with BOS: nothing is known of the text before it, as at the start of a prompt.
 
-Training takes windows at random. Evaluation predicts every token of the held-out text once, each window being
-given up to `overlap` earlier tokens to read, so that the loss does not depend much on where windows begin.
+Training takes random windows. Evaluation predicts every token of the held-out text once. Each window also reads up to
+`overlap` earlier tokens, so the loss hardly depends on where windows start.
 
-With a `segment` a window is read that many tokens at a time, each segment going on from the state of the one before:
-as a model with a memory reads. Held-out text is then read as a few long streams, whose states are never dropped.
+With a `segment`, a window is read that many tokens at a time, and each segment continues from the state of the one
+before it, for models with a memory. Held-out text is then read as a few long streams whose states are never dropped.
 
 Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
@@ -26,9 +26,10 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
+from allyouneed.tasks.prepared import prepared, source_hashes
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared, source_hashes
 from allyouneed.text.lines import as_names, blocks, resolve
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, PAD
 from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
 
@@ -41,15 +42,15 @@ class LanguageConfig(TaskConfig):
     kinds = frozenset({"decoder"})
 
     type: Literal["language"] = "language"
-    train: Files  # text files; each is a document
+    train: Files  # text files; each is one document
     valid: Files | None = None
     test: Files | None = None
-    split: tuple[float, ...] | None = None  # shares of one file's characters: [0.9, 0.1] train and valid, or three
+    split: tuple[float, ...] | None = None  # fractions of one file's characters: [0.9, 0.1] train and valid, or three
     tokenizer: TokenizerConfig = TokenizerConfig(kind="characters")
     context: Annotated[int, Field(ge=1)] = 256
     batch: Annotated[int, Field(ge=1)] = 32  # sequences
     overlap: Annotated[int, Field(ge=0)] | None = None  # default: half the context
-    segment: Annotated[int, Field(ge=1)] | None = None  # tokens read at once, the state carried on; default: all
+    segment: Annotated[int, Field(ge=1)] | None = None  # tokens read at once, with the state carried on; default: all
 
     @model_validator(mode="after")
     def _consistent(self) -> "LanguageConfig":
@@ -57,11 +58,11 @@ class LanguageConfig(TaskConfig):
             raise ValueError("needs either valid files or split = [0.9, 0.1]")
         if self.split is not None:
             if len(self.train) != 1 or self.test is not None:
-                raise ValueError("split cuts one file into parts: give one train file and no other")
+                raise ValueError("split cuts one file into parts: give one train file and no other file")
             if len(self.split) not in (2, 3) or min(self.split) <= 0 or abs(sum(self.split) - 1) > 1e-9:
-                raise ValueError(f"split={list(self.split)}: should be two or three shares that sum up to 1")
+                raise ValueError(f"split={list(self.split)}: should be two or three fractions that sum to 1")
         if self.tokenizer.dropout:
-            raise ValueError("tokenizer.dropout is for translation: a stream of text is tokenised once")
+            raise ValueError("tokenizer.dropout works for translation only: running text is tokenised once")
         if self.overlap is not None and self.overlap >= self.context:
             raise ValueError(f"overlap={self.overlap}: should be less than context={self.context}")
         if self.segment is not None and self.segment > self.context:
@@ -72,16 +73,19 @@ class LanguageConfig(TaskConfig):
         return Traits(self.type, segment=self.segment)
 
     @property
-    def given(self) -> int:
-        """Tokens that a window of the held-out text is given before the first one it predicts."""
+    def context_tokens(self) -> int:
+        """Tokens that a window of held-out text reads before the first one it predicts."""
         return self.context // 2 if self.overlap is None else self.overlap
 
     @property
     def reading(self) -> str:
-        """How held-out text is read, for signatures."""
+        """How held-out text is cut into windows, for signatures."""
         if self.segment is None:
-            return f"context:{self.context}|overlap:{self.given}"
-        return f"segment:{self.segment}|carried|streams:{self.batch}|overlap:{self.given}"
+            return f"context:{self.context}|overlap:{self.context_tokens}"
+        return f"segment:{self.segment}|carried|streams:{self.batch}|overlap:{self.context_tokens}"
+
+    def from_files(self, codec: Codec, files: Sequence[str]) -> "TextFile":
+        return TextFile(self, codec, files)
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
         files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
@@ -111,7 +115,7 @@ def _build(task: LanguageConfig, folder: Path) -> None:
 
 
 def _parts(task: LanguageConfig) -> dict[str, Any]:
-    """For each split a function that gives its text in pieces; None stands before each document."""
+    """Return for each split a function that yields its text in pieces, with None before each document."""
     if task.split is None:
         given = {"train": task.train, "valid": task.valid, "test": task.test}
         return {name: lambda files=files: _documents(files) for name, files in given.items() if files}
@@ -151,14 +155,14 @@ class LanguageData(TaskData):
     """Prepared running text."""
 
     def __init__(self, task: LanguageConfig, folder: Path) -> None:
-        self._task = task
+        self.task = self._config = task
         self.codec = Codec.load(folder)
         assert self.codec.target is not None
         size = self.codec.target.size
         self.sizes = Sizes(source=size, target=size, shared=True)
         self._units = json.loads((folder / "units.json").read_text(encoding="utf-8"))
         self.notes = [f"{split}: {tokens:,} tokens" for split, (tokens, _, _) in self._units.items()]
-        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        # All files are mapped now, so preparing the folder again does not change this object.
         self._streams = {split: Ragged(folder, split, dtype_for(size)).values for split in self._units}
         self._train = self._streams["train"]
         self.train_tokens = self._units["train"][0]
@@ -169,16 +173,16 @@ class LanguageData(TaskData):
             )
 
     def batch(self, seed: int, index: int) -> Batch:
-        length, count = self._task.context, self._task.batch
+        length, count = self._config.context, self._config.batch
         places = len(self._train) - length
         starts = np.floor(generator(seed, index).random(count) * places).astype(np.int64)
         windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
         windows[:, 0] = BOS
         tokens_BT = torch.from_numpy(windows)
-        return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]), segment=self._task.segment)
+        return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]), segment=self._config.segment)
 
     def held_out(self, split: Split) -> Iterator[Batch]:
-        return text_windows(self._stream(split), self._task)
+        return text_windows(self._stream(split), self._config)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return []
@@ -186,20 +190,20 @@ class LanguageData(TaskData):
     def units(self, split: Split) -> Units:
         self._stream(split)
         tokens, characters, size = self._units[split]
-        return Units(tokens, characters, size, self._task.reading)
+        return Units(tokens, characters, size, self._config.reading)
 
     def _stream(self, split: Split) -> Array:
         if split not in self._streams:
-            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
+            raise ConfigError(f"task: {split}: the recipe has no such data; measure another split, or your own files")
         return self._streams[split]
 
 
 def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
-    """Windows over a text (its first id is BOS) in which every token is predicted once."""
-    length, overlap = task.context, task.given
-    if task.segment is not None:  # one batch of windows as long as the text permits
+    """Yield batches of windows over a text (its first id is BOS) in which every token is predicted once."""
+    length, overlap = task.context, task.context_tokens
+    if task.segment is not None:  # one batch of windows, as long as the text allows
         length = max(length, -(-(len(stream) - 1 + (task.batch - 1) * overlap) // task.batch))
-    # Window k predicts tokens first[k] .. first[k + 1]; the first window has nothing before it.
+    # Window k predicts tokens first[k] .. first[k + 1] - 1; the first window has nothing before it.
     first = np.concatenate([[1], np.arange(1 + length, len(stream), length - overlap)])
     for begin in range(0, len(first), task.batch):
         rows = []
@@ -214,5 +218,37 @@ def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
 
 
 def _no_start(output_BT: torch.Tensor) -> torch.Tensor:
-    """Where a document begins there is nothing to predict: PAD does not count."""
+    """Replace BOS, which nothing predicts, by PAD, which does not count."""
     return output_BT.masked_fill(output_BT == BOS, PAD)
+
+
+@final
+class TextFile(TaskData):
+    """Running text from a file, in the ids of a finished model: evaluation data only."""
+
+    def __init__(self, task: LanguageConfig, codec: Codec, files: Sequence[str]) -> None:
+        if len(files) != 1:
+            raise ConfigError("a language model is measured on one text file: --data FILE")
+        assert codec.target is not None
+        self.task = self._config = task
+        self.codec, self.notes = codec, []
+        self.sizes = Sizes(codec.target.size, codec.target.size, shared=True)
+        ids, characters, size = [BOS], 0, 0
+        for text in blocks(resolve(files[0])):
+            ids += codec.target.encode(text)
+            characters, size = characters + len(text), size + len(text.encode())
+        if len(ids) == 1:
+            raise DataError(f"{files[0]}: is empty; should hold some text")
+        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, task.reading)
+
+    def batch(self, seed: int, index: int) -> Batch:
+        raise NotImplementedError("files are for evaluation")
+
+    def held_out(self, split: Split) -> Iterator[Batch]:
+        return text_windows(self._stream, self._config)
+
+    def examples(self, split: Split) -> list[tuple[str, str]]:
+        return []
+
+    def units(self, split: Split) -> Units:
+        return self._units

@@ -3,7 +3,7 @@
     numbers   forty-one                -> einundvierzig             (the German inversion)
     dates     Saturday, May 19, 1973   -> Samstag, 19. Mai 1973
 
-Every number or day belongs to one split only, so the test asks for what was never seen. All follows from the seed.
+Every number or day is in one split only, so test items never occur in training. The seed determines everything.
 """
 
 import datetime
@@ -20,18 +20,18 @@ from allyouneed.randomness import generator
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.batching import shuffled
 from allyouneed.tasks.pairs import AnySplit, PairTask, exactness_scores
-from allyouneed.text.ids import Array
 from allyouneed.text.lines import Pair
+from allyouneed.text.ragged import Array
 from allyouneed.text.tokenizer import TokenizerConfig
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Style = Literal["full", "long", "medium", "short"]
-SMALL = 1000  # every number below is part of a large enough set: they are the ones people try
+SMALL = 1000  # a large enough data set holds every number below: people try these first
 
-# What num2words 0.5.14 writes wrongly, by language: (pattern, right).
-MENDS: dict[str, list[tuple[str, str]]] = {
+# Corrections of num2words 0.5.14, by language: (pattern, replacement).
+CORRECTIONS: dict[str, list[tuple[str, str]]] = {
     "de": [(r"einstausend", "eintausend")],
-    "en": [(r",", "")],  # not wrong, but nobody types "one thousand, two hundred"
+    "en": [(r",", "")],  # not wrong, but unusual input: "one thousand, two hundred"
     "es": [(r"veintiuno (?=mil)", "veintiún "), (r"\buno (?=mil)", "un ")],
     "sv": [(r"etttusen", "ettusen")],
     "cs": [(r"dvěstě", "dvě stě"), (r"(tři|čtyři)sta", r"\1 sta"), (r"(pět|šest|sedm|osm|devět)set", r"\1 set")],
@@ -48,7 +48,7 @@ class NumbersConfig(PairTask):
     source: str = "en"
     target: str = "de"
     up_to: Annotated[int, Field(ge=10, le=10**12)] = 999_999
-    pairs: Count = 10_000  # numbers to learn from
+    pairs: Count = 10_000  # training numbers
     valid: Count = 500
     test: Count = 500
     tokenizer: TokenizerConfig = TokenizerConfig(kind="words")
@@ -59,8 +59,11 @@ class NumbersConfig(PairTask):
         for language in (self.source, self.target):
             if language not in number_languages():
                 raise ValueError(unknown_name(language, number_languages()))
-        _enough("numbers", self.up_to + 1, self.pairs, self.valid, self.test, "raise up_to")
+        _require_enough("numbers", self.up_to + 1, self.pairs, self.valid, self.test, "raise up_to")
         return self
+
+    def languages(self) -> tuple[str, str]:
+        return self.source, self.target
 
     def describe(self, split: AnySplit) -> str:
         return f"number words {self.source}-{self.target}, {split}"
@@ -69,7 +72,7 @@ class NumbersConfig(PairTask):
         return {**self.model_dump(include={"source", "target", "up_to", "pairs", "valid", "test"}), "seed": seed}
 
     def rows(self, split: AnySplit, seed: int) -> Iterator[Pair]:
-        for number in _deal(split, _numbers(self, seed), self.pairs, self.valid).tolist():
+        for number in _part(split, _numbers(self, seed), self.pairs, self.valid).tolist():
             yield number_words(number, self.source), number_words(number, self.target)
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
@@ -85,7 +88,7 @@ class DatesConfig(PairTask):
     first_year: Annotated[int, Field(ge=1, le=9999)] = 1900
     last_year: Annotated[int, Field(ge=1, le=9999)] = 2099
     styles: Annotated[tuple[Style, ...], Field(min_length=1)] = ("full", "long")
-    pairs: Count = 10_000  # days to learn from
+    pairs: Count = 10_000  # training days
     valid: Count = 500
     test: Count = 500
     tokenizer: TokenizerConfig = TokenizerConfig(kind="characters")
@@ -96,13 +99,16 @@ class DatesConfig(PairTask):
             raise ValueError(f"first_year={self.first_year} is after last_year={self.last_year}")
         for language in (self.source, self.target):
             _check_locale(language)
-        _enough("days", self.days, self.pairs, self.valid, self.test, "take more years")
+        _require_enough("days", self.days, self.pairs, self.valid, self.test, "take more years")
         return self
 
     @property
     def days(self) -> int:
-        """How many days there are to choose from."""
+        """Number of days in the range of years."""
         return (datetime.date(self.last_year, 12, 31) - datetime.date(self.first_year, 1, 1)).days + 1
+
+    def languages(self) -> tuple[str, str]:
+        return self.source, self.target
 
     def describe(self, split: AnySplit) -> str:
         return f"dates {self.source}-{self.target}, {split}"
@@ -116,7 +122,7 @@ class DatesConfig(PairTask):
 
         days = shuffled(self.days, generator(seed))[: self.pairs + self.valid + self.test]
         first = datetime.date(self.first_year, 1, 1).toordinal()
-        for day in _deal(split, days, self.pairs, self.valid).tolist():
+        for day in _part(split, days, self.pairs, self.valid).tolist():
             date = datetime.date.fromordinal(first + day)
             style = self.styles[int(generator(seed, day).random() * len(self.styles))]
             source, target = (format_date(date, style, locale=name) for name in (self.source, self.target))
@@ -126,23 +132,23 @@ class DatesConfig(PairTask):
         return exactness_scores(hypotheses, references)
 
 
-@lru_cache(maxsize=1 << 17)  # reading the data takes several passes
+@lru_cache(maxsize=1 << 17)  # the data is read several times
 def number_words(number: int, language: str) -> str:
-    """A number in words, with the known errors of num2words mended."""
-    from num2words import num2words  # here: it loads every language it knows
+    """Return a number in words, with the known errors of num2words corrected."""
+    from num2words import num2words  # imported here: it loads all of its languages
 
     try:
         text = num2words(number, lang=language)
     except (NotImplementedError, TypeError, ValueError, IndexError, KeyError, OverflowError):
         raise ConfigError(f"task: num2words cannot write {number:,} in {language!r}; lower up_to") from None
-    for pattern, right in MENDS.get(language.split("_")[0], []):
-        text = re.sub(pattern, right, text)
+    for pattern, replacement in CORRECTIONS.get(language.split("_")[0], []):
+        text = re.sub(pattern, replacement, text)
     return " ".join(text.split())
 
 
 @cache
 def number_languages() -> tuple[str, ...]:
-    """The languages that num2words knows."""
+    """Return the languages of num2words."""
     from num2words import CONVERTER_CLASSES
 
     return tuple(sorted(CONVERTER_CLASSES))
@@ -158,24 +164,24 @@ def _check_locale(name: str) -> None:
         raise ValueError(f"Babel has no month names for {name!r}; choose another language")
 
 
-def _enough(what: str, there: int, pairs: int, valid: int, test: int, cure: str) -> None:
-    if pairs + valid + test > there:
+def _require_enough(what: str, available: int, pairs: int, valid: int, test: int, remedy: str) -> None:
+    if pairs + valid + test > available:
         raise ValueError(
-            f"pairs + valid + test = {pairs + valid + test:,}, but there are only {there:,} {what}; {cure}"
+            f"pairs + valid + test = {pairs + valid + test:,}, but there are only {available:,} {what}; {remedy}"
         )
 
 
-def _deal(split: AnySplit, items: Array, train: int, valid: int) -> Array:
+def _part(split: AnySplit, items: Array, train: int, valid: int) -> Array:
     start, end = {"train": (0, train), "valid": (train, train + valid), "test": (train + valid, None)}[split]
     return items[start:end]
 
 
 def _numbers(config: NumbersConfig, seed: int) -> Array:
-    """So many different numbers in random order: the smallest ones, and others drawn from all."""
+    """Return pairs + valid + test different numbers in random order: the smallest ones, and random ones of the rest."""
     count, random = config.pairs + config.valid + config.test, generator(seed)
     small = min(SMALL, count // 10)
     others = config.up_to + 1 - small
-    if others < 4 * count:  # drawing would take long to find the last ones
+    if others < 4 * count:  # rejection sampling would be slow
         large = small + shuffled(others, random)
     else:
         large = np.zeros(0, dtype=np.int64)

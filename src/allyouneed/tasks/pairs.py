@@ -1,4 +1,4 @@
-"""What translation, number words and dates share: pairs of texts, prepared once, given in batches.
+"""Pairs of texts, prepared once: the common part of translation, number words and dates.
 
 source = text EOS;    input = BOS target;    output = target EOS
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
@@ -20,12 +19,13 @@ from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
+from allyouneed.tasks.collate import pair_batch, text_pair_batch
+from allyouneed.tasks.prepared import prepared
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import Array, Ragged, RaggedWriter, dtype_for, padded, prepared
 from allyouneed.text.lines import Pair, Skips, chunks, filled
-from allyouneed.text.specials import BOS, EOS, PAD
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 AnySplit = Literal["train", "valid", "test"]
@@ -34,16 +34,17 @@ SIDES = ("source", "target")
 
 
 class PairTask(TaskConfig):
-    """The settings of a task of pairs. A task says where its pairs come from; the rest is the same for all."""
+    """The settings of a task of pairs. A subclass defines where its pairs come from."""
 
     kinds = frozenset({"encoder-decoder", "decoder"})
+    translates = True
     target_default: ClassVar[TokenizerConfig | None] = None
 
     tokenizer: TokenizerConfig = TokenizerConfig()
-    target_tokenizer: TokenizerConfig | None = None  # default: like the source's, or what suits the task
+    target_tokenizer: TokenizerConfig | None = None  # default: as for the source, or what suits the task
     shared: bool = True  # one vocabulary for both sides, learnt from both
-    batch_tokens: Annotated[int, Field(ge=1)] = 4096  # padded tokens of a batch, at most, on each side
-    max_length: Annotated[int, Field(ge=2)] = 256  # tokens of a text with its EOS; pairs with more are skipped
+    batch_tokens: Annotated[int, Field(ge=1)] = 4096  # at most, on each side, padding included
+    max_length: Annotated[int, Field(ge=2)] = 256  # tokens of a text, EOS included; longer pairs are skipped
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "PairTask":
@@ -59,22 +60,21 @@ class PairTask(TaskConfig):
 
     @abstractmethod
     def describe(self, split: AnySplit) -> str:
-        """Where the pairs of a split come from, for messages."""
+        """Return where the pairs of a split come from, for messages."""
 
     @abstractmethod
     def sources(self, seed: int) -> dict[str, Any]:
-        """Everything the pairs depend on, as JSON: the same value finds prepared data again."""
+        """Return everything that the pairs depend on, as JSON: the key of prepared data."""
 
     @abstractmethod
     def rows(self, split: AnySplit, seed: int) -> Iterator[Pair] | None:
-        """The pairs of a split, in order; None: the split is not given."""
+        """Yield the pairs of a split, in order. Return None if the recipe does not have the split."""
 
-    @abstractmethod
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        """Scores of decoded text; the first one chooses the best checkpoint."""
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return text_pair_batch(codec, items)
 
     def tokenizers(self) -> tuple[TokenizerConfig, TokenizerConfig]:
-        """The settings for the source and for the target."""
+        """Return the tokeniser settings of the source and of the target."""
         own = self.target_tokenizer or self.target_default or self.tokenizer
         return self.tokenizer, self.tokenizer if self.shared else own
 
@@ -114,7 +114,7 @@ def _train_tokenizers(task: PairTask, seed: int) -> Codec:
 
 
 class _SideWriter:
-    """One side of one split: ids; for held-out data its text too; for BPE dropout the words of training data."""
+    """A writer for one side of one split: ids; of held-out data also the text; for BPE dropout also words."""
 
     def __init__(self, folder: Path, split: AnySplit, side: str, tokenizer: Tokenizer, dropout: float) -> None:
         name, self._dropout, self._dtype = f"{split}.{side}", dropout, dtype_for(tokenizer.size)
@@ -165,7 +165,7 @@ def _write_split(
 
 
 def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
-    """(ids of both sides, texts of both sides) of the pairs that are not too long."""
+    """Yield (ids of both sides, texts of both sides) of the pairs that are not too long."""
     (source, target), limit = codec.both(), task.max_length - 1
     sane = [
         pair for pair in chunk if not (source.surely_longer(pair[0], limit) or target.surely_longer(pair[1], limit))
@@ -189,12 +189,12 @@ class PairData(TaskData):
     """Prepared pairs."""
 
     def __init__(self, task: PairTask, folder: Path) -> None:
-        self._task = task
+        self.task = task
         self.codec = Codec.load(folder)
         source, target = self.codec.both()
         self.sizes = Sizes(source=source.size, target=target.size, shared=source is target)
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        # All files are mapped now: whoever prepares the folder anew does not change what this object gives.
+        # All files are mapped now, so preparing the folder again does not change this object.
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
         self._splits = {split: _PairSplit(folder, split, self.sizes, task) for split in given}
         self._train = self._splits["train"]
@@ -209,7 +209,7 @@ class PairData(TaskData):
         return self._train.batch(batches.members(seed, index), seed, batches.epoch(index))
 
     def train_ids(self) -> tuple[Ragged, Ragged]:
-        """The sources and the targets of all training pairs, segmented as usual."""
+        """Return the ids of all training sources and targets, segmented without dropout."""
         source, target = self._usual
         return source, target
 
@@ -222,12 +222,9 @@ class PairData(TaskData):
         texts = self._split(split).texts
         return [(texts[0].text(number), texts[1].text(number)) for number in range(len(texts[0]))]
 
-    def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
-        return self._task.measure(hypotheses, references)
-
     def _split(self, split: Split) -> "_PairSplit":
         if split not in self._splits:
-            raise ConfigError(f"task: {split}: no such data in the recipe; measure another split, or your own files")
+            raise ConfigError(f"task: {split}: the recipe has no such data; measure another split, or your own files")
         return self._splits[split]
 
 
@@ -259,45 +256,26 @@ class _PairSplit:
 
 
 class StoredIds:
-    """The same ids for the same text each time."""
+    """Ids that are the same in each epoch: the interface of SampledIds, without sampling."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self._ids = Ragged(folder, name, dtype)
 
     def lengths(self, *address: int) -> Array:
-        """How long each example is, in any epoch."""
+        """Return the length of each example."""
         return self._ids.lengths()
 
     def rows(self, members: Array, *address: int) -> list[Array]:
-        """The ids of some examples, in any epoch."""
+        """Return the ids of some examples."""
         return [self._ids[member] for member in members.tolist()]
 
 
-def pair_batch(
-    sources: Sequence[Array], targets: Sequence[Array], framing: tuple[Sequence[int], Sequence[int]] = ((), (EOS,))
-) -> Batch:
-    """A batch of pairs of ids (without special ones); sources are put between those of `framing`."""
-    source_BS = torch.from_numpy(padded(sources, *framing))
-    mask_BS = source_BS != PAD
-    return Batch(
-        source_BS=source_BS,
-        source_mask_BS=None if bool(mask_BS.all()) else mask_BS,
-        input_BT=torch.from_numpy(padded(targets, before=(BOS,))),
-        output_BT=torch.from_numpy(padded(targets, after=(EOS,))),
-    )
-
-
 def translation_scores(hypotheses: list[str], references: list[str]) -> list[Score]:
-    """BLEU first."""
+    """Return BLEU, chrF and exact match."""
     return [*bleu_and_chrf(hypotheses, references), exact_match(hypotheses, references)]
 
 
 def exactness_scores(hypotheses: list[str], references: list[str]) -> list[Score]:
-    """Exact match first: for targets of which there is only one."""
-    # "einundvierzig" is one word and has no 4-grams of words, so BLEU counts those of characters.
+    """Return exact match, BLEU and chrF: for sources that have only one right target."""
+    # "einundvierzig" is one word without 4-grams of words, so BLEU counts 4-grams of characters.
     return [exact_match(hypotheses, references), *bleu_and_chrf(hypotheses, references, tokens="char")]
-
-
-def as_arrays(rows: Sequence[Sequence[int]]) -> list[Array]:
-    """Lists of ids as arrays."""
-    return [np.asarray(row, dtype=np.int64) for row in rows]

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field, model_validator
 
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError
 from allyouneed.rasp.api import evaluate
 from allyouneed.rasp.atoms import Atom
 from allyouneed.rasp.causal import seen_causally
@@ -27,10 +26,9 @@ from allyouneed.rasp.loading import parse_program
 from allyouneed.sizes import Sizes
 from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths
 from allyouneed.tasks.base import FIRST_CLASS, NO_CLASS, Batch, Score
-from allyouneed.tasks.pairs import as_arrays
+from allyouneed.tasks.collate import tag_batch
 from allyouneed.tasks.scores import exact_match
 from allyouneed.text.codec import Codec
-from allyouneed.text.ids import padded
 from allyouneed.text.lines import Pair
 from allyouneed.text.specials import PAD
 from allyouneed.text.tokenizer import of_symbols
@@ -45,7 +43,7 @@ class RaspConfig(AlgorithmTask):
     summary = "the value of a RASP program at every position"
     paper = "Weiss, Goldberg and Yahav 2021, arXiv:2106.06981"
     kinds = frozenset({"encoder"})
-    each = True
+    per_position = True
 
     type: Literal["rasp"] = "rasp"
     valid: Annotated[int, Field(ge=1)] = 200
@@ -78,7 +76,7 @@ class RaspConfig(AlgorithmTask):
         return "characters" if all(len(token) == 1 for token in self.vocabulary) else "words"
 
     def codec(self) -> Codec:
-        return Codec(source=of_symbols(self.vocabulary, self.kind), classes=self.names(), each=True)
+        return Codec(source=of_symbols(self.vocabulary, self.kind), classes=self.names(), per_position=True)
 
     def names(self) -> tuple[str, ...]:
         """Return the values of the program as text."""
@@ -102,8 +100,8 @@ class RaspConfig(AlgorithmTask):
             return None
         return ("" if self.kind == "characters" else " ").join(tokens), " ".join(map(written, values))
 
-    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
-        return tag_batch(codec, [source for source, _ in items], [target for _, target in items])
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
+        return tag_batch(codec, items)
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return [exact_match(hypotheses, references)]
@@ -123,7 +121,7 @@ class RaspCausalConfig(RaspConfig):
         assert codec.classes is not None
         return Sizes(0, max(codec.source.size, FIRST_CLASS + len(codec.classes)))
 
-    def as_batch(self, codec: Codec, items: list[Pair]) -> Batch:
+    def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
         tagged = super().as_batch(codec, items)
         assert tagged.class_BS is not None
         class_BT = tagged.class_BS + FIRST_CLASS
@@ -150,28 +148,3 @@ def _found_classes(task: RaspConfig) -> tuple[str, ...]:
 def written(value: Atom) -> str:
     """Return a value as a class name: equal for 1 and 1.0, and for means that differ in the last bit only."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
-
-
-def tag_batch(codec: Codec, sources: Sequence[str], targets: Sequence[str]) -> Batch:
-    """Return a batch whose targets are class names, one for each position, separated by spaces."""
-    assert codec.classes is not None
-    numbers = {name: number for number, name in enumerate(codec.classes)}
-    rows, tags = codec.encode_sources(sources), []
-    for source, target, row in zip(sources, targets, rows, strict=True):
-        names = target.split(" ")
-        unknown = [name for name in names if name not in numbers]
-        if unknown:
-            raise DataError(
-                f"{source!r}: {unknown[0]!r} is not a class of this model; known classes: {', '.join(numbers)}"
-            )
-        inside = codec.inside(len(row))
-        tokens = inside.stop - inside.start
-        if len(names) != tokens:
-            raise DataError(f"{source!r}: {len(names)} classes for {tokens} tokens; should be one for each token")
-        tags.append([NO_CLASS] * inside.start + [numbers[name] for name in names])
-    source_BS = torch.from_numpy(padded(as_arrays(rows)))
-    mask_BS = source_BS != PAD
-    class_BS = torch.full_like(source_BS, NO_CLASS)
-    for number, tag in enumerate(tags):
-        class_BS[number, : len(tag)] = torch.tensor(tag)
-    return Batch(source_BS=source_BS, source_mask_BS=None if bool(mask_BS.all()) else mask_BS, class_BS=class_BS)

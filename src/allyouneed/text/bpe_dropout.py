@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from allyouneed.randomness import generator
-from allyouneed.text.ids import Array, Ragged, RaggedWriter
+from allyouneed.text.ragged import Array, Ragged, RaggedWriter
 from allyouneed.text.tokenizer import Tokenizer
 
 VARIANTS = 16  # divides 256

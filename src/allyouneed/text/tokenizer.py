@@ -78,8 +78,8 @@ class Tokenizer:
         # Words may be of any length, and a normaliser may shorten a text.
         simple = library.normalizer is None or isinstance(library.normalizer, normalizers.Prepend)
         # A text takes no longer than its length says: pieces of words are looked for from each of their letters on.
-        self.steady = simple and self.kind != "wordpiece"
-        known = self.steady and self.kind != "words"
+        self.linear_time = simple and self.kind != "wordpiece"
+        known = self.linear_time and self.kind != "words"
         self._longest = max((len(name) for name in names), default=1) if known else 0
 
     def encode(self, text: str) -> list[int]:

@@ -25,7 +25,7 @@ class StartConfig(Config):
                 f"{self.folder}: its weights are not those in the recipe (their sha256 differs); "
                 "was it trained or compiled again?"
             )
-        if not bundle.codec.means_the_same(codec):
+        if not bundle.codec.same_ids_as(codec):
             raise ConfigError(
                 f"{self.folder}: its ids stand for other tokens or classes than the ids of the task's data, so its "
                 "weights cannot be used here"

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from allyouneed.errors import DataError, FolderError, UserError
-from allyouneed.evaluation.measure import recipe_of
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import KINDS, SHORTLIST, Bundle, kind_of, load_folder, model_tensors
 from allyouneed.storage import (
     ASIDE,
@@ -221,7 +221,7 @@ def _measure(bundle: Bundle) -> list[Score]:
         if beside.is_dir():
             shutil.copytree(beside, Path(temporary) / "prepared", symlinks=True)
         data = recipe.task.prepare(Path(temporary), recipe.seed)
-        if not data.codec.means_the_same(bundle.codec):
+        if not data.codec.same_ids_as(bundle.codec):
             raise DataError("its tokenisers come out differently")
         data.codec = bundle.codec
         return evaluate(bundle.model, data, "valid", recipe.decode)

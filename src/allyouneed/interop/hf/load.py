@@ -259,7 +259,7 @@ def _codec(
         words = sorted(tokenizer.vocabulary, key=lambda word: tokenizer.vocabulary[word])
         rest = [f"< unused {number} >" for number in range(len(words), len(vocabulary.rows.theirs))]
         named = (*words, *rest) if classes is None else classes
-        return Codec(source=tokenizer, classes=named, each=config.pool == "none", frame=sides)
+        return Codec(source=tokenizer, classes=named, per_position=config.pool == "none", frame=sides)
     return Codec(source=tokenizer, target=tokenizer, frame=sides)
 
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from allyouneed.errors import FolderError
-from allyouneed.evaluation.measure import evaluate_held_out, recipe_of
+from allyouneed.evaluation.measure import evaluate_split
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import load_folder
 from allyouneed.lab.report import to_json
 from allyouneed.storage import write_atomic
@@ -20,7 +21,7 @@ def scores_on_test_split(run: Path) -> dict[str, float]:
     kept = run / KEPT
     if not kept.exists():
         bundle = load_folder(run)
-        found = evaluate_held_out(bundle, "test", recipe_of(bundle).decode, lambda note: None)
+        found = evaluate_split(bundle, "test", recipe_of(bundle).decode, lambda note: None)
         write_atomic(kept, to_json({score.name: score.value for score in found}))
     try:
         scores = json.loads(kept.read_bytes())

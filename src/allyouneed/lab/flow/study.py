@@ -18,7 +18,8 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
-from allyouneed.evaluation.measure import own_data, recipe_of
+from allyouneed.evaluation.measure import task_data
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.flow.gradients import FACTOR, HELD, Flow, flow_of, gradient_by_distance, model_gradient_by_distance
@@ -166,7 +167,7 @@ def _both(bundle: Bundle, name: str, seed: int) -> tuple[Flow, Flow]:
         built: Any = bundle.model
         fresh: Model = recipe_of(bundle).model.build(built.sizes)
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
-        data = own_data(bundle, Path(temporary))
+        data = task_data(bundle, Path(temporary))
         points = [model_gradient_by_distance(model, data.held_out("valid")) for model in (fresh, bundle.model)]
     return flow_of(name, points[0]), flow_of(name, points[1])
 

@@ -1,0 +1,40 @@
+"""The settings of a finished model: the recipe and the search that its folder stores."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from allyouneed.config import parse
+from allyouneed.decode import SearchConfig
+from allyouneed.errors import ConfigError, FolderError, UserError
+from allyouneed.folder import Bundle
+from allyouneed.training import Recipe
+
+
+def recipe_of(bundle: Bundle) -> Recipe:
+    """Return the recipe that the model was trained with."""
+    try:
+        return parse(Recipe, bundle.recipe)
+    except UserError as error:
+        raise FolderError(f"{bundle.path}: config.json: its recipe cannot be used: {error}") from None
+
+
+def search_config(bundle: Bundle, changes: Mapping[str, Any]) -> SearchConfig:
+    """Return the search settings of the model's recipe with `changes`; a change to None is none."""
+    settings = recipe_of(bundle).decode.model_dump()
+    given = {name: value for name, value in changes.items() if value is not None}
+    if "n_best" in given and "beam" not in given:
+        given["beam"] = max(settings["beam"], given["n_best"])
+    return parse(SearchConfig, settings | given)
+
+
+def require_source(bundle: Bundle, what: str) -> None:
+    """Raise ConfigError if the model does not read a source."""
+    if bundle.codec.source is None:
+        raise ConfigError(f"{bundle.path}: a language model has no source to {what}; try `allyouneed generate`")
+
+
+def require_generator(bundle: Bundle) -> None:
+    """Raise ConfigError if the model does not generate text."""
+    if bundle.codec.target is None:
+        what = "a model that classifies each token" if bundle.codec.per_position else "a classifier"
+        raise ConfigError(f"{bundle.path}: {what} does not generate text; try `allyouneed translate`")
