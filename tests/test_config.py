@@ -184,7 +184,7 @@ def test_extends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'extends = "a.toml"', "is there a circle"),
+        (b'extends = "a.toml"', "is there a cycle"),
         (b'extends = "../a.toml"', "not the name of a file in the same folder"),
         (b'extends = "/etc/passwd"', "not the name of a file in the same folder"),
         (b"extends = 3", "not the name of a file in the same folder"),

@@ -1,4 +1,4 @@
-"""Typed recipes <-> TOML, with dotted overrides.
+"""Typed recipes, read from and written to TOML, with dotted overrides.
 
 A config is a frozen pydantic model that refuses unknown keys. A choice between mechanisms is a table with a `type`:
 
@@ -8,13 +8,12 @@ A config is a frozen pydantic model that refuses unknown keys. A choice between 
 and the type is looked up in a closed, readable dict (`MIXERS`, `TASKS`, ...): a file can never name code to import.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -30,14 +29,14 @@ C = TypeVar("C", bound="Config")
 
 
 class Config(BaseModel):
-    """The base of every config: immutable, typed, and it refuses what it does not know."""
+    """The base of every config: immutable and typed; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, value: Any) -> Any:
-        """Here, not in `parse`: only the class itself knows its names when a `type` has chosen it."""
+        """Refuse unknown keys here, not in `parse`: the class is known only after `choice` has read the `type`."""
         unknown = [str(name) for name in value if name not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
             raise ValueError("; ".join(unknown_name(name, cls.model_fields) for name in unknown))
@@ -47,17 +46,16 @@ class Config(BaseModel):
 def choice(
     table: Mapping[str, type[Config]], default: str | None = None, former_settings: Collection[str] = ()
 ) -> BeforeValidator:
-    """Read a mechanism's config from its name or from a table with a `type`, through a closed table.
+    """Return a validator that reads the config of a mechanism: its name, or a table with a `type`.
 
-    A table without a type is of the `default` one, so that one field can be set alone (`--set model.mixer.heads=2`).
+    A table without a type has the `default` one, so that one field can be set alone (`--set model.mixer.heads=2`).
     A setting of another type is refused: it would have no effect.
 
-    A field that holds one line of a table: `Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]`.
+    A field for one entry of a table is declared as `Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]`.
 
     `former_settings`: all settings of a config that once served every type. Run and model folders of that time hold
     resolved recipes with every setting written out, including those without effect. A table that holds all of them is
-    such a one, and loses the settings that its type does not have. In any other table, which a person wrote, they are
-    refused.
+    such a recipe: settings that its type does not have are dropped. In any other table they are refused.
     """
 
     def read(value: Any) -> Any:
@@ -90,7 +88,7 @@ def _refuse_ineffective(value: Mapping[str, Any], name: str, table: Mapping[str,
 
 
 def parse(cls: type[C], tree: Mapping[str, Any], where: str = "") -> C:
-    """A config from plain values. Errors name the place in the tree, what was found and what would be right."""
+    """Build a config from plain values. Errors name the place in the tree, what was found and what would be right."""
     try:
         return cls.model_validate(dict(tree))
     except ValidationError as error:
@@ -100,7 +98,7 @@ def parse(cls: type[C], tree: Mapping[str, Any], where: str = "") -> C:
 
 
 def _place(tree: Any, item: Any) -> Place:
-    """Where an error is: what leads through the tree, without the names pydantic gives to members of a union."""
+    """Return the path of an error in the tree, without the names that pydantic gives to members of a union."""
     place: Place = ()
     for part in item["loc"]:
         if (isinstance(tree, Mapping) and part in tree) or (
@@ -112,7 +110,7 @@ def _place(tree: Any, item: Any) -> Place:
 
 
 def _other_form(place: Place, item: Any, problems: Sequence[tuple[Place, Any]]) -> bool:
-    """Whether this only says that a value lacks another form that it might have had (one mixer, or a list of them)."""
+    """Return True if the error is only about another form that the value could have had (one mixer, or a list)."""
     if item["type"] == "list_type":
         return any(other[: len(place)] == place for other, problem in problems if problem["type"] != "list_type")
     return item["type"] == WRONG_SHAPE and any(other[: len(place)] == place != other for other, _ in problems)
@@ -131,9 +129,9 @@ def _explain(place: Place, item: Any, where: str) -> str:
 
 
 def read_recipe(path: Path, depth: int = 0) -> Tree:
-    """The plain values of a TOML file. `extends = "other.toml"` starts from another file beside it."""
+    """Read the plain values of a TOML file. `extends = "other.toml"` starts from another file in the same folder."""
     if depth > DEEPEST_EXTENDS:
-        raise ConfigError(f"{path}: extends goes deeper than {DEEPEST_EXTENDS} files; is there a circle?")
+        raise ConfigError(f"{path}: more than {DEEPEST_EXTENDS} files extend each other; is there a cycle?")
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_RECIPE + 1)
@@ -153,12 +151,12 @@ def read_recipe(path: Path, depth: int = 0) -> Tree:
 
 
 def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
-    """`above` laid over `below`, table by table. A table with another `type` replaces the one below."""
+    """Return `below` updated with `above`, table by table. A table with another `type` replaces the one below."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, Mapping):
-            old = {"type": old}  # a bare name ("softmax") grows into a table when one of its fields is set
+            old = {"type": old}  # a bare name ("softmax") becomes a table when one of its fields is set
         merged[key] = value
         if isinstance(old, dict) and isinstance(value, Mapping):
             kind = old.get("type")
@@ -167,7 +165,7 @@ def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
 
 
 def override(tree: Tree, pairs: Sequence[str]) -> Tree:
-    """`["model.layers=3"]` laid over the tree. Values are read as TOML; what is not TOML is text."""
+    """Apply overrides such as `["model.layers=3"]` to a tree. Values are read as TOML, or as text if they are not."""
     for pair in pairs:
         key, equals, text = pair.partition("=")
         *parents, last = key.split(".")
@@ -189,28 +187,5 @@ def _value(text: str) -> Any:
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML, every value written out: two runs are compared with `diff`."""
-    return "\n".join(_toml_lines(config.model_dump(mode="json", exclude_none=True), ())).strip() + "\n"
-
-
-def _toml_lines(tree: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = [f"{_key(name)} = {_toml_value(value)}" for name, value in tree.items() if not isinstance(value, Mapping)]
-    lines = ["", f"[{'.'.join(map(_key, path))}]", *plain] if path else plain
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            lines += _toml_lines(value, (*path, name))
-    return lines
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml_value(name)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(name)} = {_toml_value(item)}" for name, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    """Return the config as TOML with every value written out, so that `diff` compares two runs."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

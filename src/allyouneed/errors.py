@@ -1,7 +1,7 @@
 """The errors a user can cause. Each message says where, what was found, and what would be right.
 
-The command line prints such an error as one line and exits with its `status`; any other exception is a bug of ours
-and keeps its traceback.
+The command line prints such an error as one line and exits with its `status`. Any other exception is a bug and keeps
+its traceback.
 """
 
 import difflib
@@ -9,25 +9,25 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user gave is wrong, and the user can mend it."""
+    """An error that the user can correct."""
 
     status = 2
 
 
 class ConfigError(UserError):
-    """A recipe, an override or an option."""
+    """An invalid recipe, override or option."""
 
 
 class DataError(UserError):
-    """A corpus: its bytes, its lines, its pairs."""
+    """An invalid corpus: its bytes, its lines or its pairs."""
 
 
 class FolderError(UserError):
-    """A model or run folder that is not one, is incomplete, or was changed since it was written."""
+    """A folder that is not a model or run folder, is incomplete, or was changed since it was written."""
 
 
 class StorageError(UserError):
-    """The disk refused: full, read-only, broken. What was saved before is intact."""
+    """The disk is full, read-only or broken. What was saved before is intact."""
 
     status = 1
 
@@ -37,13 +37,13 @@ class DependencyError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on: the loss is not a number and skipping steps did not help."""
+    """Training cannot continue: the loss is NaN, and skipping steps did not help."""
 
     status = 1
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not in a closed table, with the nearest one suggested."""
+    """Return the message for a name that is not in a closed table, with the nearest known name."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

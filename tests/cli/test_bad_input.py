@@ -95,7 +95,7 @@ RECIPES = {
         '[task]\ntype = "copy"\n[model]\ntype = "decoder"\nwidth = 30\nmixer = { type = "softmax", heads = 4 }',
         ["30", "4"],
     ),
-    "circle": ('extends = "bad.toml"', ["circle"]),
+    "circle": ('extends = "bad.toml"', ["cycle"]),
     "a way out": ('extends = "../../etc/passwd"', ["same folder"]),
     "escape sequences": ('[task]\ntype = "\\u001b[31mcopy"\n[model]\ntype = "decoder"', ["\\x1b[31mcopy"]),
 }
