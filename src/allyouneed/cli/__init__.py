@@ -3,6 +3,7 @@
 Nothing here imports torch before a command runs, so that `allyouneed --help` answers at once.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -86,14 +87,17 @@ def _program(
 
 def main() -> None:
     """The program `allyouneed`."""
-    sys.exit(run(sys.argv[1:]))
+    faulthandler.enable()  # a crash in native code leaves a traceback
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] not in LONG_RUNS:
+        # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader. Not in
+        # `run`: in a process that continues, writing to a closed connection would kill it without a message.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(run(arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command. What a user can cause ends in one line on standard error; bugs of ours keep their traceback."""
-    if not arguments or arguments[0] not in LONG_RUNS:
-        # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
