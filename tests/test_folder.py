@@ -244,7 +244,7 @@ def test_files_missing_links_and_additions(tmp_path: Path) -> None:
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text(of_symbols("abcdefgh", "characters").to_json()),
-            "source: 12 ids, but the model has room for 7",
+            "source: 12 ids, but the model's table has 7 rows",
         ),
     ],
 )

@@ -4,8 +4,8 @@
     pre:               x = x + Dropout(Sublayer(Norm(x)))
     none:              x = x + Dropout(Sublayer(x))
 
-With two `streams` what attention finds in one is added to the other, and what the feed-forward layer finds there to the
-first; both stand side by side in x (2 D wide). From the outputs the inputs could be computed back: reversible.
+With two `streams`, attention reads one and is added to the other; the feed-forward layer reads that one and is added to
+the first. x holds both (2 D wide). The inputs could be computed from the outputs: reversible.
 
     pre:               a = a + Dropout(Mixer(Norm(b)));   b = b + Dropout(FeedForward(Norm(a)))
 
@@ -42,36 +42,36 @@ Mix = Callable[..., tuple[Tensor, State]]  # a mixer, or its `advance`
 
 
 class BlockConfig(Config):
-    """What every block of a model has in common."""
+    """The settings that all blocks of a model share."""
 
     norm: NormPlace = "post"
     normalisation: Literal["layer", "rms"] = "layer"
     feedforward: Activation = "relu"
     hidden: PositiveInt = 2048
     feedforward_bias: bool = True
-    epsilon: PositiveFloat | None = None  # of the norms; default: 1e-5 (layer), 1e-6 (rms)
+    epsilon: PositiveFloat | None = None  # of norms; default: 1e-5 (layer), 1e-6 (rms)
     dropout: Fraction = 0.1
-    streams: Literal[1, 2] = 1  # of residuals
+    streams: Literal[1, 2] = 1  # number of residual streams
 
     @property
     def stream_width(self) -> int:
-        """How many streams of `width` stand side by side between blocks, in numbers of features."""
+        """Return the number of features between blocks: `width` for each stream."""
         return self.streams * int(getattr(self, "width", 0))
 
     def build_norm(self, width: int) -> nn.Module:
-        """LayerNorm (gamma, beta) or RMSNorm (gamma); nothing where the block has no norms."""
+        """Return LayerNorm (gamma, beta) or RMSNorm (gamma), or Identity if blocks have no norms."""
         if self.norm == "none":
             return nn.Identity()
         return self.make_norm(width)
 
     def make_norm(self, width: int) -> nn.Module:
-        """The same wherever the block has its norms."""
+        """Return LayerNorm or RMSNorm, even if blocks have no norms."""
         if self.normalisation == "layer":
             return nn.LayerNorm(width, eps=self.epsilon or 1e-5)
         return nn.RMSNorm(width, eps=self.epsilon or 1e-6)
 
     def feedforward_flops(self, width: int) -> int:
-        """FLOPs of the feed-forward layer for one position."""
+        """Return the FLOPs of the feed-forward layer for one position."""
         return 2 * (3 if self.feedforward in GATED else 2) * width * self.hidden
 
 
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(self.outer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D): each position on its own."""
+        """Map (..., D) -> (..., D), each position by itself."""
         if self.gated:
             gate, value = self.inner(x).chunk(2, dim=-1)
             return self.outer(self.function(gate) * value)
@@ -101,7 +101,7 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class BlockState:
-    """What the past leaves behind in one block."""
+    """The state of one block."""
 
     mixer: State
     cross: State | None = None
@@ -128,11 +128,11 @@ class Block(nn.Module):
         memory: Memory | None = None,
         state: BlockState | None = None,
     ) -> tuple[Tensor, BlockState]:
-        """The block's output for the new positions, and the state that the next ones need."""
+        """Return the output for the new positions, and the state for the next ones."""
         return self._run(x_BTD, partial(self.mixer, mask_BT=mask_BT), self.cross, memory, state, self.feedforward)
 
     def advance(self, x_BD: Tensor, memory: Memory | None, state: BlockState | None) -> tuple[Tensor, BlockState]:
-        """The same for one new position of each row."""
+        """Run `forward` for one new position of each row."""
         cross = self.cross.advance if self.cross is not None else None
         return self._run(x_BD, self.mixer.advance, cross, memory, state, self.feedforward.forward)
 

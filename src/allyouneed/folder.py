@@ -1,14 +1,14 @@
-"""The model folder: all that is needed to use a trained model, and nothing that can run code.
+"""The model folder: everything needed to use a trained model, and nothing that can run code.
 
     config.json          the architecture and its sizes, and the task it was trained for
     model.safetensors    parameters (a tied matrix once) and persistent buffers
     tokenizer.json       and tokenizer.target.json, codec.json: text <-> ids
-    shortlist.safetensors  the words that a source allows, if `allyouneed shortlist` has put them there
+    shortlist.safetensors  the target tokens that a source allows, if `allyouneed shortlist` was run
     README.md            the model card: data, budget, scores with their signatures, recipe
-    manifest.json        sha256 and size of each
+    manifest.json        sha256 and size of each file
 
-A folder is data from anywhere: every byte is compared with the manifest, the architecture is looked up in the closed
-table `MODELS`, and names, shapes and types of all tensors must be exactly those of that architecture.
+A folder is untrusted data: every byte is compared with the manifest, the architecture is looked up in the closed table
+`MODELS`, and names, shapes and dtypes of all tensors must be exactly those of that architecture.
 """
 
 import html
@@ -49,7 +49,7 @@ from allyouneed.version import __version__
 
 CONFIG, WEIGHTS, CARD, SHORTLIST = "config.json", "model.safetensors", "README.md", "shortlist.safetensors"
 FORMAT: Final = 1
-# What a folder with a manifest is, by the files that only such a folder has; exports under their names in `--to`.
+# Kinds of folders with a manifest, by the files that only they have; exports by their names in `--to`.
 KINDS: dict[str, tuple[str, set[str]]] = {
     "onnx": ("an export for ONNX runtimes", {"decoder.onnx"}),
     "ctranslate2": ("an export for CTranslate2", {"model.bin", CONFIG}),
@@ -81,20 +81,20 @@ class FolderConfig(Config):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model that is ready for use."""
+    """A loaded model folder."""
 
     path: Path
     model: Model  # in evaluation mode
     codec: Codec
-    recipe: Tree  # what it was trained with (task, model, training, decoding), as plain values
+    recipe: Tree  # task, model, training and decoding settings, as plain values
     card: str
-    version: str  # of the allyouneed that wrote it
-    sha256: str = ""  # of the weights as they lie there
-    shortlist: Shortlist | None = None  # for `decode.translate`, if the folder holds one
-    files: Mapping[str, Entry] = field(default_factory=dict)  # as its manifest named them
+    version: str  # of allyouneed that wrote it
+    sha256: str = ""  # of the weights file
+    shortlist: Shortlist | None = None  # for `decode.translate`, if the folder has one
+    files: Mapping[str, Entry] = field(default_factory=dict)  # as listed in its manifest
 
     def _repr_html_(self) -> str:
-        """In notebooks: what it is, in a few lines."""
+        """Return a few lines of HTML for notebooks."""
         size = f"{self.model.config.type}, {self.model.parameter_count():,} parameters"
         lines = [str(self.path), str(self.recipe.get("about", "")), size]
         return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
@@ -125,31 +125,30 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
 
 
 def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
-    """Puts a shortlist into a model's folder, which is replaced by one that has all its other files as they were.
+    """Add a shortlist to a model folder: replace the folder by one with the same other files.
 
-    Refused, if the model there is no longer the one that was loaded: a shortlist names the ids of one tokeniser.
+    Raise FolderError if its files have changed since `bundle` was loaded: a shortlist refers to the ids of one tokeniser.
     """
     sealed = open_folder(bundle.path, without=[SHORTLIST])
     for name in sorted(sealed.files.keys() | bundle.files.keys()):
         if name not in (SHORTLIST, CARD) and sealed.files.get(name) != bundle.files.get(name):
             raise FolderError(f"{sealed.path / name}: changed since the model was loaded; make the shortlist again")
     with new_folder(sealed.path) as folder:
-        folder.chmod(0o700)  # until it is as open as the old one
+        folder.chmod(0o700)  # until it gets the mode of the old one
         for name in sealed.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(sealed.read(name, LARGEST_TENSORS))
         write_tensors(folder / SHORTLIST, shortlist.tensors())
-        (folder / MANIFEST).touch()  # here already, since whoever writes into it leaves its mode alone
-        _same_owners(sealed.path, folder)
+        (folder / MANIFEST).touch()  # created now, because writing it later keeps its mode
+        _copy_owners(sealed.path, folder)
 
 
-def _same_owners(old: Path, new: Path) -> None:
-    """Gives what is in a new folder, and the folder, the owners and modes of the old one; new files those of the
-    weights."""
+def _copy_owners(old: Path, new: Path) -> None:
+    """Copy owners and modes from the old folder to the new one; new files get those of the weights."""
     for path in [*new.rglob("*"), new]:
         model = old / path.relative_to(new)
         known = (model if model.exists() else old / WEIGHTS).stat()
-        with suppress(OSError):  # only root can give files away
+        with suppress(OSError):  # only root can change the owner
             os.chown(path, known.st_uid, known.st_gid)
         path.chmod(stat.S_IMODE(known.st_mode))
 
@@ -157,10 +156,11 @@ def _same_owners(old: Path, new: Path) -> None:
 def load_folder(
     path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = (), *, shortlist: bool = True
 ) -> Bundle:
-    """A ready model from a model folder, or from the run folder that holds one.
+    """Load the plain model of a model folder, or of the run folder that contains one, in evaluation mode.
 
-    `sets` change what is no part of the weights (`model.mixer.memory=512`, `task.segment=128`); others do not fit.
-    Without its `shortlist`, a damaged one does not matter.
+    The model can be trained, hooked and inspected. `allyouneed.load` returns a faster one for inference. `sets` change
+    settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
+    shortlist is not read, so that a damaged one does not matter.
     """
     sealed = open_folder(_model_folder(Path(path)), without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
@@ -168,10 +168,10 @@ def load_folder(
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
     config = _read_config(sealed, sets)
     for name in sealed.files.keys() - {WEIGHTS, SHORTLIST}:
-        sealed.read(name)  # the codec opens its files by itself: compare them with the manifest here
+        sealed.read(name)  # the codec opens its files itself; they are checked against the manifest here
     model = _read_model(sealed, config)
     codec = Codec.load(sealed.path)
-    _require_room(codec, config, sealed.path)
+    _require_ids_fit(codec, config, sealed.path)
     card = sealed.read_text(CARD) if CARD in sealed.files else ""
     sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
     ready = model.to(device).eval()
@@ -179,7 +179,7 @@ def load_folder(
 
 
 def kind_of(path: Path) -> str | None:
-    """Which of `KINDS` a folder is by what its manifest lists, whatever has become of its files; None: no such one."""
+    """Return which of `KINDS` a folder is, judged by its manifest alone; None if it is none of them."""
     try:
         files = read_manifest(path).keys()
     except FolderError:
@@ -188,7 +188,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def folder_recipe(path: str | Path) -> tuple[Tree, str]:
-    """The recipe of a model folder and the sha256 of its weights, without opening them."""
+    """Return the recipe of a model folder and the sha256 of its weights, without reading the weights."""
     sealed = open_folder(_model_folder(Path(path)))
     if WEIGHTS not in sealed.files:
         raise FolderError(f"{sealed.path}: has no {WEIGHTS}; it is not a model folder")
@@ -196,14 +196,14 @@ def folder_recipe(path: str | Path) -> tuple[Tree, str]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a model has learnt, by name: parameters (a tied one under its first name) and persistent buffers."""
+    """Return the tensors to save by name: parameters (a tied one under its first name) and persistent buffers."""
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {**{name: parameter.data for name, parameter in model.named_parameters()}, **buffers}
 
 
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Copies tensors into a model; names, shapes and types must be exactly the model's own."""
+    """Copy tensors into a model; names, shapes and dtypes must be exactly the model's own."""
     own = model_tensors(model)
     require_same_tensors(own, tensors, where)
     for name, tensor in own.items():
@@ -211,7 +211,7 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> 
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder itself, or `model` inside a run folder."""
+    """Return the folder itself, or `model` inside a run folder."""
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
     if (path / "model").is_symlink():
@@ -219,7 +219,7 @@ def _model_folder(path: Path) -> Path:
     if (path / "model").is_dir():
         return path / "model"
     if (path / "checkpoints").is_dir():
-        raise FolderError(f"{path}: a run that has not written its model folder yet; let its training end")
+        raise FolderError(f"{path}: a run that has not written its model folder yet; wait for the end of training")
     raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
 
 
@@ -232,13 +232,13 @@ def _read_config(sealed: Sealed, sets: Sequence[str] = ()) -> FolderConfig:
             f"{where}: format {tree['format']!r}; allyouneed {__version__} reads format {FORMAT}: is the folder newer?"
         )
     try:
-        return parse(FolderConfig, _changed(tree, sets) if sets else tree, str(where))
+        return parse(FolderConfig, _with_settings(tree, sets) if sets else tree, str(where))
     except (ConfigError, RecursionError) as error:
         raise FolderError(str(error)) from None
 
 
-def _changed(tree: Tree, sets: Sequence[str]) -> Tree:
-    """The architecture and the recipe that holds it once more, with some settings changed in both."""
+def _with_settings(tree: Tree, sets: Sequence[str]) -> Tree:
+    """Return config.json with settings changed, in the architecture and in the recipe that repeats it."""
     of_model = [pair for pair in sets if pair.startswith("model.")]
     changed = override({"model": tree.get("model")}, of_model)
     return {**tree, **changed, "recipe": override(tree.get("recipe", {}), sets)}
@@ -247,8 +247,8 @@ def _changed(tree: Tree, sets: Sequence[str]) -> Tree:
 def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
     tensors = sealed.read_tensors(WEIGHTS)
     try:
-        # Loading a model draws nothing from the caller's generator.
-        with torch.random.fork_rng(devices=[]), room_for(tensors):
+        # Loading a model does not advance the caller's random generator.
+        with torch.random.fork_rng(devices=[]), size_guard(tensors):
             model = config.model.build(Sizes(**config.sizes.model_dump()))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
@@ -265,7 +265,7 @@ def _read_shortlist(sealed: Sealed, codec: Codec, targets: int) -> Shortlist | N
 
 
 class SizeGuard(TorchFunctionMode):
-    """Stops the building of a model that is too large: a small config can ask for terabytes, or a billion layers."""
+    """Stop building a model that is too large: a small config can request terabytes, or a billion layers."""
 
     def __init__(self, tensors: int, numbers: int, than: str) -> None:
         super().__init__()
@@ -282,18 +282,18 @@ class SizeGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def room_for(weights: Mapping[str, Tensor]) -> SizeGuard:
-    """SizeGuard for a model with such weights."""
-    # A model may hold masks and tables beside its weights, and a draw may need a second tensor.
+def size_guard(weights: Mapping[str, Tensor]) -> SizeGuard:
+    """Return a size guard for a model with these weights."""
+    # A model may have masks and tables beside its weights, and initialisation may need a second tensor.
     numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
     return SizeGuard(4 * len(weights) + 256, numbers, f"the weights in {WEIGHTS}")
 
 
-def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
-    """Every id that the codec can say must have a row in the model's tables."""
+def _require_ids_fit(codec: Codec, config: FolderConfig, where: Path) -> None:
+    """Raise FolderError unless every id of the codec has a row in the model's tables."""
     sizes = config.sizes
-    room = sizes.target if config.model.kind == "decoder" else sizes.source  # a decoder reads a source as target text
-    needs = [("source", codec.source.size if codec.source else 0, room)]
+    source_rows = sizes.target if config.model.kind == "decoder" else sizes.source  # a decoder has one table
+    needs = [("source", codec.source.size if codec.source else 0, source_rows)]
     if codec.classes is not None:
         first = FIRST_CLASS if config.model.kind == "decoder" else 0
         needs.append(("classes", first + len(codec.classes), sizes.target))
@@ -301,21 +301,21 @@ def _require_room(codec: Codec, config: FolderConfig, where: Path) -> None:
         needs.append(("target", codec.target.size, sizes.target))
     for what, ids, rows in needs:
         if ids > rows:
-            raise FolderError(f"{where}: {what}: {ids} ids, but the model has room for {rows}")
+            raise FolderError(f"{where}: {what}: {ids} ids, but the model's table has {rows} rows")
 
 
 def require_same_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
-    """Refuses tensors whose names, shapes and types are not exactly those expected."""
+    """Raise FolderError unless names, shapes and dtypes of the tensors are exactly those expected."""
     for name in [*expected, *sorted(found.keys() - expected.keys())]:
         if name not in found:
             raise FolderError(f"{where}: tensor {name} is missing")
         if name not in expected:
             raise FolderError(f"{where}: tensor {name} is not part of this model")
         for what in ("shape", "dtype"):
-            right, is_now = getattr(expected[name], what), getattr(found[name], what)
-            if right != is_now:
-                raise FolderError(f"{where}: tensor {name} has {what} {_say(is_now)}, the model needs {_say(right)}")
+            right, actual = getattr(expected[name], what), getattr(found[name], what)
+            if right != actual:
+                raise FolderError(f"{where}: tensor {name} has {what} {_text(actual)}, the model needs {_text(right)}")
 
 
-def _say(value: Any) -> str:
+def _text(value: Any) -> str:
     return " x ".join(map(str, value)) or "()" if isinstance(value, torch.Size) else str(value)

@@ -33,7 +33,9 @@ def test_weights_and_search_results_are_unchanged() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     sources = [[5, 6, 7, 2], [8, 2]]
     said = search(model, sources, SearchConfig(beam=3, max_length=7))
+    count = model.parameter_count()
     optimize_for_inference(model)
+    assert model.parameter_count() == count
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again = search(model, sources, SearchConfig(beam=3, max_length=7))
     assert [found[0].ids for found in again] == [found[0].ids for found in said]

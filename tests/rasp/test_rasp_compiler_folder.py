@@ -118,7 +118,7 @@ def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
     bundle = load_folder(str(causal))
     too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), per_position=True)
     recipe = parse(Recipe, bundle.recipe)
-    with pytest.raises(FolderError, match="classes: 13 ids, but the model has room for 12"):
+    with pytest.raises(FolderError, match="classes: 13 ids, but the model's table has 12 rows"):
         load_folder(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
 
 

@@ -25,7 +25,7 @@ class OptimizedHead(Head):
     def __init__(self, head: Head, int8: bool, tied: bool) -> None:
         by_columns_VD = head.weight_VD.detach().T.contiguous().T
         if tied or not isinstance(head.weight_VD, nn.Parameter):
-            super().__init__(nn.Parameter(by_columns_VD, requires_grad=False))
+            super().__init__(by_columns_VD)  # a buffer: a tied weight counts and is saved once
         else:
             head.weight_VD.data = by_columns_VD
             super().__init__(head.weight_VD)

@@ -25,7 +25,7 @@ from allyouneed import kernels
 from allyouneed.block import Block
 from allyouneed.errors import ConfigError
 from allyouneed.inference.attention import SoftmaxStep
-from allyouneed.inference.fused_stack import fits, fuse
+from allyouneed.inference.fused_stack import fuse, is_fusable
 from allyouneed.inference.head import OptimizedHead
 from allyouneed.inference.layers import OptimizedLinear, OptimizedNorm, add_and_norm
 from allyouneed.mixers.softmax import Softmax
@@ -64,7 +64,7 @@ def optimize_for_inference(model: Model, int8: bool = False) -> None:
             module.__dict__["advance"] = SoftmaxStep(module)
         elif isinstance(module, Block) and module.norm_place == "post":
             module.__dict__["add_residual"] = add_and_norm
-        elif isinstance(module, Stack) and fits(module):
+        elif isinstance(module, Stack) and is_fusable(module):
             fuse(module)
     model.eval()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""How blocks are stacked: one architecture a file, and this table."""
+"""Models: one file for each architecture, and the table of all."""
 
 from typing import Annotated
 

@@ -1,16 +1,16 @@
-"""The contract of a model: blocks (or something of its own) between token ids and logits.
+"""The contract of a model: from token ids to logits.
 
     memory = model.encode(source_BS, mask_BS)       # models with a source
     state = model.start(memory)                      # or model.start(None)
     logits_BTV, state = model.step(tokens_BT, state)
-    logits_BV, state = model.advance(token_B, state) # the same for one token a row
+    logits_BV, state = model.advance(token_B, state) # the same for one token per row
 
-`step` takes any number of new tokens: one while decoding, all of them while training or scoring. Decoding, scoring,
-serving and attention maps use this contract alone. `hidden` is `step` without the last projection, so that a loss can
-project only the positions that count, in cache-sized pieces. An encoder has no `step`; its `classify` answers for the
-whole source.
+`step` takes any number of new tokens: one in decoding, all of them in training or scoring. Decoding, scoring, serving
+and attention maps use this contract only. `hidden` is `step` without the last projection, so that a loss can project
+only the positions that count, in cache-sized pieces. An encoder has no `step`; its `classify` classifies the whole
+source.
 
-A model never knows which ids are padding or end of sentence: validity comes with the ids.
+A model does not know which ids are padding or the end of a sentence: masks come with the ids.
 """
 
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ class ModelConfig(Config, ABC):
 
     @abstractmethod
     def build(self, sizes: Sizes) -> "Model":
-        """The model with random weights (drawn from torch's global generator)."""
+        """Return the model with random weights (from torch's global generator)."""
 
     def check_task(self, task: Traits) -> None:
         """Raise ValueError if the model does not fit the form of a task's data."""
@@ -59,7 +59,7 @@ class ModelConfig(Config, ABC):
         return []
 
     def describe(self) -> str:
-        """Return a few words for people: "encoder-decoder, softmax, 4+4 layers"."""
+        """Return a short description: "encoder-decoder, softmax, 4+4 layers"."""
         mixers = dict.fromkeys(mixer.type for mixer in self.source_mixers() if mixer.type != self.type)
         counts = self.layer_counts()
         layers = [f"{'+'.join(map(str, counts))} layer{'s' * (counts != (1,))}"] if counts else []
@@ -69,7 +69,7 @@ class ModelConfig(Config, ABC):
 class Head(nn.Module):
     """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper).
 
-    A weight that is no parameter is fixed: it follows from the settings, and is neither trained nor saved.
+    A weight that is not a parameter is fixed: it follows from the settings and is neither trained nor saved.
     """
 
     weight_VD: Tensor
@@ -83,12 +83,12 @@ class Head(nn.Module):
         self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
+        """Map (..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
         return nn.functional.linear(x, self.weight_VD, self.bias_V)
 
 
 class Model(nn.Module, ABC):
-    """Every architecture is a final subclass of this one."""
+    """A model. Every architecture is a final subclass."""
 
     kind: Kind
     config: ModelConfig
@@ -96,43 +96,43 @@ class Model(nn.Module, ABC):
 
     @property
     def longest(self) -> int | None:
-        """How many target tokens it can read, BOS included (and a decoder's source); None: as many as one likes."""
+        """Return the maximum number of target tokens, BOS (and a decoder's source) included; None: no limit."""
         return None
 
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
-        """The source, ready to be read."""
+        """Return the encoded source."""
         raise ConfigError(f"a {self.kind} model has no source to encode")
 
     def start(self, memory: Memory | None = None) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
         raise ConfigError(f"a {self.kind} model does not generate")
 
     def condition(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> State:
-        """The state in which a target for this source begins; to a decoder the source is the beginning of its text."""
+        """Return the state before a target for this source. A decoder reads the source as the beginning of its text."""
         if self.kind == "decoder":
             return self.hidden(source_BS, self.start(), mask_BS)[1]
         return self.start(self.encode(source_BS, mask_BS))
 
     def hidden(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        """The vectors (B, T, D) that `head` turns into logits, and the state after the tokens."""
+        """Return the vectors (B, T, D) that `head` projects to logits, and the state after the tokens."""
         raise ConfigError(f"a {self.kind} model does not generate")
 
     def step(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        """Logits (B, T, V) for what follows each token, and the state after the tokens."""
+        """Return the logits (B, T, V) of the next token at each position, and the state after the tokens."""
         x_BTD, state = self.hidden(tokens_BT, state, mask_BT)
         return self.head(x_BTD), state
 
     def advance(self, token_B: Tensor, state: State) -> tuple[Tensor, State]:
-        """`step` with one token for each row: logits (B, V). What decoding calls; a model may have a shorter way."""
+        """Run `step` for one token of each row; return logits (B, V). Decoding calls this; a model may override it."""
         logits_BTV, state = self.step(token_B.unsqueeze(1), state)
         return logits_BTV.squeeze(1), state
 
     def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor:
-        """Logits (B, V) over classes for whole sources."""
+        """Return logits (B, V) over classes for whole sources."""
         raise ConfigError(f"a {self.kind} model does not classify")
 
     def after_step(self, step: int) -> None:
-        """Hears of every step of training, as a mixer does: for what changes with time but is not trained."""
+        """Update what depends on the training step but is not trained. Called after every step."""
 
     def head_names(self, module: str, count: int) -> list[str]:
         """Return names for the `count` heads of an attention map that `module` (its dotted name) sends."""
@@ -140,12 +140,12 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def flops(self, source: int, target: int) -> int:
-        """FLOPs of a forward pass over one sequence of so many source and target tokens."""
+        """Return the FLOPs of a forward pass over one sequence of `source` and `target` tokens."""
 
     def parameter_count(self) -> int:
-        """Trained numbers; a tied matrix counts once."""
+        """Return the number of parameters; a tied matrix counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Models are used through encode, start, step and classify."""
+        """Raise NotImplementedError: call encode, start, step or classify."""
         raise NotImplementedError("call encode/start/step or classify")

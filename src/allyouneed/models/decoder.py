@@ -1,4 +1,4 @@
-"""Decoder-only Transformer: a language model. The source, if any, is simply the beginning of the text.
+"""Decoder-only Transformer: a language model. A source, if any, is the beginning of the text.
 
     P(y_t | y_<t) = softmax(Decoder(y_<t) E^T)
 
@@ -71,5 +71,5 @@ class Decoder(Model):
         return self.head(x_BD), state
 
     def flops(self, source: int, target: int) -> int:
-        # A source is read as the beginning of the text; only targets are projected.
+        # A source is the beginning of the text; only targets are projected.
         return self.decoder.flops(source + target) + 2 * target * self.config.stream_width * self.sizes.target

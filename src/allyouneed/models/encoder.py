@@ -1,11 +1,11 @@
-"""Encoder-only Transformer: one answer for a whole text, or one for each position of it.
+"""Encoder-only Transformer: one class for a whole text, or one for each position.
 
     P(class | x) = softmax(W pool(Encoder(x)) + b),   pool = mean over the real positions, or the first one
     P(class_t | x) = softmax(W Encoder(x)_t + b)      without a pool
 
-A `transform` stands between the pool and W: tanh(U x + c), BERT's pooler, or Norm(f(U x + c)) with the function of the
-feed-forward layers, its head for masked words. Without classes (a target of size 0) the model is a reader of texts:
-`pooled` gives a vector for each.
+A `transform` between the pool and W is tanh(U x + c), BERT's pooler, or Norm(f(U x + c)) with the activation of the
+feed-forward layers, BERT's head for masked words. Without classes (a target of size 0) the model encodes texts:
+`pooled` returns a vector for each.
 
 Paper: Devlin et al. 2019, arXiv:1810.04805 (BERT; its pooled head is the first position).
 """
@@ -33,10 +33,10 @@ class EncoderConfig(StackConfig, ModelConfig):
 
     type: Literal["encoder"] = "encoder"
     layers: Layers = 6
-    pool: Literal["mean", "first", "none"] = "mean"  # none: one answer for each position
+    pool: Literal["mean", "first", "none"] = "mean"  # none: one class for each position
     transform: Literal["none", "tanh", "function", "norm"] = "none"  # before the output projection
-    tied: bool = False  # embedding = output projection: answers are tokens
-    segments: NonNegativeInt = 0  # kinds of segments of a text that have a vector each
+    tied: bool = False  # embedding = output projection: classes are tokens
+    segments: NonNegativeInt = 0  # number of segment vectors
 
     def check_task(self, task: Traits) -> None:
         super().check_task(task)
@@ -76,17 +76,17 @@ class Encoder(Model):
         self.head = Head(table_ND if config.tied else new_embedding(sizes.target, config.width), bias=True)
 
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Memory:
-        """Vectors of all positions. `segment_BS`: which segment each belongs to (None: the first)."""
+        """Return a vector for each position. `segment_BS`: the segment of each position (None: the first)."""
         x_BSD = self.source(source_BS, next_positions(0, source_BS, mask_BS), segment_BS)
         x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), mask_BS)
         return Memory(x_BSD, mask_BS)
 
     def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
-        """Logits (B, V), or (B, S, V) without a pool."""
+        """Return logits (B, V), or (B, S, V) without a pool."""
         return self.head(self.pooled(source_BS, mask_BS, segment_BS))
 
     def pooled(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
-        """What the head sees: a vector (B, D) for each text, or (B, S, D) without a pool."""
+        """Return the input of the head: a vector (B, D) for each text, or (B, S, D) without a pool."""
         memory = self.encode(source_BS, mask_BS, segment_BS)
         x = memory.x_BSD if self.config.pool == "none" else self._pool(memory)
         return x if self.transform is None else self.transform(x)
@@ -111,7 +111,7 @@ class Encoder(Model):
 
 
 class _Transform(nn.Module):
-    """f(U x + c): tanh, the function of the feed-forward layers, or a norm after that."""
+    """f(U x + c): tanh, or the activation of the feed-forward layers, or that and a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -124,6 +124,6 @@ class _Transform(nn.Module):
         self.norm = config.make_norm(config.width) if config.transform == "norm" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D)."""
+        """Map (..., D) -> (..., D)."""
         y = self.function(self.inner(x))
         return y if self.norm is None else self.norm(y)

@@ -2,9 +2,9 @@
 
     memory = Encoder(source);   P(y_t | y_<t, source) = softmax(Decoder(y_<t, memory) E^T)
 
-Cost: that of its mixers; encoding is one step, decoding one step a token.
+Cost: that of its mixers; encoding is one step, decoding one step per token.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, figure 1. `recipes/transformer-base.toml` and `-big.toml` are its table 3.
-Differs: attention's projections carry biases, as in the authors' code (mixers/softmax.py); else nothing by default.
+Differs: attention's projections carry biases, as in the authors' code (mixers/softmax.py).
 """
 
 from typing import Annotated, Literal, final
@@ -30,21 +30,23 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     type: Literal["encoder-decoder"] = "encoder-decoder"
     encoder_layers: Layers = 6
     decoder_layers: Layers = 6
-    encoder_mixer: AnyMixer | list[AnyMixer] | None = None  # default: the mixer; some cannot be causal, but can encode
-    cross: AnyMixer | None = None  # default: the mixer if it is softmax, else softmax with as many heads
-    # Target embedding = output projection (= source embedding, if the vocabulary is shared); "inputs": the embeddings
-    # of a shared vocabulary are one, the output projection is its own.
+    encoder_mixer: AnyMixer | list[AnyMixer] | None = (
+        None  # default: mixer; for mixers that can encode but cannot be causal
+    )
+    cross: AnyMixer | None = None  # default: mixer if it is softmax, else softmax with as many heads
+    # Target embedding = output projection (= source embedding, if the vocabulary is shared). "inputs": embeddings of
+    # a shared vocabulary are tied, the output projection is separate.
     tied: bool | Literal["inputs"] = True
     output_bias: bool = False
 
     def cross_mixer(self) -> MixerConfig:
-        """The mixer that reads the memory."""
+        """Return the mixer that reads the memory."""
         mixer = self.mixer_of(0)
         like_mixer = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
         return self.cross or like_mixer
 
     def encoder_stack(self) -> StackConfig:
-        """The settings of the encoder's blocks."""
+        """Return the settings of the encoder's blocks."""
         return self if self.encoder_mixer is None else self.model_copy(update={"mixer": self.encoder_mixer})
 
     def source_mixers(self) -> list[MixerConfig]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError, unknown_name
-from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, room_for, save_folder
+from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, save_folder, size_guard
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
@@ -174,7 +174,7 @@ def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabula
     tokens = len(rows.theirs)
     answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
     try:
-        with torch.random.fork_rng(devices=[]), room_for(ours):
+        with torch.random.fork_rng(devices=[]), size_guard(ours):
             model = config.build(Sizes(tokens, answers, shared=answers == tokens))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{foreign.path / CONFIG}: {error}") from None

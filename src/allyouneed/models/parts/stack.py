@@ -1,4 +1,4 @@
-"""What the Transformers share: embeddings with positions, and a stack of blocks with one state."""
+"""Parts of all Transformers: embeddings with positions, and a stack of blocks with one state."""
 
 import math
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from allyouneed.sizes import Traits
 
 
 class StackConfig(BlockConfig):
-    """The fields that every Transformer has: its width, its blocks, how positions talk and how they are numbered."""
+    """The settings that every Transformer has: width, blocks, mixer and positions."""
 
     width: PositiveInt = 512
     mixer: AnyMixer | list[AnyMixer] = SoftmaxConfig()
     positions: AnyPosition = SinusoidalConfig()
-    embedding_scale: bool = True  # section 3.4: embeddings enter times sqrt(width)
-    embedding_norm: bool = False  # a norm on what enters the first block, positions included
+    embedding_scale: bool = True  # section 3.4: multiply embeddings by sqrt(width)
+    embedding_norm: bool = False  # a norm before the first block, after positions are added
 
     @field_validator("mixer", "encoder_mixer", mode="after", check_fields=False)
     @classmethod
     def _not_empty(cls, value: MixerConfig | list[MixerConfig] | None) -> MixerConfig | list[MixerConfig] | None:
         if value == []:
-            raise ValueError("an empty list; name at least one mixer")
+            raise ValueError("an empty list; give at least one mixer")
         return value
 
     def check_task(self, task: Traits) -> None:
@@ -38,18 +38,18 @@ class StackConfig(BlockConfig):
             mixer.check_task(task)
 
     def embed(self, weight_VD: nn.Parameter, segments: int = 0) -> "Embedding":
-        """The way in, with a table."""
+        """Return an embedding layer with this table."""
         norm = self.make_norm(self.width) if self.embedding_norm else None
         scaled = self.embedding_scale
         return Embedding(weight_VD, self.positions, self.dropout, scaled=scaled, norm=norm, segments=segments)
 
     def require_one_stream(self) -> None:
-        """For models that read the blocks' output as vectors of `width`."""
+        """Raise ConfigError if there are two streams. For models that need outputs of `width` features."""
         if self.streams != 1:
             raise ConfigError(f"model.streams={self.streams}: only a decoder has two streams")
 
     def mixer_of(self, layer: int) -> MixerConfig:
-        """The mixer of a layer: a list is repeated from the bottom up."""
+        """Return the mixer of a layer: a list is repeated from the bottom up."""
         return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
 
     def mixers_of(self, layers: int) -> list[MixerConfig]:
@@ -60,8 +60,7 @@ class StackConfig(BlockConfig):
 class Embedding(nn.Module):
     """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4); some have a norm before the dropout.
 
-    With `segments`, a vector for the segment of the text that a token belongs to is added; unless it is said which, all
-    belong to the first.
+    With `segments`, a vector for each token's segment of the text is added; by default all tokens are in the first one.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Embedding(nn.Module):
         super().__init__()
         width = weight_VD.shape[1]
         self.weight_VD = weight_VD
-        # Section 3.4: the tied embedding is scaled by sqrt(D) on the way in, not on the way out.
+        # Section 3.4: the tied embedding is scaled by sqrt(D) at the input, not at the output.
         self.scale = math.sqrt(width) if scaled else 1.0
         self.position = positions.build_added(width)
         self.norm = norm
@@ -86,7 +85,7 @@ class Embedding(nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """How many positions there are; None: as many as one likes."""
+        """Return the maximum number of positions; None: no limit."""
         return None if self.position is None else self.position.longest
 
     def forward(self, tokens_BT: Tensor, position: Tensor, segment_BT: Tensor | None = None) -> Tensor:
@@ -101,7 +100,7 @@ class Embedding(nn.Module):
         return out_BTD
 
     def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
-        """One token for each row, after `seen` others."""
+        """Return the embedding of one token for each row, after `seen` others."""
         x_BD = torch.embedding(self.weight_VD, token_B) * self.scale
         if self.segment_ND is not None:
             x_BD = x_BD + self.segment_ND[0]
@@ -117,21 +116,21 @@ class Embedding(nn.Module):
 
 
 def new_embedding(size: int, width: int) -> nn.Parameter:
-    """A random table: with the factor sqrt(D) of section 3.4 its rows enter with unit variance."""
+    """Return a random table whose rows have unit variance after the factor sqrt(D) of section 3.4."""
     return nn.Parameter(torch.randn(size, width) * width**-0.5)
 
 
 @dataclass(frozen=True)
 class StackState:
-    """What the past leaves behind in a stack."""
+    """The state of a stack."""
 
     blocks: tuple[BlockState | None, ...]
-    memory: Memory | None  # until every cross mixer has made its own of it
+    memory: Memory | None  # until every cross mixer has its own state
     seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
 
 
 class Stack(nn.Module):
-    """Blocks on top of each other, each with its mixer in the given role; pre-norm stacks end in one more norm."""
+    """A sequence of blocks, each with its mixer in the given role; pre-norm stacks end with one more norm."""
 
     def __init__(self, config: StackConfig, layers: int, role: Role, cross: MixerConfig | None = None) -> None:
         super().__init__()
@@ -153,15 +152,15 @@ class Stack(nn.Module):
         config: StackConfig, mixer: MixerConfig, role: Role, shared: dict[int, ScorePosition | None]
     ) -> ScorePosition | None:
         position = mixer.build_position(config.positions, config.width, role)
-        # A trained number for each head can be shared only by layers with as many heads.
+        # Trained numbers per head can be shared only by layers with the same number of heads.
         return shared.setdefault(mixer.position_heads, position) if config.positions.shared else position
 
     def start(self, memory: Memory | None = None) -> StackState:
-        """The state before the first position."""
+        """Return the state before the first position."""
         return StackState((None,) * len(self.blocks), memory)
 
     def forward(self, x_BTD: Tensor, state: StackState, mask_BT: Tensor | None = None) -> tuple[Tensor, StackState]:
-        """All blocks in turn. With two streams both begin with the embeddings, and both are given."""
+        """Run all blocks. With two streams, both start with the embeddings and both are returned."""
         after = []
         if self.streams == 2:
             x_BTD = torch.cat([x_BTD, x_BTD], dim=-1)
@@ -172,7 +171,7 @@ class Stack(nn.Module):
         return self.norm(x_BTD), StackState(tuple(after), None, seen)
 
     def advance(self, x_BD: Tensor, state: StackState) -> tuple[Tensor, StackState]:
-        """The same for one new position of each row."""
+        """Run `forward` for one new position of each row."""
         after = []
         if self.streams == 2:
             x_BD = torch.cat([x_BD, x_BD], dim=-1)
@@ -183,7 +182,7 @@ class Stack(nn.Module):
         return self.norm(x_BD), StackState(tuple(after), None, state.seen + 1)
 
     def flops(self, length: int, memory: int = 0) -> int:
-        """FLOPs of a forward pass over one sequence."""
+        """Return the FLOPs of a forward pass over one sequence."""
         total = 0
         for layer in range(len(self.blocks)):
             mixer, width = self._config.mixer_of(layer), self._config.width
