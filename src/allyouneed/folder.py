@@ -127,7 +127,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
 def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
     """Add a shortlist to a model folder: replace the folder by one with the same other files.
 
-    Raise FolderError if its files have changed since `bundle` was loaded: a shortlist refers to the ids of one tokeniser.
+    Raise FolderError if its files have changed since `bundle` was loaded: a shortlist belongs to one tokeniser.
     """
     sealed = open_folder(bundle.path, without=[SHORTLIST])
     for name in sorted(sealed.files.keys() | bundle.files.keys()):
