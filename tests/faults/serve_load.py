@@ -41,7 +41,7 @@ class Load:
     def body(self, seed: int, stream: bool) -> dict[str, Any]:
         """A question whose answer depends on its seed alone."""
         prompt = "to be or not " * (1 + seed % 4)
-        asked = {"model": "speaker", "prompt": prompt, "seed": seed, "max_tokens": 10 + 5 * (seed % 20)}
+        asked = {"model": "language", "prompt": prompt, "seed": seed, "max_tokens": 10 + 5 * (seed % 20)}
         return {**asked, "temperature": 0.9, "stream": stream}
 
     def ask(self, seed: int, manner: str) -> None:

@@ -64,7 +64,7 @@ def language_model(folder: Path, kind: str = "bpe", **model_settings: Any) -> Pa
     texts = ["to be or not to be, that is the question: 'tis nobler — süß & naïve 🙂\n"] * 9
     tokens = train(texts, TokenizerConfig(kind=kind, size=300), sentences=False)
     model = recipe.model.build(Sizes(tokens.size, tokens.size))
-    return save_folder(folder / "speaker", model, Codec(target=tokens), recipe, "")
+    return save_folder(folder / "language", model, Codec(target=tokens), recipe, "")
 
 
 def reverser(folder: Path) -> Path:

@@ -98,8 +98,8 @@ def test_requests_larger_than_the_queue_get_no_retry_after(folders: list[Path]) 
     with running([folders[0], folders[3]], queue=40) as (url, _):
         for path, body, param in (
             ("/translate", {"q": ["one"] * 64, "source": "en", "target": "de"}, "q"),
-            ("/v1/completions", {"model": "speaker", "prompt": ["a"] * 21, "n": 2}, "prompt"),
-            ("/score", {"model": "speaker", "text": ["a"] * 41}, "text"),
+            ("/v1/completions", {"model": "language", "prompt": ["a"] * 21, "n": 2}, "prompt"),
+            ("/score", {"model": "language", "text": ["a"] * 41}, "text"),
         ):
             found = httpx.post(url + path, json=body)
             assert (found.status_code, found.headers.get("retry-after")) == (400, None), found.text
@@ -189,7 +189,7 @@ def test_forms_json_lists_lines_and_alternatives(url: str) -> None:
     ids=lambda change: json.dumps(change)[:60],
 )
 def test_completions_refuse(url: str, change: dict[str, Any]) -> None:
-    body = json.dumps({"model": "speaker", "prompt": "a", **change})
+    body = json.dumps({"model": "language", "prompt": "a", **change})
     found = httpx.post(f"{url}/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert found.status_code == 400, found.text
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
@@ -218,20 +218,20 @@ PROMPTS = "prompt: should be a text or a list of texts; token ids are not suppor
     ids=lambda value: json.dumps(value)[:40],
 )
 def test_a_refusal_names_the_field_and_the_remedy(url: str, path: str, change: dict[str, Any], message: str) -> None:
-    body = {"model": "speaker", **({"prompt": "a"} if path == "/v1/completions" else {}), **change}
+    body = {"model": "language", **({"prompt": "a"} if path == "/v1/completions" else {}), **change}
     error = httpx.post(url + path, json=body).json()["error"]
     assert (error["message"], error["param"]) == (message, next(iter(change)))
 
 
 def test_neutral_values_are_accepted(url: str) -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "suffix": "", "best_of": 2, "n": 2}
-    body = {"model": "speaker", "prompt": "a", "stop": ["a"] * 4, "max_tokens": 1, **neutral}
+    body = {"model": "language", "prompt": "a", "stop": ["a"] * 4, "max_tokens": 1, **neutral}
     assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/score"])
 def test_json_needs_its_content_type(url: str, path: str) -> None:
-    body = b'{"model": "speaker", "prompt": "a"}'
+    body = b'{"model": "language", "prompt": "a"}'
     for kind in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):  # the latter is what curl sends
         found = httpx.post(url + path, content=body, headers=kind)
         assert found.status_code == 400
@@ -243,10 +243,10 @@ def test_json_needs_its_content_type(url: str, path: str) -> None:
 
 
 def test_unknown_models_paths_and_methods(url: str) -> None:
-    missing = httpx.post(f"{url}/v1/completions", json={"model": "speakers", "prompt": "a"})
+    missing = httpx.post(f"{url}/v1/completions", json={"model": "languages", "prompt": "a"})
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
-    assert "did you mean 'speaker'" in missing.json()["error"]["message"]
+    assert "did you mean 'language'" in missing.json()["error"]["message"]
     assert httpx.get(f"{url}/nothing").status_code == 404
     assert httpx.get(f"{url}/translate").status_code == 405
 
@@ -282,7 +282,7 @@ def test_endless_headers(url: str, start: bytes) -> None:
 
 
 def test_long_headers_with_a_body_are_accepted(url: str) -> None:
-    body = {"model": "speaker", "prompt": "to be", "user": "a" * 100_000, "max_tokens": 1}
+    body = {"model": "language", "prompt": "to be", "user": "a" * 100_000, "max_tokens": 1}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Long": "a" * 50_000})
     assert answer.status_code == 200
 
@@ -297,16 +297,16 @@ def test_missing_bodies_time_out(folders: list[Path]) -> None:
 
 
 def test_scores(url: str) -> None:
-    found = httpx.post(f"{url}/score", json={"model": "speaker", "text": ["to be", "or"]}).json()
+    found = httpx.post(f"{url}/score", json={"model": "language", "text": ["to be", "or"]}).json()
     assert [len(one["token_logprobs"]) for one in found["scores"]] == [one["tokens"] for one in found["scores"]]
     assert all(one["logprob"] == pytest.approx(sum(one["token_logprobs"])) for one in found["scores"])
-    assert httpx.post(f"{url}/score", json={"model": "speaker", "text": []}).json()["scores"] == []
+    assert httpx.post(f"{url}/score", json={"model": "language", "text": []}).json()["scores"] == []
     pair = {"model": "numbers-de", "text": "one", "target": "ab"}
     assert httpx.post(f"{url}/score", json=pair).json()["scores"][0]["tokens"] == 3
     classes = {"model": "reverse", "text": "ab", "target": "b a"}
     assert httpx.post(f"{url}/score", json=classes).json()["scores"][0]["logprob"] == pytest.approx(0, abs=0.01)
     for wrong in (
-        {"model": "speaker", "text": "a", "target": "b"},
+        {"model": "language", "text": "a", "target": "b"},
         {"model": "numbers-de", "text": "a"},
         {"model": "numbers-de", "text": ["a", "b"], "target": ["c"]},
         {"model": "reverse", "text": "ab", "target": "b z"},
@@ -317,7 +317,7 @@ def test_scores(url: str) -> None:
 
 def test_headers(url: str) -> None:
     found = httpx.get(f"{url}/health", headers={"Origin": "http://elsewhere.example"})
-    assert found.json() == {"status": "ok", "models": ["numbers-de", "lstm-fr", "bytenet-es", "speaker", "reverse"]}
+    assert found.json() == {"status": "ok", "models": ["numbers-de", "lstm-fr", "bytenet-es", "language", "reverse"]}
     assert "default-src 'none'" in found.headers["content-security-policy"]
     assert "access-control-allow-origin" not in found.headers
     assert "allyouneed_tokens_total" in httpx.get(f"{url}/metrics").text

@@ -42,8 +42,8 @@ def test_libretranslate(libre: LibreTranslateAPI, server: tuple[str, Backend]) -
 
 def test_models(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
-    assert names == ["numbers-de", "lstm-fr", "bytenet-es", "speaker", "reverse"]
-    assert client.models.retrieve("speaker").id == "speaker"
+    assert names == ["numbers-de", "lstm-fr", "bytenet-es", "language", "reverse"]
+    assert client.models.retrieve("language").id == "language"
     with pytest.raises(openai.NotFoundError, match="unknown name 'other'"):
         client.models.retrieve("other")
 
@@ -53,7 +53,7 @@ def test_models(client: openai.OpenAI) -> None:
 def test_completions_match_the_library(
     client: openai.OpenAI, server: tuple[str, Backend], stream: bool, temperature: float
 ) -> None:
-    bundle = bundle_of(server, "speaker")
+    bundle = bundle_of(server, "language")
     target = bundle.codec.target
     assert target is not None
     texts = ["to be", "naïve 🙂"]
@@ -66,7 +66,7 @@ def test_completions_match_the_library(
         for one in several
     ]
     answer = client.completions.create(
-        model="speaker", prompt=texts, n=2, seed=7, max_tokens=12, temperature=temperature, top_p=0.9, stream=stream
+        model="language", prompt=texts, n=2, seed=7, max_tokens=12, temperature=temperature, top_p=0.9, stream=stream
     )
     texts_found = dict.fromkeys(range(4), "")
     finish = {}
@@ -88,7 +88,7 @@ def test_the_prompt_is_the_source(client: openai.OpenAI, server: tuple[str, Back
 
 def test_usage_logprobs_and_echo(client: openai.OpenAI) -> None:
     answer = client.completions.create(
-        model="speaker", prompt="to be", max_tokens=5, temperature=0, logprobs=3, echo=True, seed=1
+        model="language", prompt="to be", max_tokens=5, temperature=0, logprobs=3, echo=True, seed=1
     )
     (choice,) = answer.choices
     assert choice.text.startswith("to be")
@@ -100,11 +100,11 @@ def test_usage_logprobs_and_echo(client: openai.OpenAI) -> None:
     for logprob, top in zip(choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True):
         assert logprob <= max(top.values()) <= 0
         assert 1 <= len(top) <= 4
-    only = client.completions.create(model="speaker", prompt="to be", max_tokens=0, logprobs=1, echo=True)
+    only = client.completions.create(model="language", prompt="to be", max_tokens=0, logprobs=1, echo=True)
     assert only.choices[0].text == "to be"
     parts = list(
         client.completions.create(
-            model="speaker",
+            model="language",
             prompt="to be",
             max_tokens=5,
             temperature=0,
@@ -123,7 +123,7 @@ def test_usage_logprobs_and_echo(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop(client: openai.OpenAI, stream: bool) -> None:
-    settings = {"model": "speaker", "prompt": "to be", "max_tokens": 40, "temperature": 1, "seed": 3}
+    settings = {"model": "language", "prompt": "to be", "max_tokens": 40, "temperature": 1, "seed": 3}
     whole = client.completions.create(**settings).choices[0].text
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
     parts = client.completions.create(**settings, stop=["never generated", stop], stream=stream)
@@ -145,7 +145,7 @@ def test_keys(folders: list[Path]) -> None:
 
 def test_concurrent_clients_get_their_own_completions(client: openai.OpenAI) -> None:
     def complete(seed: int) -> str:
-        settings = {"model": "speaker", "prompt": "to " * (1 + seed % 5), "max_tokens": 5 + seed}
+        settings = {"model": "language", "prompt": "to " * (1 + seed % 5), "max_tokens": 5 + seed}
         return str(client.completions.create(**settings, seed=seed).choices[0].text)
 
     alone = [complete(seed) for seed in range(12)]

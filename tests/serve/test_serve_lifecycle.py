@@ -23,7 +23,7 @@ from allyouneed.serve.backend import Backend
 pytestmark = pytest.mark.no_shapes
 
 # Greedy: this random model then generates until its limit.
-LONG = {"model": "speaker", "prompt": "to be", "max_tokens": 1024, "temperature": 0}
+LONG = {"model": "language", "prompt": "to be", "max_tokens": 1024, "temperature": 0}
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
@@ -34,7 +34,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def running_rows(backend: Backend) -> int:
-    return backend.engines["speaker"].decode_workers.rows()
+    return backend.engines["language"].decode_workers.rows()
 
 
 def send(url: str, body: dict[str, Any], size: int | None = None) -> socket.socket:
@@ -73,13 +73,13 @@ def test_rows_of_disconnected_clients_leave_the_batch(folders: list[Path], strea
 @pytest.mark.usefixtures("slow")
 def test_rows_are_divided_among_all_decode_workers(folders: list[Path]) -> None:
     with running(folders[3:4], batch=7) as (url, backend):
-        workers = backend.engines["speaker"].decode_workers.workers
+        workers = backend.engines["language"].decode_workers.workers
         waiting = [send(url, {**LONG, "n": 2})]
         until(lambda: [len(worker.owner) for worker in workers] == [1, 1])
         waiting += [send(url, {**LONG, "n": 3}) for _ in range(2)]
         until(lambda: [len(worker.owner) for worker in workers] == [4, 3])
         waiting[0].close()
-        until(lambda: running_rows(backend) == 6 and not len(backend.engines["speaker"].queue))
+        until(lambda: running_rows(backend) == 6 and not len(backend.engines["language"].queue))
         for connection in waiting[1:]:
             connection.close()
         until(lambda: running_rows(backend) == 0)
@@ -91,14 +91,14 @@ def test_a_full_queue_refuses_at_once_with_retry_after(folders: list[Path]) -> N
         waiting = [send(url, LONG)]
         until(lambda: running_rows(backend) == 1)
         waiting += [send(url, LONG) for _ in range(2)]
-        until(lambda: len(backend.engines["speaker"].queue) == 2)
+        until(lambda: len(backend.engines["language"].queue) == 2)
         for stream in (False, True):
             found = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": stream})
             assert found.status_code == 429
             assert found.json()["error"]["code"] == "queue_full"
             assert int(found.headers["retry-after"]) >= 1
         assert httpx.get(f"{url}/health").status_code == 200
-        assert len(backend.engines["speaker"].queue) == 2  # refused long before the queued requests are served
+        assert len(backend.engines["language"].queue) == 2  # refused long before the queued requests are served
         for connection in waiting:
             connection.close()
         until(lambda: backend.active == 0)
@@ -161,7 +161,7 @@ def test_a_completion_ends_at_the_last_position_of_a_model(tmp_path: Path) -> No
         refused = httpx.post(f"{url}/v1/completions", json={**LONG, "prompt": "a" * 64})
         assert refused.status_code == 400
         assert "positions end at 64" in refused.json()["error"]["message"]
-        shown = httpx.post(f"{url}/attention", json={"model": "speaker", "text": "a" * 60})
+        shown = httpx.post(f"{url}/attention", json={"model": "language", "text": "a" * 60})
         assert shown.status_code == 200, shown.text
 
 

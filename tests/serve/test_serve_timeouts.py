@@ -121,7 +121,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch, ARRIVAL / 10)
 
 
-LONG = {"model": "speaker", "prompt": "to be", "max_tokens": 40, "temperature": 0}
+LONG = {"model": "language", "prompt": "to be", "max_tokens": 40, "temperature": 0}
 
 
 @pytest.mark.usefixtures("slow")

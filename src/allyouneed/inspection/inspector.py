@@ -42,7 +42,7 @@ class Inspector(ABC):
         """Return the logits of all positions (T, V), and each map with its phase ("read" or "write")."""
 
     def inspect(self, alternatives: int) -> Inspection:
-        """Run the model and return what it did, with so many alternatives for each output token."""
+        """Run the model and return what it did, with up to `alternatives` candidates for each output token."""
         with evaluating(self.model):
             logits_TV, found = self._run()
             logprob_TV = as_float32(logits_TV).log_softmax(dim=-1)

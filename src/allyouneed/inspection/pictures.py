@@ -1,4 +1,4 @@
-"""Pictures of attention weights, in one hue from light to dark, which readers with any colour vision can tell apart."""
+"""Pictures of attention weights, in one hue from light to dark, which is safe for colour-blind readers."""
 
 import textwrap
 from collections.abc import Sequence
