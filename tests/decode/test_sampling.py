@@ -47,6 +47,14 @@ def test_cuts_equal_plain_ones(numbers, temperature, top_k, top_p, min_p):
     assert {word: weight / total for word, weight in ours.items()} == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_tiny_top_p_keeps_the_best_token():
+    """Even one that float32 rounds to 0."""
+    weight_BN, column_BN = cut_probabilities(torch.tensor([[1.0, 3.0, 2.0]]), SampleConfig(top_p=1e-226))
+    assert weight_BN[0].count_nonzero() == 1
+    assert column_BN is not None
+    assert column_BN[0, 0] == 1
+
+
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.3}])
 def test_frequencies_are_the_probabilities(cut):
     model = make_model("decoder", 8, 2.0)

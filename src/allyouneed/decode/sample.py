@@ -157,7 +157,8 @@ def cut_probabilities(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, 
     weight_BN = ((logits_BV - best_B1) / config.temperature).softmax(dim=1)
     if config.top_p < 1:
         before_BN = weight_BN.cumsum(dim=1) - weight_BN
-        weight_BN = weight_BN.masked_fill(before_BN >= config.top_p, 0)
+        # A top_p that float32 rounds to 0 must not cut off the first token.
+        weight_BN = weight_BN.masked_fill(before_BN >= max(config.top_p, torch.finfo(weight_BN.dtype).tiny), 0)
     if config.min_p > 0:
         best_B1 = weight_BN.amax(dim=1, keepdim=True)
         weight_BN = weight_BN.masked_fill(weight_BN < config.min_p * best_B1, 0)
