@@ -224,7 +224,7 @@ def test_evaluate_refuses_data_that_has_changed(run, classifier, tmp_path):
     finally:
         path.write_bytes(before)
     assert changed.status == 2
-    assert "has changed since it was trained" in changed.err
+    assert "has changed since training" in changed.err
 
 
 # --- generate and score ----------------------------------------------------------------------------------------------
