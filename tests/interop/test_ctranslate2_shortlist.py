@@ -17,7 +17,7 @@ from allyouneed.errors import FolderError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2 import export, vmap
 from allyouneed.interop.ctranslate2.export import export_folder
-from allyouneed.interop.ctranslate2.files import NEVER_SAID, names_of
+from allyouneed.interop.ctranslate2.files import SUPPRESSED, names_of
 from allyouneed.shortlist.table import SPECIALS, Shortlist
 from allyouneed.text.specials import EOS
 
@@ -65,7 +65,7 @@ def test_they_say_the_same_to_single_texts(tmp_path: Path, beam: int) -> None:
         max_decoding_length=12,
         min_decoding_length=0,
         max_input_length=0,
-        suppress_sequences=NEVER_SAID,
+        suppress_sequences=SUPPRESSED,
     )
     config = SearchConfig(beam=beam, length_penalty=0, max_length=12)
     ours = search(bundle.model, sources, config, shortlist=bundle.shortlist)
@@ -87,11 +87,11 @@ def test_an_export_that_allows_something_else_is_not_written(tmp_path: Path, mon
 def test_names_that_cannot_be_written_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = Shortlist(torch.arange(SPECIALS), torch.tensor([4, 5]), torch.tensor([0, 0, 0, 0, 0, 2]))
     plain = ["<pad>", "<s>", "</s>", "<unk>", "a", "b"]
-    assert vmap.cannot_be_said(some, plain, plain) is None
-    assert vmap.cannot_be_said(some, [*plain[:5], "x y"], plain) == "x y"
-    assert vmap.cannot_be_said(some, plain, [*plain[:4], "\t", "b"]) == "\t"
-    assert vmap.cannot_be_said(some, [*plain[:4], "x y", "b"], plain) is None  # it allows nothing, so it has no line
-    monkeypatch.setattr(export, "cannot_be_said", lambda *_: " ")
+    assert vmap.unwritable_name(some, plain, plain) is None
+    assert vmap.unwritable_name(some, [*plain[:5], "x y"], plain) == "x y"
+    assert vmap.unwritable_name(some, plain, [*plain[:4], "\t", "b"]) == "\t"
+    assert vmap.unwritable_name(some, [*plain[:4], "x y", "b"], plain) is None  # it allows nothing, so it has no line
+    monkeypatch.setattr(export, "unwritable_name", lambda *_: " ")
     notes = export_folder(listed(), tmp_path / "out")
     assert any("the shortlist is left out: CTranslate2's vmap.txt cannot name ' '" in note for note in notes)
     assert not (tmp_path / "out" / "vmap.txt").exists()

@@ -26,14 +26,14 @@ def command(
     from allyouneed.errors import ConfigError, unknown_name
     from allyouneed.folder import load_folder
     from allyouneed.interop import EXPORTS
-    from allyouneed.interop.place import require_place
+    from allyouneed.interop.output_folder import require_safe_output
 
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
-    require_place(out, Path(model), to)  # of a run folder all; an exporter knows the model folder in it alone
+    require_safe_output(out, Path(model), to)  # of a run folder all; an exporter knows the model folder in it alone
     bundle = load_folder(model)
-    with progress() as tell:
-        lines = EXPORTS[to](bundle, out, quantization, tell)
+    with progress() as report:
+        lines = EXPORTS[to](bundle, out, quantization, report)
     for line in lines:
         note(line)
     print(out)

@@ -50,9 +50,9 @@ def command(
     config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
     check_engine(engine, device)
     if engine == "ctranslate2":
-        from allyouneed.interop.ctranslate2.engine import refuse_draws
+        from allyouneed.interop.ctranslate2.engine import refuse_sampling
 
-        refuse_draws(config)
+        refuse_sampling(config)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_generator(bundle)
     where = "--prompt" if prompt is not None else str(NAME)

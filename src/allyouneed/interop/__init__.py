@@ -9,27 +9,27 @@ from pathlib import Path
 
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.interop.stages import Tell
+from allyouneed.interop.progress import ReportProgress
 
 
-def _hugging_face(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
+def _hugging_face(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:
     from allyouneed.interop.hf.export import export_folder
 
     _refuse(quantization, "hf")
     return export_folder(bundle, out)
 
 
-def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
+def _ctranslate2(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:
     from allyouneed.interop.ctranslate2.export import export_folder
 
-    return export_folder(bundle, out, quantization, tell)
+    return export_folder(bundle, out, quantization, report)
 
 
-def _onnx(bundle: Bundle, out: Path, quantization: str | None, tell: Tell) -> list[str]:
+def _onnx(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:
     from allyouneed.interop.onnx.export import export_folder
 
     _refuse(quantization, "onnx")
-    return export_folder(bundle, out, tell)
+    return export_folder(bundle, out, report)
 
 
 def _refuse(quantization: str | None, to: str) -> None:
@@ -39,7 +39,7 @@ def _refuse(quantization: str | None, to: str) -> None:
         )
 
 
-Export = Callable[[Bundle, Path, str | None, Tell], list[str]]
+Export = Callable[[Bundle, Path, str | None, ReportProgress], list[str]]
 EXPORTS: dict[str, Export] = {
     "hf": _hugging_face,
     "ctranslate2": _ctranslate2,

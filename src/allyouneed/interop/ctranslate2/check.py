@@ -16,7 +16,7 @@ import torch
 
 from allyouneed.decode import SearchConfig, score, search
 from allyouneed.errors import FolderError
-from allyouneed.interop.ctranslate2.files import NEVER_SAID, Quantization, names_of, rounded
+from allyouneed.interop.ctranslate2.files import SUPPRESSED, Quantization, names_of, rounded
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -65,9 +65,9 @@ class Written:
 
     def greedy(self, given: Rows, listed: bool = False) -> list[list[int]]:
         """What greedy search says, without EOS; `listed`: with its vmap.txt, each by itself."""
-        usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": NEVER_SAID}
+        usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": SUPPRESSED}
         usual |= {"use_vmap": True, "max_batch_size": 1} if listed else {}
-        longest = most_said(self._model, given)
+        longest = output_limit(self._model, given)
         if self.paired:
             words = self._words(given, self.source)
             limits = {"max_decoding_length": longest, "min_decoding_length": 0, "max_input_length": 0}
@@ -92,10 +92,10 @@ def check_folder(
     codec: Codec,
     quantization: Quantization,
     prompts: Sequence[Prompt],
-    begin: Callable[[str], None] = lambda words: None,
+    next_stage: Callable[[str], None] = lambda words: None,
 ) -> list[str]:
     """Refuses a folder that disagrees; else says how far it agrees. `begin` hears what is done next."""
-    begin(f"log-probabilities of {len(prompts)} sequences in both engines")
+    next_stage(f"log-probabilities of {len(prompts)} sequences in both engines")
     expected = rounded(model, quantization)
     written = Written(model, codec, folder, "float32")
     given = [one.given for one in prompts]
@@ -104,7 +104,7 @@ def check_folder(
     close = CLOSE if quantization == "float32" else ROUNDED
     if furthest > close:
         raise FolderError(f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}; nothing was written")
-    begin(f"greedy search for {len(prompts)} sequences in both engines")
+    next_stage(f"greedy search for {len(prompts)} sequences in both engines")
     said, theirs = greedy(expected, given), written.greedy(given)
     for one, two, source in zip(said, theirs, given, strict=True):
         if one != two and not _tie(expected, source, one, two, close):
@@ -112,7 +112,7 @@ def check_folder(
     notes = [f"checked on {len(prompts)} sequences: log-probabilities within {furthest:.1e}, greedy search the same"]
     if quantization == "float32":
         return notes
-    begin(f"what {quantization} changes")
+    next_stage(f"what {quantization} changes")
     return [*notes, _moved(model, written, folder, codec, prompts, quantization)]
 
 
@@ -178,14 +178,14 @@ def _continuation(model: Model, prompt: Prompt) -> list[float]:
 
 def greedy(model: Model, given: Rows, shortlist: Shortlist | None = None) -> list[list[int]]:
     """What our greedy search says."""
-    longest = most_said(model, given)
+    longest = output_limit(model, given)
     if isinstance(model, EncoderDecoder):
         config = SearchConfig(beam=1, max_length=longest)
         return [found[0].ids for found in search(model, given, config, shortlist=shortlist)]
     return [_continued(model, row, longest) for row in given]
 
 
-def most_said(model: Model, given: Rows) -> int:
+def output_limit(model: Model, given: Rows) -> int:
     """How many tokens a search may say, so that the longest answer, with EOS, has learnt positions."""
     room = model.longest
     if room is None:

@@ -27,13 +27,13 @@ from allyouneed.decode.base import new_token_limit
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.interop.ctranslate2.opened import open_engine
+from allyouneed.interop.ctranslate2.runtime import open_runtime
 from allyouneed.text.specials import EOS
 
 STRIDE = 8  # steps by which first guesses differ: sentences with one guess are decoded together
 
 
-def refuse_draws(config: SampleConfig) -> None:
+def refuse_sampling(config: SampleConfig) -> None:
     """Whoever generates with CTranslate2 cannot have our samples."""
     if config.temperature != 0:
         raise ConfigError(
@@ -46,13 +46,13 @@ class CTranslate2Engine:
     """An encoder-decoder model or a decoder, opened with CTranslate2."""
 
     def __init__(self, bundle: Bundle, int8: bool = False) -> None:
-        self._opened, self._model = open_engine(bundle, int8), bundle.model
+        self._runtime, self._model = open_runtime(bundle, int8), bundle.model
 
     def stream(self, ids: Sequence[int], config: SampleConfig) -> Iterator[int]:
         """What `decode.stream` gives at temperature 0: to a source or, if the model has none, after a prompt."""
-        refuse_draws(config)
+        refuse_sampling(config)
         steps = new_token_limit(self._model, config.max_length, (), ids)
-        return self._opened.stream(ids, steps) if steps else iter(())
+        return self._runtime.stream(ids, steps) if steps else iter(())
 
     def search(
         self,
@@ -100,7 +100,7 @@ class CTranslate2Engine:
         if not tried.alike:
             most = config.beam * (tried.steps + 1)
             options |= {"patience": tried.steps + 1, "num_hypotheses": most, "length_penalty": 1}
-        found = self._opened.decode(sources, tried.steps, max(1, config.batch_tokens // config.beam), **options)
+        found = self._runtime.decode(sources, tried.steps, max(1, config.batch_tokens // config.beam), **options)
         divided = options["length_penalty"] == 1
         return [[_hypothesis(ids, value * (len(ids) if divided else 1)) for ids, value in one] for one in found]
 
@@ -111,7 +111,9 @@ class CTranslate2Engine:
         CTranslate2 would have to read to score it."""
         pairs = [(source, one) for source, best in zip(sources, results, strict=True) for one in best]
         fits = [(source, one.ids) for source, one in pairs if self._fits(source, one.ids)]
-        scored = iter(self._opened.score([source for source, _ in fits], [ids for _, ids in fits], config.batch_tokens))
+        scored = iter(
+            self._runtime.score([source for source, _ in fits], [ids for _, ids in fits], config.batch_tokens)
+        )
         again = iter(
             _with_logprob(one, next(scored), config) if self._fits(source, one.ids) else one for source, one in pairs
         )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
+from allyouneed.interop.check_inputs import LONGEST, NO_TEXTS, framed, random_rows, stage_name, task_texts
 from allyouneed.interop.ctranslate2.check import Prompt, check_folder, check_shortlist, computes, greedy
 from allyouneed.interop.ctranslate2.files import QUANTIZATIONS, Quantization, names_of, require_package, write_model
-from allyouneed.interop.ctranslate2.vmap import FILE, cannot_be_said, write_vmap
-from allyouneed.interop.left_out import without_shortlist
-from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, NO_TEXTS, answering, framed, own_texts, random_rows
-from allyouneed.interop.stages import Stages, Tell, silent
+from allyouneed.interop.ctranslate2.vmap import FILE, unwritable_name, write_vmap
+from allyouneed.interop.export_notes import shortlist_note
+from allyouneed.interop.output_folder import require_safe_output
+from allyouneed.interop.progress import ProgressStages, ReportProgress, no_progress
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -32,9 +32,11 @@ Every text of a batch is then allowed what any of them is.
 """
 
 
-def export_folder(bundle: Bundle, out: Path, quantization: str | None = None, tell: Tell = silent) -> list[str]:
+def export_folder(
+    bundle: Bundle, out: Path, quantization: str | None = None, report: ReportProgress = no_progress
+) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
-    require_place(out, bundle.path, "ctranslate2")
+    require_safe_output(out, bundle.path, "ctranslate2")
     require_package()
     chosen = next((one for one in QUANTIZATIONS if one == (quantization or "float32")), None)
     if chosen is None:
@@ -43,20 +45,20 @@ def export_folder(bundle: Bundle, out: Path, quantization: str | None = None, te
     with new_folder(out) as folder:
         write_model(model, codec, folder, chosen)
         listed = bundle.shortlist is not None and isinstance(model, EncoderDecoder)
-        begin = Stages(tell, 3 + (chosen != "float32") + listed)
-        texts = own_texts(bundle)
-        begin(answering(texts))
+        next_stage = ProgressStages(report, 3 + (chosen != "float32") + listed)
+        texts = task_texts(bundle)
+        next_stage(stage_name(texts))
         prompts = prompts_of(model, codec, texts)
-        notes = check_folder(folder, model, codec, chosen, prompts, begin)
+        notes = check_folder(folder, model, codec, chosen, prompts, next_stage)
         if bundle.shortlist is not None and listed:
-            begin("both engines search with the shortlist")
+            next_stage("both engines search with the shortlist")
             notes.append(_with_shortlist(bundle, bundle.shortlist, folder, chosen, prompts))
         else:
-            notes += without_shortlist(bundle, "CTranslate2 has a vmap.txt for encoder-decoder models alone")
+            notes += shortlist_note(bundle, "CTranslate2 has a vmap.txt for encoder-decoder models alone")
         codec.save(folder)
         text = card(bundle, chosen) + (LISTED if (folder / FILE).exists() else "")
         (folder / CARD).write_text(text, encoding="utf-8")
-    return [*notes, *_told(chosen, texts)]
+    return [*notes, *_notes(chosen, texts)]
 
 
 def _with_shortlist(
@@ -66,7 +68,7 @@ def _with_shortlist(
     assert isinstance(bundle.model, EncoderDecoder)
     source, target = bundle.codec.both()
     names = names_of(source, bundle.model.sizes.source), names_of(target, bundle.model.sizes.target)
-    odd = cannot_be_said(shortlist, *names)
+    odd = unwritable_name(shortlist, *names)
     if odd is not None:
         return f"the shortlist is left out: CTranslate2's vmap.txt cannot name {odd!r}"
     write_vmap(shortlist, *names, folder)
@@ -92,7 +94,7 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
     return [Prompt(one, target) for one, target in pairs]
 
 
-def _told(quantization: Quantization, texts: list[str]) -> list[str]:
+def _notes(quantization: Quantization, texts: list[str]) -> list[str]:
     notes = [] if texts else [NO_TEXTS]
     if not computes(quantization):
         notes.append(f"CTranslate2 has no {quantization} arithmetic for this CPU and computes in another type here")

@@ -24,7 +24,7 @@ from allyouneed.text.tokenizer import SPECIALS, Tokenizer
 
 Quantization = Literal["float32", "int16", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("float32", "int16", "int8")
-NEVER_SAID = [[SPECIALS[PAD]], [SPECIALS[BOS]]]  # what our search never says, in CTranslate2's `suppress_sequences`
+SUPPRESSED = [[SPECIALS[PAD]], [SPECIALS[BOS]]]  # what our search never says, in CTranslate2's `suppress_sequences`
 
 
 def require_package() -> None:

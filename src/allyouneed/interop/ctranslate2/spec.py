@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from allyouneed.block import GATED, Block
 from allyouneed.errors import ConfigError
-from allyouneed.interop.known import require_known
+from allyouneed.interop.supported_settings import require_supported
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
@@ -41,7 +41,7 @@ def build_spec(model: Model) -> Any:
     from ctranslate2 import specs
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
-    model = require_known(model, "ctranslate2")
+    model = require_supported(model, "ctranslate2")
     config, cross = model.config, isinstance(model, EncoderDecoder)
     refuse(model)
     decoder = TransformerDecoderSpec(

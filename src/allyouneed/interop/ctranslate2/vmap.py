@@ -34,7 +34,7 @@ def write_vmap(shortlist: Shortlist, source: Sequence[str], target: Sequence[str
     (folder / FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def cannot_be_said(shortlist: Shortlist, source: Sequence[str], target: Sequence[str]) -> str | None:
+def unwritable_name(shortlist: Shortlist, source: Sequence[str], target: Sequence[str]) -> str | None:
     """A name that cannot stand in the file: blanks and ends of lines part names there."""
     rows = list(_rows(shortlist))
     names = [source[word] for word, _ in rows if word is not None]

@@ -14,16 +14,16 @@ from torch import Tensor
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle, model_tensors
+from allyouneed.interop.export_notes import shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of
 from allyouneed.interop.hf.architectures.bert import class_of
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
-from allyouneed.interop.hf.forms import FORMS
-from allyouneed.interop.hf.rules import NOWHERE, Rows, split_all
+from allyouneed.interop.hf.rewrites import REWRITES
+from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
 from allyouneed.interop.hf.tokens import Tokens, tokenizer_files
-from allyouneed.interop.left_out import without_shortlist
-from allyouneed.interop.place import require_place
+from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
@@ -33,7 +33,7 @@ from allyouneed.storage import new_folder, write_tensors
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
 
 # By kind of model and positions; encoder-decoders also by where their norms stand.
-HOMES: dict[tuple[str, ...], str] = {
+ARCHITECTURE_OF: dict[tuple[str, ...], str] = {
     ("encoder-decoder", "sinusoidal", "post"): "marian",
     ("encoder-decoder", "sinusoidal", "pre"): "pegasus",
     ("encoder-decoder", "learned", "post"): "bart",
@@ -51,13 +51,13 @@ Weights = dict[str, Tensor]
 
 def export_folder(bundle: Bundle, out: Path) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
-    require_place(out, bundle.path, "hf")
+    require_safe_output(out, bundle.path, "hf")
     built: Any = bundle.model
     if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig):
         raise ConfigError(f"{bundle.path}: model.type: {built.config.type} has no counterpart in transformers")
     try:
-        architecture = _home(built.config)
-        config, weights = _in_form(built.config, model_tensors(built), architecture)
+        architecture = _target_architecture(built.config)
+        config, weights = _rewritten_model(built.config, model_tensors(built), architecture)
         config, weights, rows, tokens = _vocabulary(bundle, config, weights, architecture)
         settings = _settings(config, architecture)
     except ConfigError as error:
@@ -76,30 +76,30 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
         write_tensors(folder / WEIGHTS, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
     opened = f"{settings['architectures'][0]}; from_pretrained({str(out)!r}) of transformers opens it"
-    return [opened, *without_shortlist(bundle, "transformers knows none")]
+    return [opened, *shortlist_note(bundle, "transformers knows none")]
 
 
-def _home(config: Any) -> Architecture:
+def _target_architecture(config: Any) -> Architecture:
     mixers = config.mixer if isinstance(config.mixer, list) else [config.mixer]
     other = [mixer.type for mixer in mixers if not isinstance(mixer, SoftmaxConfig)]
     if other:
         raise ConfigError(f"model.mixer: {other[0]}; only softmax is exported to transformers")
-    home = HOMES.get((config.kind, config.positions.type, config.norm))
-    if home is None:
+    target = ARCHITECTURE_OF.get((config.kind, config.positions.type, config.norm))
+    if target is None:
         what = f"model.positions={config.positions.type} with model.norm={config.norm}"
         raise ConfigError(f"{what} has no counterpart in transformers for a model of type {config.type}")
-    if home == "marian" and config.embedding_norm:
-        home = "bart"
-    if home == "pegasus" and config.embedding_norm:
-        home = "mbart"
-    return ARCHITECTURES[home]
+    if target == "marian" and config.embedding_norm:
+        target = "bart"
+    if target == "pegasus" and config.embedding_norm:
+        target = "mbart"
+    return ARCHITECTURES[target]
 
 
-def _in_form(config: Any, weights: Weights, architecture: Architecture) -> tuple[Any, Weights]:
+def _rewritten_model(config: Any, weights: Weights, architecture: Architecture) -> tuple[Any, Weights]:
     """The model in a form that the architecture may have."""
     heads = config.mixer_of(0).position_heads
-    for name in architecture.forms:
-        config, weights = FORMS[name](config, weights, heads)
+    for name in architecture.rewrites:
+        config, weights = REWRITES[name](config, weights, heads)
     return config, weights
 
 
@@ -114,13 +114,13 @@ def _vocabulary(
         raise ConfigError("the source and the target have vocabularies of their own; theirs share one")
     hidden = frozenset[int]()
     if answers_are_tokens and bias_V is not None:
-        hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= NOWHERE)
+        hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= ZERO_PROBABILITY_LOGIT)
     kept = [number for number in range(sized) if number not in hidden]
     theirs: list[int | None] = [None] * sized
     for token, number in enumerate(kept):
         theirs[number] = token
     rows = Rows(tuple(theirs), hidden, len(kept), len(codec.classes or ()) if not answers_are_tokens else 0)
-    tokens = Tokens(rows, _players(weights, theirs, hidden))
+    tokens = Tokens(rows, _token_roles(weights, theirs, hidden))
     if isinstance(config, EncoderConfig):
         return config, weights, rows, tokens
     writes_bias = any(rule.ours == "head.bias_V" and rule.theirs for rule in architecture.rules(config, rows))
@@ -139,18 +139,18 @@ def _vocabulary(
     return config, weights, rows, tokens
 
 
-def _players(weights: Weights, theirs: Sequence[int | None], hidden: frozenset[int]) -> dict[int, int | None]:
+def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozenset[int]) -> dict[int, int | None]:
     """Which token plays the part of each of our four ids: its own, or the one whose copy it is."""
     table_VD = next(weights[name] for name in ("source.weight_VD", "target.weight_VD") if name in weights)
-    players: dict[int, int | None] = {}
+    roles: dict[int, int | None] = {}
     for number in (PAD, BOS, EOS, UNK):
         same = [
             other
             for other in (EOS, PAD, UNK)
             if other not in hidden and bool((table_VD[other] == table_VD[number]).all())
         ]
-        players[number] = theirs[number] if number not in hidden else theirs[same[0]] if same else None
-    return players
+        roles[number] = theirs[number] if number not in hidden else theirs[same[0]] if same else None
+    return roles
 
 
 def _settings(config: StackConfig, architecture: Architecture) -> Tree:

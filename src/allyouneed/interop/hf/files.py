@@ -36,7 +36,7 @@ PIECES = (
 )
 
 
-class Foreign:
+class ForeignFolder:
     """A folder of somebody else."""
 
     def __init__(self, path: Path) -> None:

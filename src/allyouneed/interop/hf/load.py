@@ -17,10 +17,10 @@ from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, save_fo
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, Foreign
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, ForeignFolder
 from allyouneed.interop.hf.rules import Rule, join_all
-from allyouneed.interop.hf.vocabulary import Parts, TheirTokenizer, Vocabulary, renumber
-from allyouneed.interop.place import require_place
+from allyouneed.interop.hf.vocabulary import ForeignTokenizer, Parts, Vocabulary, renumber
+from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.models import Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
@@ -49,7 +49,7 @@ class Imported:
 
 def import_folder(folder: Path, out: Path) -> list[str]:
     """Writes the model folder; gives what a person should know about it."""
-    require_place(out, folder, "model", _was_imported)
+    require_safe_output(out, folder, "model", _was_imported)
     read = read_folder(folder)
     save_folder(out, read.model, read.codec, read.recipe, _card(read))
     return read.notes
@@ -66,7 +66,7 @@ def _was_imported(folder: Path) -> bool:
 
 def read_folder(folder: Path) -> Imported:
     """The model of a foreign folder."""
-    foreign = Foreign(folder)
+    foreign = ForeignFolder(folder)
     _refuse_ours(folder)
     tree = foreign.read_json(CONFIG)
     fields = Fields(tree, foreign.path / CONFIG)
@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> Imported:
     beam = _known_search(fields, tokens) or _known_search(generation, tokens)
     notes = _notes([*fields.finish(), *generation.finish()])
     classes = _classes(tree, config, name)
-    tokenizer = TheirTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
+    tokenizer = ForeignTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
     parts = replace(parts, unknown=tokenizer.unknown(_tokenizer_settings(foreign)))
     size = fields.number("vocab_size")
@@ -116,11 +116,11 @@ def _settings(architecture: Architecture, fields: Fields, name: str) -> ModelCon
         raise FolderError(f"{fields.where}: {str(error).splitlines()[-1].strip()}") from None
 
 
-def _generation(foreign: Foreign) -> Fields:
+def _generation(foreign: ForeignFolder) -> Fields:
     return Fields(foreign.read_json(GENERATION) if foreign.has(GENERATION) else {}, foreign.path / GENERATION)
 
 
-def _tokenizer_settings(foreign: Foreign) -> Tree:
+def _tokenizer_settings(foreign: ForeignFolder) -> Tree:
     """What their library knows of a tokeniser beside tokenizer.json."""
     if not foreign.has(TOKENIZER_CONFIG):
         return {}
@@ -146,7 +146,7 @@ def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
 
 
 def _parts(
-    tokenizer: TheirTokenizer, tokens: dict[str, int | None], config: ModelConfig, framed: bool
+    tokenizer: ForeignTokenizer, tokens: dict[str, int | None], config: ModelConfig, framed: bool
 ) -> tuple[tuple[list[int], list[int]] | None, Parts]:
     """Their frame of a source, where it is not the usual one, and which token plays which part."""
     begin, end = tokens["bos"], tokens["eos"]
@@ -165,7 +165,7 @@ def _parts(
     return frame, Parts(tokens["pad"], begin, end, None)
 
 
-def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: Foreign) -> Model:
+def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: ForeignFolder) -> Model:
     rows, tensors = vocabulary.rows, architecture.prepare(foreign.read_tensors())
     config = _parted(architecture, config, tensors, foreign.path)
     rules = architecture.rules(config, rows)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError
 
-NOWHERE = -1e4  # a logit that has no probability: exp(-1e4) is 0 in float32 and float64
+ZERO_PROBABILITY_LOGIT = -1e4  # a logit that has no probability: exp(-1e4) is 0 in float32 and float64
 
 
-class Way(ABC):
+class TensorMap(ABC):
     """How some tensors of theirs are one of ours."""
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Way(ABC):
         """Theirs."""
 
 
-class Same(Way):
+class Same(TensorMap):
     """The same numbers in the same order."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -40,7 +40,7 @@ class Same(Way):
         return [ours]
 
 
-class Transposed(Way):
+class Transposed(TensorMap):
     """Their layers multiply from the other side."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -51,7 +51,7 @@ class Transposed(Way):
 
 
 @dataclass(frozen=True)
-class Stacked(Way):
+class Stacked(TensorMap):
     """Rows of several of theirs below each other; each may be scaled on its way in."""
 
     rows: Sequence[int]  # of each of theirs
@@ -67,7 +67,7 @@ class Stacked(Way):
 
 
 @dataclass(frozen=True)
-class Interleaved(Way):
+class Interleaved(TensorMap):
     """Theirs stands head by head, each with query, key and value; ours has all queries, all keys, all values."""
 
     heads: int
@@ -80,7 +80,7 @@ class Interleaved(Way):
 
 
 @dataclass(frozen=True)
-class After(Way):
+class After(TensorMap):
     """Their table has rows in front that nobody reads."""
 
     skipped: int
@@ -93,7 +93,7 @@ class After(Way):
 
 
 @dataclass(frozen=True)
-class Nothing(Way):
+class Nothing(TensorMap):
     """Zeros that theirs does not have."""
 
     shape: tuple[int, ...]
@@ -118,11 +118,11 @@ class Rows:
     size: int = 0  # how many tokens theirs has
     classes: int = 0  # how many answers there are that are no tokens
 
-    def table(self, scale: float = 1.0) -> "Way":
+    def table(self, scale: float = 1.0) -> "TensorMap":
         """For embeddings: one row a token."""
         return _Table(self, scale)
 
-    def bias(self, as_row: bool = False) -> "Way":
+    def bias(self, as_row: bool = False) -> "TensorMap":
         """For a number a token (`as_row`: theirs is a matrix of one row); ours has one if some id is hidden."""
         return _Bias(self, as_row)
 
@@ -139,7 +139,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class _Table(Way):
+class _Table(TensorMap):
     rows: Rows
     scale: float
 
@@ -151,14 +151,14 @@ class _Table(Way):
 
 
 @dataclass(frozen=True)
-class _Bias(Way):
+class _Bias(TensorMap):
     rows: Rows
     as_row: bool
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         given = theirs[0].flatten() if theirs else torch.zeros(self.rows.size)
         bias_V = self.rows._ours(given)
-        bias_V[list(self.rows.hidden)] = NOWHERE
+        bias_V[list(self.rows.hidden)] = ZERO_PROBABILITY_LOGIT
         return bias_V
 
     def split(self, ours: Tensor, count: int) -> list[Tensor]:
@@ -172,13 +172,13 @@ class Rule:
 
     ours: str
     theirs: tuple[str, ...]
-    way: Way = field(default_factory=Same)
+    mapping: TensorMap = field(default_factory=Same)
 
 
-def layer(ours: str, theirs: str, *, bias: bool = True, way: Way | None = None) -> list[Rule]:
+def layer(ours: str, theirs: str, *, bias: bool = True, mapping: TensorMap | None = None) -> list[Rule]:
     """Weight and bias of a layer or a norm with the same numbers."""
     names = ("weight", "bias") if bias else ("weight",)
-    return [Rule(f"{ours}.{name}", (f"{theirs}.{name}",), way or Same()) for name in names]
+    return [Rule(f"{ours}.{name}", (f"{theirs}.{name}",), mapping or Same()) for name in names]
 
 
 def stacked(
@@ -186,8 +186,8 @@ def stacked(
 ) -> list[Rule]:
     """A layer that is several of theirs."""
     names = ("weight", "bias") if bias else ("weight",)
-    way = Stacked(tuple(rows), tuple(scales))
-    return [Rule(f"{ours}.{name}", tuple(f"{one}.{name}" for one in theirs), way) for name in names]
+    mapping = Stacked(tuple(rows), tuple(scales))
+    return [Rule(f"{ours}.{name}", tuple(f"{one}.{name}" for one in theirs), mapping) for name in names]
 
 
 def join_all(rules: Iterable[Rule], theirs: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def join_all(rules: Iterable[Rule], theirs: Mapping[str, Tensor], where: object)
                 raise FolderError(f"{where}: tensor {name} is missing")
             found.append(left.pop(name))
         try:
-            ours[rule.ours] = rule.way.join(found).contiguous()
+            ours[rule.ours] = rule.mapping.join(found).contiguous()
         except (RuntimeError, IndexError, ValueError, FolderError) as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(rule.theirs, found, strict=True))
             raise FolderError(f"{where}: the shapes do not fit the config: {shapes} ({error})") from None
@@ -213,4 +213,4 @@ def split_all(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> Iterator[tup
     """Their tensors."""
     for rule in rules:
         if rule.theirs:
-            yield from zip(rule.theirs, rule.way.split(ours[rule.ours], len(rule.theirs)), strict=True)
+            yield from zip(rule.theirs, rule.mapping.split(ours[rule.ours], len(rule.theirs)), strict=True)

@@ -20,13 +20,13 @@ class Tokens:
     """Which token of theirs is which."""
 
     rows: Rows
-    players: dict[int, int | None]  # of our four special ids
+    roles: dict[int, int | None]  # of our four special ids
 
     def numbers(self, config: Any) -> Tree:
         """The fields of a config that name special tokens."""
-        found: Tree = {f"{part}_token_id": self.players[ours] for part, ours in PARTS.items() if part != "unk"}
+        found: Tree = {f"{part}_token_id": self.roles[ours] for part, ours in PARTS.items() if part != "unk"}
         if isinstance(config, EncoderDecoderConfig):
-            found |= {"decoder_start_token_id": self.players[BOS]}
+            found |= {"decoder_start_token_id": self.roles[BOS]}
         return found
 
 
@@ -53,7 +53,7 @@ def tokenizer_files(codec: Codec, tokens: Tokens, config: Any) -> dict[str, Tree
     added += [{"id": number, "content": names[number], **flags} for number in controls]
     tree["added_tokens"] = sorted(added, key=lambda one: one["id"])
     tree["post_processor"] = _template(codec, tokens, names, config)
-    parts = {part: tokens.players[ours] for part, ours in PARTS.items()}
+    parts = {part: tokens.roles[ours] for part, ours in PARTS.items()}
     named: Tree = {f"{part}_token": names[number] for part, number in parts.items() if number is not None}
     if isinstance(config, EncoderConfig):
         named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
@@ -77,6 +77,6 @@ def _template(codec: Codec, tokens: Tokens, names: dict[int, str], config: Any) 
 
 
 def _token(tokens: Tokens, ours: int) -> int:
-    number = tokens.players[ours] if ours in tokens.players else tokens.rows.theirs[ours]
+    number = tokens.roles[ours] if ours in tokens.roles else tokens.rows.theirs[ours]
     assert number is not None, "what frames a text is a token"
     return number

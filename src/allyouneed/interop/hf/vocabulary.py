@@ -50,7 +50,7 @@ class Vocabulary:
     ours: Mapping[int, int]  # of each of their tokens
 
 
-class TheirTokenizer:
+class ForeignTokenizer:
     """tokenizer.json as it came."""
 
     def __init__(self, tree: dict[str, Any], where: object) -> None:
@@ -97,7 +97,7 @@ class TheirTokenizer:
         raise FolderError(f"{self.where}: post_processor: does more than to put tokens before and behind a text")
 
 
-def renumber(tokenizer: TheirTokenizer, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
+def renumber(tokenizer: ForeignTokenizer, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
     """Their vocabulary of `size` tokens in our numbers. `classes`: how many answers there are that are no tokens."""
     special = [parts.pad, parts.begin, parts.end, parts.unknown]
     for number in [*(number for number in special if number is not None), *tokenizer.names]:
@@ -120,7 +120,7 @@ def renumber(tokenizer: TheirTokenizer, parts: Parts, size: int, classes: int = 
     return Vocabulary(made, Rows(tuple(theirs), hidden, size, classes), ours_of)
 
 
-def _names(tokenizer: TheirTokenizer, theirs: Sequence[int | None]) -> list[str]:
+def _names(tokenizer: ForeignTokenizer, theirs: Sequence[int | None]) -> list[str]:
     """The names of our ids, up to the last that has one."""
     names = list(SPECIALS)
     named = max((ours for ours, number in enumerate(theirs) if number in tokenizer.names), default=-1)
@@ -133,7 +133,7 @@ def _names(tokenizer: TheirTokenizer, theirs: Sequence[int | None]) -> list[str]
     return names
 
 
-def _rewritten(tokenizer: TheirTokenizer, names: Sequence[str], ours_of: Mapping[int, int]) -> dict[str, Any]:
+def _rewritten(tokenizer: ForeignTokenizer, names: Sequence[str], ours_of: Mapping[int, int]) -> dict[str, Any]:
     """tokenizer.json in our numbers: control tokens are no longer looked for in text, and nothing is added to it."""
     tree = {**tokenizer.tree, "post_processor": None, "truncation": None, "padding": None}
     tree["added_tokens"] = [
@@ -157,7 +157,7 @@ def _rewritten(tokenizer: TheirTokenizer, names: Sequence[str], ours_of: Mapping
     return tree
 
 
-def _compare(theirs: TheirTokenizer, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
+def _compare(theirs: ForeignTokenizer, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
     """Texts must have the same tokens in both, and no text may be a control token."""
     for text in PROBES:
         right = [ours_of[number] for number in theirs.library.encode(text, add_special_tokens=False).ids]

@@ -13,7 +13,7 @@ import torch
 
 from allyouneed.decode.base import pad_right
 from allyouneed.errors import FolderError
-from allyouneed.interop.stages import Tell, silent
+from allyouneed.interop.progress import ReportProgress, no_progress
 from allyouneed.models import Model
 from allyouneed.models.encoder_decoder import EncoderDecoder
 
@@ -64,7 +64,9 @@ class Written:
         return logits, {**state, **{name.replace("present", "past"): value for name, value in found.items()}}
 
 
-def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt], tell: Tell = silent) -> list[str]:
+def check_folder(
+    folder: Path, model: Model, prompts: Sequence[Prompt], report: ReportProgress = no_progress
+) -> list[str]:
     """Refuses a folder that disagrees; else says how far it agrees."""
     written, furthest, done = Written(folder), 0.0, 0
     for length in {len(tokens) for _, tokens in prompts}:
@@ -82,7 +84,7 @@ def check_folder(folder: Path, model: Model, prompts: Sequence[Prompt], tell: Te
             gap = float(np.abs(found - expected).max())
             furthest = max(furthest, gap if gap == gap else float("inf"))
         done += len(some)
-        tell(done / len(prompts), f"{done} of {len(prompts)} sequences compared in both engines")
+        report(done / len(prompts), f"{done} of {len(prompts)} sequences compared in both engines")
     if furthest > CLOSE:
         raise FolderError(f"onnx: logits differ from ours by {furthest:.2g}; nothing was written")
     return [f"checked on {len(prompts)} sequences, at once and step by step: logits within {furthest:.1e}"]

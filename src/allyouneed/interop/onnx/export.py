@@ -9,12 +9,12 @@ from pathlib import Path
 from allyouneed.decode import SearchConfig, search
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.interop.left_out import without_shortlist
+from allyouneed.interop.check_inputs import LONGEST, NO_TEXTS, framed, random_rows, stage_name, task_texts
+from allyouneed.interop.export_notes import shortlist_note
 from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
-from allyouneed.interop.place import require_place
-from allyouneed.interop.samples import LONGEST, NO_TEXTS, answering, framed, own_texts, random_rows
-from allyouneed.interop.stages import Tell, silent
+from allyouneed.interop.output_folder import require_safe_output
+from allyouneed.interop.progress import ReportProgress, no_progress
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
@@ -24,9 +24,9 @@ from allyouneed.version import __version__
 CARD = "README.md"
 
 
-def export_folder(bundle: Bundle, out: Path, tell: Tell = silent) -> list[str]:
+def export_folder(bundle: Bundle, out: Path, report: ReportProgress = no_progress) -> list[str]:
     """Writes the folder; gives what a person should know about it."""
-    require_place(out, bundle.path, "onnx")
+    require_safe_output(out, bundle.path, "onnx")
     if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install 'allyouneed[onnx]'")
     if bundle.codec.classes is not None or bundle.codec.target is None:
@@ -35,10 +35,10 @@ def export_folder(bundle: Bundle, out: Path, tell: Tell = silent) -> list[str]:
     with new_folder(out) as folder:
         for name, graph in graphs.items():
             (folder / name).write_bytes(graph.model().SerializeToString())
-        texts = own_texts(bundle)
-        tell(0.0, answering(texts))
-        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), tell)
-        notes += without_shortlist(bundle, "the graphs give the logits of all words")
+        texts = task_texts(bundle)
+        report(0.0, stage_name(texts))
+        notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), report)
+        notes += shortlist_note(bundle, "the graphs give the logits of all words")
         bundle.codec.save(folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
     return notes if texts else [*notes, NO_TEXTS]

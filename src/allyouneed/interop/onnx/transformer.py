@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from allyouneed.block import FUNCTIONS, Block, FeedForward
 from allyouneed.errors import ConfigError
-from allyouneed.interop.known import MIXERS, require_known
-from allyouneed.interop.onnx import constant
+from allyouneed.interop.onnx import recurrent
 from allyouneed.interop.onnx.graph import FLOAT, Graph, Shape
+from allyouneed.interop.supported_settings import MIXERS, require_supported
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.recurrent import Recurrent
 from allyouneed.mixers.softmax import Softmax
@@ -51,7 +51,7 @@ Kept = dict[str, str]  # what a step needs or gives, by its name outside
 
 def graphs_of(model: Model) -> dict[str, Graph]:
     """The files of a model and what they hold."""
-    model = require_known(model, "onnx", KNOWN)
+    model = require_supported(model, "onnx", KNOWN)
     if isinstance(model, EncoderDecoder) and not len(model.decoder.blocks):
         raise ConfigError("onnx: model.decoder_layers 0 cannot be expressed there; a source is read by one at least")
     graphs = {"decoder.onnx": _decoder(model)}
@@ -149,7 +149,7 @@ class _Run:
 
     @cached_property
     def _lengths(self) -> str:
-        return constant.lengths_of(self.g, self.kept["valid"])
+        return recurrent.lengths_of(self.g, self.kept["valid"])
 
     def embedding(self, layer: Embedding, tokens: str) -> str:
         """Ids to vectors."""
@@ -233,10 +233,10 @@ class _Run:
 
     def _recurrent(self, mixer: Recurrent, number: int, x: str) -> str:
         if mixer.role == "bidirectional":
-            return constant.recur(self.g, [mixer.forth, mixer.back], x, self._lengths)[0]
+            return recurrent.recur(self.g, [mixer.forth, mixer.back], x, self._lengths)[0]
         names = list(_kept_by(mixer, ""))
         before = [self.kept[f"past_{number}_{name}"] for name in names]
-        y, after = constant.recur(self.g, [mixer.forth], x, before=before)
+        y, after = recurrent.recur(self.g, [mixer.forth], x, before=before)
         self.kept |= {f"present_{number}_{name}": one for name, one in zip(names, after, strict=True)}
         return y
 
@@ -246,9 +246,9 @@ class _Run:
         query, key, value = (self.heads(part, project.heads) for part in parts)
         if mixer.role == "causal":
             before = self.kept[f"past_{number}_sum"]
-            y, self.kept[f"present_{number}_sum"] = constant.read_causally(g, query, key, value, before)
+            y, self.kept[f"present_{number}_sum"] = recurrent.read_causally(g, query, key, value, before)
         else:
-            y = constant.read(g, query, constant.total(g, key, value, self.kept["valid"]))
+            y = recurrent.read(g, query, recurrent.total(g, key, value, self.kept["valid"]))
         return self.linear(project.output, self.merged(y))
 
     def _softmax(self, mixer: Softmax, number: int, x: str) -> str:
@@ -272,7 +272,7 @@ class _Run:
         """A sequence that reads a memory."""
         if isinstance(mixer, Linear):
             query = self.heads(self.linear(mixer.project.query, x), mixer.project.heads)
-            y = constant.read(self.g, query, self.kept[f"cross_{number}_sum"])
+            y = recurrent.read(self.g, query, self.kept[f"cross_{number}_sum"])
             return self.linear(mixer.project.output, self.merged(y))
         assert isinstance(mixer, Softmax)
         query = self.heads(self.linear(mixer.query, x), mixer.heads)
@@ -286,7 +286,7 @@ class _Run:
             project = mixer.project
             both = g.parts(self.linear(project.key_value, x), project.width, project.width)
             key, value = (self.heads(part, project.heads) for part in both)
-            return [constant.total(g, key, value, self.kept["valid"])]
+            return [recurrent.total(g, key, value, self.kept["valid"])]
         assert isinstance(mixer, Softmax)
         return [
             self.heads(part, mixer.groups)

@@ -160,7 +160,7 @@ def _architecture(kind: str, name: str, style: Style, **more: Any) -> Architectu
         rules=rules,
         write=partial(write, style=style),
         tied=tied,
-        forms=("halves",) if not style.learned else ("table",),
+        rewrites=("halves",) if not style.learned else ("table",),
         **more,
     )
 

@@ -46,7 +46,9 @@ class Architecture:
     )  # weights that are no weights: they follow from settings
     needs_fixed: bool = False  # whether theirs wants to find them in its file
     framed: bool = False  # whether texts stand between special tokens of the tokeniser's template
-    forms: tuple[str, ...] = ()  # changes of form (interop/hf/forms.py) that bring ours nearer before it is written
+    rewrites: tuple[
+        str, ...
+    ] = ()  # changes of form (interop/hf/rewrites.py) that bring ours nearer before it is written
 
 
 def softmax_of(config: StackConfig) -> SoftmaxConfig:

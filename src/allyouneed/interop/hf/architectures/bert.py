@@ -203,7 +203,7 @@ def _architecture(family: Family) -> Architecture:
             *(f"{body}pooler{part}.{name}" for part in ("", ".dense") for name in ("weight", "bias")),
         ),
         framed=True,
-        forms=("table", "folded", "segment"),
+        rewrites=("table", "folded", "segment"),
     )
 
 

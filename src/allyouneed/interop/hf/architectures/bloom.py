@@ -63,10 +63,10 @@ def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
         found += [Rule("head.weight_VD", ("lm_head.weight",), rows.table())]
     if config.output_bias:
         found += [Rule("head.bias_V", (), rows.bias())]
-    way = Interleaved(softmax_of(config).heads)
+    heads_first = Interleaved(softmax_of(config).heads)
     for number in range(config.layers):
         ours, theirs = f"decoder.blocks.{number}", f"transformer.h.{number}"
-        found += layer(f"{ours}.mixer.query_key_value", f"{theirs}.self_attention.query_key_value", way=way)
+        found += layer(f"{ours}.mixer.query_key_value", f"{theirs}.self_attention.query_key_value", mapping=heads_first)
         found += layer(f"{ours}.mixer.output", f"{theirs}.self_attention.dense")
         found += layer(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
         found += layer(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm")
@@ -83,5 +83,5 @@ BLOOM = Architecture(
     write=write,
     prefix="transformer.",
     tied={"transformer.word_embeddings.weight": ("lm_head.weight",)},
-    forms=("unscaled", "slopes"),
+    rewrites=("unscaled", "slopes"),
 )

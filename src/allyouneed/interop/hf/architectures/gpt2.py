@@ -89,5 +89,5 @@ GPT2 = Architecture(
     prefix="transformer.",
     tied={"transformer.wte.weight": ("lm_head.weight",)},
     unused=(".attn.bias", ".attn.masked_bias"),  # masks
-    forms=("table", "unscaled"),
+    rewrites=("table", "unscaled"),
 )

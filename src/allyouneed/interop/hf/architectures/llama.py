@@ -122,7 +122,7 @@ def _architecture(kind: str, name: str, biased: bool | None) -> Architecture:
         write=write,
         tied={"model.embed_tokens.weight": ("lm_head.weight",)},
         unused=(".rotary_emb.inv_freq",),
-        forms=("unscaled",),
+        rewrites=("unscaled",),
     )
 
 

@@ -27,7 +27,7 @@ POSITIONS = {
 }
 
 
-def require_known(model: Model, engine: str, mechanisms: dict[str, set[str]] = MIXERS) -> EncoderDecoder | Decoder:
+def require_supported(model: Model, engine: str, mechanisms: dict[str, set[str]] = MIXERS) -> EncoderDecoder | Decoder:
     """The model, if all that it is made of has a name here, or among the mechanisms that an engine knows."""
     if not isinstance(model, EncoderDecoder | Decoder):
         raise ConfigError(

@@ -15,7 +15,7 @@ from allyouneed.storage import MANIFEST, compare_listing, read_manifest, writing
 OTHER_NAME = "choose another --out"
 
 
-def require_place(out: Path, source: Path, kind: str, replaceable: Callable[[Path], bool] | None = None) -> None:
+def require_safe_output(out: Path, source: Path, kind: str, replaceable: Callable[[Path], bool] | None = None) -> None:
     """Refuses an `out` where something would be lost. One of this kind may be there, unless `replaceable` denies it."""
     place, origin = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if place == origin:

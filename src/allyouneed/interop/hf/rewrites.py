@@ -21,7 +21,7 @@ from allyouneed.models.parts.stack import StackConfig
 from allyouneed.positions import AlibiConfig, LearnedConfig, Sinusoidal, SinusoidalConfig
 
 Weights = dict[str, Tensor]
-Form = Callable[[StackConfig, Weights, int], tuple[StackConfig, Weights]]
+Rewrite = Callable[[StackConfig, Weights, int], tuple[StackConfig, Weights]]
 LONGEST = 1024  # positions of a table that is made of sines
 # Where a weight holds a number for each feature of the residual stream: on its rows (0) or in its columns (1).
 FEATURES = {
@@ -93,7 +93,7 @@ def segment(config: StackConfig, weights: Weights, heads: int) -> tuple[StackCon
     return config.model_copy(update={"segments": 1}), {**weights, "source.segment_ND": torch.zeros(1, config.width)}
 
 
-FORMS: dict[str, Form] = {
+REWRITES: dict[str, Rewrite] = {
     "halves": halves,
     "table": table,
     "unscaled": unscaled,

@@ -30,7 +30,7 @@ def framed(codec: Codec, ids: Sequence[int]) -> list[int]:
     return [*before, *ids, *behind]
 
 
-def own_texts(bundle: Bundle) -> list[str]:
+def task_texts(bundle: Bundle) -> list[str]:
     """The first texts that the recipe's task was validated with, if they can still be read; of pairs the sources."""
     task = bundle.recipe.get("task")
     files: Any = task.get("valid") or task.get("test") if isinstance(task, dict) else None
@@ -43,7 +43,7 @@ def own_texts(bundle: Bundle) -> list[str]:
         return []
 
 
-def answering(texts: Sequence[str]) -> str:
+def stage_name(texts: Sequence[str]) -> str:
     """What is being done with them."""
     return f"our engine answers {counted(len(texts), 'text')} of the task" if texts else "our engine reads random ids"
 

@@ -3,6 +3,6 @@
 from allyouneed.folder import Bundle
 
 
-def without_shortlist(bundle: Bundle, why: str) -> list[str]:
+def shortlist_note(bundle: Bundle, why: str) -> list[str]:
     """The line for a shortlist that is not exported, if there is one."""
     return [] if bundle.shortlist is None else [f"the shortlist is left out: {why}"]

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-Tell = Callable[[float, str], None]  # hears the fraction that is done, and what is being done
+ReportProgress = Callable[[float, str], None]  # hears the fraction that is done, and what is being done
 
 
-def silent(fraction: float, words: str) -> None:
+def no_progress(fraction: float, words: str) -> None:
     """Nobody listens."""
 
 
-class Stages:
+class ProgressStages:
     """So many things to do, one after the other; each is told when it begins."""
 
-    def __init__(self, tell: Tell, count: int) -> None:
-        self._tell, self._count, self._done = tell, count, 0
+    def __init__(self, report: ReportProgress, count: int) -> None:
+        self._tell, self._count, self._done = report, count, 0
 
     def __call__(self, words: str) -> None:
         """The next begins."""
