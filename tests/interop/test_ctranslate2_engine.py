@@ -12,7 +12,7 @@ pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip ins
 
 from allyouneed.decode import Hypothesis, SampleConfig, SearchConfig, search, stream
 from allyouneed.errors import ConfigError, DataError, FolderError
-from allyouneed.interop.ctranslate2 import opened
+from allyouneed.interop.ctranslate2 import runtime
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine, Try, settled
 from allyouneed.models.seq2seq import Seq2SeqConfig
 from allyouneed.text.codec import Codec
@@ -94,7 +94,7 @@ def test_a_place_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(opened, "write_model", full)
+    monkeypatch.setattr(runtime, "write_model", full)
     with pytest.raises(FolderError, match="weights cannot be written there: No space left"):
         CTranslate2Engine(bundle_of("encoder-decoder", {}))
 

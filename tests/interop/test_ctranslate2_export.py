@@ -12,7 +12,7 @@ pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip ins
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle
-from allyouneed.interop import known
+from allyouneed.interop import supported_settings
 from allyouneed.interop.ctranslate2 import files
 from allyouneed.interop.ctranslate2.check import check_folder
 from allyouneed.interop.ctranslate2.export import export_folder, prompts_of
@@ -94,7 +94,7 @@ def test_other_mechanisms_and_classes_are_refused(tmp_path: Path) -> None:
 
 def test_a_setting_that_nobody_taught_the_exporter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of("decoder", {"embedding_norm": True})
-    monkeypatch.setattr(known, "MODEL", known.MODEL - {"embedding_norm", "embedding_scale"})
+    monkeypatch.setattr(supported_settings, "MODEL", supported_settings.MODEL - {"embedding_norm", "embedding_scale"})
     with pytest.raises(ConfigError, match=r"ctranslate2: model.embedding_norm True cannot be expressed there"):
         export_folder(bundle, tmp_path / "out")
     export_folder(bundle_of("decoder", {}), tmp_path / "out")  # at its default it changes nothing
