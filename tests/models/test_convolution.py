@@ -138,7 +138,7 @@ def each(layer: nn.LayerNorm, x_BTD: Tensor) -> Tensor:
 
 def relu_block(block: ReluBlock, x_BTD: Tensor) -> Tensor:
     h = position_by_position(block.narrow, relu(each(block.norm, x_BTD)))
-    h = looped(relu(each(block.inner_norm, h)), block.taps, block.convolution.weight, block.convolution.bias)
+    h = looped(relu(each(block.inner_norm, h)), block.window, block.convolution.weight, block.convolution.bias)
     return x_BTD + position_by_position(block.widen, relu(each(block.last_norm, h)))
 
 
@@ -150,7 +150,7 @@ def unit(h_BTF: Tensor, gates: list[Tensor]) -> Tensor:
 def multiplicative_block(block: MultiplicativeBlock, x_BTD: Tensor) -> Tensor:
     h = each(block.inner_norm, position_by_position(block.narrow, relu(each(block.norm, x_BTD))))
     four = zip(block.gates.weight.chunk(4), block.gates.bias.chunk(4), strict=True)
-    h = each(block.last_norm, unit(h, [looped(h, block.taps, weight, bias) for weight, bias in four]))
+    h = each(block.last_norm, unit(h, [looped(h, block.window, weight, bias) for weight, bias in four]))
     four = zip(block.last_gates.weight.chunk(4), block.last_gates.bias.chunk(4), strict=True)
     h = unit(h, [looped(h, ConvWindow(1), weight, bias) for weight, bias in four])
     return x_BTD + position_by_position(block.widen, h)
@@ -164,7 +164,7 @@ def test_bytenets_blocks_are_their_equations(kind: str, taps: ConvWindow) -> Non
     assert isinstance(block, ReluBlock | MultiplicativeBlock)
     x_BTD = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
     inner = block.enter(x_BTD)
-    fast = block.leave(x_BTD, inner, block.taps.causal(inner, block.taps.start(inner, block.inner))[0])
+    fast = block.leave(x_BTD, inner, block.window.causal(inner, block.window.start(inner, block.inner))[0])
     slow = relu_block(block, x_BTD) if isinstance(block, ReluBlock) else multiplicative_block(block, x_BTD)
     assert_same(fast, slow, [x_BTD, *block.parameters()])
 
@@ -173,8 +173,8 @@ def test_a_convolution_of_the_encoder_looks_both_ways_and_one_of_the_decoder_onl
     """Dilations 1, 2, 4 with kernel 3 reach 2 (1 + 2 + 4) = 14 positions: a path of 3 layers, not of 7."""
     model = bytenet(dilations=[1, 2, 4], decoder_sets=1)
     x_BTD = torch.randn(1, 40, 12, dtype=torch.float64, requires_grad=True)
-    pasts = model.start(model.encode(torch.zeros(1, 1, dtype=torch.long))).pasts
-    (written,) = torch.autograd.grad(model.decoder.write(x_BTD, pasts, None)[0][0, 20].sum(), x_BTD)
+    caches = model.start(model.encode(torch.zeros(1, 1, dtype=torch.long))).caches
+    (written,) = torch.autograd.grad(model.decoder.write(x_BTD, caches, None)[0][0, 20].sum(), x_BTD)
     (read,) = torch.autograd.grad(model.encoder.read(x_BTD, None)[0, 20].sum(), x_BTD)
     assert written[0].abs().sum(dim=1).nonzero().flatten().tolist() == list(range(6, 21))
     assert read[0].abs().sum(dim=1).nonzero().flatten().tolist() == list(range(13, 28))
@@ -204,7 +204,7 @@ def test_columns_of_rows_at_different_steps_and_of_beams() -> None:
 
 
 def glu_block(block: GatedConvolution, x_BTF: Tensor) -> Tensor:
-    both = looped(x_BTF, block.taps, row_normed(block.linear), block.linear.bias)
+    both = looped(x_BTF, block.window, row_normed(block.linear), block.linear.bias)
     a_BTF, b_BTF = both.chunk(2, dim=-1)
     return (a_BTF * sigmoid(b_BTF) + x_BTF) * math.sqrt(0.5)
 
@@ -219,7 +219,7 @@ def test_the_gated_convolution_is_its_equation() -> None:
     block = randomised(GatedConvolution(parse(ConvS2SConfig, CONVS2S)))
     assert isinstance(block, GatedConvolution)
     x_BTF = torch.randn(2, 7, 10, dtype=torch.float64, requires_grad=True)
-    fast = block.leave(x_BTF, block.taps.causal(x_BTF, block.taps.start(x_BTF, 10))[0])
+    fast = block.leave(x_BTF, block.window.causal(x_BTF, block.window.start(x_BTF, 10))[0])
     assert_same(fast, glu_block(block, x_BTF), [x_BTF, *block.parameters()])
 
 

@@ -207,7 +207,7 @@ def test_a_source_of_padding_alone_gives_numbers(attention: str) -> None:
 
 def test_bahdanau_already_reads_both_ways() -> None:
     for more in ({"layers": 2}, {"reverse": True}):
-        with pytest.raises(ConfigError, match="reads both ways with one layer"):
+        with pytest.raises(ConfigError, match="has one layer in both directions"):
             built(attention="bahdanau", **more)
 
 

@@ -1,6 +1,6 @@
-"""RNNsearch: the first decoder that looks back at its source for every word.
+"""RNNsearch: the first decoder that attends to its source for every word.
 
-    h_j = [forth_j; back_j]                                   a recurrence each way over the source
+    h_j = [forth_j; back_j]                                   a recurrence in each direction over the source
     s_0 = tanh(W_s back_1)
     e_tj = v^T tanh(W s_(t-1) + U h_j),  c_t = sum_j softmax_j(e_tj) h_j
     s_t = GRU(s_(t-1), [E y_(t-1); c_t])
@@ -10,7 +10,7 @@ Cost: O(T (S + D) D) time, T sequential steps, a path of 1 between any source an
 Paper: Bahdanau et al. 2014, arXiv:1409.0473, section 3 and appendix A.
 Differs: the recurrence is that of torch.nn (the paper's GRU resets before the product with U, and swaps z and 1 - z),
 or an LSTM or a tanh network; the output reads s_t, as equation 4 says, where appendix A.2.2 prints s_(t-1); recurrences
-begin as in mixers/recurrent.py and other layers as torch's, not from N(0, 0.001^2).
+are initialised as in mixers/recurrent.py and other layers as in torch, not from N(0, 0.001^2).
 """
 
 from dataclasses import replace
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from allyouneed.mixers.parts.projections import full_precision, initialise, widened
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_both_ways
 from allyouneed.models.parts.alignment import Alignment
-from allyouneed.models.parts.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, look_and_step
+from allyouneed.models.parts.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, attend_and_step
 
 
 @final
 class BothWaysEncoder(Encoder):
-    """One recurrence from the left and one from the right; the state that starts the decoder is back_1."""
+    """One recurrence from the left and one from the right; back_1 initialises the decoder."""
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class BahdanauDecoder(SequenceDecoder):
     ) -> tuple[Tensor, SequenceState]:
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            h_BTK, context_BTD, _, carried = look_and_step(self, x_BTE, state, mask_BT)
+            h_BTK, context_BTD, _, carried = attend_and_step(self, x_BTE, state, mask_BT)
             seen_BTM = torch.cat([h_BTK, x_BTE, context_BTD], dim=-1)
             out_BTL = self.maxout(seen_BTM).unflatten(-1, (-1, 2)).amax(dim=-1)
         return out_BTL, replace(state, cells=(carried,))

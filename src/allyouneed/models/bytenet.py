@@ -1,19 +1,19 @@
-"""ByteNet: dilated convolutions read the source, masked ones on top of them write the target, in linear time.
+"""ByteNet: dilated convolutions encode the source, masked ones on top of them decode the target, in linear time.
 
     r = W Encoder(s_1 .. s_|s|, padded to n = a |s| + b)                      n columns, no masks
-    x_t = E[y_(t-1)] + r_t    (r_t = 0 beyond n: dynamic unfolding)           t = 1, 2, .. until the end is written
+    x_t = E[y_(t-1)] + r_t    (r_t = 0 beyond n: dynamic unfolding)           t = 1, 2, .. until EOS
     P(y_t | y_<t, s) = softmax(W_2 relu(LN(W_1 Decoder(x_1 .. x_t))))
 
-Both stacks are residual blocks with 2d channels outside and d inside; dilations 1, 2, 4, 8, 16 and again:
+Both stacks are residual blocks with 2d channels outside and d inside; dilations 1, 2, 4, 8, 16, repeated:
 
     relu:            x + C_3 relu(LN(C_2 * relu(LN(C_1 relu(LN(x))))))        C_2 of width k, dilated; C_1, C_3 of 1
     multiplicative:  x + C_3 MU_1(LN(MU_k(LN(C_1 relu(LN(x))))))
     MU(h) = g_1 tanh(g_2 h + g_3 u),   g_i = sigmoid(G_i * h),  u = tanh(G_4 * h)
 
-Cost: O(T + S) time, constant state and time for each token written; path O(log n) with dilation. There is no attention.
+Cost: O(T + S) time, constant state and time per generated token; path O(log n) with dilation. There is no attention.
 Paper: Kalchbrenner et al. 2016, arXiv:1610.10099; multiplicative units: Kalchbrenner et al. 2017, arXiv:1610.00527.
 Differs: a column is added to the embedding through a matrix (the paper stacks them and does not say how); columns
-beyond the source hold a trained vector; dropout, for small data; a norm after each stack, as all blocks are pre-norm.
+beyond the source are a trained vector; dropout, for small data; a norm after each stack, as all blocks are pre-norm.
 """
 
 import math
@@ -47,7 +47,7 @@ class ByteNetConfig(ModelConfig):
     block: Literal["relu", "multiplicative"] = "relu"  # the paper's for translation, and for language modelling
     kernel: PositiveInt = 3
     dilations: tuple[PositiveInt, ...] = (1, 2, 4, 8, 16)
-    encoder_sets: NonNegativeInt = 6  # how often the dilations are run through
+    encoder_sets: NonNegativeInt = 6  # how often the dilations are repeated
     decoder_sets: NonNegativeInt = 6
     unfold: Annotated[float, Field(ge=1)] = 1.2  # a and b: columns for a source of |s| tokens are a |s| + b
     unfold_more: NonNegativeInt = 0
@@ -57,11 +57,11 @@ class ByteNetConfig(ModelConfig):
     @classmethod
     def _not_empty(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not value:
-            raise ValueError("an empty list; name at least one dilation, such as [1, 2, 4, 8, 16]")
+            raise ValueError("an empty list; give at least one dilation, such as [1, 2, 4, 8, 16]")
         return value
 
     def columns(self, source: int) -> int:
-        """|t^| = a |s| + b, rounded up: how far the source's representation goes."""
+        """Return |t^| = a |s| + b, rounded up: the length of the source's representation."""
         return math.ceil(self.unfold * source + self.unfold_more)
 
     def build(self, sizes: Sizes) -> "ByteNet":
@@ -69,60 +69,60 @@ class ByteNetConfig(ModelConfig):
 
 
 class ReluBlock(nn.Module):
-    """Left of figure 3. `enter` ends where positions meet, `leave` begins there."""
+    """Figure 3, left. `enter` ends before the convolution, `leave` starts with it."""
 
-    def __init__(self, config: ByteNetConfig, taps: ConvWindow) -> None:
+    def __init__(self, config: ByteNetConfig, window: ConvWindow) -> None:
         super().__init__()
         width, inner = config.width, config.width // 2
-        self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
+        self.window, self.inner, self.dropout = window, inner, Dropout(config.dropout)
         self.norm, self.narrow = nn.LayerNorm(width), nn.Linear(width, inner)
-        self.inner_norm, self.convolution = nn.LayerNorm(inner), nn.Linear(taps.kernel * inner, inner)
+        self.inner_norm, self.convolution = nn.LayerNorm(inner), nn.Linear(window.kernel * inner, inner)
         self.last_norm, self.widen = nn.LayerNorm(inner), nn.Linear(inner, width)
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the convolution reads: (.., D) -> (.., F)."""
+        """Return the input of the convolution: (.., D) -> (.., F)."""
         inner: Tensor = self.inner_norm(self.narrow(self.norm(x).relu())).relu()
         return inner
 
     def leave(self, x: Tensor, inner: Tensor, windows: Tensor) -> Tensor:
-        """The block's output, from its input, what `enter` made of it, and the windows of that (.., kernel F)."""
+        """Return the block's output from its input, the output of `enter`, and the windows of that (.., kernel F)."""
         return self.dropout.add(x, self.widen(self.last_norm(self.convolution(windows)).relu()))
 
     def flops(self, length: int) -> int:
-        """FLOPs over so many positions."""
+        """Return the FLOPs for `length` positions."""
         return 2 * length * sum(layer.weight.numel() for layer in (self.narrow, self.convolution, self.widen))
 
 
 class MultiplicativeBlock(nn.Module):
-    """Right of figure 3: two multiplicative units in a row, the first of which convolves."""
+    """Figure 3, right: two multiplicative units, the first of which is a convolution."""
 
-    def __init__(self, config: ByteNetConfig, taps: ConvWindow) -> None:
+    def __init__(self, config: ByteNetConfig, window: ConvWindow) -> None:
         super().__init__()
         width, inner = config.width, config.width // 2
-        self.taps, self.inner, self.dropout = taps, inner, Dropout(config.dropout)
+        self.window, self.inner, self.dropout = window, inner, Dropout(config.dropout)
         self.norm, self.narrow = nn.LayerNorm(width), nn.Linear(width, inner)
-        self.inner_norm, self.gates = nn.LayerNorm(inner), nn.Linear(taps.kernel * inner, 4 * inner)
+        self.inner_norm, self.gates = nn.LayerNorm(inner), nn.Linear(window.kernel * inner, 4 * inner)
         self.last_norm, self.last_gates = nn.LayerNorm(inner), nn.Linear(inner, 4 * inner)
         self.widen = nn.Linear(inner, width)
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the first unit reads: (.., D) -> (.., F)."""
+        """Return the input of the first unit: (.., D) -> (.., F)."""
         inner: Tensor = self.inner_norm(self.narrow(self.norm(x).relu()))
         return inner
 
     def leave(self, x: Tensor, inner: Tensor, windows: Tensor) -> Tensor:
-        """The block's output, from its input, what `enter` made of it, and the windows of that (.., kernel F)."""
+        """Return the block's output from its input, the output of `enter`, and the windows of that (.., kernel F)."""
         inner = self.last_norm(multiplicative_unit(inner, self.gates(windows)))
         return self.dropout.add(x, self.widen(multiplicative_unit(inner, self.last_gates(inner))))
 
     def flops(self, length: int) -> int:
-        """FLOPs over so many positions."""
+        """Return the FLOPs for `length` positions."""
         layers = (self.narrow, self.gates, self.last_gates, self.widen)
         return 2 * length * sum(layer.weight.numel() for layer in layers)
 
 
 def multiplicative_unit(inner: Tensor, gates: Tensor) -> Tensor:
-    """g_1 tanh(g_2 h + g_3 u), from h (.., F) and what its convolution gave for g_1, g_2, g_3 and u (.., 4 F)."""
+    """Return g_1 tanh(g_2 h + g_3 u), from h (.., F) and the convolution for g_1, g_2, g_3 and u (.., 4 F)."""
     width = inner.shape[-1]
     gate_1, gate_2, gate_3 = gates[..., : 3 * width].sigmoid().chunk(3, dim=-1)
     return gate_1 * torch.addcmul(gate_2 * inner, gate_3, gates[..., 3 * width :].tanh()).tanh()
@@ -132,13 +132,13 @@ Block = ReluBlock | MultiplicativeBlock
 
 
 class Sets(nn.Module):
-    """Blocks of growing dilation, again and again, and one more norm."""
+    """Blocks of growing dilation, repeated, and a final norm."""
 
     def __init__(self, config: ByteNetConfig, sets: int) -> None:
         super().__init__()
         block = ReluBlock if config.block == "relu" else MultiplicativeBlock
-        taps = [ConvWindow(config.kernel, dilation) for _ in range(sets) for dilation in config.dilations]
-        self.blocks = nn.ModuleList(block(config, one) for one in taps)
+        windows = [ConvWindow(config.kernel, dilation) for _ in range(sets) for dilation in config.dilations]
+        self.blocks = nn.ModuleList(block(config, window) for window in windows)
         self.norm = nn.LayerNorm(config.width)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
@@ -147,49 +147,49 @@ class Sets(nn.Module):
 
     @property
     def all(self) -> list[Block]:
-        """The blocks by their type, from the bottom up."""
+        """Return the blocks with their type, from the bottom up."""
         return list(self.blocks)  # type: ignore[arg-type]
 
     def read(self, x_BSD: Tensor, mask_BS: Tensor | None) -> Tensor:
-        """Without masks: the source."""
+        """Encode the source, without causal masks."""
         for block in self.all:
             inner_BSF = silence(block.enter(x_BSD), mask_BS)
-            x_BSD = block.leave(x_BSD, inner_BSF, block.taps.centred(inner_BSF))
+            x_BSD = block.leave(x_BSD, inner_BSF, block.window.centred(inner_BSF))
         normed_BSD: Tensor = self.norm(x_BSD)
         return normed_BSD
 
     def write(
-        self, x_BTD: Tensor, pasts: tuple[Growable, ...], real_B: Tensor | None
+        self, x_BTD: Tensor, caches: tuple[Growable, ...], real_B: Tensor | None
     ) -> tuple[Tensor, tuple[Growable, ...]]:
-        """With masks, after a past: the target."""
+        """Decode target positions, with causal masks, after the inputs in `caches`."""
         after = []
-        for block, past in zip(self.all, pasts, strict=True):
+        for block, cache in zip(self.all, caches, strict=True):
             inner_BTF = block.enter(x_BTD)
-            windows_BTN, left = block.taps.causal(inner_BTF, past, real_B)
+            windows_BTN, left = block.window.causal(inner_BTF, cache, real_B)
             x_BTD = block.leave(x_BTD, inner_BTF, windows_BTN)
             after.append(left)
         return self.norm(x_BTD), tuple(after)
 
-    def advance(self, x_BD: Tensor, pasts: tuple[Growable, ...]) -> tuple[Tensor, tuple[Growable, ...]]:
-        """`write` for one position of each row."""
+    def advance(self, x_BD: Tensor, caches: tuple[Growable, ...]) -> tuple[Tensor, tuple[Growable, ...]]:
+        """Run `write` for one position of each row."""
         after = []
-        for block, past in zip(self.all, pasts, strict=True):
+        for block, cache in zip(self.all, caches, strict=True):
             inner_BF = block.enter(x_BD)
-            windows_BN, left = block.taps.advance(inner_BF, past)
+            windows_BN, left = block.window.advance(inner_BF, cache)
             x_BD = block.leave(x_BD, inner_BF, windows_BN)
             after.append(left)
         return self.norm(x_BD), tuple(after)
 
     def flops(self, length: int) -> int:
-        """FLOPs of all blocks over so many positions."""
+        """Return the FLOPs of all blocks for `length` positions."""
         return sum(block.flops(length) for block in self.all)
 
 
 @dataclass(frozen=True)
 class ByteNetState:
-    """What the past leaves behind: the last inputs of every convolution, and the place on the source's columns."""
+    """The state: the last inputs of every convolution, the source's columns, and the place on them."""
 
-    pasts: tuple[Growable, ...]
+    caches: tuple[Growable, ...]
     source: Columns
     seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
 
@@ -204,7 +204,7 @@ class ByteNet(Model):
         self.config, self.sizes = config, sizes
         width = config.width
         self.source = Embedding(new_embedding(sizes.source, width), NoPositionConfig(), config.dropout)
-        self.beyond_D = nn.Parameter(torch.randn(width))  # stands behind the source, up to a |s| + b
+        self.beyond_D = nn.Parameter(torch.randn(width))  # the columns after the source, up to a |s| + b
         self.encoder = Sets(config, config.encoder_sets)
         self.bridge = nn.Linear(width, width, bias=False)
         self.target = Embedding(new_embedding(sizes.target, width), NoPositionConfig(), config.dropout)
@@ -227,10 +227,10 @@ class ByteNet(Model):
 
     def start(self, memory: Memory | None = None) -> ByteNetState:
         if memory is None:
-            raise ConfigError("ByteNet writes on top of a source; no source was given")
+            raise ConfigError("ByteNet needs a source; no source was given")
         columns_BLD = silence(self.bridge(memory.x_BSD), memory.mask_BS)
-        pasts = tuple(block.taps.start(columns_BLD, block.inner) for block in self.decoder.all)
-        return ByteNetState(pasts, Columns(columns_BLD))
+        caches = tuple(block.window.start(columns_BLD, block.inner) for block in self.decoder.all)
+        return ByteNetState(caches, Columns(columns_BLD))
 
     def hidden(
         self, tokens_BT: Tensor, state: ByteNetState, mask_BT: Tensor | None = None
@@ -242,17 +242,17 @@ class ByteNet(Model):
     def _write(self, tokens_BT: Tensor, state: ByteNetState, real_B: Tensor | None) -> tuple[Tensor, ByteNetState]:
         T = tokens_BT.shape[1]
         x_BTD = self.target(tokens_BT, tokens_BT) + state.source.at(state.seen, T)
-        x_BTD, pasts = self.decoder.write(x_BTD, state.pasts, real_B)
+        x_BTD, caches = self.decoder.write(x_BTD, state.caches, real_B)
         seen = state.seen + (T if real_B is None else real_B)
-        return self._finish(x_BTD), ByteNetState(pasts, state.source, seen)
+        return self._finish(x_BTD), ByteNetState(caches, state.source, seen)
 
     def advance(self, token_B: Tensor, state: ByteNetState) -> tuple[Tensor, ByteNetState]:
         x_BD = self.target.advance(token_B, state.seen) + state.source.at(state.seen, 1).squeeze(1)
-        x_BD, pasts = self.decoder.advance(x_BD, state.pasts)
-        return self.head(self._finish(x_BD)), ByteNetState(pasts, state.source, state.seen + 1)
+        x_BD, caches = self.decoder.advance(x_BD, state.caches)
+        return self.head(self._finish(x_BD)), ByteNetState(caches, state.source, state.seen + 1)
 
     def _finish(self, x: Tensor) -> Tensor:
-        """One more convolution and its activation before that onto the vocabulary (section 3.6)."""
+        """Apply one more layer and its activation before the output projection (section 3.6)."""
         finished: Tensor = self.last_norm(self.last(x)).relu()
         return finished
 

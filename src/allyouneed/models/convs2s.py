@@ -1,21 +1,21 @@
-"""ConvS2S: gated convolutions on both sides, and in every layer of the decoder an attention of its own.
+"""ConvS2S: gated convolutions in encoder and decoder, and attention in every layer of the decoder.
 
     e_j = E_s[s_j] + P_s[j],   g_i = E_t[y_i] + P_t[i]                          embeddings with learned positions
     GLU block:    h <- (A sigmoid(B) + h) sqrt(1/2),   [A; B] = W * h + b        W of width k; masked in the decoder
     attention:    d_i = W_d h_i + b_d + g_i,   a_ij = softmax_j(d_i . z_j)
                   c_i = sqrt(m) sum_j a_ij (z_j + e_j),   h_i <- (W_c c_i + b_c + h_i) sqrt(1/2)
 
-z is what the encoder made of m tokens; a vector e or h is mapped linearly wherever width and channels meet. Each
-factor keeps the variance of a sum (sections 3.4 and 3.5): sqrt(1/2) that of two terms, m sqrt(1/m) that of m terms
-with equal weights. L attentions send gradients into one encoder, so they are scaled by 1 / (2 L) on the way into z
-(not into e). Every matrix is weight-normalised: W = g V / |V| by rows, which begins at W = V.
+z is the encoder's output for m tokens; e and h are mapped linearly between width and channels. Each factor preserves
+the variance of a sum (sections 3.4 and 3.5): sqrt(1/2) for two terms, m sqrt(1/m) for m terms with equal weights. L
+attentions send gradients into one encoder, so the gradient of z (not of e) is scaled by 1 / (2 L). Every matrix is
+weight-normalised: W = g V / |V| by rows, initialised to W = V.
 
-Cost: O((T + S) k D^2 + T S D) time; k - 1 vectors of state a layer, and the memory; path O(n / k) between
+Cost: O((T + S) k D^2 + T S D) time; k - 1 vectors of state per layer, and the memory; path O(n / k) between
 positions of one side, 1 from a target to any source position.
 Paper: Gehring et al. 2017, arXiv:1705.03122; weight normalisation: Salimans and Kingma 2016, arXiv:1602.07868.
 Differs: the projection to the vocabulary is not weight-normalised; one kernel and one number of channels for all
-layers of a side; the residual is added before the attention, as the paper's equations say (the authors' code adds it
-after); sums are scaled by sqrt(1/2), d_i = (W_d h_i + b_d + g_i) sqrt(1/2) and (z_j + e_j) sqrt(1/2) among them.
+layers of a side; the residual is added before the attention, as in the paper's equations (the authors' code adds it
+after); sums are scaled by sqrt(1/2), including d_i = (W_d h_i + b_d + g_i) sqrt(1/2) and (z_j + e_j) sqrt(1/2).
 """
 
 import math
@@ -50,13 +50,13 @@ class ConvS2SConfig(ModelConfig):
     kind = "encoder-decoder"
 
     type: Literal["convs2s"] = "convs2s"
-    width: PositiveInt = 512  # of embeddings, and where attention compares
+    width: PositiveInt = 512  # of embeddings and of attention
     channels: PositiveInt = 512  # of the convolutions
     kernel: PositiveInt = 3
     encoder_layers: NonNegativeInt = 15
     decoder_layers: PositiveInt = 15
-    positions: AnyPosition = LearnedConfig(max_length=1024)  # learned ones end in an error; sinusoidal ones never do
-    dropout: Probability = 0.1  # of embeddings, of what each convolution reads, of the decoder's output
+    positions: AnyPosition = LearnedConfig(max_length=1024)  # learned positions have a last one, sinusoidal ones do not
+    dropout: Probability = 0.1  # of embeddings, of each convolution's input, of the decoder's output
     tied: bool = False  # target embedding = output projection (= source embedding, if the vocabulary is shared)
 
     @field_validator("positions", mode="after")
@@ -64,7 +64,7 @@ class ConvS2SConfig(ModelConfig):
     def _added(cls, value: PositionConfig) -> PositionConfig:
         if value.type not in ("learned", "sinusoidal", "none"):
             raise ValueError(
-                f"{value.type!r} acts inside self-attention, which ConvS2S has not; use learned or sinusoidal"
+                f"{value.type!r} acts inside self-attention, which ConvS2S does not have; use learned or sinusoidal"
             )
         return value
 
@@ -76,9 +76,9 @@ class ConvS2SConfig(ModelConfig):
 
 
 class NormedLinear(nn.Module):
-    """y = (g V / |V|) x + b, rows of V each divided by their norm.
+    """y = (g V / |V|) x + b, with each row of V divided by its norm.
 
-    Begins as N(0, gain (1 - dropout) / inputs): gain 4 before a gated linear unit, which quarters the variance, else 1.
+    Initialised as N(0, gain (1 - dropout) / inputs): gain 4 before a gated linear unit, which quarters the variance.
     """
 
     def __init__(self, inputs: int, outputs: int, *, gain: float = 1.0, dropout: float = 0.0) -> None:
@@ -88,11 +88,11 @@ class NormedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(.., inputs) -> (.., outputs)."""
+        """Map (.., inputs) -> (.., outputs)."""
         return F.linear(x, weight_norm(self.direction, self.scale.unsqueeze(1), 0), self.bias)
 
     def flops(self, length: int) -> int:
-        """FLOPs over so many positions."""
+        """Return the FLOPs for `length` positions."""
         return 2 * length * self.direction.numel()
 
 
@@ -101,13 +101,13 @@ class GatedConvolution(nn.Module):
 
     def __init__(self, config: ConvS2SConfig) -> None:
         super().__init__()
-        self.taps = ConvWindow(config.kernel)
+        self.window = ConvWindow(config.kernel)
         self.dropout = Dropout(config.dropout)
         inputs = config.kernel * config.channels
         self.linear = NormedLinear(inputs, 2 * config.channels, gain=4.0, dropout=config.dropout)
 
     def leave(self, x: Tensor, windows: Tensor) -> Tensor:
-        """The block's output from its input (.., F) and the windows of that (.., kernel F)."""
+        """Return the block's output from its input (.., F) and the windows of the input (.., kernel F)."""
         return (F.glu(self.linear(windows), dim=-1) + x) * HALF
 
 
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         # Beams of one source become more queries of one row.
         score = d_BTD.view(z_NSD.shape[0], -1, d_BTD.shape[2]) @ z_NSD.mT
         if source.mask_NS is not None:
-            # Not minus infinity: a source without a real token reads zeros (its values are), and no NaN.
+            # Not minus infinity: a source that is all padding must give zeros (as its values are), not NaN.
             score = score.masked_fill(~source.mask_NS.unsqueeze(1), torch.finfo(score.dtype).min)
         alpha = score.softmax(dim=-1)
         if (sink := map_sink()) is not None:
@@ -136,7 +136,7 @@ class Attention(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Dropout(E[token] + P[position]), both N(0, 0.1) at first (section 3.5)."""
+    """Dropout(E[token] + P[position]), both initialised as N(0, 0.1) (section 3.5)."""
 
     def __init__(self, weight_VD: nn.Parameter, config: ConvS2SConfig) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Embedded(nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """How many positions there are; None: as many as one likes."""
+        """Return the maximum number of positions; None: no limit."""
         return None if self.position is None else self.position.longest
 
     def forward(self, tokens_BT: Tensor, position: Tensor) -> Tensor:
@@ -179,23 +179,23 @@ class Encoder(nn.Module):
         self.attentions = config.decoder_layers
 
     def forward(self, source_BS: Tensor, mask_BS: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z and e, both (B, S, D)."""
+        """Return z and e, both (B, S, D)."""
         embedded_BSD = self.embedding(source_BS, torch.arange(source_BS.shape[1], device=source_BS.device))
         x_BSF = self.input(embedded_BSD)
         for block in self.blocks:
             assert isinstance(block, GatedConvolution)
             read_BSF = silence(block.dropout(x_BSF), mask_BS)
-            x_BSF = block.leave(x_BSF, block.taps.centred(read_BSF))
+            x_BSF = block.leave(x_BSF, block.window.centred(read_BSF))
         z_BSD: Tensor = _ScaledGradient.apply(self.output(x_BSF), 1 / (2 * self.attentions))
         return z_BSD, embedded_BSD
 
     def flops(self, length: int) -> int:
-        """FLOPs over so many source tokens."""
+        """Return the FLOPs for `length` source tokens."""
         return sum(layer.flops(length) for layer in self.modules() if isinstance(layer, NormedLinear))
 
 
-class Layer(nn.Module):
-    """A layer of the decoder."""
+class ConvS2SLayer(nn.Module):
+    """A layer of the decoder: convolution and attention."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = Embedded(weight_VD, config)
         self.input = NormedLinear(config.width, config.channels, dropout=config.dropout)
-        self.blocks = nn.ModuleList(Layer(config) for _ in range(config.decoder_layers))
+        self.blocks = nn.ModuleList(ConvS2SLayer(config) for _ in range(config.decoder_layers))
         self.output = NormedLinear(config.channels, config.width)
         self.dropout = Dropout(config.dropout)
 
@@ -215,32 +215,32 @@ class Decoder(nn.Module):
         self,
         tokens_BT: Tensor,
         position: Tensor,
-        pasts: tuple[Growable, ...],
+        caches: tuple[Growable, ...],
         source: CrossState,
         real_B: Tensor | None,
     ) -> tuple[Tensor, tuple[Growable, ...]]:
-        """What the head reads (B, T, D), and what the next tokens need."""
+        """Return the input of the head (B, T, D), and the inputs that the next convolutions need."""
         embedded_BTD = self.embedding(tokens_BT, position)
         x_BTF, after = self.input(embedded_BTD), []
-        for layer, past in zip(self.blocks, pasts, strict=True):
-            assert isinstance(layer, Layer)
+        for layer, cache in zip(self.blocks, caches, strict=True):
+            assert isinstance(layer, ConvS2SLayer)
             convolution = layer.convolution
-            windows_BTN, left = convolution.taps.causal(convolution.dropout(x_BTF), past, real_B)
+            windows_BTN, left = convolution.window.causal(convolution.dropout(x_BTF), cache, real_B)
             x_BTF = layer.cross(convolution.leave(x_BTF, windows_BTN), embedded_BTD, source)
             after.append(left)
         return self.dropout(self.output(x_BTF)), tuple(after)
 
     def flops(self, length: int, source: int) -> int:
-        """FLOPs over so many target tokens, each of which reads so many source tokens in every layer."""
+        """Return the FLOPs for `length` target tokens that attend to `source` source tokens in every layer."""
         attended = 4 * length * source * self.embedding.weight_VD.shape[1] * len(self.blocks)
         return attended + sum(layer.flops(length) for layer in self.modules() if isinstance(layer, NormedLinear))
 
 
 @dataclass(frozen=True)
 class ConvS2SState:
-    """What the past leaves behind: the last k - 1 inputs of every convolution, and the source, once for all layers."""
+    """The state: the last k - 1 inputs of every convolution, and the source, once for all layers."""
 
-    pasts: tuple[Growable, ...]
+    caches: tuple[Growable, ...]
     source: CrossState  # keys z; values sqrt(m) (z + e); one head
     seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
 
@@ -281,9 +281,9 @@ class ConvS2S(Model):
             value_BSD = value_BSD * math.sqrt(z_BSD.shape[1])
         else:
             value_BSD = value_BSD * mask_BS.sum(dim=1).to(value_BSD.dtype).sqrt()[:, None, None]
-        taps, channels = ConvWindow(self.config.kernel), self.config.channels
-        pasts = tuple(taps.start(z_BSD, channels) for _ in self.decoder.blocks)
-        return ConvS2SState(pasts, CrossState(z_BSD.unsqueeze(1), value_BSD.unsqueeze(1), mask_BS))
+        window, channels = ConvWindow(self.config.kernel), self.config.channels
+        caches = tuple(window.start(z_BSD, channels) for _ in self.decoder.blocks)
+        return ConvS2SState(caches, CrossState(z_BSD.unsqueeze(1), value_BSD.unsqueeze(1), mask_BS))
 
     def hidden(
         self, tokens_BT: Tensor, state: ConvS2SState, mask_BT: Tensor | None = None
@@ -295,8 +295,8 @@ class ConvS2S(Model):
     def _write(self, tokens_BT: Tensor, state: ConvS2SState, real_B: Tensor | None) -> tuple[Tensor, ConvS2SState]:
         T = tokens_BT.shape[1]
         position = next_positions(state.seen, tokens_BT, None)
-        x_BTD, pasts = self.decoder(tokens_BT, position, state.pasts, state.source, real_B)
-        return x_BTD, ConvS2SState(pasts, state.source, state.seen + (T if real_B is None else real_B))
+        x_BTD, caches = self.decoder(tokens_BT, position, state.caches, state.source, real_B)
+        return x_BTD, ConvS2SState(caches, state.source, state.seen + (T if real_B is None else real_B))
 
     def flops(self, source: int, target: int) -> int:
         head = 2 * target * self.config.width * self.sizes.target

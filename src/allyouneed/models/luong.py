@@ -1,6 +1,6 @@
-"""Luong's decoder: it attends after the recurrence, and feeds what it made of it into the next step.
+"""Luong's decoder: it attends after the recurrence, and feeds the result into the next step.
 
-    h_t = RNN(h_(t-1), [E y_(t-1); h~_(t-1)])          the encoder's last states start it
+    h_t = RNN(h_(t-1), [E y_(t-1); h~_(t-1)])          initialised with the encoder's last states
     c_t = sum_s softmax_s(score(h_t, h_s)) h_s
     h~_t = tanh(W_c [c_t; h_t]),   p(y_t) = softmax(W_s h~_t)
 

@@ -1,17 +1,17 @@
-"""Recurrent sequence-to-sequence models: what the Transformer replaced.
+"""Recurrent sequence-to-sequence models: the predecessors of the Transformer.
 
-    none        a deep recurrence reads the source, another begins in its last states and writes the target:
+    none        a deep recurrence encodes the source, another starts from its last states and generates the target:
                 P(y_t | y_<t, x) = softmax(W_s h_t),  h_0 = the encoder's last state        Sutskever et al. 2014
-    bahdanau    the decoder looks back at every source position before each step            models/bahdanau.py
-    luong-*     it looks after each step, and feeds what it saw into the next               models/luong.py
+    bahdanau    the decoder attends to the source before each step                          models/bahdanau.py
+    luong-*     it attends after each step, and feeds the result into the next              models/luong.py
 
 Cost: O((S + T) D^2) time (with attention O(S T D) more), S + T sequential steps. The path from a source position to the
-target is S - s + 1 steps without attention, which is why `reverse` helped: the first words come close.
+target is S - s + 1 steps without attention, which is why `reverse` helped: it moves the first words close.
 Papers: Sutskever et al. 2014, arXiv:1409.3215; Bahdanau et al. 2014, arXiv:1409.0473; Luong et al. 2015,
 arXiv:1508.04025.
-Differs: `reverse` also puts the mark for the end of the source first. Recurrences begin as in mixers/recurrent.py,
-embeddings with unit variance as the Transformer's, and the last projection has a bias; vocabularies that are shared
-share one table.
+Differs: `reverse` also moves the source's EOS to the front. Recurrences are initialised as in mixers/recurrent.py,
+embeddings with unit variance as in the Transformer, and the last projection has a bias; a shared vocabulary has one
+table.
 """
 
 from typing import Annotated, Literal, final
@@ -53,16 +53,16 @@ class Seq2SeqConfig(ModelConfig):
     type: Literal["seq2seq"] = "seq2seq"
     cell: CellKind = "lstm"
     attention: Attention = "none"
-    width: PositiveInt = 512  # of a recurrence; Bahdanau's encoder has one each way
+    width: PositiveInt = 512  # of a recurrence; Bahdanau's encoder has one in each direction
     embedding: PositiveInt | None = None  # width of a token's vector; default: the width
     layers: Annotated[int, Field(ge=1)] = 1  # of the encoder, and of the decoder
     reverse: bool = False  # read the source from its end
-    dropout: Fraction = 0.0  # of embeddings, and of what the head reads
+    dropout: Fraction = 0.0  # of embeddings and of the head's input
 
     @model_validator(mode="after")
     def _as_published(self) -> "Seq2SeqConfig":
         if self.attention == "bahdanau" and (self.layers > 1 or self.reverse):
-            raise ValueError("bahdanau attention reads both ways with one layer; leave out layers and reverse")
+            raise ValueError("bahdanau attention has one layer in both directions; leave out layers and reverse")
         return self
 
     def source_mixers(self) -> list[MixerConfig]:
@@ -78,7 +78,7 @@ class Seq2SeqConfig(ModelConfig):
         return Seq2Seq(self, sizes)
 
     def build_parts(self, inputs: int) -> tuple[Encoder, SequenceDecoder]:
-        """The encoder and the decoder of this attention."""
+        """Return the encoder and the decoder for this attention."""
         if self.attention == "bahdanau":
             return BothWaysEncoder(self.cell, inputs, self.width), BahdanauDecoder(self.cell, inputs, self.width)
         encoder = TowerEncoder(Tower(self.cell, inputs, self.width, self.layers), self.reverse)
@@ -105,11 +105,11 @@ class Seq2Seq(Model):
         self.head = Head(new_embedding(sizes.target, self.decoder.out_width), bias=True)
 
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Encoded:
-        return self.encoder(self.source(source_BS, source_BS), mask_BS)  # there are no positions to give
+        return self.encoder(self.source(source_BS, source_BS), mask_BS)  # it has no positions
 
     def start(self, memory: Memory | None = None) -> SequenceState:
         if not isinstance(memory, Encoded):
-            raise ConfigError("a seq2seq model writes for a source: it starts from what its own `encode` gives")
+            raise ConfigError("a seq2seq model needs a source: it starts from the output of its own `encode`")
         return self.decoder.start(memory)
 
     def hidden(

@@ -1,4 +1,4 @@
-"""Show, Attend and Tell: an image is looked at again, somewhere else, for each word of its caption.
+"""Show, Attend and Tell: attend to another part of an image for each word of its caption.
 
     a_1 .. a_L = the annotations of a convolutional network                                       models/parts/images.py
     h_0 = tanh(W_h mean_i a_i),  c_0 = tanh(W_c mean_i a_i)
@@ -8,15 +8,15 @@
     P(y_t) = softmax(L_o (E y_(t-1) + L_h h_t + L_z z_t))
     loss = -log P(y) + penalty sum_i (1 - sum_t alpha_ti)^2
 
-`decoder = "transformer"` is the successor: the same annotations (with a vector for each cell, since attention alone
-knows no places) are read by the cross-attention of a Transformer's decoder. `blind` is the control: all annotations are
-zero, so whatever it says it knows from captions alone.
+`decoder = "transformer"` is the successor: the cross-attention of a Transformer's decoder reads the same annotations
+(with a trained vector for each cell, since attention has no order of its own). `blind` is the control: all annotations
+are zero, so its output depends on captions alone.
 
 Cost: O(T (L + D) D) time, T sequential steps, a path of 1 between any cell and any word.
 Paper: Xu et al. 2015, arXiv:1502.03044, sections 3.1 and 4.2: deterministic "soft" attention, doubly stochastic.
-Differs: the convolutional network is small and learns too; one layer each for h_0 and c_0, as in the authors' code; the
-penalty counts what is read for the padding behind captions, so batches should hold captions of one length, as the
-paper's do (and tasks/captioning.py's).
+Differs: the convolutional network is small and trained too; one layer each for h_0 and c_0, as in the authors' code;
+the penalty includes the attention of padding after captions, so a batch should have captions of one length, as in the
+paper and in tasks/captioning.py.
 """
 
 from abc import ABC, abstractmethod
@@ -41,28 +41,28 @@ from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.alignment import Alignment
 from allyouneed.models.parts.images import ImageEncoder, grid_side
-from allyouneed.models.parts.sequence import SequenceState, look_and_step
+from allyouneed.models.parts.sequence import SequenceState, attend_and_step
 from allyouneed.models.parts.stack import Embedding, Stack, StackConfig, StackState, new_embedding
 from allyouneed.positions import NoPositionConfig
 from allyouneed.sizes import Sizes, Traits
 
 
 class WriterConfig(Config, ABC):
-    """The settings of what turns annotations into words."""
+    """The settings of a caption decoder."""
 
     type: str
 
     @abstractmethod
     def build(self, tokens: int, annotation: int, cells: int) -> "Writer":
-        """The writer with random weights, for so many ids and annotations of such a width."""
+        """Return the writer with random weights, for `tokens` ids and `cells` annotations of width `annotation`."""
 
 
 class LSTMConfig(WriterConfig):
     type: Literal["lstm"] = "lstm"
-    width: PositiveInt = 256  # of h and c; the inside of the attention is as wide as an annotation
+    width: PositiveInt = 256  # of h and c; the attention's inner width is that of an annotation
     embedding: PositiveInt = 128
-    penalty: NonNegativeFloat = 1.0  # of cells that are not looked at once in all (the paper's lambda)
-    dropout: Fraction = 0.1  # of embeddings, and of what the head reads
+    penalty: NonNegativeFloat = 1.0  # for cells whose attention does not sum to 1 (the paper's lambda)
+    dropout: Fraction = 0.1  # of embeddings and of the head's input
 
     def build(self, tokens: int, annotation: int, cells: int) -> "LSTMWriter":
         return LSTMWriter(self, tokens, annotation)
@@ -85,9 +85,12 @@ class ShowAttendTellConfig(ModelConfig):
     kind = "encoder-decoder"
 
     type: Literal["show-attend-tell"] = "show-attend-tell"
-    size: PositiveInt = 32  # pixels a side
-    channels: PositiveInt = 3  # values a pixel
-    filters: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 64)  # of each stage, which halves the grid
+    size: PositiveInt = 32  # pixels per side
+    channels: PositiveInt = 3  # values per pixel
+    filters: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
+        32,
+        64,
+    )  # of each stage; a stage halves the grid
     decoder: Annotated[SerializeAsAny[WriterConfig], choice(WRITERS, "lstm")] = LSTMConfig()
     blind: bool = False  # the control: no image
 
@@ -101,7 +104,7 @@ class ShowAttendTellConfig(ModelConfig):
             )
 
     def cells(self) -> int:
-        """How many annotations an image has."""
+        """Return the number of annotations of an image."""
         return grid_side(self.size, len(self.filters)) ** 2
 
     def build(self, sizes: Sizes) -> "ShowAttendTell":
@@ -109,28 +112,28 @@ class ShowAttendTellConfig(ModelConfig):
 
 
 class Writer(nn.Module, ABC):
-    """Writes a caption: from ids to the vectors that the head projects with `output_VD`."""
+    """A caption decoder: from ids to the vectors that the head projects with `output_VD`."""
 
     output_VD: nn.Parameter
 
     @property
     def longest(self) -> int | None:
-        """How many tokens it can read; None: as many as one likes."""
+        """Return the maximum number of tokens; None: no limit."""
         return None
 
     @abstractmethod
     def start(self, memory: Memory) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor, state: Any, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:
-        """The vectors, and the state after the tokens."""
+        """Return the vectors, and the state after the tokens."""
 
     __call__: Callable[..., tuple[Tensor, State]]
 
     @abstractmethod
     def flops(self, cells: int, target: int) -> int:
-        """Of one caption, its start included."""
+        """Return the FLOPs for one caption, its start state included."""
 
 
 @final
@@ -158,16 +161,16 @@ class LSTMWriter(Writer):
     def forward(
         self, tokens_BT: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
-        x_BTE = self.target(tokens_BT, tokens_BT)  # there are no positions to give
+        x_BTE = self.target(tokens_BT, tokens_BT)  # it has no positions
         with full_precision(x_BTE):
             x_BTE = widened(x_BTE)
-            h_BTK, z_BTD, alphas, carried = look_and_step(self, x_BTE, state, mask_BT, self.gate)
-            self._learn_to_look_everywhere(alphas)
+            h_BTK, z_BTD, alphas, carried = attend_and_step(self, x_BTE, state, mask_BT, self.gate)
+            self._penalise_uneven_attention(alphas)
             out_BTE = self.dropout(x_BTE + self.deep(torch.cat([h_BTK, z_BTD], dim=-1)))
         return out_BTE, replace(state, cells=(carried,))
 
-    def _learn_to_look_everywhere(self, alphas: list[Tensor]) -> None:
-        """Equation 14: each cell should be looked at once in all."""
+    def _penalise_uneven_attention(self, alphas: list[Tensor]) -> None:
+        """Send the penalty of equation 14: the attention of each cell should sum to 1 over the caption."""
         if (sink := loss_sink()) is not None and self.config.penalty:
             seen_BS = torch.stack(alphas).sum(dim=0)
             sink(self.config.penalty * (1 - seen_BS).square().sum())
@@ -235,7 +238,7 @@ class ShowAttendTell(Model):
 
     def start(self, memory: Memory | None = None) -> State:
         if memory is None:
-            raise ConfigError("a show-attend-tell model names an image; no source was given")
+            raise ConfigError("a show-attend-tell model describes an image; no source was given")
         return self.decoder.start(memory)
 
     def hidden(self, tokens_BT: Tensor, state: State, mask_BT: Tensor | None = None) -> tuple[Tensor, State]:

@@ -1,4 +1,4 @@
-"""Which source positions a recurrent decoder reads, before attention was all there was.
+"""Attention of recurrent decoders over source positions.
 
     a_t = softmax_s(score(q_t, h_s)),   c_t = sum_s a_ts h_s
 
@@ -6,9 +6,9 @@
     general    q^T W h                  Luong et al. 2015
     dot        q^T h                    Luong et al. 2015
 
-What depends on the source alone (U h, W h) is computed once for a sentence.
+Terms that depend only on the source (U h, W h) are computed once per sentence.
 
-Cost: O(S A) time a step for additive scores, O(S D) for the others and for c.
+Cost: O(S A) time per step for additive scores, O(S D) for the others and for c.
 Papers: Bahdanau et al. 2014, arXiv:1409.0473, section 3.1; Luong et al. 2015, arXiv:1508.04025, section 3.1.
 """
 
@@ -30,15 +30,15 @@ Score = Literal["additive", "general", "dot"]
 
 @dataclass(frozen=True)
 class Annotations:
-    """Encoded sources, ready to be read. Several rows in a row may share one: the beams of one sentence."""
+    """Encoded sources with their keys. Consecutive rows may share one: the beams of one sentence."""
 
     h_NSD: Tensor
     key_NSA: Tensor
     mask_NS: Tensor | None
-    sharing: int = 1  # rows of the batch for each source
+    sharing: int = 1  # rows of the batch per source
 
     def select(self, rows_B: Tensor) -> "Annotations":
-        """The sources of some rows; rows that keep sharing cost nothing."""
+        """Return the sources of some rows; rows that still share a source are not copied."""
         group_N, sharing = regroup(rows_B, self.h_NSD.shape[0], self.sharing)
         if group_N is None:
             return replace(self, sharing=sharing)
@@ -47,14 +47,14 @@ class Annotations:
 
     @staticmethod
     def join(nodes: "Sequence[Annotations]", count_P: Tensor | None) -> "Annotations":
-        """Sources of different lengths side by side, each row with its own."""
+        """Return sources of different lengths as one batch, one source for each row."""
         parts = [((node.h_NSD, node.key_NSA), node.mask_NS, node.sharing) for node in nodes]
         (h_NSD, key_NSA), mask_NS = join_memories(parts, dim=1)
         return Annotations(h_NSD, key_NSA, mask_NS)
 
 
 class Alignment(nn.Module):
-    """The score, and the reading."""
+    """The score, and the weighted sum of annotations."""
 
     def __init__(self, score: Score, query: int, width: int, inner: int) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class Alignment(nn.Module):
             self.key = nn.Linear(width, query, bias=False)
 
     def annotate(self, memory: Memory) -> Annotations:
-        """What is computed once for a source."""
+        """Return what is computed once for a source."""
         with full_precision(memory.x_BSD):
             h_BSD = widened(memory.x_BSD)
-            if memory.mask_BS is not None:  # a source that is all padding is read as zeros, however much it is
+            if memory.mask_BS is not None:  # a source that is all padding gives zeros, whatever it holds
                 h_BSD = h_BSD.masked_fill(~memory.mask_BS.unsqueeze(-1), 0.0)
             return Annotations(h_BSD, h_BSD if self.score == "dot" else self.key(h_BSD), memory.mask_BS)
 
     def forward(self, q_BK: Tensor, read: Annotations) -> tuple[Tensor, Tensor]:
-        """The context (B, D) and the weights (B, S) of a query for each row."""
+        """Return the context (B, D) and the weights (B, S) of one query per row."""
         B, N = q_BK.shape[0], read.h_NSD.shape[0]
         if self.score == "additive":
             inner_NRSA = (self.query(q_BK).view(N, B // N, 1, -1) + read.key_NSA.unsqueeze(1)).tanh()
@@ -90,12 +90,12 @@ class Alignment(nn.Module):
         return (alpha_NRS @ read.h_NSD).view(B, -1), alpha_NRS.view(B, -1)
 
     def report(self, alphas: list[Tensor]) -> None:
-        """Tells whoever draws maps what was read, one (B, S) for each position."""
+        """Send the weights, one (B, S) for each position, to the map sink, if there is one."""
         if (sink := map_sink()) is not None:
             sink(self, torch.stack(alphas, dim=1).unsqueeze(1))
 
     def flops(self, source: int, target: int) -> int:
-        """Of reading one source for so many positions."""
+        """Return the FLOPs of attention to one source from `target` positions."""
         query, width, inner = self._sizes
         context = 2 * target * source * width
         if self.score == "additive":

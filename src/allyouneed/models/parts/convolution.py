@@ -1,4 +1,4 @@
-"""What convolutional models share beside `mixers/parts/conv_window.py`: columns, and padding among tokens."""
+"""Parts of convolutional models, in addition to `mixers/parts/conv_window.py`: columns, and padding."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ After = TypeVar("After")
 
 @dataclass(frozen=True)
 class Columns:
-    """What the decoder stands on: a vector for each step, zeros behind a row's last. Beams of one source share it."""
+    """A vector from the source for each decoding step, zeros after a row's last. Beams of one source share them."""
 
     x_NLD: Tensor
     sharing: int = 1  # rows of the batch for each source
 
     def at(self, seen: int | Tensor, length: int) -> Tensor:
-        """The columns (B, T, D) of the next `length` steps after `seen` others."""
+        """Return the columns (B, T, D) of the next `length` steps after `seen` others."""
         L = self.x_NLD.shape[1]
         if isinstance(seen, int):
             there = self.x_NLD[:, seen : seen + length]
@@ -30,17 +30,17 @@ class Columns:
             return x_NTD.repeat_interleave(self.sharing, dim=0) if self.sharing > 1 else x_NTD
         step_BT = seen[:, None] + torch.arange(length, device=seen.device)
         row_B1 = (torch.arange(len(seen), device=seen.device) // self.sharing)[:, None]
-        padded = F.pad(self.x_NLD, (0, 0, 0, 1))  # one column of nothing, for all steps beyond
+        padded = F.pad(self.x_NLD, (0, 0, 0, 1))  # one column of zeros, for all later steps
         return padded[row_B1, step_BT.clamp(max=L)]
 
     def select(self, rows_B: Tensor) -> "Columns":
-        """The columns of some rows; rows that keep sharing cost nothing."""
+        """Return the columns of some rows; rows that still share a source are not copied."""
         group, sharing = regroup(rows_B, self.x_NLD.shape[0], self.sharing)
         return replace(self, sharing=sharing) if group is None else Columns(self.x_NLD.index_select(0, group), sharing)
 
     @staticmethod
     def join(nodes: "Sequence[Columns]", count_P: Tensor | None) -> "Columns":
-        """Columns of different sources side by side, for each row its own; those that are nothing to all rows go."""
+        """Return the columns of several states, one source for each row, without columns that are zero in all rows."""
         kept = []
         for node in nodes:
             length = max([1, *((node.x_NLD != 0).flatten(2).any(dim=2).any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
@@ -51,9 +51,9 @@ class Columns:
 def over_real(
     read: Callable[[Tensor, Tensor], tuple[Tensor, After]], tokens_BT: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, After]:
-    """`read(tokens, how many are real)` with the real tokens pushed left; what it says goes back to their places.
+    """Call `read(tokens, number of real tokens)` with the real tokens moved left; move its output back to their places.
 
-    A convolution sees who stands beside whom, so padding between tokens has to go before it.
+    A convolution depends on which tokens are neighbours, so padding between tokens must be removed before it.
     """
     order_BT = pushed_left(mask_BT)
     x_BTD, after = read(tokens_BT.gather(1, order_BT), mask_BT.sum(dim=1))
@@ -61,5 +61,5 @@ def over_real(
 
 
 def silence(x_BSD: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """Zeros where nothing real stands, as beyond both ends of a sequence."""
+    """Set padding to zero, as beyond both ends of a sequence."""
     return x_BSD if mask_BS is None else x_BSD.masked_fill(~mask_BS.unsqueeze(-1), 0.0)

@@ -1,18 +1,18 @@
-"""Images as sources: a sequence of byte values becomes a grid of annotations.
+"""Encode images: a sequence of byte values becomes a grid of annotations.
 
     source = red, green and blue of the first pixel, of the second, ...        row by row, one id for each value
     x = 2 id / (ids - 1) - 1                                                   a grey value between -1 and 1
     stage: x = ReLU(Norm(Conv_2(x)));  x = x + ReLU(Norm(Conv_1(x)))           3 x 3 convolutions of stride 2 and 1
     annotations a_1 .. a_L = the cells of the last grid, row by row
 
-So an image needs nothing new of batches, search or files; any encoder may read the same ids. What the source holds
-beyond the image (the mark of its end) is not read; where it is shorter, the paper is white. Each stage halves the grid.
+So an image needs no change in batches, search or files; any encoder may read the same ids. Ids after the image (EOS)
+are not read; missing pixels are white. Each stage halves the grid.
 
-Cost: O(9 C^2 L) time for each convolution of C channels on L cells; steps and path do not depend on L.
+Cost: O(9 C^2 L) time for each convolution of C channels on L cells; sequential steps and path do not depend on L.
 Paper: the annotations are those of Xu et al. 2015, arXiv:1502.03044, section 3.1.1.
-Differs: the paper takes the 14 x 14 x 512 of a VGG that was trained on ImageNet and stays fixed; this small residual
-network learns with the decoder. Its norms are over one image (Wu and He 2018, arXiv:1803.08494), so that no row of a
-batch can change another.
+Differs: the paper uses the 14 x 14 x 512 features of a fixed VGG trained on ImageNet; this small residual network is
+trained with the decoder. Its norms are over one image (Wu and He 2018, arXiv:1803.08494), so that the rows of a batch
+do not affect each other.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from allyouneed.errors import DataError
 from allyouneed.mixers.parts.kv_cache import pushed_left
 
 WHITE = 1.0
-MORE = 1  # ids that may follow an image: the mark of the end
+MORE = 1  # ids that may follow an image: EOS
 
 
 @final
 class Stage(nn.Module):
-    """Half as many rows and columns."""
+    """Two convolutions that halve the number of rows and columns."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Stage(nn.Module):
 
 @final
 class ImageEncoder(nn.Module):
-    """Ids of pixels -> annotations (B, L, D)."""
+    """A convolutional network from pixel ids to annotations (B, L, D)."""
 
     def __init__(self, ids: int, size: int, channels: int, filters: Sequence[int]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ImageEncoder(nn.Module):
         return out_BLD
 
     def pixels(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Tensor:
-        """The image (B, channels, rows, columns)."""
+        """Return the image (B, channels, rows, columns)."""
         count = self.size * self.size * self.channels
         x_BS = source_BS.to(next(self.parameters()).dtype) * (2 / (self.ids - 1)) - 1
         if mask_BS is not None:
@@ -71,11 +71,11 @@ class ImageEncoder(nn.Module):
                 f"channels has {count:,}: model.size and model.channels should be those of the images"
             )
         x_BN = F.pad(x_BS, (0, max(0, count - x_BS.shape[1])), value=WHITE)[:, :count]
-        # Channels last: what the convolutions of a CPU like best, and the order in which pixels come.
+        # Channels last: the fastest layout for convolutions on a CPU, and the order of the ids.
         return x_BN.unflatten(1, (self.size, self.size, self.channels)).permute(0, 3, 1, 2)
 
     def flops(self) -> int:
-        """Of one image."""
+        """Return the FLOPs for one image."""
         total, side = 0, self.size
         for inputs, width in pairwise([self.channels, *self.filters]):
             side = halved(side)
@@ -84,12 +84,12 @@ class ImageEncoder(nn.Module):
 
 
 def halved(side: int) -> int:
-    """Rows of the grid after a stage."""
+    """Return the rows of the grid after a stage."""
     return -(-side // 2)
 
 
 def grid_side(size: int, stages: int) -> int:
-    """Rows of the grid after so many stages."""
+    """Return the rows of the grid after `stages` stages."""
     for _ in range(stages):
         size = halved(size)
     return size

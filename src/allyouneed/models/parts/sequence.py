@@ -1,4 +1,4 @@
-"""What recurrent sequence-to-sequence models share: what an encoder hands over, what a decoder carries on."""
+"""Parts of recurrent sequence-to-sequence models: encoders, decoders and their states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from allyouneed.models.parts.alignment import Alignment, Annotations
 
 @dataclass(frozen=True)
 class Encoded(Memory):
-    """A vector for each source position, and the states in which reading ended, from the bottom up."""
+    """A vector for each source position, and the last state of each layer, from the bottom up."""
 
     last: tuple[RecurrentState, ...] = ()
 
@@ -26,70 +26,70 @@ class Encoded(Memory):
 
 @dataclass(frozen=True)
 class SequenceState:
-    """What a decoder carries on."""
+    """The state of a decoder."""
 
     cells: tuple[RecurrentState, ...]
-    read: Annotations | None = None  # the source, where it is looked at again
-    fed_BK: Tensor | None = None  # what Luong's decoder made of the last position
+    read: Annotations | None = None  # the source, if the decoder attends to it
+    fed_BK: Tensor | None = None  # the last output of Luong's decoder
 
 
 class Encoder(nn.Module, ABC):
-    """Reads a source."""
+    """The encoder of a source."""
 
     @abstractmethod
     def forward(self, x_BSE: Tensor, mask_BS: Tensor | None) -> Encoded:
-        """All of it."""
+        """Encode the whole source."""
 
     __call__: Callable[..., Encoded]
 
     @abstractmethod
     def flops(self, length: int) -> int:
-        """Of one source."""
+        """Return the FLOPs for one source."""
 
 
 class SequenceDecoder(nn.Module, ABC):
-    """Writes a target: from embeddings to the vectors that the head projects."""
+    """The decoder of a target: from embeddings to the vectors that the head projects."""
 
     out_width: int
 
     @abstractmethod
     def start(self, memory: Encoded) -> SequenceState:
-        """The state before the first token."""
+        """Return the state before the first token."""
 
     @abstractmethod
     def forward(
         self, x_BTE: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
-        """Any number of new positions."""
+        """Decode any number of new positions."""
 
     __call__: Callable[..., tuple[Tensor, SequenceState]]
 
     @abstractmethod
     def flops(self, source: int, target: int) -> int:
-        """Of one target."""
+        """Return the FLOPs for one target."""
 
 
-class Looking(Protocol):
-    """A recurrence that looks at the source before each step."""
+class AttendingDecoder(Protocol):
+    """A recurrence that attends to the source before each step."""
 
     cross: Alignment
     cell: Cell
-    context: nn.Linear  # what a context adds to W x
+    context: nn.Linear  # the context's term beside W x
 
 
-def look_and_step(
-    decoder: Looking,
+def attend_and_step(
+    decoder: AttendingDecoder,
     x_BTE: Tensor,
     state: SequenceState,
     mask_BT: Tensor | None,
     gate: nn.Linear | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor], RecurrentState]:
-    """h (B, T, K), contexts (B, T, D) and weights (B, S) of every position, and the last state.
+    """Return h (B, T, K), contexts (B, T, D) and weights (B, S) of every position, and the last state.
 
-    A gate scales each context by a number that h decides on.
+    A gate scales each context by a number computed from h.
     """
     assert state.read is not None
-    (carried,), past, contexts, alphas = state.cells, [], [], []
+    (carried,), outputs, contexts, alphas = state.cells, [], [], []
     x_TBN, weight_DN = decoder.cell.input(x_BTE.transpose(0, 1)), decoder.context.weight.T
     for t, x_BN in enumerate(x_TBN.unbind()):
         context_BD, alpha_BS = decoder.cross(carried.h_BK, state.read)
@@ -97,15 +97,15 @@ def look_and_step(
             context_BD = gate(carried.h_BK).sigmoid() * context_BD
         after = decoder.cell.step(torch.addmm(x_BN, context_BD, weight_DN), carried)
         carried = after if mask_BT is None else after.where(mask_BT[:, t], carried)
-        past.append(carried.h_BK)
+        outputs.append(carried.h_BK)
         contexts.append(context_BD)
         alphas.append(alpha_BS)
     decoder.cross.report(alphas)
-    return torch.stack(past, dim=1), torch.stack(contexts, dim=1), alphas, carried
+    return torch.stack(outputs, dim=1), torch.stack(contexts, dim=1), alphas, carried
 
 
 class Tower(nn.Module):
-    """Recurrences on top of each other, from the left."""
+    """A stack of recurrences, from the left."""
 
     def __init__(self, kind: CellKind, inputs: int, width: int, layers: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Tower(nn.Module):
     def forward(
         self, x: Tensor, mask_BT: Tensor | None, states: tuple[RecurrentState, ...] | None
     ) -> tuple[Tensor, tuple[RecurrentState, ...]]:
-        """(B, T, ..) -> (B, T, K), and the last state of each."""
+        """Map (B, T, ..) -> (B, T, K); return it with the last state of each layer."""
         last = []
         for layer, cell in enumerate(self.cells):
             assert isinstance(cell, Cell)
@@ -124,14 +124,14 @@ class Tower(nn.Module):
         return x, tuple(last)
 
     def flops(self, length: int) -> int:
-        """Of one sequence."""
+        """Return the FLOPs for one sequence."""
         inner = (len(self.cells) - 1) * cell_flops(self.kind, length, self.width, self.width)
         return cell_flops(self.kind, length, self.inputs, self.width) + inner
 
 
 @final
 class TowerEncoder(Encoder):
-    """From the left, or (Sutskever) from the right."""
+    """A stack of recurrences from the left, or (Sutskever) from the right."""
 
     def __init__(self, tower: Tower, reverse: bool) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class TowerEncoder(Encoder):
 
 @final
 class PlainDecoder(SequenceDecoder):
-    """No attention: all that it knows of the source are the states it starts in."""
+    """A decoder without attention: it depends on the source only through its start states."""
 
     def __init__(self, tower: Tower) -> None:
         super().__init__()
