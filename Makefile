@@ -3,7 +3,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup browser demo test test-fast check format bench faults clean
+.PHONY: setup browser demo test test-fast sanitize check format bench faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make demo    train English -> German number words, translate unseen ones, draw the attention"
 	@echo "make test    run the tests (minutes)"
 	@echo "make test-fast  contracts and units only, no child processes (two minutes)"
+	@echo "make sanitize  kernel, inference and serving tests with sanitizers in the C code (half an hour)"
 	@echo "make check   format, lint, types, import layers, sizes of files and functions (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"
 	@echo "make faults  kills, broken disks, flipped bits, hostile corpora, fuzzers (about two hours)"
@@ -40,6 +41,17 @@ test: setup browser
 
 test-fast: setup
 	$(PY) -m pytest -n 2 --fast
+
+# AddressSanitizer with UBSan, then ThreadSanitizer (docs/sanitizers.md). setarch: TSan needs a fixed memory layout.
+SANITIZED := -m pytest -n 2 --no-shapes tests/kernels tests/inference tests/serve
+runtime    = $(shell gcc -print-file-name=lib$(1).so)
+
+sanitize: setup browser
+	ALLYOUNEED_SANITIZE=address PYTHONMALLOC=malloc LD_PRELOAD=$(call runtime,asan) ASAN_OPTIONS=detect_leaks=0 \
+	  $(PY) $(SANITIZED)
+	ALLYOUNEED_SANITIZE=thread LD_PRELOAD=$(call runtime,tsan) \
+	  TSAN_OPTIONS="halt_on_error=1 exitcode=66" \
+	  setarch -R $(PY) $(SANITIZED)
 
 check: setup
 	$(VENV)/bin/ruff format --check .

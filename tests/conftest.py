@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 
+from allyouneed import kernels
 from helpers import ShapeChecker
 
 hypothesis.settings.register_profile(
@@ -34,6 +35,15 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if config.getoption("--fast"):
         sys.addaudithook(_skip_processes)
+    if os.environ.get("ALLYOUNEED_SANITIZE") and not config.getoption("numprocesses", None):
+        _sanitize_this_process_only()
+
+
+def _sanitize_this_process_only() -> None:
+    """Load the sanitized kernels, and start children without: a browser does not run with a sanitizer's runtime."""
+    assert kernels.build.library() is not None
+    for name in ("ALLYOUNEED_SANITIZE", "LD_PRELOAD"):
+        os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

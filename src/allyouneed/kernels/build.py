@@ -70,23 +70,17 @@ def library() -> SimpleNamespace | None:
     """Return the compiled functions, or None if they are turned off or cannot be built (logged as one line)."""
     if os.environ.get("ALLYOUNEED_KERNELS", "").lower() in ("off", "0", "no", "false"):
         return None
+    sanitizer = os.environ.get("ALLYOUNEED_SANITIZE", "")
     try:
         with _BUILDING:
-            loaded = ctypes.CDLL(str(_compiled(_compiler())))
+            loaded = ctypes.CDLL(str(_compiled(_compiler(), sanitizer)))
     except (BuildError, OSError) as error:
-        if sanitizer():
+        if sanitizer:
             raise
         log.warning("C kernels are not used, decoding takes torch's slower path: %s", error)
         return None
-    return SimpleNamespace(**{name: function.bind(loaded, name) for name, function in HEADER.functions.items()})
-
-
-def sanitizer() -> str:
-    """Return the sanitizer of this build: "address", "thread", or "" for none."""
-    chosen = os.environ.get("ALLYOUNEED_SANITIZE", "")
-    if chosen not in _SANITIZERS:
-        raise BuildError(f"ALLYOUNEED_SANITIZE={chosen}: unknown; use address or thread")
-    return chosen
+    bound = {name: function.bind(loaded, name) for name, function in HEADER.functions.items()}
+    return SimpleNamespace(**bound, sanitizer=sanitizer)
 
 
 def _compiler() -> str:
@@ -98,12 +92,14 @@ def _compiler() -> str:
     raise BuildError(f"no C compiler on PATH (tried {', '.join(COMPILERS)}); install gcc or clang")
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: str, sanitizer: str) -> Path:
     """Return the path of the library, compiled unless it is there.
 
     Its name is a hash of everything it depends on, so that a home folder may be shared by different machines.
     """
-    sanitize = _SANITIZERS[sanitizer()]
+    if sanitizer not in _SANITIZERS:
+        raise BuildError(f"ALLYOUNEED_SANITIZE={sanitizer}: unknown; use address or thread")
+    sanitize = _SANITIZERS[sanitizer]
     sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", *_FILES)]
     facts = repr((compiler, _FILES, _SHARED, _WIDE, sanitize, _processor())).encode()
     folder = _cache_folder()

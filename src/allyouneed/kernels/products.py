@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from allyouneed.kernels.build import functions, sanitizer
+from allyouneed.kernels.build import functions
 from allyouneed.kernels.steps import among, require_shared
 
 PANEL = 32  # outputs that products.c packs together
@@ -217,7 +217,7 @@ _ARENA = _Arena()
 
 
 def _zeros(count: int, dtype: torch.dtype) -> Tensor:
-    if sanitizer():  # the sanitizer sees the bounds of separate allocations only
+    if functions().sanitizer:  # the sanitizer sees the bounds of separate allocations only
         return torch.zeros(count, dtype=dtype)
     return _ARENA.take(count, dtype)
 
