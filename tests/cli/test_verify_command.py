@@ -9,7 +9,7 @@ import torch
 from cli_commands import Commands
 from safetensors.torch import load_file, save_file
 
-from allyouneed.storage import _write_manifest
+from allyouneed.storage.manifest import write_manifest
 
 
 @pytest.fixture
@@ -44,18 +44,18 @@ def no_numbers(path: Path) -> None:
     tensors = load_file(path)
     next(iter(tensors.values())).view(-1)[0] = torch.nan
     save_file(tensors, path)
-    _write_manifest(path.parent)
+    write_manifest(path.parent)
 
 
 def other_weights(path: Path) -> None:
     save_file({name: tensor + 0.1 for name, tensor in load_file(path).items()}, path)
-    _write_manifest(path.parent)
+    write_manifest(path.parent)
 
 
 def another_score(path: Path) -> None:
     text = path.read_text()
     path.write_text(text.replace("- loss = ", "- loss = 1"))
-    _write_manifest(path.parent)
+    write_manifest(path.parent)
 
 
 def link(path: Path) -> None:
@@ -108,7 +108,7 @@ def test_all_damage_is_named_and_what_to_do(run: Commands, copied: Path, tmp_pat
         assert done.status == 2
         assert f"failed   manifest    {folder}/codec.json: is missing\n" in done.out
         assert f"failed   manifest    {folder}/config.json: 0 bytes, but" in done.out
-        assert f"failed   manifest    {folder}/notes.txt: is not in the manifest; somebody put it there\n" in done.out
+        assert f"failed   manifest    {folder}/notes.txt: is not in the manifest; it was added later\n" in done.out
         assert f"failed   manifest    {folder}/README.md: is a link" in done.out
         assert f"failed   sha256      {folder}/model.safetensors: changed since it was written" in done.out
         assert f"ok       sha256      {folder}/tokenizer.json" in done.out
@@ -127,7 +127,7 @@ def test_train_makes_a_damaged_model_folder_again(run: Commands, copied: Path) -
 def test_a_place_is_named_once(run: Commands, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    _write_manifest(tmp_path / "other")
+    write_manifest(tmp_path / "other")
     done = run("verify", str(tmp_path / "other"))
     assert done.status == 2
     assert f"failed   loads       {tmp_path / 'other'}: has no config.json; it is not a model folder\n" in done.out

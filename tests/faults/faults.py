@@ -29,7 +29,8 @@ from kill import ROOT, Life, Process, compare, outcome, temporaries, wait, write
 from safetensors.torch import load_file, save_file
 from shim import build
 
-from allyouneed.storage import _write_manifest, verify
+from allyouneed.storage import verify
+from allyouneed.storage.manifest import write_manifest
 from allyouneed.training.checkpoint import checkpoint_paths
 
 STEPS = 60
@@ -365,7 +366,7 @@ def _spoil(model: Path, character: str) -> None:
     name = "target.weight_VD"
     tensors[name][number] = float("nan")
     save_file(tensors, model / "model.safetensors")
-    _write_manifest(model)
+    write_manifest(model)
 
 
 SCENARIOS: dict[str, Callable[[Path], tuple[Bench, str]]] = {

@@ -18,7 +18,8 @@ import torch
 
 from allyouneed.config import override, parse, read_recipe, to_toml
 from allyouneed.errors import ConfigError, UserError
-from allyouneed.storage import _parse_manifest, parse_tensors
+from allyouneed.storage import parse_tensors
+from allyouneed.storage.manifest import parse_manifest
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import Kind, Tokenizer, TokenizerConfig, train
 from allyouneed.training.recipe import Recipe
@@ -248,7 +249,7 @@ def manifest(data: bytes, folder: Path) -> None:
         except (ValueError, RecursionError):
             return compact
 
-    for name, entry in _parse_manifest(mutated(data, GOOD_MANIFESTS, write), WHERE).items():
+    for name, entry in parse_manifest(mutated(data, GOOD_MANIFESTS, write), WHERE).items():
         assert (folder / name).resolve().is_relative_to(folder.resolve())
         assert (folder / name).resolve() != folder.resolve()
         assert entry.size >= 0

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import allyouneed
 from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, FolderError, StorageError
-from allyouneed.storage import _write_manifest
+from allyouneed.storage.manifest import write_manifest
 from allyouneed.training import Interrupted, Recipe, train, validation
 from allyouneed.training.checkpoint import checkpoint_paths
 from allyouneed.training.determinism import determinism_lines
@@ -165,6 +165,6 @@ def test_a_forged_checkpoint_is_one_line(forge: Callable[[Path], None], tmp_path
         train(recipe(), tmp_path, Signal("evaluation", 1))
     for path in checkpoint_paths(tmp_path / "checkpoints"):
         forge(path)
-        _write_manifest(path)
+        write_manifest(path)
     with pytest.raises(FolderError, match="is no checkpoint of this recipe"):
         train(recipe(), tmp_path)

@@ -1,0 +1,49 @@
+"""One writer for a folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allyouneed.errors import StorageError
+from allyouneed.storage import lock
+
+pytestmark = pytest.mark.no_shapes
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from allyouneed.storage import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_writer_is_kept_out_until_the_first_is_gone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StorageError, match=f"process {holder.pid} is writing"), lock(run):
+            pass
+        holder.kill()
+    for _ in range(2):
+        with lock(run), pytest.raises(StorageError, match=f"process {os.getpid()} is writing"), lock(run):
+            pass
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("keep")
+    (tmp_path / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(StorageError), lock(tmp_path):
+        pass
+    assert (tmp_path / "victim").read_text() == "keep"
+
+
+def test_importing_storage_imports_no_torch() -> None:
+    code = "import sys, allyouneed.storage; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
