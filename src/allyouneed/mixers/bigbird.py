@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Role, Theory
@@ -41,6 +41,12 @@ class BigBirdConfig(PatternedConfig):
     globals: PositiveInt = 1  # how many first blocks are global; if not causal, the last one is global too
     random: NonNegativeInt = 3  # how many other blocks a block reads
     seed: NonNegativeInt = 0  # of the draw
+
+    @model_validator(mode="after")
+    def _require_draw(self) -> "BigBirdConfig":
+        if self.seed and not self.random:
+            raise ValueError(f"seed={self.seed} has no effect with random=0; remove it")
+        return self
 
     def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
         return _causal_bands(self, queries, keys) if role == "causal" else _bands(self, keys)

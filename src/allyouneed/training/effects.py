@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError
+from allyouneed.text.tokenizer import TokenizerConfig
 from allyouneed.training.average import LastConfig
 from allyouneed.training.guards import RESTARTS_UNTIL
 from allyouneed.training.recipe import Recipe
@@ -78,9 +79,7 @@ def _search(recipe: Recipe) -> str | None:
     usual = SearchConfig()
     unused = [name for name in ("beam", "length_penalty", "n_best", "max_length") if _differs(recipe, usual, name)]
     if unused:
-        return (
-            f"decode.{unused[0]}: has no effect with a model of kind 'encoder', whose classes need no search; remove it"
-        )
+        return f"decode.{unused[0]}: has no effect with an encoder, whose classes need no search; remove it"
     return None
 
 
@@ -88,4 +87,20 @@ def _differs(recipe: Recipe, usual: SearchConfig, name: str) -> bool:
     return bool(getattr(recipe.decode, name) != getattr(usual, name))
 
 
-CHECKS: tuple[Callable[[Recipe], str | None], ...] = (_snapshots, _workers, _patience, _restart, _loss_per, _search)
+def _vocabulary(recipe: Recipe) -> str | None:
+    for name in ("tokenizer", "target_tokenizer"):
+        tokenizer = getattr(recipe.task, name, None)
+        if tokenizer is not None and tokenizer.kind == "bytes" and tokenizer.size != TokenizerConfig().size:
+            return f"task.{name}.size={tokenizer.size}: has no effect with kind 'bytes', which has 256 ids; remove it"
+    return None
+
+
+CHECKS: tuple[Callable[[Recipe], str | None], ...] = (
+    _snapshots,
+    _workers,
+    _patience,
+    _restart,
+    _loss_per,
+    _search,
+    _vocabulary,
+)
