@@ -40,7 +40,14 @@ from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import bias_of
 from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
 from allyouneed.mixers.parts.kv_cache import count_positions, extend_valid, join_pasts, packed
-from allyouneed.mixers.parts.projections import HeadsConfig, full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.parts.projections import (
+    HeadsConfig,
+    full_precision,
+    initialise,
+    is_autocast,
+    refuse_state,
+    widened,
+)
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -158,7 +165,7 @@ class Reformer(Mixer):
                 y_BHTK = self._step(q_BHTK, state, grown, place)
             else:
                 y_BHTK = self._read(q_BHTK, grown, place)
-        if not torch.is_autocast_enabled(x_BTD.device.type):
+        if not is_autocast(x_BTD):
             y_BHTK = y_BHTK.to(self.output.weight.dtype)
         y_BTD = self.output(y_BHTK.transpose(1, 2).reshape(B, T, D))
         return y_BTD, grown if self.role == "causal" else None

@@ -42,6 +42,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import loss_sink
 from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.cgru import CGRU, Shape
@@ -168,7 +169,7 @@ class NeuralGPU(Model):
     def _steps(self, s_BWLD: Tensor, steps: int, real_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The image after so many steps, and the loss of the limits on the way."""
         total_B = s_BWLD.new_zeros(s_BWLD.shape[0])
-        with torch.autocast(s_BWLD.device.type, enabled=False):  # many steps add up their rounding
+        with full_precision(s_BWLD):  # many steps add up their rounding
             for _ in range(steps):
                 for layer in self.layers:
                     s_BWLD, cost_B = layer(s_BWLD, real_BL)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers import detach, send_losses_to
+from allyouneed.mixers.parts.projections import is_autocast
 from allyouneed.tasks.base import NO_CLASS, Batch, Learner, Loss
 from allyouneed.text.specials import PAD
 
@@ -74,7 +75,7 @@ def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, smoothing: float = 0.0
 ) -> Tensor:
     """The summed loss of `target_N` under the logits x W^T + b, without ever holding all logits."""
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled(x_ND.device.type):
+    if not torch.is_grad_enabled() or is_autocast(x_ND):
         pieces = [
             F.cross_entropy(
                 _widened(F.linear(x, weight_VD, bias_V)), target, reduction="sum", label_smoothing=smoothing

@@ -3,8 +3,7 @@
 q_h = x W^Q_h,   k_h = y W^K_h,   v_h = y W^V_h;      out = Concat(head_1 .. head_H) W^O
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from pydantic import PositiveInt
@@ -86,7 +85,7 @@ class Projections(nn.Module):
     def merge(self, y_BHTK: Tensor) -> Tensor:
         """Concat(heads) W^O."""
         B, _, T, _ = y_BHTK.shape
-        if not torch.is_autocast_enabled(y_BHTK.device.type):
+        if not is_autocast(y_BHTK):
             y_BHTK = y_BHTK.to(self.output.weight.dtype)
         out_BTD: Tensor = self.output(y_BHTK.transpose(1, 2).reshape(B, T, self.width))
         return out_BTD
@@ -100,11 +99,15 @@ def initialise(layer: nn.Linear, width: int) -> None:
         nn.init.zeros_(layer.bias)
 
 
-@contextmanager
-def full_precision(like: Tensor) -> Iterator[None]:
-    """Sums over whole sequences need float32 at least: inside, nothing is rounded to less."""
-    with torch.autocast(like.device.type, enabled=False):
-        yield
+def is_autocast(x: Tensor) -> bool:
+    """Return True if operations on the device of `x` run under autocast; some devices do not have it."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def full_precision(like: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast: sums over whole sequences need float32 at least."""
+    return torch.autocast(like.device.type, enabled=False) if is_autocast(like) else nullcontext()
 
 
 def widened(x: Tensor) -> Tensor:

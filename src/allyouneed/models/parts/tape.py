@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import join_padded
 from allyouneed.models.parts.cgru import CGRU
 
@@ -108,7 +109,7 @@ class Tape(nn.Module):
         if real_B is not None or isinstance(state.seen, Tensor):
             state = state.apart()
         x = []
-        with torch.autocast(tokens_BT.device.type, enabled=False):  # many steps add up their rounding
+        with full_precision(tokens_BT):  # many steps add up their rounding
             written = self.write(F.embedding(tokens_BT, self.said_VD)).unflatten(2, (*self.reach, -1))
             for t, written_BRXN in enumerate(written.unbind(dim=1)):
                 state = state.reaching()
