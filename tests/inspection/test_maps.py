@@ -7,7 +7,7 @@ import torch
 
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
-from allyouneed.inspection.maps import Map, heads_of, record_maps, translation_maps
+from allyouneed.inspection.maps import AttentionMap, heads_of, record_maps, translation_maps
 from allyouneed.inspection.pictures import Group, draw_attention
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models import Model
@@ -96,7 +96,7 @@ def test_a_decoder_has_no_cross_attention():
 
 def test_heads_are_named_from_one():
     weights_BHTS = torch.rand(2, 3, 4, 5)
-    heads = heads_of([Map("x", weights_BHTS)])
+    heads = heads_of([AttentionMap("x", weights_BHTS)])
     assert [name for name, _ in heads] == ["x, head 1", "x, head 2", "x, head 3"]
     assert torch.equal(heads[1][1], weights_BHTS[0, 1])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from allyouneed.decode.base import as_float32, device_of, evaluating, evaluation_mode
 from allyouneed.errors import DataError
 from allyouneed.folder import Bundle
-from allyouneed.inspection.maps import Map
+from allyouneed.inspection.maps import AttentionMap
 from allyouneed.inspection.result import Axis, Inspection, LayerMaps, OutputToken, Part, token_texts
 from allyouneed.inspection.vectors import Vectors
 from allyouneed.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Inspector(ABC):
         return torch.tensor([list(ids)], device=self.device)
 
     @abstractmethod
-    def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
+    def _run(self) -> tuple[Tensor, list[tuple[str, AttentionMap]]]:
         """Return the logits of all positions (T, V), and each map with its phase ("read" or "write")."""
 
     def inspect(self, alternatives: int) -> Inspection:
@@ -94,7 +94,7 @@ class Inspector(ABC):
     def _axes(self, name: str, phase: str) -> tuple[Part, Axis, Axis]:
         """Return the part, the rows and the columns of a module's map in a phase, if their lengths agree."""
 
-    def _layer_maps(self, found: list[tuple[str, Map]]) -> list[LayerMaps]:
+    def _layer_maps(self, found: list[tuple[str, AttentionMap]]) -> list[LayerMaps]:
         placed: list[LayerMaps] = []
         for phase, one in found:
             weights_HTS = one.weights_BHTS[0].float()

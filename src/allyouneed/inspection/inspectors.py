@@ -9,7 +9,7 @@ from allyouneed.decode.base import as_float32
 from allyouneed.errors import DataError
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspector import Inspector, embeddings_of
-from allyouneed.inspection.maps import Map, record_maps
+from allyouneed.inspection.maps import AttentionMap, record_maps
 from allyouneed.inspection.result import Axis, LayerMaps, OutputToken, Part, token_texts
 from allyouneed.inspection.vectors import Vectors
 from allyouneed.tasks.base import FIRST_CLASS
@@ -45,7 +45,7 @@ class TranslationInspector(Inspector):
         self.decoder_only = self.model.kind == "decoder"
         self.source_length = 0  # source tokens at the start of the input
 
-    def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
+    def _run(self) -> tuple[Tensor, list[tuple[str, AttentionMap]]]:
         assert self.source_ids is not None
         assert self.input_ids is not None
         with record_maps(self.model) as maps:
@@ -124,7 +124,7 @@ class LanguageModelInspector(Inspector):
         self.given = len(prompt)
         self.input_ids = [BOS, *self.target_ids]
 
-    def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
+    def _run(self) -> tuple[Tensor, list[tuple[str, AttentionMap]]]:
         assert self.input_ids is not None
         with record_maps(self.model) as maps:
             logits_BTV, _ = self.model.step(self._ids(self.input_ids), self.model.start())
@@ -163,7 +163,7 @@ class ClassifierInspector(Inspector):
         # Special tokens around a text have no class.
         return logits[0, self.codec.text_slice(logits.shape[1])] if self.codec.per_position else logits
 
-    def _run(self) -> tuple[Tensor, list[tuple[str, Map]]]:
+    def _run(self) -> tuple[Tensor, list[tuple[str, AttentionMap]]]:
         with record_maps(self.model) as maps:
             logits_TV = self._logits()
         return logits_TV, [("read", one) for one in maps]
@@ -171,7 +171,7 @@ class ClassifierInspector(Inspector):
     def _axes(self, name: str, phase: str) -> tuple[Part, Axis, Axis]:
         return "decoder" if self.model.kind == "decoder" else "encoder", "source", "source"
 
-    def _layer_maps(self, found: list[tuple[str, Map]]) -> list[LayerMaps]:
+    def _layer_maps(self, found: list[tuple[str, AttentionMap]]) -> list[LayerMaps]:
         """Name the columns of a memory network's hop, whose single row is not a token."""
         return [_with_columns(one, "source", self._length("source")) for one in super()._layer_maps(found)]
 

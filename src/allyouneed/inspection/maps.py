@@ -26,7 +26,7 @@ from allyouneed.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Map:
+class AttentionMap:
     """The weights of one mixer in one call."""
 
     name: str  # the mixer's name in its model: "decoder.blocks.1.cross"
@@ -37,14 +37,14 @@ class Map:
 
 
 @contextmanager
-def record_maps(model: Model) -> Iterator[list[Map]]:
+def record_maps(model: Model) -> Iterator[list[AttentionMap]]:
     """Record the attention weights of the model's mixers in a list, in the order of their calls."""
     names = {module: name for name, module in model.named_modules()}
-    maps: list[Map] = []
+    maps: list[AttentionMap] = []
 
     def keep(mixer: torch.nn.Module, weights_BHTS: Tensor) -> None:
         if mixer in names:
-            maps.append(Map(names[mixer], weights_BHTS.detach().cpu()))
+            maps.append(AttentionMap(names[mixer], weights_BHTS.detach().cpu()))
 
     with send_maps_to(keep):
         yield maps
@@ -56,9 +56,9 @@ class TranslationMaps:
 
     source: list[str]  # the tokens of the source, EOS included
     target: list[str]  # the tokens of the target, EOS included: the token that each row writes
-    maps: list[Map]  # B is 1
+    maps: list[AttentionMap]  # B is 1
 
-    def of(self, ending: str) -> list[Map]:
+    def of(self, ending: str) -> list[AttentionMap]:
         """Return the maps of mixers whose names end like this, for example with "cross"."""
         return [one for one in self.maps if one.name.endswith(ending)]
 
@@ -88,7 +88,7 @@ def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [names.get(token) or tokenizer.decode([token]) for token in ids]
 
 
-def heads_of(maps: Sequence[Map]) -> list[tuple[str, Tensor]]:
+def heads_of(maps: Sequence[AttentionMap]) -> list[tuple[str, Tensor]]:
     """Return the name of each head and its weights (T, S) for the first row of the batch."""
     return [
         (f"{one.name}, head {head + 1}", one.weights_BHTS[0, head])

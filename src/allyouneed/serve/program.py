@@ -51,7 +51,7 @@ class Example(BaseModel):
     input: str
 
 
-class RaspError(BaseModel):
+class ProgramError(BaseModel):
     """An error in a program and its position."""
 
     message: str
@@ -66,7 +66,7 @@ class RaspResponse(BaseModel):
     values: list[dict[str, Any]]
     result: str | None
     output: list[Any] | None
-    error: RaspError | None
+    error: ProgramError | None
     compiled: dict[str, Any] | None
 
 
