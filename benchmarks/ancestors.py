@@ -1,17 +1,17 @@
-"""What the Transformer replaced, at equal time: each model learns the same task for the same minutes, several times.
+"""Compare the Transformer with its predecessors at equal training time, over several seeds.
 
     python benchmarks/ancestors.py --out runs/ancestors [--task numbers,multi30k] [--models transformer,bytenet,convs2s]
                                    [--minutes 1] [--cpu] [--seeds 3] [--set decode.beam=1]
 
-Every run is `allyouneed train RECIPE --set train.budget.minutes=N` and `allyouneed evaluate`, on the cores this script
-may use, one run at a time, so a line of the table is what a user would get. The Transformer's recipes are the tasks'
-own (`numbers-en-de`, `multi30k-en-de`), another model's carry its name before that (`bytenet-numbers-en-de`). A seed
-decides weights and batches, and for the number words also which numbers are held out: the same ones for all models.
+Every run is `allyouneed train RECIPE --set train.budget.minutes=N` and `allyouneed evaluate`, on all cores of this
+process, one run after another, so a line of the table is what a user would get. The Transformer's recipes are those of
+the tasks (`numbers-en-de`, `multi30k-en-de`); other models have a prefix (`bytenet-numbers-en-de`). The seed determines
+weights and batches, and for number words also which numbers are held out: the same for all models.
 
-Minutes are of the wall clock. CPU seconds (training, its evaluations and the final search) stand beside them: on a
-machine that others use too, they say whether the minutes were worth the same. With `--cpu` each model instead gets as
-many steps as fit into the minutes by its own CPU time of a step, measured first, in turns: fairer on a busy machine.
-A run that is finished is not run again.
+Minutes are wall-clock time. The table also lists CPU seconds (training, evaluations and the final search), which show
+whether the minutes were comparable on a shared machine. With `--cpu` each model instead gets as many steps as fit into
+the minutes by its CPU time per step, which is measured first, interleaved: fairer on a busy machine. Finished runs are
+not repeated.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed.folder import load_folder
 from allyouneed.training import load_recipe, recipe_folder
@@ -42,12 +42,14 @@ WARMING, MEASURED = 3, 12  # steps
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--task", default=",".join(TASKS), help="of " + ", ".join(TASKS))
-    parser.add_argument("--models", default="", help="default: all that have recipes, of " + ", ".join(MODELS))
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 1")
-    parser.add_argument("--cpu", action="store_true", help="minutes of CPU time, as steps")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--task", default=",".join(TASKS), help="comma-separated tasks (default: %(default)s)")
+    parser.add_argument(
+        "--models", default="", help=f"comma-separated models: {', '.join(MODELS)} (default: all with a recipe)"
+    )
+    parser.add_argument("--minutes", type=float, default=1.0, help="training time of a run (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="measure --minutes in CPU time, converted to steps")
     parser.add_argument("--set", dest="sets", action="append", default=[], help="a setting for all models")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -76,26 +78,26 @@ def recipe_of(model: str, task: str) -> str:
 
 
 def known(task: str) -> list[str]:
-    """The models that have a recipe for a task."""
+    """Return the models that have a recipe for a task."""
     return [model for model in MODELS if (recipe_folder() / f"{recipe_of(model, task)}.toml").exists()]
 
 
 def run(recipe: str, budget: str, seed: int, sets: list[str], folder: Path) -> dict[str, float]:
-    """Trains and measures one model in processes of their own; what they said, kept beside the run."""
+    """Train and evaluate one model in child processes; return the scores, which are stored next to the run."""
     out = folder / "-".join([recipe, budget.replace("=", "-"), *sets, str(seed)])
     settings = [f"train.budget.{budget}", *sets]
 
-    def make() -> dict[str, float]:
+    def measure() -> dict[str, float]:
         given = [f"--set={one}" for one in settings]
         _, seconds = command(["train", recipe, *given, "--seed", str(seed), "--out", str(out)])
-        said, _ = command(["evaluate", str(out), "--split", "test"])
-        return scores(said) | {"cpu": seconds} | last_record(out)
+        printed, _ = command(["evaluate", str(out), "--split", "test"])
+        return scores(printed) | {"cpu": seconds} | last_record(out)
 
-    return kept(out, load_recipe(recipe, {"seed": seed}, settings), make)
+    return cached_result(out, load_recipe(recipe, {"seed": seed}, settings), measure)
 
 
 def step_seconds(recipes: list[str], sets: list[str], folder: Path) -> dict[str, float]:
-    """CPU seconds of one step of each, measured in turns: whoever else is busy slows all of them alike."""
+    """Return the CPU seconds per step of each recipe, measured interleaved, so that load affects all of them alike."""
     file = folder / f"step-seconds-{'-'.join([*recipes, *sets])}.json"
     if not file.exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -106,9 +108,9 @@ def step_seconds(recipes: list[str], sets: list[str], folder: Path) -> dict[str,
             times: dict[str, list[float]] = {name: [] for name in recipes}
             for _ in range(WARMING + MEASURED):
                 for name, one in runs.items():
-                    begun = time.process_time()
+                    started = time.process_time()
                     one.step()
-                    times[name].append(time.process_time() - begun)
+                    times[name].append(time.process_time() - started)
             for one in runs.values():
                 one.close()
         file.write_text(json.dumps({name: statistics.median(times[name][WARMING:]) for name in recipes}))
@@ -117,26 +119,26 @@ def step_seconds(recipes: list[str], sets: list[str], folder: Path) -> dict[str,
 
 
 def command(arguments: Sequence[str]) -> tuple[str, float]:
-    """What a command of allyouneed prints, and its CPU seconds."""
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen([sys.executable, "-m", "allyouneed", *arguments], stdout=said, stderr=errors)
+    """Run an allyouneed command; return its output and CPU seconds."""
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen([sys.executable, "-m", "allyouneed", *arguments], stdout=printed, stderr=errors)
         _, status, usage = os.wait4(child.pid, 0)
-        said.seek(0)
+        printed.seek(0)
         errors.seek(0)
         if status:
             last = (errors.read().decode().strip().splitlines() or ["no message"])[-1]
             raise SystemExit(f"allyouneed {' '.join(arguments)}: {last}")
-        return said.read().decode(), usage.ru_utime + usage.ru_stime
+        return printed.read().decode(), usage.ru_utime + usage.ru_stime
 
 
-def scores(said: str) -> dict[str, float]:
-    """The lines `name = value  signature` of an evaluation."""
-    pairs = (text.split(" = ", 1) for text in said.splitlines() if " = " in text)
+def scores(printed: str) -> dict[str, float]:
+    """Parse the lines `name = value  signature` of an evaluation."""
+    pairs = (text.split(" = ", 1) for text in printed.splitlines() if " = " in text)
     return {name: float(rest.split()[0]) for name, rest in pairs}
 
 
 def last_record(out: Path) -> dict[str, float]:
-    """Of a run's log: how far it came. And the size of its model."""
+    """Return the steps and tokens of a finished run, and the size of its model."""
     records: list[dict[str, Any]] = [json.loads(text) for text in (out / "log.jsonl").read_text().splitlines()]
     parameters = load_folder(out / "model").model.parameter_count()
     return {"steps": records[-1]["steps"], "tokens": records[-1]["tokens"], "parameters": parameters}

@@ -1,10 +1,10 @@
-"""The bAbI tasks, one model for each, several seeds: test errors beside those published.
+"""Train one model per bAbI task over several seeds, and print test errors next to published ones.
 
     python benchmarks/babi.py --out runs/babi [--recipe memn2n-babi] [--size en] [--tasks 1,2,3] [--seeds 3] [--set ...]
 
-Each run is what `allyouneed train RECIPE --set task.task=N --seed S` does, in one process and on one thread. A run that
-is finished is not run again; the table is printed from what the folder holds. Two numbers for each task: the mean over
-seeds, and the run with the lowest training loss (the paper picks that one of ten).
+Each run is equivalent to `allyouneed train RECIPE --set task.task=N --seed S`, in this process, on one thread. Finished
+runs are not repeated; the table is printed from the stored results. Each task has two numbers: the mean over seeds, and
+the error of the run with the lowest training loss (the paper selects it from ten runs).
 """
 
 import argparse
@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed.evaluation.measure import evaluate_split
 from allyouneed.folder import load_folder
@@ -22,22 +22,22 @@ from allyouneed.training import load_recipe, train
 from allyouneed.training.evaluate import find_score
 
 # Test errors in per cent, 1,000 questions for each task, 3 hops, position encoding, linear start, random noise:
-# the authors' MATLAB code, a model for each task, as run for the benchmarks page of vinhkhuc/MemN2N-babi-python;
-# and the paper's "PE LS RN joint", one model for all tasks, as a public repository quotes it (its mean, 12.4, agrees).
+# the authors' MATLAB code, one model per task, from the benchmarks page of vinhkhuc/MemN2N-babi-python; and the paper's
+# "PE LS RN joint", one model for all tasks, as quoted in a public repository (its mean, 12.4, agrees).
 AUTHORS = "0.1 8.2 41.8 4.4 13.7 7.9 20.3 11.7 13.6 9.7 0.7 0.0 0.3 0.9 0.0 0.4 51.0 10.5 81.4 0.0"
 JOINT = "0.0 11.4 21.9 13.4 14.4 2.8 18.3 9.3 1.9 6.5 0.3 0.1 0.2 6.9 0.0 2.7 40.4 9.4 88.0 0.0"
 PUBLISHED = {"authors' code": AUTHORS, "paper, joint": JOINT}
-FAILED = 5.0  # per cent: a task with more errors is not solved, by the rule of Weston et al. 2015
+FAILED = 5.0  # per cent; a task with more errors counts as failed (Weston et al. 2015)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--recipe", default="memn2n-babi")
-    parser.add_argument("--size", default="en", choices=["en", "en-10k"])
-    parser.add_argument("--tasks", default=",".join(map(str, range(1, 21))))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="any setting of the recipe")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--recipe", default="memn2n-babi", help="default: %(default)s")
+    parser.add_argument("--size", default="en", choices=["en", "en-10k"], help="data set (default: %(default)s)")
+    parser.add_argument("--tasks", default=",".join(map(str, range(1, 21))), help="comma-separated task numbers")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="a setting of the recipe")
     options = parser.parse_args()
     torch.set_num_threads(1)
     numbers = [int(number) for number in options.tasks.split(",")]
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, sets: list[str], name: str) -> dict[str, float]:
-    """Trains one model, or finds it trained: its test error in per cent, training loss and CPU seconds."""
+    """Train one model; return its test error in per cent, training loss and CPU seconds, which are stored."""
     out: Path = options.out / options.size / name
     recipe = load_recipe(options.recipe, sets=sets)
 
-    def make() -> dict[str, float]:
+    def measure() -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, sets: list[str], name: str) -> dict[str, fl
         loss = [line["loss"] for line in log if line["kind"] == "step"][-1]
         return {"error": 100 * (1 - accuracy.value), "loss": loss, "seconds": seconds}
 
-    return kept(out, recipe, make)
+    return cached_result(out, recipe, measure)
 
 
 if __name__ == "__main__":

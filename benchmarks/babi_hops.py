@@ -1,9 +1,9 @@
-"""Where a memory network looks: a story, and beside each sentence how much each hop read of it.
+"""Draw the attention of a memory network: the weight of each hop on each sentence of a story.
 
     python benchmarks/babi_hops.py runs/babi-2 [--question 17] [--out docs/images/memn2n-hops.svg]
 
-Without a number: the first test question of 8 to 12 sentences that is answered rightly and needs the most facts. Also
-prints how often, over all test questions, a supporting fact is the sentence that some hop read most.
+Without --question: the first test question with 8 to 12 sentences that is answered correctly and needs the most facts.
+Also print how often, over all test questions, a supporting fact has the largest weight of some hop.
 """
 
 import argparse
@@ -26,20 +26,20 @@ matplotlib.use("svg")
 
 
 def hops_of(bundle: Bundle, text: str) -> Tensor:
-    """How much each hop (H) read of each sentence (N)."""
+    """Return the weight of each hop (H) on each sentence (N)."""
     source_BS = torch.tensor([bundle.codec.encode_source(text)])
     with record_maps(bundle.model) as maps, torch.no_grad():
         bundle.model.classify(source_BS)
     weights_HS = torch.cat([one.weights_BHTS[0, 0] for one in maps])
-    # The separators before a word say which sentence it is in; those of the question come last and have no weight.
+    # The separators before a word determine its sentence; the question comes last and has no weight.
     sentence_S = (source_BS[0] == SEPARATOR).cumsum(dim=0)
     weights_HN = torch.zeros(len(maps), int(sentence_S[-1]) + 1).index_add(1, sentence_S, weights_HS)
     return weights_HN[:, :-1]
 
 
 def draw(path: Path, weights_HN: Tensor, story: list[str], facts: tuple[int, ...], title: str) -> None:
-    """A row for each sentence, a column for each hop; the supporting facts in another colour."""
-    plt.rcParams["svg.hashsalt"] = "hops"  # the same picture for the same numbers
+    """Draw a row for each sentence and a column for each hop; supporting facts have another colour."""
+    plt.rcParams["svg.hashsalt"] = "hops"  # reproducible SVG
     hops, sentences = weights_HN.shape
     figure, axis = plt.subplots(figsize=(4.2 + 0.7 * hops, 1.1 + 0.3 * sentences), layout="constrained")
     axis.imshow(weights_HN.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -61,30 +61,32 @@ def draw(path: Path, weights_HN: Tensor, story: list[str], facts: tuple[int, ...
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="a run of a memn2n recipe")
-    parser.add_argument("--question", type=int, help="number of the test question, from 0")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/memn2n-hops.svg"))
+    parser.add_argument("run", type=Path, help="run folder of a memn2n recipe")
+    parser.add_argument("--question", type=int, help="index of the test question, from 0")
+    parser.add_argument("--out", type=Path, default=Path("docs/images/memn2n-hops.svg"), help="default: %(default)s")
     options = parser.parse_args()
     bundle = load_folder(options.run)
     with tempfile.TemporaryDirectory() as temporary:
         data = task_data(bundle, Path(temporary))
         assert isinstance(data, BabiData)
         examples, facts = data.examples("test"), data.facts("test")
-    said = [
+    answers = [
         best[0].text for best in translate(bundle.model, bundle.codec, [text for text, _ in examples], SearchConfig())
     ]
     weights = [hops_of(bundle, text) for text, _ in examples]
-    right = [answer == wanted for answer, (_, wanted) in zip(said, examples, strict=True)]
+    correct = [answer == expected for answer, (_, expected) in zip(answers, examples, strict=True)]
     found = [set(one.argmax(dim=1).tolist()) for one in weights]
     total = sum(map(len, facts))
     hit = sum(len(set(needed) & read) for needed, read in zip(facts, found, strict=True))
-    print(f"{sum(right)} of {len(right)} right; {hit} of {total} supporting facts are what some hop read most")
+    print(
+        f"{sum(correct)} of {len(correct)} correct; {hit} of {total} supporting facts have the largest weight of a hop"
+    )
     chosen = options.question
     if chosen is None:
-        fitting = [i for i, one in enumerate(weights) if right[i] and 8 <= one.shape[1] <= 12]
+        fitting = [i for i, one in enumerate(weights) if correct[i] and 8 <= one.shape[1] <= 12]
         chosen = max(fitting, key=lambda i: (len(facts[i]), -i))
     *story, question = examples[chosen][0].split(" . ")
-    draw(options.out, weights[chosen], story, facts[chosen], f"{question}?  {said[chosen]}")
+    draw(options.out, weights[chosen], story, facts[chosen], f"{question}?  {answers[chosen]}")
     print(f"drawn: question {chosen} in {options.out}")
 
 

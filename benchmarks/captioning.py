@@ -1,10 +1,10 @@
-"""Names of unseen emoji: Show, Attend and Tell, a Transformer that reads the same grid, and a decoder without image.
+"""Name unseen emoji: Show, Attend and Tell, a Transformer that reads the same grid, and a decoder without the image.
 
     python benchmarks/captioning.py --out runs/captioning [--seeds 3] [--held-out emoji] [--set ..] [--picture FILE.png]
 
-Each run is what `allyouneed train RECIPE --seed S` does, in one process and on one thread. A finished run is not
-run again; the table is printed from what the folder holds: mean and spread over seeds, on the test split. `--picture`
-draws where the first seed's LSTM looked for a few pictures of the test split that it names best.
+Each run is equivalent to `allyouneed train RECIPE --seed S`, in this process, on one thread. Finished runs are not
+repeated; the table is printed from the stored results: mean and range over seeds, on the test split. `--picture` draws
+the attention of the first seed's LSTM on some of the best-named images of the test split.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed.decode import translate
 from allyouneed.decode.base import evaluating
@@ -33,17 +33,17 @@ SYSTEMS = {
     "blind": ("show-attend-tell-emoji", ["model.blind=true"]),
 }
 SCORES = {"bleu": 1.0, "chrf": 1.0, "exact": 100.0, "word_recall": 100.0, "word_precision": 100.0, "loss": 1.0}
-SHOWN, WORDS = 6, 7  # pictures, and words of each, that are drawn
+SHOWN, WORDS = 6, 7  # number of images, and of words per image, to draw
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--held-out", default="emoji", choices=["emoji", "drawing"])
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--set", dest="sets", action="append", default=[], help="any setting of the recipes")
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--held-out", default="emoji", choices=["emoji", "drawing"], help="what the test split holds")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--set", dest="sets", action="append", default=[], help="a setting of the recipes")
+    parser.add_argument("--picture", type=Path, help="PNG file for the attention maps; not drawn by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = options.systems.split(",")
@@ -61,17 +61,17 @@ def main() -> None:
 
 
 def spread(values: list[float]) -> str:
-    """The mean, and how far the seeds lie apart."""
+    """Format the mean and the range over seeds."""
     return f"{statistics.mean(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, float]:
-    """Trains one model, or finds it trained: its test scores and CPU seconds of training."""
+    """Train one model; return its test scores and CPU seconds of training, which are stored."""
     out: Path = options.out / options.held_out / f"{name}-{seed}"
     recipe_name, more = SYSTEMS[name]
     recipe = load_recipe(recipe_name, sets=[f"seed={seed}", f"task.held_out={options.held_out}", *more, *options.sets])
 
-    def make() -> dict[str, float]:
+    def measure() -> dict[str, float]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         folder = train(recipe, out)
         seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - before
@@ -79,11 +79,11 @@ def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, float]:
         found = {score.name: score.value * SCORES[score.name] for score in scores if score.name in SCORES}
         return {**found, "seconds": seconds}
 
-    return kept(out, recipe, make)
+    return cached_result(out, recipe, measure)
 
 
 def draw(folder: Path, path: Path) -> None:
-    """Where a model looked for each token, as a picture: the image, and what was read of it."""
+    """Draw the attention of a model for each token of a few images."""
     from matplotlib.figure import Figure
 
     bundle = load_folder(folder)
@@ -93,7 +93,7 @@ def draw(folder: Path, path: Path) -> None:
     data = recipe.task.prepare(folder / "data", recipe.seed)
     examples = data.examples("test")
     answers = [best[0] for best in translate(model, codec, [text for text, _ in examples], recipe.decode)]
-    # The best names that differ: a page of five skin tones of one hand says less.
+    # Choose names that differ: five skin tones of one hand would be redundant.
     best: dict[str, int] = {}
     for item in sorted(range(len(examples)), key=lambda item: -answers[item].score):
         right = set(answers[item].text.lower().split()) & set(examples[item][1].lower().split())

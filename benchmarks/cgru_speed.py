@@ -1,10 +1,10 @@
-"""One step of the Neural GPU's unit: its gradient written by hand against autograd's.
+"""Compare the hand-written gradient of the Neural GPU's unit with autograd's.
 
     python benchmarks/cgru_speed.py [--batch 32] [--steps 20] [--rounds 5]
 
-Forward and backward of a run of steps, divided by their number: diagonal gates, hard limits with their loss, dropout.
-The arms compute the same, with channels last; before anything is timed, images and gradients must agree (without
-dropout, whose masks are drawn differently). They take turns in one process with one thread; CPU time is compared.
+Measures forward and backward time per step: diagonal gates, hard limits with their loss, dropout. Both arms compute the
+same, with channels last; before anything is timed, outputs and gradients must agree (without dropout, whose masks
+differ). The arms alternate in one process with one thread; CPU time is compared.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def by_hand(unit: CGRU, s_BWLD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_autograd(unit: CGRU, s_BWLD: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from torch's own functions."""
+    """Compute the same with torch's own functions."""
     around, D = unit.shape.around, unit.channels
     assert unit.gates.bias is not None
     assert unit.candidate.bias is not None
@@ -43,7 +43,7 @@ def by_autograd(unit: CGRU, s_BWLD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run(step: Step, unit: CGRU, s_BWLD: Tensor, steps: int) -> Tensor:
-    """The loss after so many steps, differentiated."""
+    """Run `steps` steps and differentiate the loss."""
     unit.zero_grad()
     cost = s_BWLD.new_zeros(())
     for _ in range(steps):
@@ -54,8 +54,8 @@ def run(step: Step, unit: CGRU, s_BWLD: Tensor, steps: int) -> Tensor:
     return loss.detach()
 
 
-def gate(unit: CGRU, s_BWLD: Tensor) -> None:
-    """Stops unless both compute the same."""
+def check_parity(unit: CGRU, s_BWLD: Tensor) -> None:
+    """Exit unless both arms compute the same."""
     unit.eval()
     found = []
     for step in (by_hand, by_autograd):
@@ -63,33 +63,33 @@ def gate(unit: CGRU, s_BWLD: Tensor) -> None:
         found.append([loss, *(p.grad.clone() for p in unit.parameters() if p.grad is not None)])
     for one, two in zip(*found, strict=True):
         if not torch.allclose(one, two, rtol=1e-3, atol=1e-6):
-            raise SystemExit("the arms do not compute the same; nothing is timed")
+            raise SystemExit("the arms compute different results; nothing is timed")
     unit.train()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32, help="batch size (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="steps of the unit per pass (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(1)
     print(f"B:{options.batch}|steps:{options.steps}|threads:1|torch:{torch.__version__}|v:{__version__}")
-    print("| image (rows x columns x channels) | by hand, ms CPU a step | autograd | by hand : autograd |")
+    print("| image (rows x columns x channels) | by hand, CPU ms per step | autograd | by hand : autograd |")
     print("| --- | --- | --- | --- |")
     for rows, columns, channels in IMAGES:
         unit = CGRU(channels, Shape(True, True, True, (1 if rows > 1 else 0, 1)), 0.06)
         s_BWLD = torch.randn(options.batch, rows, columns, channels)
-        gate(unit, s_BWLD)
+        check_parity(unit, s_BWLD)
         times: dict[Step, list[float]] = {by_hand: [], by_autograd: []}
         for turn in range(options.rounds + 1):
             for step, spent in times.items():
-                begun = time.process_time()
+                started = time.process_time()
                 run(step, unit, s_BWLD, options.steps)
-                if turn:  # the first turn is warm-up
-                    spent.append(1e3 * (time.process_time() - begun) / options.steps)
+                if turn:  # the first round is warm-up
+                    spent.append(1e3 * (time.process_time() - started) / options.steps)
         ratios = [one / two for one, two in zip(times[by_hand], times[by_autograd], strict=True)]
         middle = [f"{statistics.median(spent):.1f}" for spent in times.values()]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, n={len(ratios)})"

@@ -1,10 +1,10 @@
-"""Approximations against what they approximate: how the error falls with what one pays.
+"""Measure the error of approximate attention against exact attention, over the cost of the approximation.
 
     python benchmarks/convergence.py [--seeds 8] [--out docs/images/convergence.svg]
 
 - reformer: relative error of the output against full attention with the same shared queries and keys, over rounds;
 - performer: against softmax attention, over features, with the line 1 / sqrt(M) of its theory;
-- linformer: against softmax attention, over slots that average n / k neighbours, exact at k = n (drawn at 1e-8).
+- linformer: against softmax attention, over slots that average n / k neighbours; exact at k = n (drawn at 1e-8).
 
 One layer, float64, random weights, n = 256; mean over seeds of |ours - full| / |full|.
 """
@@ -26,7 +26,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 LENGTH, WIDTH, HEADS = 256, 64, 4
-Error = Callable[[int], float]  # of one random layer, for what one pays
+Error = Callable[[int], float]  # cost -> error of one random layer
 
 
 def distance(ours: Tensor, full: Tensor) -> float:
@@ -39,7 +39,7 @@ def reformer(rounds: int) -> float:
     q_BHTK, v_BHTK = mixer.query_value(x_BTD).unflatten(2, (2 * HEADS, -1)).transpose(1, 2).chunk(2, dim=1)
     k_BHTK = F.normalize(q_BHTK, dim=-1) * q_BHTK.shape[-1] ** 0.5
     visible_TT = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-1)
-    visible_TT[0, 0] = True  # the first has nobody but itself
+    visible_TT[0, 0] = True  # the first position has only itself to read
     full = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=visible_TT)
     return distance(mixer(x_BTD)[0], mixer.output(full.transpose(1, 2).flatten(2)))
 
@@ -52,7 +52,7 @@ def performer(features: int) -> float:
 
 
 def linformer(slots: int) -> float:
-    # Neighbours that resemble each other, as in signals: white noise would have no low rank to find.
+    # Similar neighbours, as in signals: white noise has no low-rank structure.
     x_BTD = F.avg_pool1d(torch.randn(1, WIDTH, LENGTH + 31, dtype=torch.float64), 32, 1).mT * 32**0.5
     config = LinformerConfig(heads=HEADS, slots=slots, max_length=LENGTH)
     mixer = config.build(WIDTH, role="bidirectional").double()
@@ -82,11 +82,11 @@ def measure(error: Error, sizes: Sequence[int], seeds: int) -> list[float]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--seeds", type=int, default=8)
-    arguments.add_argument("--out", type=Path, default=Path("docs/images/convergence.svg"))
+    arguments.add_argument("--seeds", type=int, default=8, help="number of seeds (default: %(default)s)")
+    arguments.add_argument("--out", type=Path, default=Path("docs/images/convergence.svg"), help="default: %(default)s")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    plt.rcParams["svg.hashsalt"] = "convergence"  # the same picture for the same numbers
+    plt.rcParams["svg.hashsalt"] = "convergence"  # reproducible SVG
     figure, axes = plt.subplots(1, len(PANELS), figsize=(11, 3.2), layout="constrained")
     for axis, (title, what, sizes, error) in zip(axes, PANELS, strict=True):
         errors = measure(error, sizes, options.seeds)

@@ -1,8 +1,8 @@
-"""Does a token cost more the later it comes? A step at position 100 and far behind it, for every causal mixer.
+"""Compare the cost of a decoding step at position 100 and at a far position, for every causal mixer.
 
     python benchmarks/decode_positions.py [--far 16384] [--steps 200]
 
-One layer of width 256 with 4 heads, batch 1, one thread; CPU time, the median of five rounds in turn.
+One layer of width 256 with 4 heads, batch 1, one thread; CPU time, median of five interleaved rounds.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from allyouneed.config import parse
 from allyouneed.mixers import MIXERS, Mixer, State
 
 WIDTH = 256
-# Sizes where the defaults are not about 256 positions read.
+# Settings that make each mixer read about 256 positions, if its defaults do not.
 SETTINGS: dict[str, dict[str, object]] = {
     "window": {"window": 256},
     "performer": {"features": 256},
@@ -30,23 +30,23 @@ def state_at(mixer: Mixer, position: int) -> State:
 
 
 def step_time(mixer: Mixer, state: State, steps: int) -> float:
-    """CPU seconds of a step."""
+    """Return the CPU seconds of a step."""
     x_BD = torch.randn(1, WIDTH)
-    begin = time.process_time()
+    start = time.process_time()
     for _ in range(steps):
         _, state = mixer.advance(x_BD, state=state)
-    return (time.process_time() - begin) / steps
+    return (time.process_time() - start) / steps
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--far", type=int, default=16384)
-    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--far", type=int, default=16384, help="the far position (default: %(default)s)")
+    arguments.add_argument("--steps", type=int, default=200, help="steps per round (default: %(default)s)")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
         for name in [name for name, config in MIXERS.items() if "causal" in config.roles]:
-            heads = {"heads": 4} if "heads" in MIXERS[name].model_fields else {}  # a recurrence has none
+            heads = {"heads": 4} if "heads" in MIXERS[name].model_fields else {}  # recurrences have no heads
             settings = {"type": name, **heads, **SETTINGS.get(name, {})}
             mixer = parse(MIXERS[name], settings).build(WIDTH, role="causal")
             near, far = state_at(mixer, 100), state_at(mixer, options.far)
@@ -54,7 +54,7 @@ def main() -> None:
             at_near, at_far = (statistics.median(run[side] for run in runs) * 1e3 for side in (0, 1))
             ratios = sorted(late / early for early, late in runs)
             print(
-                f"{name:17} position 100: {at_near:.3f} ms, position {options.far:,}: {at_far:.3f} ms a step; "
+                f"{name:17} position 100: {at_near:.3f} ms, position {options.far:,}: {at_far:.3f} ms per step; "
                 f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})",
                 flush=True,
             )

@@ -1,12 +1,12 @@
-"""The engines of decode_speed.py, each in a process of its own: they get the same weights and the same batches.
+"""The engines of decode_speed.py, each in its own process, with the same weights and the same batches.
 
 ours, ours int8                    the torch engine with its kernels, as `allyouneed translate [--int8]` runs it
 ours shortlist, ours int8 shortlist    the same with --shortlist
 ctranslate2, ctranslate2 int8      our weights through `allyouneed export --to ctranslate2`
 generate, generate+malloc          Hugging Face Marian: as its users run it, and with our allocator setting
 
-JoeyNMT is no side: it wants another protobuf than the pinned one, and its command line does not start with what it
-installs.
+JoeyNMT is not included: it needs another protobuf than the pinned one, and its command line does not start with the
+versions it installs.
 """
 
 import json
@@ -36,12 +36,12 @@ from allyouneed.sizes import Sizes
 from allyouneed.text.specials import BOS, EOS, PAD
 
 SIDES = ("ours", "ours int8", "generate", "generate+malloc", "ctranslate2", "ctranslate2 int8")
-LISTED = " shortlist"  # how the names of sides end that use one
-EXACT = ("ours", "generate", "generate+malloc", "ctranslate2")  # float32: they must say the same
+LISTED = " shortlist"  # suffix of engines that use a shortlist
+EXACT = ("ours", "generate", "generate+malloc", "ctranslate2")  # float32 engines, whose outputs must be equal
 NEVER = -1e4
 VOCABULARY = 8000
-# Of a random shortlist: how many words a source word allows, and how much the same ones are preferred. 16 source words
-# then allow 375 of 8,000, 32 such sources 4,100 together; of Multi30k's 4,000 it is 320 and 1,836.
+# A random shortlist: words allowed per source word, and how strongly frequent words are preferred. 16 source words then
+# allow 375 of 8,000 words, 32 such sources 4,100 together; for Multi30k's 4,000 words it is 320 and 1,836.
 BEST, PREFERENCE = 50, 10
 
 Ids = list[list[int]]
@@ -50,7 +50,7 @@ Decode = Callable[[Ids, int, int], Ids]  # sources, beam, longest target -> targ
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a model comes from: a folder, or chance (then it has so many words, and EOS this bias)."""
+    """The origin of a model: a folder, or random weights with a vocabulary size and a bias for EOS."""
 
     folder: str | None = None
     end_bias: float = 0.0
@@ -59,7 +59,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Request:
-    """What a side is asked to do: batches one after another, all of them `again` times."""
+    """A list of batches to decode, `again` times."""
 
     weights: Weights
     batches: list[Ids]
@@ -69,7 +69,7 @@ class Request:
 
 
 class Side:
-    """One of the processes: it decodes what it is told to, and says what came out and how long it took."""
+    """An engine process: decodes requests, and returns outputs and times."""
 
     def __init__(self, name: str, threads: int, label: str | None = None) -> None:
         self.name = label or name
@@ -77,19 +77,19 @@ class Side:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def decode(self, request: Request) -> tuple[Ids, tuple[float, float]]:
-        """The targets, and the seconds of saying them: of the processor, and on the wall."""
+        """Return the targets, and the CPU and wall-clock seconds of decoding them."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(asdict(request)), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{self.name}: ended with an error (above)")
-        said, cpu, wall = json.loads(answer)
-        return said, (cpu, wall)
+            raise SystemExit(f"{self.name}: failed; see its error above")
+        targets, cpu, wall = json.loads(answer)
+        return targets, (cpu, wall)
 
 
 def serve(name: str, threads: int) -> None:
-    """The life of such a process."""
+    """Serve decoding requests from standard input."""
     torch.set_num_threads(threads)
     if name != "generate":
         keep_freed_memory()
@@ -99,13 +99,13 @@ def serve(name: str, threads: int) -> None:
         decode = decoder(name, request.weights, threads)
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(request.again):
-            said = [target for batch in request.batches for target in decode(batch, request.beam, request.longest)]
-        print(json.dumps([said, time.process_time() - cpu, time.perf_counter() - wall]), flush=True)
+            targets = [target for batch in request.batches for target in decode(batch, request.beam, request.longest)]
+        print(json.dumps([targets, time.process_time() - cpu, time.perf_counter() - wall]), flush=True)
 
 
 @cache
 def decoder(name: str, weights: Weights, threads: int) -> Decode:
-    """The engine with the weights in its own layout."""
+    """Return the engine with the weights in its own layout."""
     model = model_of(weights)
     if name.startswith("ours"):
         shortlist = shortlist_of(weights) if name.endswith(LISTED) else None
@@ -117,7 +117,7 @@ def decoder(name: str, weights: Weights, threads: int) -> Decode:
 
 
 def model_of(weights: Weights) -> EncoderDecoder:
-    """A trained model, or a random one that never says PAD or BOS, which the peers would."""
+    """Return a trained model, or a random one that never generates PAD or BOS, as the peers would."""
     if weights.folder is not None:
         model = load_folder(weights.folder).model
         assert isinstance(model, EncoderDecoder)
@@ -130,11 +130,11 @@ def model_of(weights: Weights) -> EncoderDecoder:
 
 
 def shortlist_of(weights: Weights) -> Shortlist:
-    """The shortlist of a folder, or a random one: some words are more likely than others, for each source word."""
+    """Return the shortlist of a folder, or a random one in which some words are more likely than others."""
     if weights.folder is not None:
         found = load_folder(weights.folder).shortlist
         if found is None:
-            raise SystemExit(f"{weights.folder}: has no shortlist; `allyouneed shortlist {weights.folder}` makes one")
+            raise SystemExit(f"{weights.folder}: no shortlist; create one with `allyouneed shortlist {weights.folder}`")
         return found
     numbers, words = np.random.default_rng(0), weights.words
     target = SPECIALS + ((words - SPECIALS) * numbers.random((words, BEST)) ** PREFERENCE).astype(np.int64)
@@ -143,7 +143,7 @@ def shortlist_of(weights: Weights) -> Shortlist:
 
 
 def with_bias(model: EncoderDecoder, end_bias: float) -> EncoderDecoder:
-    """All sides alike: PAD and BOS never win, and EOS wins as often as it should."""
+    """Add the same bias for all engines: PAD and BOS never win, EOS wins according to `end_bias`."""
     head = Head(model.head.weight_VD, bias=True)
     assert head.bias_V is not None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Decoding against CTranslate2 and Hugging Face `generate`, with the same weights and the same outputs.
+"""Compare decoding speed with CTranslate2 and Hugging Face `generate`, with the same weights and outputs.
 
     python benchmarks/decode_speed.py [--repeats 5] [--threads 1] [--sides "ours,ctranslate2"] [--beams 1,5]
         [--batches 1,32,64] [--shortlist] [--words 8000]
@@ -6,18 +6,18 @@
         [--shortlist]
 
 Without a model: a random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, tied 8,000-token vocabulary,
-post-norm, ReLU). Before anything is timed, all that compute in float32 must say the same:
+post-norm, ReLU). Before anything is timed, all float32 engines must generate the same outputs:
 
-- fixed length: EOS has a bias that never lets it win, so all take every step (what is timed);
-- natural ends: EOS competes, without length penalty, where all searches are defined alike.
+- fixed length: a bias prevents EOS, so that all engines take every step (this case is timed);
+- natural ends: EOS competes, without length penalty, a case that all searches define alike.
 
-With a model: the sentences of a file, longest first, in batches; all sides in float32 must say the same, BLEU is
-shown where references are given. A student is another model that translates the same sentences, ours in int8.
+With a model: the sentences of a file, longest first, in batches. All float32 engines must generate the same outputs;
+BLEU is printed if references are given. A student is another model that translates the same sentences, in int8.
 
-With --shortlist ours and the student also search among the words of their shortlists (random weights: a random one).
+With --shortlist our engine and the student also search among the words of their shortlists (random for random weights).
 
-Each side is a process of its own (decode_sides.py); they take turns, so that a busy machine slows all. CPU time counts;
-wall time is shown. A ratio is their time over ours: above 1 we are faster.
+Each engine is a process (decode_sides.py). They alternate, so that load on the machine affects all of them. Ratios use
+CPU time; wall time is printed too. A ratio is the time of another engine over ours: above 1 ours is faster.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from allyouneed.text.specials import EOS
 
 LONGEST = 24
 STUDENT = "student int8"
-BEYOND = 100  # tokens of a trained model's longest target, more than it ever needs
-Run = list[tuple[float, float]]  # CPU and wall seconds of each side
+BEYOND = 100  # target limit for a trained model, more than it ever needs
+Run = list[tuple[float, float]]  # CPU and wall seconds of each engine
 
 
 def some_sources(count: int, words: int, seed: int = 0) -> Ids:
@@ -42,15 +42,15 @@ def some_sources(count: int, words: int, seed: int = 0) -> Ids:
 
 
 def check_same(sides: list[Side], request: Request) -> dict[str, Ids]:
-    """What each side says; those that compute in float32 must say the same."""
-    said = {side.name: side.decode(request)[0] for side in sides}
-    exact = [name for name in said if name in EXACT]
+    """Return the outputs of each engine; exit if those of float32 engines differ."""
+    outputs = {side.name: side.decode(request)[0] for side in sides}
+    exact = [name for name in outputs if name in EXACT]
     for name in exact[1:]:
-        for number, (one, two) in enumerate(zip(said[exact[0]], said[name], strict=True)):
+        for number, (one, two) in enumerate(zip(outputs[exact[0]], outputs[name], strict=True)):
             if one != two:
                 case = f"beam {request.beam}, batches of {len(request.batches[0])}, {request.weights}"
                 raise SystemExit(f"{case}: sentence {number} differs:\n{exact[0]:16} {one}\n{name:16} {two}")
-    return said
+    return outputs
 
 
 def compare_random(sides: list[Side], beams: list[int], batches: list[int], options: argparse.Namespace) -> None:
@@ -85,35 +85,35 @@ def compare_trained(sides: list[Side], beams: list[int], batches: list[int], opt
     order = sorted(range(len(ids)), key=lambda number: -len(ids[number]))
     for beam in beams:
         for batch in batches:
-            # One by one takes longest: every so many sentences are enough to tell.
+            # Batches of one take longest: a sample of about 128 sentences is enough.
             chosen = order[:: max(1, len(order) // 128)] if batch == 1 else order
             parts = [[ids[number] for number in chosen[at : at + batch]] for at in range(0, len(chosen), batch)]
             request = Request(Weights(options.model), parts, beam, BEYOND)
-            said = check_same(sides, request)
-            asked = [(side, request) for side in sides]
+            outputs = check_same(sides, request)
+            requests = [(side, request) for side in sides]
             for student in students:
                 parts = [[own[number] for number in chosen[at : at + batch]] for at in range(0, len(chosen), batch)]
-                asked.append((student, Request(Weights(options.student), parts, beam, BEYOND)))
-                said[student.name] = student.decode(asked[-1][1])[0]
-            runs = [[side.decode(one)[1] for side, one in asked] for _ in range(options.repeats)]
-            tokens = sum(len(target) + 1 for target in said[sides[0].name])
-            report(f"beam {beam} batch {batch}", tokens, len(chosen), [side for side, _ in asked], runs)
-            for name, targets in said.items():
+                requests.append((student, Request(Weights(options.student), parts, beam, BEYOND)))
+                outputs[student.name] = student.decode(requests[-1][1])[0]
+            runs = [[side.decode(one)[1] for side, one in requests] for _ in range(options.repeats)]
+            tokens = sum(len(target) + 1 for target in outputs[sides[0].name])
+            report(f"beam {beam} batch {batch}", tokens, len(chosen), [side for side, _ in requests], runs)
+            for name, targets in outputs.items():
                 decode = (taught if name.startswith(STUDENT) else codec).decode_target
-                decoded, first = [decode(target) for target in targets], said[sides[0].name]
+                decoded, first = [decode(target) for target in targets], outputs[sides[0].name]
                 same = sum(one == codec.decode_target(two) for one, two in zip(decoded, first, strict=True))
-                line = f"    {name:22} {same} of {len(targets)} sentences as {sides[0].name}"
+                line = f"    {name:22} {same} of {len(targets)} sentences equal to {sides[0].name}"
                 if references and batch > 1:
                     line += "; " + bleu(decoded, [references[number] for number in chosen])
                 print(line, flush=True)
-            for name in [name for name in said if name.endswith(LISTED)]:
-                side = next(one for side, one in asked if side.name == name)
+            for name in [name for name in outputs if name.endswith(LISTED)]:
+                side = next(one for side, one in requests if side.name == name)
                 size = (taught if name.startswith(STUDENT) else codec).both()[1].size
                 print(f"    {name}: {listed_words(side, size)}", flush=True)
 
 
 def listed_words(request: Request, size: int) -> str:
-    """How many words sources allow, alone and in their batches."""
+    """Describe how many words single sources and batches allow."""
     shortlist = shortlist_of(request.weights)
     found = [shortlist.lists(batch) for batch in request.batches]
     alone = sum(int(count_N.sum()) for _, count_N in found) / sum(map(len, request.batches))
@@ -122,7 +122,7 @@ def listed_words(request: Request, size: int) -> str:
 
 
 def is_marian(folder: str) -> bool:
-    """Whether peers.py can give the model's weights to Hugging Face's Marian."""
+    """Return True if peers.py can load the model's weights into Hugging Face's Marian."""
     from allyouneed.folder import load_folder
 
     model: Any = load_folder(folder).model
@@ -143,7 +143,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> str:
 
 
 def report(case: str, tokens: int, sentences: int, sides: list[Side], runs: list[Run]) -> None:
-    """Speed of each side, in tokens of the first one's answers, and its paired ratios to ours and the student."""
+    """Print speeds, in tokens of the first engine's outputs, and ratios to ours and the student."""
     names = [side.name for side in sides]
     print(f"{case}: tokens per CPU-second; n={len(runs)}", flush=True)
     for place, name in enumerate(names):
@@ -162,24 +162,24 @@ def _ratio(runs: list[Run], place: int, base: int) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--repeats", type=int, default=5)
-    arguments.add_argument("--threads", type=int, default=1)
-    arguments.add_argument("--sides", default=",".join(SIDES), help="some of: " + ", ".join(SIDES))
-    arguments.add_argument("--beams", default="1,5")
-    arguments.add_argument("--batches", default="1,32,64")
-    arguments.add_argument("--model", help="a model folder or run folder; default: random weights")
-    arguments.add_argument("--source", help="sentences for the model, one a line")
-    arguments.add_argument("--reference", help="their translations, for BLEU")
-    arguments.add_argument("--sentences", type=int, default=1000)
-    arguments.add_argument("--shortlist", action="store_true", help="ours and the student with shortlists, too")
-    arguments.add_argument("--words", type=int, default=VOCABULARY, help="of random weights")
-    arguments.add_argument("--student", help="another model folder or run folder, beside the model")
+    arguments.add_argument("--repeats", type=int, default=5, help="timed rounds (default: %(default)s)")
+    arguments.add_argument("--threads", type=int, default=1, help="threads per engine (default: %(default)s)")
+    arguments.add_argument("--sides", default=",".join(SIDES), help="comma-separated engines (default: %(default)s)")
+    arguments.add_argument("--beams", default="1,5", help="beam sizes (default: %(default)s)")
+    arguments.add_argument("--batches", default="1,32,64", help="batch sizes (default: %(default)s)")
+    arguments.add_argument("--model", help="model or run folder (default: random weights)")
+    arguments.add_argument("--source", help="file of source sentences for the model, one per line")
+    arguments.add_argument("--reference", help="file of reference translations, for BLEU")
+    arguments.add_argument("--sentences", type=int, default=1000, help="sentences to use (default: %(default)s)")
+    arguments.add_argument("--shortlist", action="store_true", help="also run ours and the student with shortlists")
+    arguments.add_argument("--words", type=int, default=VOCABULARY, help="vocabulary of random weights")
+    arguments.add_argument("--student", help="another model or run folder, compared with the model")
     options = arguments.parse_args()
     names = [name.strip() for name in options.sides.split(",")]
     if unknown := [name for name in names if name not in SIDES]:
-        raise SystemExit(f"--sides: no {unknown[0]!r}; there are {', '.join(SIDES)}")
+        raise SystemExit(f"--sides: unknown engine {unknown[0]!r}; known: {', '.join(SIDES)}")
     if options.model and any(name.startswith("generate") for name in names) and not is_marian(options.model):
-        print("generate: left out; Marian is post-norm, ReLU, tied, with sinusoidal positions, and this model is not")
+        print("generate: skipped; Marian needs post-norm, ReLU, tied embeddings and sinusoidal positions")
         names = [name for name in names if not name.startswith("generate")]
     if options.shortlist:
         names += [name + LISTED for name in names if name.startswith("ours")]

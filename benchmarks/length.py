@@ -1,18 +1,18 @@
-"""The plot that made attention famous: translation quality by length of the source, with attention and without.
+"""Measure translation quality by source length, with and without attention (Bahdanau et al. 2014, figure 2).
 
     python benchmarks/length.py --out runs/length [--seeds 3] [--scale 1] [--picture FILE.svg]
 
-Number words of 1 to 15 digits, English to French, word by word; as many numbers of each length in training, 200 others
-of each for the test (from 3 digits on: there are not enough shorter ones to hold some out). All arms learn from the
-same pairs with the same optimiser, through `allyouneed train`, for about as many CPU seconds: those without attention
-are faster and see twice as many tokens. Greedy search translates the test.
+Number words of 1 to 15 digits, English to French, word by word. Training has equally many numbers of each length; the
+test has 200 unseen ones of each (from 3 digits on: there are too few shorter ones to hold some out). All arms train on
+the same pairs with the same optimiser, with `allyouneed train`, for about equal CPU time: those without attention are
+faster and see twice as many tokens. The test is decoded with greedy search.
 
-- none: an LSTM encoder whose last state starts an LSTM decoder (Cho et al. 2014, with the later cell);
-- reversed: two layers of it that read the source from its end, which is what Sutskever et al. (2014) found to help;
-- bahdanau: a GRU encoder each way, and additive attention before every step (Bahdanau et al. 2014), with about as many
-  parameters.
+- none: an LSTM encoder whose last state initialises an LSTM decoder (Cho et al. 2014, with the later cell);
+- reversed: the same with two layers and the source reversed, which Sutskever et al. (2014) found to help;
+- bahdanau: a bidirectional GRU encoder, and additive attention before every step (Bahdanau et al. 2014), with about as
+  many parameters.
 
-A run that is finished is not run again; the table and the picture are made from what the folder holds.
+Finished runs are not repeated; table and picture are made from the stored results.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed.training import load_recipe
 
@@ -51,10 +51,10 @@ TRAIN, VALID, TEST = 4000, 30, 200  # numbers of each length, at most
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where data and runs are kept")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the budget")
-    parser.add_argument("--picture", type=Path, help="where the picture goes; without it none is drawn")
+    parser.add_argument("--out", type=Path, required=True, help="folder for data and runs")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the token budget (default: %(default)s)")
+    parser.add_argument("--picture", type=Path, help="SVG file for the plot; not drawn by default")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     write_data(options.out)
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Pairs of number words as TSV files; the same for every run."""
+    """Write pairs of number words as TSV files, the same for every run."""
     from allyouneed.tasks.numbers import number_words
 
     if (folder / "test.tsv").exists():
@@ -84,8 +84,8 @@ def write_data(folder: Path) -> None:
         rows["test"] += lines[:TEST] if held_out else []
         rows["valid"] += lines[TEST:held_out]
         train = lines[held_out:]
-        rows["train"] += [train[i % len(train)] for i in range(TRAIN)]  # short ones come again: equal shares
-    for split in ("train", "valid", "test"):  # the test last: it says that all are there
+        rows["train"] += [train[i % len(train)] for i in range(TRAIN)]  # repeat short ones, for equal shares
+    for split in ("train", "valid", "test"):  # test last: its presence means that all files are complete
         (folder / f"{split}.tsv").write_text("\n".join(rows[split]) + "\n", encoding="utf-8")
 
 
@@ -117,34 +117,34 @@ budget = {{ tokens = 1000 }}
 
 
 def run(arm: str, seed: int, tokens: int, folder: Path) -> dict[str, Any]:
-    """Trains one model in a process of its own; exact matches for each number of digits, parameters, CPU seconds."""
+    """Train one model in a child process; return exact match by number of digits, parameters and CPU seconds."""
     out = folder / f"{arm}-{seed}"
     sets = [*(f"model.{key}={value}" for key, value in ARMS[arm].items()), f"train.budget.tokens={tokens}"]
 
-    def make() -> dict[str, Any]:
+    def measure() -> dict[str, Any]:
         given = [f"--set={one}" for one in sets]
         command = [sys.executable, "-m", "allyouneed", "train", str(recipe(folder)), *given, "--seed", str(seed)]
         child = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(child.pid, 0)
         if status:
-            raise SystemExit(f"{arm}: training failed; its message is above")
+            raise SystemExit(f"{arm}: training failed; see its message above")
         found = {**examine(out, folder), "tokens": tokens}
         return {**found, "seconds": usage.ru_utime + usage.ru_stime}
 
-    return kept(out, load_recipe(str(recipe(folder)), {"seed": seed}, sets), make)
+    return cached_result(out, load_recipe(str(recipe(folder)), {"seed": seed}, sets), measure)
 
 
 def examine(out: Path, folder: Path) -> dict[str, Any]:
-    """What a finished model gets right, by the number of digits."""
+    """Return the exact match of a trained model by number of digits."""
     from allyouneed import load
     from allyouneed.decode import SearchConfig, translate
 
     bundle = load(str(out))
     rows = [line.split("\t") for line in (folder / "test.tsv").read_text(encoding="utf-8").splitlines()]
     answers = translate(bundle.model, bundle.codec, [source for source, _ in rows], SearchConfig(beam=1))
-    right = [best[0].text.strip() == target for best, (_, target) in zip(answers, rows, strict=True)]
-    assert len(right) == TEST * len(TESTED)
-    shares = [statistics.mean(right[i * TEST : (i + 1) * TEST]) for i in range(len(TESTED))]
+    correct = [best[0].text.strip() == target for best, (_, target) in zip(answers, rows, strict=True)]
+    assert len(correct) == TEST * len(TESTED)
+    shares = [statistics.mean(correct[i * TEST : (i + 1) * TEST]) for i in range(len(TESTED))]
     words = [
         statistics.mean(len(source.replace("-", " - ").split()) for source, _ in rows[i * TEST : (i + 1) * TEST])
         for i in range(len(TESTED))
@@ -170,13 +170,13 @@ def report(found: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Mean lines, every seed a thin one."""
+    """Draw the mean of each arm, and a thin line for each seed."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams["svg.hashsalt"] = "length"  # the same picture for the same numbers
+    plt.rcParams["svg.hashsalt"] = "length"  # reproducible SVG
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     words = found["none"][0]["words"]
     for (arm, runs), colour in zip(found.items(), ("tab:orange", "tab:olive", "tab:blue"), strict=True):
@@ -196,6 +196,6 @@ def draw(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    begun = time.time()
+    started = time.time()
     main()
-    print(f"\n{time.time() - begun:.0f} seconds")
+    print(f"\n{time.time() - started:.0f} seconds")

@@ -1,11 +1,11 @@
-"""Long sequences: time and memory of one mixer against full attention and the public implementations at hand.
+"""Compare time and memory of mixers on long sequences with full attention and public implementations.
 
     python benchmarks/long_sequences.py [--lengths 1024,4096,16384] [--repeats 3] [--only window,linear]
 
-One layer of width 256 with 4 heads, projections included, batch 1, one thread; a "stack" is five whole blocks. Each
-repeat runs every candidate once, in turn, so that a busy machine slows all; the median of CPU time counts. Memory is
-the peak above what stood before, each candidate in a process of its own. Peers that are not installed are named and
-left out, and so are all peers beyond 16,384 tokens.
+One layer of width 256 with 4 heads, projections included, batch 1, one thread; a "stack" is five complete blocks. Each
+repeat runs every candidate once, so that load on the machine affects all of them; times are medians of CPU time. Memory
+is the peak above the memory in use before, each candidate in its own process. Peers that are not installed are listed
+and skipped. All peers are skipped beyond 16,384 tokens.
 """
 
 import argparse
@@ -75,22 +75,22 @@ def ours(name: str, length: int) -> Layer:
         return stacked(name)
     role, settings = OURS[name]
     if settings["type"] == "reformer":
-        settings = {**settings, "buckets": buckets(length // 64)}  # as many as its peers choose
+        settings = {**settings, "buckets": buckets(length // 64)}  # as many as the peers use
     if settings["type"] == "linformer":
-        settings = {**settings, "max_length": length}  # as its peer
+        settings = {**settings, "max_length": length}  # as the peer
     config = parse(MIXERS[str(settings["type"])], {**settings, "heads": HEADS})
     mixer = config.build(WIDTH, role=role)
     return lambda x_BTD: mixer(x_BTD)[0]
 
 
 def buckets(count: int) -> int | list[int]:
-    """As Hugging Face's layer chooses them if it is not told: by two hashes, if they are more than 128."""
+    """Return the default of Hugging Face's layer: two factors if there are more than 128 buckets."""
     power = max(1, round(math.log2(max(2, count))))
     return 2**power if power <= 7 else [2 ** (power // 2), 2 ** (power - power // 2)]
 
 
 class FullAttention(nn.Module):
-    """What a user of torch writes."""
+    """Full attention as a torch user would write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def hugging_face_bigbird(length: int) -> Layer:
         num_random_blocks=RANDOM,
         max_position_embeddings=length,
     )
-    # In evaluation it would read block 0 instead of random ones.
+    # In evaluation mode it would read block 0 instead of random blocks.
     layer, outer = BigBirdBlockSparseAttention(config, seed=0).train(), nn.Linear(WIDTH, WIDTH)
     blocks = length // BLOCK
     blocked = torch.ones(1, blocks, BLOCK)
@@ -187,7 +187,7 @@ def memory_compressed_attention(causal: bool) -> Layer:
 
 
 def reformer_pytorch(causal: bool) -> Layer:
-    """4 rounds, chunks of 64, as ours; it has no bias, makes n / 64 buckets, and reads up to 127 keys in a round."""
+    """4 rounds, chunks of 64, as ours; without bias, with n / 64 buckets, and up to 127 keys read per round."""
     from reformer_pytorch import LSHSelfAttention
 
     layer = LSHSelfAttention(dim=WIDTH, heads=HEADS, bucket_size=64, n_hashes=4, causal=causal)
@@ -233,10 +233,10 @@ PEERS: dict[str, tuple[str | None, Callable[[int], Layer]]] = {
     "m-c-attention": ("memory_compressed_attention", lambda _: memory_compressed_attention(False)),
     "m-c-attention causal": ("memory_compressed_attention", lambda _: memory_compressed_attention(True)),
 }
-# Beyond 16,384 tokens peers, and what is quadratic, take minutes or more memory than there is.
+# Beyond 16,384 tokens peers and quadratic layers take minutes, or more memory than available.
 QUADRATIC = {"softmax", "softmax causal", "memory-compressed", "memory-compressed causal", *STACKS}
 FITS = dict.fromkeys({*PEERS, *QUADRATIC}, 16384)
-# Who reads as much in the same way.
+# Pairs that read equally much in the same way.
 AGAINST = [
     ("window", "full SDPA"),
     ("longformer", "Hugging Face Longformer"),
@@ -260,18 +260,18 @@ def build(name: str, length: int) -> Layer:
 
 
 def once(layer: Layer, x_BTD: Tensor) -> tuple[float, float]:
-    """CPU seconds of a forward pass, and of a forward and a backward pass."""
+    """Return the CPU seconds of a forward pass, and of a forward and backward pass."""
     with torch.no_grad():
-        begin = time.process_time()
+        start = time.process_time()
         layer(x_BTD)
-        forward = time.process_time() - begin
-    begin = time.process_time()
+        forward = time.process_time() - start
+    start = time.process_time()
     layer(x_BTD).square().mean().backward()  # type: ignore[no-untyped-call]
-    return forward, time.process_time() - begin
+    return forward, time.process_time() - start
 
 
 def peak(name: str, length: int) -> float:
-    """MiB that one forward and backward pass needs, in a process of its own."""
+    """Return the peak MiB of one forward and backward pass, measured in a child process."""
     command = [sys.executable, __file__, "--peak", name, "--lengths", str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return float(done.stdout.split()[-1]) if done.returncode == 0 else math.nan
@@ -285,19 +285,19 @@ def print_peak(name: str, length: int) -> None:
 
 
 def resident(what: str) -> int:
-    """KiB now (VmRSS), or at most so far (VmHWM). `getrusage` would also count what the parent process held."""
+    """Return the current (VmRSS) or peak (VmHWM) KiB. `getrusage` would include memory of the parent process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(what):
             return int(line.split()[1])
-    raise SystemExit("no /proc/self/status here: memory cannot be measured")
+    raise SystemExit("/proc/self/status not found; memory cannot be measured on this system")
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--lengths", default="1024,4096,16384")
-    arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument("--only", default="", help="names, separated by commas; default: all")
-    arguments.add_argument("--keep-freed", action="store_true", help="our allocator setting, for the peers too")
+    arguments.add_argument("--lengths", default="1024,4096,16384", help="sequence lengths (default: %(default)s)")
+    arguments.add_argument("--repeats", type=int, default=3, help="timed rounds (default: %(default)s)")
+    arguments.add_argument("--only", default="", help="comma-separated names of layers (default: all)")
+    arguments.add_argument("--keep-freed", action="store_true", help="use our allocator setting, for the peers too")
     arguments.add_argument("--peak", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -306,19 +306,19 @@ def main() -> None:
         print_peak(options.peak, lengths[0])
         return
     if options.keep_freed:
-        keep_freed_memory()  # for all: they share this process
+        keep_freed_memory()  # applies to all candidates, which share this process
     missing = {needs for needs, _ in PEERS.values() if needs is not None and find_spec(needs) is None}
     names = [*OURS, *STACKS, *(name for name, (needs, _) in PEERS.items() if needs not in missing)]
     names = [name for name in names if not options.only or name in options.only.split(",")]
     if missing:
-        print("not installed, left out:", ", ".join(sorted(missing)))
+        print("not installed, skipped:", ", ".join(sorted(missing)))
     print(f"{'layer':26} {'length':>7} {'forward ms':>11} {'+ backward':>11} {'spread':>13} {'peak MiB':>9}")
     times: dict[str, dict[int, float]] = {}
     for length in lengths:
         x_BTD = torch.randn(1, length, WIDTH, requires_grad=True)
         layers = {name: build(name, length) for name in names if length <= FITS.get(name, length)}
         for layer in layers.values() if length == lengths[0] else ():
-            once(layer, x_BTD)  # what is loaded at first use is no cost of a length
+            once(layer, x_BTD)  # warm-up: exclude one-time loading
         runs: dict[str, list[tuple[float, float]]] = {name: [] for name in layers}
         for _ in range(options.repeats):
             for name, layer in layers.items():
@@ -344,7 +344,7 @@ def main() -> None:
 
 
 def slope(times: dict[int, float]) -> float:
-    """Of the line through the logarithms."""
+    """Return the slope of the line through the logarithms."""
     x, y = ([math.log(value) for value in values] for values in (times.keys(), times.values()))
     return statistics.linear_regression(x, y).slope
 

@@ -1,10 +1,10 @@
-"""The Neural GPU adds binary numbers, longer ones than it learnt from: over seeds.
+"""Measure how the Neural GPU generalises to longer binary numbers than in training, over seeds.
 
     python benchmarks/neural_gpu.py --out runs/neural-gpu [--seeds 3] [--recipe NAME] [--set key=value ..]
 
-Each seed is a run of `allyouneed train RECIPE --seed k`; a finished one is not run again. What is measured is the share
-of questions of each length whose answer is right in every bit and ends where it should, decoded greedily; for the
-product of two numbers give `--recipe neural-gpu-multiplication`. CPU time is that of the whole command.
+Each seed is a run of `allyouneed train RECIPE --seed k`; finished runs are not repeated. The score is the share of
+problems of each length with a completely correct answer, including its end, decoded greedily. For multiplication use
+`--recipe neural-gpu-multiplication`. CPU time is that of the whole command.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed import load
 from allyouneed.decode import SearchConfig, translate
@@ -23,37 +23,39 @@ from allyouneed.tasks.scores import exact_match
 from allyouneed.training import load_recipe
 
 LENGTHS = (5, 10, 20, 30, 40, 60, 80)
-BAR = 20  # bits at which every answer should be right
+BAR = 20  # bits at which every answer should be correct
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--recipe", default="neural-gpu-addition")
-    parser.add_argument("--questions", type=int, default=200, help="of each length")
-    parser.add_argument("--set", action="append", default=[], dest="sets", help="as for `allyouneed train`")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--recipe", default="neural-gpu-addition", help="default: %(default)s")
+    parser.add_argument("--questions", type=int, default=200, help="problems of each length (default: %(default)s)")
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="a setting of the recipe")
     options = parser.parse_args()
     rows = [measured(options, seed) for seed in range(1, options.seeds + 1)]
-    print(f"\n{options.recipe} {' '.join(options.sets)}: exact match, %, of {options.questions} questions a length\n")
+    print(f"\n{options.recipe} {' '.join(options.sets)}: exact match, %, of {options.questions} problems per length\n")
     print("| seed | " + " | ".join(f"{length} bits" for length in LENGTHS) + " | CPU seconds |")
     print("| --- " * (len(LENGTHS) + 2) + "|")
     for seed, row in enumerate(rows, start=1):
         print(f"| {seed} | " + " | ".join(f"{100 * row[str(n)]:.1f}" for n in LENGTHS) + f" | {row['cpu']:.0f} |")
     perfect = sum(row[str(BAR)] == 1 for row in rows)
-    print(f"\n{perfect} of {len(rows)} seeds: all answers right at {BAR} bits; {rows[0]['parameters']:,.0f} parameters")
+    print(
+        f"\n{perfect} of {len(rows)} seeds: all answers correct at {BAR} bits; {rows[0]['parameters']:,.0f} parameters"
+    )
 
 
 def measured(options: argparse.Namespace, seed: int) -> dict[str, float]:
-    """Exact match by length, and CPU seconds, of one run; kept beside it."""
+    """Return exact match by length, and CPU seconds, of one run; the result is stored next to it."""
     settings = f"-{zlib.crc32(' '.join(options.sets).encode()):08x}" if options.sets else ""
     folder = options.out / f"{options.recipe}{settings}-{seed}"
     recipe = load_recipe(options.recipe, {"seed": seed}, options.sets)
-    return kept(folder, recipe, lambda: measure(options, folder, seed))
+    return cached_result(folder, recipe, lambda: measure(options, folder, seed))
 
 
 def measure(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, float]:
-    """Trains and asks."""
+    """Train and evaluate."""
     command = [sys.executable, "-m", "allyouneed", "train", options.recipe, "--seed", str(seed), "--out", str(folder)]
     for one in options.sets:
         command += ["--set", one]
@@ -67,17 +69,17 @@ def measure(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, f
 
 
 def by_length(folder: Path, recipe: str, questions: int, seed: int) -> dict[str, float]:
-    """Exact match of a finished run on new questions of each length."""
+    """Return the exact match of a finished run on new problems of each length."""
     bundle, task = load(folder), load_recipe(recipe).task
-    assert isinstance(task, BinaryTask), f"{recipe} is no recipe of binary arithmetic"
+    assert isinstance(task, BinaryTask), f"{recipe} is not a recipe of binary arithmetic"
     result: dict[str, float] = {"parameters": bundle.model.parameter_count()}
     for length in LENGTHS:
-        asked = task.model_copy(
+        longer = task.model_copy(
             update={"lengths": (length, length), "test_lengths": None, "test": questions, "valid": 1}
         )
-        pairs = asked.prepare(Path("unused"), 1000 + seed).examples("test")
-        said = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
-        result[str(length)] = exact_match([best[0].text for best in said], [target for _, target in pairs]).value
+        pairs = longer.prepare(Path("unused"), 1000 + seed).examples("test")
+        answers = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
+        result[str(length)] = exact_match([best[0].text for best in answers], [target for _, target in pairs]).value
     return result
 
 

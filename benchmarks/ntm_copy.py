@@ -1,10 +1,10 @@
-"""The Neural Turing Machine copies sequences six times as long as those it learnt from: over seeds, with a plot.
+"""Measure how the Neural Turing Machine copies sequences up to six times as long as in training, over seeds.
 
     python benchmarks/ntm_copy.py --out runs/ntm [--seeds 10] [--rivals lstm-copy] [--rival-seeds 3] [--images DIR]
 
-Each seed is a run of `allyouneed train ntm-copy --seed k`; a finished one is not run again. What is measured is the
-share of wrong bits of 100 sequences for each length, decoded greedily until the model itself ends; all bits of missing
-vectors, or of those too many, are wrong. CPU time is that of the whole command. Rivals are recipes of the same task.
+Each seed is a run of `allyouneed train ntm-copy --seed k`; finished runs are not repeated. The score is the share of
+wrong bits in 100 sequences of each length, decoded greedily until the model generates the end. All bits of missing or
+surplus vectors are wrong. CPU time is that of the whole command. Rivals are recipes of the same task.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from kept import kept
+from results_cache import cached_result
 
 from allyouneed import load
 from allyouneed.config import parse
@@ -28,16 +28,16 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 LENGTHS = (10, 20, 40, 80, 120)
-LIMIT = 0.001  # of wrong bits at 120
+LIMIT = 0.001  # share of wrong bits at 120 vectors
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--rivals", nargs="*", default=[], help="recipes to set beside it")
-    parser.add_argument("--rival-seeds", type=int, default=3)
-    parser.add_argument("--images", type=Path, default=Path("docs/images"))
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--rivals", nargs="*", default=[], help="recipes to compare with")
+    parser.add_argument("--rival-seeds", type=int, default=3, help="seeds of each rival (default: %(default)s)")
+    parser.add_argument("--images", type=Path, default=Path("docs/images"), help="folder for plots (%(default)s)")
     options = parser.parse_args()
     results = {
         name: [measured(name, seed, options.out) for seed in range(1, seeds + 1)]
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def measured(name: str, seed: int, out: Path) -> dict[str, float]:
-    """Wrong bits by length, and CPU seconds, of one run; kept beside it."""
-    return kept(out / f"{name}-{seed}", load_recipe(name, {"seed": seed}), lambda: measure(name, seed, out))
+    """Return wrong bits by length, and CPU seconds, of one run; the result is stored next to it."""
+    return cached_result(out / f"{name}-{seed}", load_recipe(name, {"seed": seed}), lambda: measure(name, seed, out))
 
 
 def measure(name: str, seed: int, out: Path) -> dict[str, float]:
-    """Trains and counts."""
+    """Train and count wrong bits."""
     folder = out / f"{name}-{seed}"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "allyouneed", "train", name, "--seed", str(seed), "--out", str(folder)]
@@ -68,8 +68,8 @@ def measure(name: str, seed: int, out: Path) -> dict[str, float]:
     for length in LENGTHS:
         settings = {"lengths": [length, length], "test": 100, "valid": 1}
         pairs = parse(CopyBitsConfig, settings).prepare(Path("unused"), 1000 + seed).examples("test")
-        said = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
-        result[str(length)] = bit_errors([best[0].text for best in said], [target for _, target in pairs]).value
+        answers = translate(bundle.model, bundle.codec, [source for source, _ in pairs], SearchConfig(beam=1))
+        result[str(length)] = bit_errors([best[0].text for best in answers], [target for _, target in pairs]).value
     print(f"{name} seed {seed}: {result}", flush=True)
     return result
 
@@ -86,8 +86,8 @@ def print_table(name: str, rows: list[dict[str, float]]) -> None:
 
 
 def draw_errors(results: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """A faint line a seed, a strong one for the median."""
-    plt.rcParams["svg.hashsalt"] = "ntm-copy"  # the same picture for the same numbers
+    """Draw a thin line for each seed and a strong one for the median."""
+    plt.rcParams["svg.hashsalt"] = "ntm-copy"  # reproducible SVG
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for (name, rows), colour in zip(results.items(), ("#1b6ca8", "#c44900", "#5f7d3a"), strict=False):
         lines = torch.tensor([[100 * row[str(n)] for n in LENGTHS] for row in rows])
@@ -102,7 +102,7 @@ def draw_errors(results: dict[str, list[dict[str, float]]], path: Path) -> None:
 
 
 def draw_weightings(folder: Path, path: Path) -> None:
-    """Where the write head and the read head looked while 20 vectors were copied."""
+    """Draw the weightings of the write head and the read head while 20 vectors are copied."""
     bundle = load(folder)
     source, _ = (
         parse(CopyBitsConfig, {"lengths": [20, 20], "valid": 1, "test": 1}).prepare(Path("x"), 7).examples("test")[0]

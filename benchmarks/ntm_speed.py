@@ -1,14 +1,14 @@
-"""Training speed of the Neural Turing Machine against one in the style of the public PyTorch implementation.
+"""Compare the training speed of the Neural Turing Machine with one in the style of the public PyTorch implementation.
 
     python benchmarks/ntm_speed.py [--batch 32] [--length 10] [--rounds 7]
 
-loudinthecloud/pytorch-ntm cannot be installed as a package and is written for an early PyTorch, so the peer here is a
-stand-in of our own, from the paper's equations and in that implementation's manner: one Python step for each position,
-a module with its own linear layer for each head, heads that look one after the other, `cosine_similarity` over the
-memory, a circular convolution for each row of the batch, and an output layer at every step. It gets our weights, and
-the order of its operations is ours (all look, all write, all read), so both compute the same: before anything is timed,
-losses and gradients must agree. Both take turns in one process with one thread and the same allocator setting; what is
-compared is CPU time of forward, backward and an Adam step.
+loudinthecloud/pytorch-ntm cannot be installed as a package and is written for an early PyTorch. The peer is therefore a
+reimplementation from the paper's equations in its style: one Python step per position, a module with its own linear
+layer for each head, heads that address the memory one after another, `cosine_similarity` over the memory, a circular
+convolution for each row of the batch, and an output layer at every step. It has our weights and our order of operations
+(address, write, read), so both compute the same: before anything is timed, losses and gradients must agree. Both
+alternate in one process with one thread and the same allocator setting. CPU time of forward, backward and an Adam step
+is compared.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from allyouneed.version import __version__
 
 
 class PeerHead(nn.Module):
-    """One head: its own linear layer, and its way to a weighting."""
+    """A head with its own linear layer and addressing."""
 
     def __init__(self, weight: Tensor, bias: Tensor, width: int, writes: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class PeerHead(nn.Module):
 
 
 def convolve_rows(weight_BM: Tensor, shift_B3: Tensor) -> Tensor:
-    """A circular convolution, row by row."""
+    """Apply a circular convolution, row by row."""
     result_BM = torch.zeros_like(weight_BM)
     for row in range(weight_BM.shape[0]):
         ring = torch.cat([weight_BM[row, -1:], weight_BM[row], weight_BM[row, :1]])
@@ -59,7 +59,7 @@ def convolve_rows(weight_BM: Tensor, shift_B3: Tensor) -> Tensor:
 
 
 class Peer(nn.Module):
-    """The whole machine with our weights."""
+    """The complete machine with our weights."""
 
     def __init__(self, ours: NTM) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Peer(nn.Module):
         self.output.load_state_dict(ours.output.state_dict())
 
     def forward(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
-        """Logits of the target."""
+        """Return the logits of the target."""
         assert self.table is not None
         B = source_BS.shape[0]
         memory_BMK = torch.full((B, self.slots, self.width), 1e-6)
@@ -91,11 +91,11 @@ class Peer(nn.Module):
         for t in range(source_BS.shape[1] + target_BT.shape[1]):
             x = self.table[source_BS[:, t]] if t < source_BS.shape[1] else torch.zeros(B, self.table.shape[1])
             state = self.cell(torch.cat([x, *reads], dim=1), state)
-            said = [head(state[0], memory_BMK, before_BM) for head, before_BM in zip(self.heads, weights, strict=True)]
-            weights = [one[0] for one in said]
-            for weight_BM, erase_BK, _ in said[self.reads :]:
+            heads = [head(state[0], memory_BMK, before_BM) for head, before_BM in zip(self.heads, weights, strict=True)]
+            weights = [one[0] for one in heads]
+            for weight_BM, erase_BK, _ in heads[self.reads :]:
                 memory_BMK = memory_BMK * (1 - weight_BM.unsqueeze(2) @ erase_BK.sigmoid().unsqueeze(1))
-            for weight_BM, _, add_BK in said[self.reads :]:
+            for weight_BM, _, add_BK in heads[self.reads :]:
                 memory_BMK = memory_BMK + weight_BM.unsqueeze(2) @ add_BK.tanh().unsqueeze(1)
             reads = [(weight_BM.unsqueeze(1) @ memory_BMK).squeeze(1) for weight_BM in weights[: self.reads]]
             outputs.append(self.output(torch.cat([state[0], *reads], dim=1)))
@@ -106,7 +106,7 @@ class Peer(nn.Module):
 
 
 def peer_heads(ours: NTM) -> list[PeerHead]:
-    """Our one projection, cut into those of the heads."""
+    """Split our single projection into those of the heads."""
     reads, writes, width = ours.config.read_heads, ours.config.write_heads, ours.config.slot_width
     heads = reads + writes
     index = torch.arange(ours.heads.out_features)
@@ -116,7 +116,7 @@ def peer_heads(ours: NTM) -> list[PeerHead]:
     )
     found = []
     for head in range(heads):
-        # conv1d slides without turning: its first tap meets the slot before, as a step of +1 does.
+        # conv1d does not flip its kernel: its first tap reads the previous slot, as a shift of +1 does.
         rows = [keys[head], betas[head], gates[head], shifts[head], gammas[head]]
         if head >= reads:
             rows += [erases[head - reads], adds[head - reads]]
@@ -141,10 +141,10 @@ def our_loss(ours: NTM, batch: Batch) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--length", type=int, default=10)
-    parser.add_argument("--heads", type=int, default=1, help="of each kind")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=32, help="batch size (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=10, help="vectors to copy (default: %(default)s)")
+    parser.add_argument("--heads", type=int, default=1, help="read heads and write heads (default: %(default)s each)")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -154,7 +154,7 @@ def main() -> None:
     ours = NTMConfig(embedding="bits", read_heads=options.heads, write_heads=options.heads).build(data.sizes)
     peer = Peer(ours)
     batch = data.batch(1, 0)
-    gate(ours, peer, batch)
+    check_parity(ours, peer, batch)
     arms: dict[str, Callable[[], Tensor]] = {
         "ours": lambda: our_loss(ours, batch),
         "peer": lambda: peer_loss(peer, batch),
@@ -163,13 +163,13 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(options.rounds + 1):
         for name, loss in arms.items():
-            begun = time.process_time()
+            started = time.process_time()
             for _ in range(3):
                 optimizers[name].zero_grad()
                 loss().backward()
                 optimizers[name].step()
-            if turn:  # the first turn is warm-up
-                times[name].append((time.process_time() - begun) / 3)
+            if turn:  # the first round is warm-up
+                times[name].append((time.process_time() - started) / 3)
     shape = f"B:{options.batch}|length:{options.length}|heads:{options.heads}+{options.heads}|slots:128x20|hidden:100"
     print(f"train step|{shape}|threads:1|torch:{torch.__version__}|v:{__version__}")
     for name, values in times.items():
@@ -177,13 +177,11 @@ def main() -> None:
             f"{name}: {statistics.median(values) * 1e3:8.1f} ms CPU, {min(values) * 1e3:.1f} to {max(values) * 1e3:.1f}"
         )
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
-    print(
-        f"ours is faster by {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}, n={len(ratios)})"
-    )
+    print(f"speed-up: {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}, n={len(ratios)})")
 
 
-def gate(ours: NTM, peer: Peer, batch: Batch) -> None:
-    """Stops unless both compute the same."""
+def check_parity(ours: NTM, peer: Peer, batch: Batch) -> None:
+    """Exit unless both compute the same."""
     one, two = our_loss(ours, batch), peer_loss(peer, batch)
     one.backward()
     two.backward()
@@ -193,8 +191,8 @@ def gate(ours: NTM, peer: Peer, batch: Batch) -> None:
     close = torch.allclose(mine[:width], theirs[:width], rtol=1e-2, atol=1e-5)
     losses = float(one.detach()), float(two.detach())
     if abs(losses[0] - losses[1]) > 1e-4 or not close:
-        raise SystemExit(f"the arms do not compute the same (losses {losses}); nothing is timed")
-    print(f"gate: losses {losses[0]:.6f} and {losses[1]:.6f}, gradients of the first head's key agree")
+        raise SystemExit(f"the arms compute different results (losses {losses}); nothing is timed")
+    print(f"parity: losses {losses[0]:.6f} and {losses[1]:.6f}, gradients of the first head's key agree")
 
 
 if __name__ == "__main__":

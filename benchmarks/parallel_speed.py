@@ -1,14 +1,14 @@
-"""Two cores, three ways to use them for training: two processes (DDP), two threads with replicas, two OpenMP threads.
+"""Compare three ways to train on two cores: two processes (DDP), two threads with replicas, two OpenMP threads.
 
     python benchmarks/parallel_speed.py [--rounds 9] [--steps 10] [--recipe numbers-en-de]
 
     ddp        two processes of one thread; gradients are summed through gloo
-    replicas   one process, `train.workers = 2`: a micro-batch for each thread, the weights shared (training/workers.py)
-    openmp     one process, `train.workers = 1`: every operation cut for two threads
+    replicas   one process, `train.workers = 2`: one micro-batch per thread, shared weights (training/workers.py)
+    openmp     one process, `train.workers = 1`: every operation is split between two threads
 
-All arms train the same recipe with the same micro-batches, and stay alive; they take turns, round after round, so that
-a busy machine is busy for all. A ratio is that of one round; printed are medians and half of the distance between the
-quartiles. Before anything is timed, their losses must agree.
+All arms train the same recipe with the same micro-batches. Their processes stay alive and alternate, round after round,
+so that load on the machine affects all of them. Ratios are computed per round; medians and half of the interquartile
+range are printed. Before anything is timed, the losses must agree.
 """
 
 import argparse
@@ -35,11 +35,11 @@ ARMS: dict[str, list[str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--recipe", default="numbers-en-de")
-    parser.add_argument("--set", action="append", default=[], dest="sets", help="as of `allyouneed train`")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="training steps per round (default: %(default)s)")
+    parser.add_argument("--recipe", default="numbers-en-de", help="default: %(default)s")
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="a setting of the recipe")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="default: all")
     parser.add_argument("--serve", metavar="ARM", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -86,7 +86,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 
 def start(arm: str, options: argparse.Namespace, folder: str) -> list["subprocess.Popen[str]"]:
-    """The processes of an arm, waiting."""
+    """Start the processes of an arm."""
     sets = [word for one in options.sets for word in ("--set", one)]
     command = [sys.executable, __file__, "--serve", arm, "--folder", folder, "--recipe", options.recipe, *sets]
     environment = {**os.environ, "OMP_NUM_THREADS": str(CORES if arm == "openmp" else 1)}
@@ -106,7 +106,7 @@ def start(arm: str, options: argparse.Namespace, folder: str) -> list["subproces
 
 
 def ask(processes: list["subprocess.Popen[str]"], steps: int) -> dict[str, float]:
-    """Lets an arm make some steps; the slowest process counts, and the CPU time of all."""
+    """Run some steps of an arm; return the time of the slowest process, and the CPU time of all."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(f"{steps}\n")
@@ -123,7 +123,7 @@ def ask(processes: list["subprocess.Popen[str]"], steps: int) -> dict[str, float
 
 
 def serve(options: argparse.Namespace) -> None:
-    """One process of an arm."""
+    """Run one process of an arm."""
     from allyouneed.training import load_recipe
     from allyouneed.training.loop import Run
     from allyouneed.training.process_group import ProcessGroup

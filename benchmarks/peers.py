@@ -1,5 +1,4 @@
-"""The same Transformer in torch.nn and in Hugging Face Marian, with our weights: what the benchmarks compare
-against."""
+"""The same Transformer in torch.nn and in Hugging Face Marian, with our weights: the peers of the benchmarks."""
 
 from typing import Any
 
@@ -13,7 +12,7 @@ Named = dict[str, Tensor]
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn's own layers (post-norm, ReLU), with the embeddings and positions that they leave to the user."""
+    """torch.nn's own layers (post-norm, ReLU), with embeddings and positions, which torch.nn does not provide."""
 
     def __init__(self, ours: EncoderDecoder) -> None:
         super().__init__()
@@ -26,9 +25,9 @@ class TorchTransformer(nn.Module):
         self.decoder = nn.TransformerDecoder(decoder_layer, config.decoder_layers)
         for module in self.modules():
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout.p = 0.0  # inside the feed-forward layer: the paper has none there
+                module.dropout.p = 0.0  # the paper has no dropout inside the feed-forward layer
             if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0  # on the weights: would also forbid the fused kernel
+                module.dropout = 0.0  # dropout on the weights would also disable the fused kernel
         self.embedding = nn.Parameter(ours.head.weight_VD.detach().clone())
         self.dropout = nn.Dropout(config.dropout)
         self.position = ours.source.position
@@ -40,7 +39,7 @@ class TorchTransformer(nn.Module):
         return self.dropout(x_BTD + self.position(torch.arange(ids_BT.shape[1])))
 
     def forward(self, source_BS: Tensor, padding_BS: Tensor, input_BT: Tensor) -> Tensor:
-        """Logits for every position."""
+        """Return the logits for every position."""
         memory_BSD = self.encoder(self._embed(source_BS), src_key_padding_mask=padding_BS)
         T = input_BT.shape[1]
         future_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -84,7 +83,7 @@ def _in_projection(prefix: str, layer: nn.Linear) -> Named:
 
 
 def marian(ours: EncoderDecoder) -> Any:
-    """Hugging Face Marian (post-norm, ReLU, tied, scaled) with our weights and our order of sines and cosines."""
+    """Return Hugging Face Marian (post-norm, ReLU, tied, scaled) with our weights and order of sines."""
     from transformers import MarianConfig, MarianMTModel
 
     config = ours.config

@@ -1,15 +1,15 @@
-"""Quality, not only speed: each mixer learns the same two tasks with the same budget, several times.
+"""Compare the accuracy of mixers on two tasks with the same budget, over several seeds.
 
     python benchmarks/quality.py --out runs/quality [--task documents] [--mixer window,linear] [--seeds 3] [--jobs 2]
 
-Both are run through `allyouneed train`, one core each, so a line of the table is what a user would get:
+Every run is `allyouneed train` on one core, so a line of the table is what a user would get:
 
-- listops: nested lists by the rules of the Long Range Arena, short enough (20 to 120 tokens) for a laptop's minute;
-- documents: passages of 2,000 characters of State of the Union addresses; from which of four eras is it? Whole
+- listops: nested lists by the rules of the Long Range Arena, short enough (20 to 120 tokens) to train in a minute;
+- documents: passages of 2,000 characters of State of the Union addresses, to be assigned to one of four eras. Whole
   addresses are held out, by the last digit of their year.
 
-All mixers read about 32 positions of a list, and about 128 of a document, wherever they have a size at all. A run that
-is finished is not run again; the tables are printed from what the folder holds.
+Mixers that have a size read about 32 positions of a list and about 128 of a document. Finished runs are not repeated;
+the tables are printed from the stored results.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-# The size of each mixer: for lists, for documents.
+# The size of each mixer, for lists and for documents.
 MIXERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "softmax": ({}, {}),
     "window": ({"window": 16}, {"window": 64}),
@@ -44,11 +44,11 @@ LISTS = ["listops", "--steps", "100", "--set", "train.evaluate_every=1"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    parser.add_argument("--task", default="listops,documents")
-    parser.add_argument("--mixer", default=",".join(MIXERS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument("--task", default="listops,documents", help="comma-separated tasks (default: %(default)s)")
+    parser.add_argument("--mixer", default=",".join(MIXERS), help="comma-separated mixers (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent runs, one core each (default: %(default)s)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     recipe = document_recipe(options.out)
@@ -77,10 +77,10 @@ def main() -> None:
 def run(
     command: list[str], name: str, settings: dict[str, Any], seed: int, folder: Path, cores: "Queue[int]"
 ) -> dict[str, float]:
-    """Trains one model in a process of its own on one core; its accuracy, CPU seconds and largest resident memory."""
+    """Train one model in a child process on one core; return its accuracy, CPU seconds and peak resident memory."""
     out = folder / f"{name}-{seed}"
-    kept = out.with_suffix(".json")
-    if not kept.exists():
+    stored = out.with_suffix(".json")
+    if not stored.exists():
         settings = {"type": name, "heads": 4, **settings}
         sets = [f"--set=model.mixer.{key}={value}" for key, value in settings.items()]
         arguments = [*command, *sets, "--seed", str(seed), "--out", str(out)]
@@ -97,13 +97,13 @@ def run(
             if status:
                 raise SystemExit(f"{name}: {errors.read().decode().strip().splitlines()[-1]}")
         found = {"accuracy": accuracy(out), "seconds": usage.ru_utime + usage.ru_stime, "mib": usage.ru_maxrss / 1024}
-        kept.write_text(json.dumps(found))
-    result: dict[str, float] = json.loads(kept.read_text())
+        stored.write_text(json.dumps(found))
+    result: dict[str, float] = json.loads(stored.read_text())
     return result
 
 
 def accuracy(folder: Path) -> float:
-    """The last validation accuracy that the log of a run holds."""
+    """Return the last validation accuracy in the log of a run."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return float([line["accuracy"] for line in lines if "accuracy" in line][-1])
 
@@ -120,7 +120,7 @@ PASSAGE = 2000  # characters
 
 
 def document_recipe(folder: Path) -> Path:
-    """Writes passages as TSV files, and the recipe that reads them."""
+    """Write passages as TSV files, and the recipe that reads them."""
     data = Path(os.environ["ALLYOUNEED_DATA"]) / "lm" / "sotu"
     for split in ("train", "valid"):
         rows = []
@@ -164,7 +164,7 @@ schedule = {{ type = "stable-decay", warmup = 0.05, decay = 0.5 }}
 
 
 def addresses(path: Path) -> list[str]:
-    """The text of each address, on one line, without its heading (which names the year)."""
+    """Return the text of each address, on one line, without its heading (which contains the year)."""
     found: list[list[str]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("= ") and line.endswith(" ="):
@@ -175,6 +175,6 @@ def addresses(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    begun = time.time()
+    started = time.time()
     main()
-    print(f"\n{time.time() - begun:.0f} seconds")
+    print(f"\n{time.time() - started:.0f} seconds")

@@ -1,9 +1,9 @@
-"""RASP programs compiled into weights, beside Tracr: layers, heads, width, parameters, compile and forward time, exact.
+"""Compare compiled RASP programs with Tracr: layers, heads, width, parameters, compile and forward time, exactness.
 
-The programs are those of Tracr's library (Lindner et al. 2023, arXiv:2301.05062), written anew. Its numbers, in
-brackets, were measured once (vocabulary 4, sort_unique: L, its default exactness): they are printed beside ours, not
-measured again. Its compile time, warm, was about 200 ms at L = 20. Inputs are random, of all lengths; half of
-those of the Dyck languages are balanced.
+The programs are those of Tracr's library (Lindner et al. 2023, arXiv:2301.05062), rewritten. Its numbers, in brackets,
+were measured once (vocabulary 4, sort_unique: L, its default exactness) and are printed next to ours, not measured
+again. Its warm compile time was about 200 ms at L = 20. Inputs are random, of all lengths; half of those of the Dyck
+languages are balanced.
 
     python benchmarks/rasp.py [--lengths 5,10,20] [--inputs 400] [--programs hist,sort]
     python benchmarks/rasp.py --zoo [--lengths 10] [--inputs 3000]      recipes/rasp against the interpreter
@@ -36,7 +36,7 @@ from allyouneed.training import recipe_folder
 from allyouneed.version import __version__
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-# Tracr at L = 5, 10, 20: layers, most heads of a layer, width, parameters (thousands), exact of 160 (Dyck-1: of 60).
+# Tracr at L = 5, 10, 20: layers, most heads per layer, width, parameters (thousands), exact of 160 (Dyck-1: of 60).
 TRACR: dict[str, tuple[int, int, tuple[int, int, int], tuple[float, float, float], str]] = {
     "length": (1, 1, (19, 29, 49), (1.2, 2.6, 6.8), "160/140/66"),
     "hist": (1, 1, (19, 29, 49), (1.2, 2.6, 6.8), "160/160/159"),
@@ -61,7 +61,7 @@ def histogram() -> SOp:
 
 
 def sort(values: SOp, keys: SOp) -> SOp:
-    """Stable, rising."""
+    """Sort stably, in ascending order."""
     before = select(keys, keys, "<") | (select(keys, keys, "==") & select(indices, indices, "<"))
     return aggregate(select(selector_width(before), indices, "=="), values, "-")
 
@@ -80,7 +80,7 @@ def balance(pair: str) -> SOp:
 
 
 def shuffle_dyck(pairs: list[str]) -> SOp:
-    """Whether every kind of parenthesis is balanced, each on its own."""
+    """Return whether every kind of parenthesis is balanced on its own."""
     balances = [balance(pair) for pair in pairs]
     negative, zero = balances[0] < 0, balances[0] == 0
     for one in balances[1:]:
@@ -96,12 +96,12 @@ def shifted(by: int) -> SOp:
 
 @dataclass(frozen=True)
 class Case:
-    """A program with what it reads."""
+    """A program with its inputs."""
 
     make: Callable[[], SOp]
     vocabulary: Callable[[int], str] = lambda most: LETTERS[:4]
     distinct: bool = False  # inputs without repetition
-    balanced: bool = False  # half of the inputs
+    balanced: bool = False  # half of the inputs are balanced
 
 
 CASES: dict[str, Case] = {
@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
 
 
 def balanced(alphabet: str, most: int, dice: random.Random) -> str:
-    """A random shuffle of balanced words."""
+    """Return a random shuffle of balanced words."""
     pairs = [alphabet[i : i + 2] for i in range(0, len(alphabet), 2)]
     opened, text = [0] * len(pairs), ""
     size = 2 * dice.randint(1, most // 2)
@@ -154,12 +154,12 @@ def inputs_for(case: Case, most: int, count: int) -> list[str]:
 
 
 def seconds(call: Callable[[], object], runs: int) -> float:
-    """The least of some runs, in CPU time: what else the machine does is left out."""
+    """Return the CPU seconds of a call, best of `runs`, which excludes other work on the machine."""
     times = []
     for _ in range(runs):
-        begin = time.process_time()
+        start = time.process_time()
         call()
-        times.append(time.process_time() - begin)
+        times.append(time.process_time() - start)
     return min(times)
 
 
@@ -170,10 +170,10 @@ def exact(compiled: CompiledProgram, program: SOp, texts: list[str]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="5,10,20")
-    parser.add_argument("--inputs", type=int, default=400)
-    parser.add_argument("--programs", default=",".join(CASES))
-    parser.add_argument("--zoo", action="store_true", help="the programs of recipes/rasp instead, without Tracr")
+    parser.add_argument("--lengths", default="5,10,20", help="maximum input lengths (default: %(default)s)")
+    parser.add_argument("--inputs", type=int, default=400, help="random inputs per program (default: %(default)s)")
+    parser.add_argument("--programs", default=",".join(CASES), help="comma-separated programs (default: all)")
+    parser.add_argument("--zoo", action="store_true", help="use the programs of recipes/rasp, without Tracr")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"allyouneed {__version__}, torch {torch.__version__}, Python {platform.python_version()}, one thread")
@@ -195,7 +195,7 @@ ALPHABETS |= {"()a": ["shuffle_dyck1", "depth", "pair_balance"], "xab": ["fracti
 
 
 def zoo_line(path: Path, most: int, count: int) -> str:
-    """One program of the zoo: verified on `count` random inputs and the edge cases, or it raises."""
+    """Verify a program of the zoo on `count` random inputs and edge cases (raises on failure); return a line."""
     program = read_program(path).sop()
     alphabet = next((letters for letters, names in ALPHABETS.items() if path.stem in names), "abcd")
     began = time.process_time()
@@ -205,7 +205,7 @@ def zoo_line(path: Path, most: int, count: int) -> str:
     return (
         f"{path.stem:20} L {most:3} vocabulary {alphabet:12} layers {len(report.layers)} heads {report.heads} width "
         f"{report.width} parameters {report.parameters:,} compile {took * 1e3:.0f} ms; exact on {done.inputs:,} inputs"
-        f"{' (all there are)' if done.exhaustive else ''}, of which the program itself fails on {done.undefined:,}"
+        f"{' (exhaustive)' if done.exhaustive else ''}; the program itself is undefined on {done.undefined:,} of them"
     )
 
 
@@ -216,7 +216,7 @@ def line(name: str, most: int, count: int) -> str:
     took = seconds(lambda: compile_rasp(case.make(), alphabet, most, verified=False), 15)
     compiled = compile_rasp(program, alphabet, most, verified=False)
     texts = inputs_for(case, most, count)
-    right = exact(compiled, program, texts)
+    correct = exact(compiled, program, texts)
     longest = max(texts, key=len)
     forward = seconds(lambda: compiled.logits([longest]), 20)
     report = compiled.report
@@ -227,7 +227,7 @@ def line(name: str, most: int, count: int) -> str:
     heads = max((len(layer.heads) for layer in report.layers), default=0)
     return (
         f"{name:16} {most:4} {len(report.layers):3} ({theirs[0]}) {heads:4} ({theirs[1]}) {width:>9} {size:>17} "
-        f"{took * 1e3:6.1f} ms {forward * 1e3:6.2f} ms {right:4}/{len(texts):<4}   {theirs[4]}"
+        f"{took * 1e3:6.1f} ms {forward * 1e3:6.2f} ms {correct:4}/{len(texts):<4}   {theirs[4]}"
     )
 
 

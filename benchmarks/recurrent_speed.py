@@ -1,12 +1,12 @@
-"""Training speed of recurrences: ours, torch.nn's whole layers, and the loop of torch.nn's cells that a paper suggests.
+"""Compare the training speed of recurrences: ours, torch.nn's layers, and a loop over torch.nn's cells.
 
     python benchmarks/recurrent_speed.py [--rounds 9] [--rows 32] [--length 64] [--width 256]
 
-One thread, forward and backward, the same weights and the same inputs; before anything is timed, outputs must agree.
-The arms take turns, round after round, so that a busy machine is busy for all; CPU time is counted. A ratio is that of
-one round; printed are the median and half of the distance between the quartiles.
+One thread, forward and backward, the same weights and inputs. Before anything is timed, outputs must agree. The arms
+alternate, round after round, so that load on the machine affects all of them; CPU time is measured. Ratios are computed
+per round; the median and half of the interquartile range are printed.
 
-Also the decoder of Bahdanau et al.: ours against nn.GRUCell and nn.Linear in a loop, which computes U h_j once, too.
+Also the decoder of Bahdanau et al.: ours against nn.GRUCell and nn.Linear in a loop, which also computes U h_j once.
 """
 
 import argparse
@@ -35,10 +35,10 @@ Arm = Callable[[], Tensor]  # a forward pass
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=32, help="batch size (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=64, help="sequence length (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="width of the layers (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -57,19 +57,19 @@ def main() -> None:
 
 
 def line(name: str, arms: dict[str, Arm], weights: list[Tensor], tokens: int, rounds: int) -> None:
-    """Checks, measures and prints."""
-    wanted = arms["ours"]().detach()
+    """Check that all arms agree, measure them and print a table row."""
+    expected = arms["ours"]().detach()
     for arm, run in arms.items():
-        worst = float((run().detach() - wanted).abs().max())
+        worst = float((run().detach() - expected).abs().max())
         if worst > 1e-4:
             raise SystemExit(f"{name}: {arm} differs by {worst:.1e}; nothing is timed")
-    noise, speeds = torch.randn_like(wanted), {arm: [] for arm in arms}  # type: dict[str, list[float]]
+    noise, speeds = torch.randn_like(expected), {arm: [] for arm in arms}  # type: dict[str, list[float]]
     for number in range(rounds + 1):
         for arm, run in arms.items():
-            begun = time.process_time()
+            started = time.process_time()
             torch.autograd.grad(run(), weights, noise, allow_unused=True)
-            if number:  # the first turn is warm-up
-                speeds[arm].append(tokens / (time.process_time() - begun))
+            if number:  # the first round is warm-up
+                speeds[arm].append(tokens / (time.process_time() - started))
     cells = [spread(speeds[arm]) if arm in arms else "-" for arm in ("ours", "layer", "loop")]
     for arm in ("layer", "loop"):
         ratios = [a / b for a, b in zip(speeds["ours"], speeds.get(arm, []), strict=False)]
@@ -85,7 +85,8 @@ def spread(values: list[float], digits: int = 0) -> str:
 def recurrences(
     kind: CellKind, rows: int, length: int, width: int, padded: bool
 ) -> tuple[dict[str, Arm], list[Tensor]]:
-    """One layer over whole rows, or over rows whose last quarter is padded for half of them; the last state is used."""
+    """Return the arms of one layer; if `padded`, the last quarter of every second row is padding. The last state is
+    part of the output."""
     from allyouneed.mixers.recurrent import run
 
     layer = LAYERS[kind][0](width, width, batch_first=True)
@@ -146,7 +147,7 @@ def same_weights(ours: Cell, layer: nn.RNNBase, suffix: str = "_l0") -> Cell:
 
 
 class PlainRnnSearch(nn.Module):
-    """Bahdanau's model as one would write it with torch.nn."""
+    """Bahdanau's model written with torch.nn."""
 
     def __init__(self, ours: Seq2Seq, width: int) -> None:
         super().__init__()
@@ -182,10 +183,10 @@ def decoders(rows: int, source: int, target: int, width: int) -> tuple[dict[str,
     settings = {"attention": "bahdanau", "cell": "gru", "width": width}
     ours = parse(Seq2SeqConfig, settings).build(Sizes(100, 100))
     plain = PlainRnnSearch(ours, width)
-    read, said = torch.randint(100, (rows, source)), torch.randint(100, (rows, target))
+    source_ids, target_ids = torch.randint(100, (rows, source)), torch.randint(100, (rows, target))
     arms: dict[str, Arm] = {
-        "ours": lambda: ours.hidden(said, ours.condition(read))[0],
-        "loop": lambda: plain(read, said),
+        "ours": lambda: ours.hidden(target_ids, ours.condition(source_ids))[0],
+        "loop": lambda: plain(source_ids, target_ids),
     }
     return arms, list(plain.parameters())
 

@@ -1,20 +1,19 @@
-"""Throughput of a server: continuous batching against one request at a time, and against static batches.
+"""Compare the throughput of continuous batching with static batches and with one request at a time.
 
     python benchmarks/serve.py [--repeats 5] [--requests 640] [--clients 32,64]
 
 A random 3+3-layer Transformer (width 256, hidden 1024, 4 heads, 8,000 words) answers completions of 4 to 120 tokens
-over HTTP. Three servers, the same but for how rows get into the batch:
+over HTTP. Three servers differ only in how rows enter the batch:
 
-    continuous   rows join and leave between steps, at most `clients` side by side
-    static       a batch is filled, and runs until its last row is done
-    one          one row at a time
+    continuous   rows join and leave between steps, at most `clients` of them
+    static       a batch is filled, and runs until its last row is finished
+    one          batches of one row
 
-Clients ask again as soon as they are answered, over connections that stay open; they take some of the same cores.
-Servers take turns in every repeat, so that a busy machine slows all; ratios are those of one repeat, their median and
-range are printed. One at a time is faster the fewer clients wait, but not in throughput; static batches are measured
-with several numbers of clients, and compared at the latency that continuous batching has: the throughput is
-interpolated between those whose mean latencies lie around it.
-All servers must say the same before anything is timed.
+Clients send the next request as soon as they receive a response, over persistent connections; they use the same cores.
+The servers alternate in every repeat, so that load on the machine affects all of them. Ratios are computed per repeat;
+their median and range are printed. Static batches are measured with several numbers of clients and compared at the
+latency of continuous batching: the throughput is interpolated between the two nearest mean latencies. Before anything
+is timed, all servers must return the same texts.
 """
 
 import argparse
@@ -51,11 +50,11 @@ from allyouneed.training import Recipe
 
 MODES = ("continuous", "static", "one")
 WORDS = 8000 - 4
-SHARES = (1, 2, 4, 8)  # static batches are tried with this part of the clients
+SHARES = (1, 2, 4, 8)  # divisors of the number of clients for static batches
 
 
 def make_folder(path: Path) -> Path:
-    """The model; it never says EOS, so a request says how long its answer is."""
+    """Save a model that practically never generates EOS, so that the request determines the length of the response."""
     torch.manual_seed(1)
     model = {"type": "encoder-decoder", "width": 256, "hidden": 1024, "encoder_layers": 3, "decoder_layers": 3}
     tree = {"task": {"type": "numbers"}, "model": {**model, "mixer": {"type": "softmax", "heads": 4}, "tied": False}}
@@ -63,12 +62,12 @@ def make_folder(path: Path) -> Path:
     words = of_symbols([f"w{number}" for number in range(WORDS)], "words")
     built = recipe.model.build(Sizes(words.size, words.size))
     with torch.no_grad():
-        built.head.weight_VD[EOS] = 0  # as likely as any other word, among thousands
+        built.head.weight_VD[EOS] = 0  # as likely as any other of thousands of words
     return save_folder(path / "model", built, Codec(words, words), recipe, "")
 
 
 def run_server(mode: str, folder: str, batch: int) -> None:
-    """One of the servers, until a signal comes."""
+    """Run one of the servers until it receives a signal."""
     keep_freed_memory()
     if mode == "static":
         admitted = DecodeWorker._admitted
@@ -82,22 +81,22 @@ def run_server(mode: str, folder: str, batch: int) -> None:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A question and how long its answer is to be."""
+class Prompt:
+    """A prompt and the length of its completion."""
 
     text: str
     tokens: int
     seed: int
 
 
-def questions(count: int, seed: int) -> list[Ask]:
-    """Short and long ones, mostly short, as people ask."""
+def random_prompts(count: int, seed: int) -> list[Prompt]:
+    """Return prompts with mostly short and some long completions."""
     draw = random.Random(seed)
-    asks = []
+    prompts = []
     for number in range(count):
         text = " ".join(f"w{draw.randrange(WORDS)}" for _ in range(draw.randint(4, 30)))
-        asks.append(Ask(text, min(120, 4 + int(draw.expovariate(1 / 30))), number))
-    return asks
+        prompts.append(Prompt(text, min(120, 4 + int(draw.expovariate(1 / 30))), number))
+    return prompts
 
 
 class Server:
@@ -111,23 +110,24 @@ class Server:
         self.port = int(port)
 
     def connect(self) -> http.client.HTTPConnection:
-        """What a client asks through, again and again, as OpenAI's does."""
+        """Open a persistent connection, as OpenAI's client does."""
         return http.client.HTTPConnection(self.host, self.port, timeout=600)
 
-    def answer(self, ask: Ask, through: http.client.HTTPConnection) -> str:
-        """What it says."""
-        body = {"model": "model", "prompt": ask.text, "max_tokens": ask.tokens, "temperature": 0.5, "seed": ask.seed}
-        through.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        found = json.loads(through.getresponse().read())
+    def complete(self, prompt: Prompt, connection: http.client.HTTPConnection) -> str:
+        """Return the completion of a prompt."""
+        body = {"model": "model", "prompt": prompt.text, "max_tokens": prompt.tokens}
+        body |= {"temperature": 0.5, "seed": prompt.seed}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        found = json.loads(connection.getresponse().read())
         return str(found["choices"][0]["text"])
 
-    def load(self, asks: Sequence[Ask], clients: int) -> tuple[float, float]:
-        """Answers a second, and seconds until an answer, when so many clients ask one after another.
+    def load(self, prompts: Sequence[Prompt], clients: int) -> tuple[float, float]:
+        """Return responses per second and seconds per response for `clients` concurrent clients.
 
-        From the first answer until the last question is asked: all clients wait for something all the time, so they
-        wait for clients / rate seconds (Little 1961).
+        Measured from the first response to the last request: all clients wait all the time, so the mean latency is
+        clients / rate (Little 1961).
         """
-        left, done, lock = list(reversed(asks)), list[tuple[float, float]](), threading.Lock()
+        left, done, lock = list(reversed(prompts)), list[tuple[float, float]](), threading.Lock()
 
         def client() -> None:
             connection = self.connect()
@@ -135,9 +135,9 @@ class Server:
                 with lock:
                     if not left:
                         break
-                    ask, begun = left.pop(), time.perf_counter()
-                self.answer(ask, connection)
-                done.append((time.perf_counter(), begun))
+                    prompt, started = left.pop(), time.perf_counter()
+                self.complete(prompt, connection)
+                done.append((time.perf_counter(), started))
             connection.close()
 
         threads = [threading.Thread(target=client) for _ in range(clients)]
@@ -145,19 +145,19 @@ class Server:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(done) == len(asks), "a client failed"
-        first, last = min(done)[0], max(begun for _, begun in done)
+        assert len(done) == len(prompts), "a client failed"
+        first, last = min(done)[0], max(started for _, started in done)
         rate = sum(first < end <= last for end, _ in done) / (last - first)
         return rate, clients / rate
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the server."""
         self.process.terminate()
         self.process.wait()
 
 
 def at_latency(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """The throughput at a latency, between measured (throughput, latency); beyond them, that of the nearest."""
+    """Interpolate the throughput at a latency between measured (throughput, latency) points, without extrapolation."""
     ordered = sorted(points, key=lambda point: point[1])
     for (low, fast), (high, slow) in pairwise(ordered):
         if fast <= wanted <= slow:
@@ -166,24 +166,24 @@ def at_latency(points: Sequence[tuple[float, float]], wanted: float) -> float:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def compare(servers: dict[str, Server], repeats: int, requests: int, clients: int) -> None:
-    """Checks, measures, prints."""
-    for ask in questions(6, seed=0):
-        said = {}
+    """Check that all servers agree, measure them and print the results."""
+    for prompt in random_prompts(6, seed=0):
+        texts = {}
         for mode, server in servers.items():
             with closing(server.connect()) as connection:
-                said[mode] = server.answer(ask, connection)
-        assert len(set(said.values())) == 1, said
+                texts[mode] = server.complete(prompt, connection)
+        assert len(set(texts.values())) == 1, texts
     over_one, over_static = [], []
     for repeat in range(repeats):
-        asks = questions(requests, seed=1 + repeat)
-        rate, latency = servers["continuous"].load(asks, clients)
-        one, one_latency = servers["one"].load(asks[: clients + requests // 3], clients)
-        static = [servers["static"].load(asks, max(1, clients // share)) for share in SHARES]
+        prompts = random_prompts(requests, seed=1 + repeat)
+        rate, latency = servers["continuous"].load(prompts, clients)
+        one, one_latency = servers["one"].load(prompts[: clients + requests // 3], clients)
+        static = [servers["static"].load(prompts, max(1, clients // share)) for share in SHARES]
         over_one.append(rate / one)
         over_static.append(rate / at_latency(static, latency))
         shown = ", ".join(f"{value:.1f}/s at {seconds:.2f} s" for value, seconds in static)
@@ -196,11 +196,11 @@ def compare(servers: dict[str, Server], repeats: int, requests: int, clients: in
 
 
 def main() -> None:
-    """Parses, starts the servers, compares them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=640)
-    parser.add_argument("--clients", default="32,64", help="how many ask at a time; each number is tried")
+    """Start the servers and compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=640, help="requests per round (default: %(default)s)")
+    parser.add_argument("--clients", default="32,64", help="numbers of concurrent clients (default: %(default)s)")
     parser.add_argument("--serve", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -211,7 +211,9 @@ def main() -> None:
         folder = make_folder(Path(temporary))
         for clients in map(int, options.clients.split(",")):
             if options.requests < 3 * clients:
-                raise SystemExit(f"{clients} clients need at least {3 * clients} requests to be busy for a while")
+                raise SystemExit(
+                    f"{clients} clients need at least {3 * clients} requests (--requests) for a steady load"
+                )
             servers: dict[str, Server] = {}
             try:
                 for mode in MODES:

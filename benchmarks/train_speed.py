@@ -1,12 +1,12 @@
-"""Training speed: our step against the same model in torch.nn.Transformer's layers and in Hugging Face Marian.
+"""Compare training speed with the same model in torch.nn.Transformer's layers and in Hugging Face Marian.
 
     python benchmarks/train_speed.py [--cores 1 2] [--rounds 5] [--steps 4]
 
-The same initial weights, the same batches, the same dropout places, the same optimiser (fused Adam), clipping and
-label smoothing. Each arm is a process of its own; they take turns, round after round, so that a busy machine is busy
-for all. The peers run twice: as a user would write the loop, and with our allocator setting (`+malloc`). The ratio is
-ours over the fastest peer of a round. Before anything is timed, losses of the first steps without dropout must agree:
-a speed-up is never reported on a different computation.
+The same initial weights, batches, places of dropout, optimiser (fused Adam), clipping and label smoothing. Each arm is
+a process; they alternate, round after round, so that load on the machine affects all of them. The peers run twice: as a
+user would write the loop, and with our allocator setting (`+malloc`). The ratio is ours over the fastest peer of a
+round. Before anything is timed, losses of the first steps without dropout must agree: a speed-up is never reported for
+a different computation.
 """
 
 import argparse
@@ -26,10 +26,10 @@ ARMS = ("ours", *PEERS)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="optimiser steps an arm makes in each turn")
-    parser.add_argument("--tokens", type=int, default=4096, help="padded tokens of a step, on each side")
+    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="numbers of cores (default: 1 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="optimiser steps of an arm per round (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=4096, help="padded tokens per step, on each side (%(default)s)")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -42,26 +42,26 @@ def main() -> None:
 
 
 def compare(cores: int, options: argparse.Namespace, folder: str) -> None:
-    """Runs all arms on so many cores and prints the table."""
+    """Run all arms on this number of cores and print the table."""
     children = {arm: start(arm, cores, options.tokens, folder) for arm in ARMS}
-    info = {arm: ask(child, {"do": "describe"}) for arm, child in children.items()}
-    curves = {arm: ask(child, {"do": "curve", "steps": 8})["losses"] for arm, child in children.items()}
+    info = {arm: request(child, {"do": "describe"}) for arm, child in children.items()}
+    curves = {arm: request(child, {"do": "curve", "steps": 8})["losses"] for arm, child in children.items()}
     worst = max(abs(a - b) / b for arm in PEERS for a, b in zip(curves["ours"], curves[arm], strict=True))
     print(f"\n== {cores} core(s); {info['ours']['signature']}")
-    print(f"gate: losses of 8 steps without dropout agree within {worst:.1e} (relative): {curves['ours'][-1]:.4f}")
+    print(f"parity: losses of 8 steps without dropout agree within {worst:.1e} (relative): {curves['ours'][-1]:.4f}")
     if worst > 1e-3:
-        sys.exit("the arms do not compute the same thing; nothing is timed")
+        sys.exit("the arms compute different results; nothing is timed")
     speeds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     finals: dict[str, float] = {}
     for number in range(options.rounds + 1):
         for arm, child in children.items():
-            answer = ask(child, {"do": "run", "steps": options.steps})
+            answer = request(child, {"do": "run", "steps": options.steps})
             finals[arm] = answer["loss"]
-            if number:  # the first turn is warm-up
+            if number:  # the first round is warm-up
                 speeds[arm].append(answer["tokens"] / answer["cpu" if cores == 1 else "wall"])
     unit = "tokens per CPU-second" if cores == 1 else "tokens per second"
     for arm in ARMS:
-        print(f"{arm:16} {spread(speeds[arm])} {unit}; loss after the last turn {finals[arm]:.3f}")
+        print(f"{arm:16} {spread(speeds[arm])} {unit}; loss after the last round {finals[arm]:.3f}")
     ratios = [ours / max(peers) for ours, *peers in zip(*(speeds[arm] for arm in ARMS), strict=True)]
     plain = [ours / max(a, b) for ours, a, b in zip(speeds["ours"], speeds["torch.nn"], speeds["marian"], strict=True)]
     print(f"ours / fastest peer            {spread(ratios, 2)}")
@@ -73,7 +73,7 @@ def compare(cores: int, options: argparse.Namespace, folder: str) -> None:
 
 
 def spread(values: list[float], digits: int = 0) -> str:
-    """Median, and half of the distance between the quartiles."""
+    """Format the median and half of the interquartile range."""
     low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return f"{statistics.median(values):>8.{digits}f} +- {(high - low) / 2:.{max(digits, 0)}f} (n={len(values)})"
 
@@ -84,34 +84,34 @@ def start(arm: str, cores: int, tokens: int, folder: str) -> "subprocess.Popen[s
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def ask(child: "subprocess.Popen[str]", question: dict[str, Any]) -> Any:
+def request(child: "subprocess.Popen[str]", message: dict[str, Any]) -> Any:
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(json.dumps(question) + "\n")
+    child.stdin.write(json.dumps(message) + "\n")
     child.stdin.flush()
     line = child.stdout.readline()
     if not line:
-        sys.exit("an arm died; see its message above")
+        sys.exit("an arm failed; see its message above")
     return json.loads(line)
 
 
 def serve(name: str, cores: int, tokens: int, folder: Path) -> None:
-    """One arm: answers questions from standard input."""
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries may print; the answers must stay alone
+    """Run one arm: serve requests from standard input."""
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries may print; keep standard output for the answers
     arm = Arm(name, cores, tokens, folder)
     for line in sys.stdin:
-        question = json.loads(line)
-        if question["do"] == "describe":
+        message = json.loads(line)
+        if message["do"] == "describe":
             answer: dict[str, Any] = {"signature": arm.signature}
-        elif question["do"] == "curve":
-            answer = {"losses": arm.curve(question["steps"])}
+        elif message["do"] == "curve":
+            answer = {"losses": arm.curve(message["steps"])}
         else:
-            answer = arm.run(question["steps"])
+            answer = arm.run(message["steps"])
         print(json.dumps(answer), file=out, flush=True)
 
 
 class Arm:
-    """One way to train the same model."""
+    """An implementation of the same training."""
 
     def __init__(self, name: str, cores: int, tokens: int, folder: Path) -> None:
         import torch
@@ -158,14 +158,14 @@ class Arm:
         self.step_number = 0
 
     def curve(self, steps: int) -> list[float]:
-        """Losses of the first steps without dropout, from the common initial weights; then everything starts anew."""
+        """Return the losses of the first steps without dropout, from the common initial weights; then reset."""
         self._build(dropout=0.0)
         losses = [self.step()[0] for _ in range(steps)]
         self._build(dropout=0.1)
         return losses
 
     def run(self, steps: int) -> dict[str, float]:
-        """So many steps, timed."""
+        """Run and time `steps` steps."""
         wall, cpu, tokens, loss = time.perf_counter(), time.process_time(), 0, 0.0
         for _ in range(steps):
             loss, count = self.step()
@@ -173,7 +173,7 @@ class Arm:
         return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "tokens": tokens, "loss": loss}
 
     def step(self) -> tuple[float, int]:
-        """One optimiser step; its loss and how many target tokens it saw. The same padded batch for every arm."""
+        """Run one optimiser step; return its loss and number of target tokens. All arms use the same padded batch."""
         batch = self.data.batch(1, self.step_number)
         self.step_number += 1
         loss = self._ours(_parts(batch, self.cores), batch.tokens) if self.name == "ours" else self._peer(batch)
@@ -200,7 +200,7 @@ class Arm:
         return total / tokens
 
     def _peer(self, batch: Any) -> float:
-        """The loop that everybody writes."""
+        """Run one step of the usual training loop."""
         import torch
         from torch.nn import functional as F
 
@@ -222,14 +222,14 @@ class Arm:
 
 
 def _parts(batch: Any, count: int) -> list[Any]:
-    """The rows of a batch dealt out to workers; the padding stays as it is."""
+    """Distribute the rows of a batch to workers; the padding does not change."""
     from allyouneed.tasks import Batch
 
     return [Batch(**{k: None if v is None else v[i::count] for k, v in vars(batch).items()}) for i in range(count)]
 
 
 def prepare(folder: Path, tokens: int) -> tuple[Any, str]:
-    """Multi30k if it is there, else dates of the built-in data."""
+    """Return Multi30k if available, else dates of the built-in data."""
     from allyouneed.config import parse
     from allyouneed.tasks.numbers import DatesConfig
     from allyouneed.tasks.translation import TranslationConfig

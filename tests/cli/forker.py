@@ -15,7 +15,7 @@ import torch
 import allyouneed.cli
 import allyouneed.evaluation.measure
 import allyouneed.inspection.maps
-import allyouneed.lab.compare.page
+import allyouneed.lab.compare.report
 import allyouneed.training
 
 

@@ -14,7 +14,7 @@ from cli_commands import ENVIRONMENT, Commands
 from test_bad_input import assert_one_line
 
 from allyouneed.errors import ConfigError
-from allyouneed.lab.on_ray import run_on_ray
+from allyouneed.lab.ray_jobs import run_on_ray
 from allyouneed.storage import is_locked, open_folder
 from allyouneed.training import load_recipe, train
 from allyouneed.training.evaluate import names_of_scores
@@ -78,7 +78,7 @@ def test_a_killed_comparison_goes_on_to_the_same_bits(compared: Path, tmp_path: 
 
 def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     printed = (compared / "printed").read_text(encoding="utf-8")
-    assert "norm=pre: is what copy has anyway" in printed
+    assert "norm=pre: already the setting of copy" in printed
     assert "4 runs: 2 systems x 1 task x 2 seeds" in printed
     assert "could be shown with 2 seeds" in printed
     assert f"report: {compared / 'report.html'}" in printed
@@ -135,9 +135,9 @@ def test_an_interrupted_comparison_has_not_succeeded(tmp_path: Path) -> None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        said = process.stderr.read().decode()
-    assert (process.returncode, "Traceback" in said) == (130, False), said
-    assert "the same command goes on" in said
+        stderr = process.stderr.read().decode()
+    assert (process.returncode, "Traceback" in stderr) == (130, False), stderr
+    assert "the same command resumes" in stderr
 
 
 def test_a_ray_cluster_gives_the_same_numbers(compared: Path, tmp_path: Path) -> None:

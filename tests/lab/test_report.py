@@ -10,7 +10,7 @@ import pytest
 
 from allyouneed.errors import ConfigError
 from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Dots, Matrix, save_chart, svg, text_chart
-from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, require_own, write_report
+from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, require_same_experiment, write_report
 
 pytestmark = pytest.mark.no_shapes
 
@@ -44,14 +44,14 @@ def test_columns_of_words_are_read_from_the_left() -> None:
 
 
 def test_a_report_is_not_replaced_by_that_of_another_question(tmp_path: Path) -> None:
-    require_own(tmp_path, "cost")  # nothing is there
+    require_same_experiment(tmp_path, "cost")  # nothing is there
     write_report(tmp_path, "cost", "T", [], {})
-    require_own(tmp_path, "cost")
+    require_same_experiment(tmp_path, "cost")
     with pytest.raises(ConfigError, match="holds the report of 'cost', not of 'compare copy'; choose another --out"):
-        require_own(tmp_path, "compare copy")
+        require_same_experiment(tmp_path, "compare copy")
     for other in (b"{", b"[]", b'{"title": "of an older version"}'):
         (tmp_path / "report.json").write_bytes(other)
-        require_own(tmp_path, "compare copy")
+        require_same_experiment(tmp_path, "compare copy")
 
 
 def test_charts_are_drawn(tmp_path: Path) -> None:

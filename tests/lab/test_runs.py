@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from allyouneed.errors import ConfigError, StorageError
-from allyouneed.lab.runs import Job, outcome_of, run_all
+from allyouneed.lab.jobs import Job, outcome_of
+from allyouneed.lab.runs import run_all
 from allyouneed.storage import lock, open_folder
 from allyouneed.training import Recipe, load_recipe, train
 
@@ -64,7 +65,7 @@ def test_other_cores_are_refused(tmp_path: Path) -> None:
     train(split, tmp_path / "one", cores=1)
     (outcome,) = run_all([Job("one", split)], tmp_path)
     assert outcome.steps == 2
-    with pytest.raises(ConfigError, match=r"made on 1 core .*not on --cores 2"):
+    with pytest.raises(ConfigError, match=r"run on 1 core .*not on --cores 2"):
         run_all([Job("one", split)], tmp_path, cores=2)
     train(split, tmp_path / "two", cores=3)  # two workers of one thread: a core is left over
     run_all([Job("two", split)], tmp_path, cores=3)
@@ -81,7 +82,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_runs import recipe
-from allyouneed.lab.runs import Job, run_all
+from allyouneed.lab.jobs import Job
+from allyouneed.lab.runs import run_all
 run_all([Job("one", recipe(1, "train.budget.steps=400"))], Path({folder!r}))
 """
 

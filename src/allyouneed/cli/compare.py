@@ -1,4 +1,4 @@
-"""`allyouneed compare`: several models, or one part varied, at an equal budget; an answer with error bars."""
+"""`allyouneed compare`: compare several models, or variations of one, at an equal budget over several seeds."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,105 +12,131 @@ from allyouneed.words import counted, printable
 
 if TYPE_CHECKING:
     from allyouneed.lab.compare.comparison import Comparison
+    from allyouneed.lab.compare.plan import ComparisonPlan
+
+Recipes = Annotated[
+    list[str],
+    typer.Argument(help="Recipes with the same task; the first is the baseline. Or one, with --vary or --model."),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A setting and its values: --vary model.norm=pre,post. Each value is compared with the unchanged recipe. "
+        'Values may be tables: {type="window",window=16}. table3: the variations of table 3 of the 2017 paper. '
+        "May be repeated."
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(help="Another model: a recipe, a type or an inline table. May be repeated."),
+]
+Tasks = Annotated[str, typer.Option(help="Recipes of further tasks, comma-separated: sort,addition.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; use at least 3.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Budget of a run in minutes. The steps this allows depend on the machine and on --workers."),
+]
+Steps = Annotated[int | None, typer.Option(help="Budget of a run in optimizer steps.")]
+Tokens = Annotated[int | None, typer.Option(help="Budget of a run in predicted tokens.")]
+Flops = Annotated[float | None, typer.Option(help="Budget of a run in floating-point operations.")]
+Equal = Annotated[
+    Literal["parameters"] | None,
+    typer.Option(help="Adjust widths until every model has as many parameters as the baseline."),
+]
+Metric = Annotated[
+    str | None, typer.Option(help="The score to compare: exact, loss, bleu ...", show_default="the task's first")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting for all runs: --set task.pairs=2000. May be repeated."),
+]
+Test = Annotated[
+    bool, typer.Option("--test", help="Score the test split too, at the end. It does not affect the verdicts.")
+]
+Out = Annotated[Path, typer.Option(help="Folder for the runs and the report.")]
 
 
 def command(
-    recipes: Annotated[
-        list[str],
-        typer.Argument(help="Recipes of one task; the first is the baseline. Or one, with --vary or --model."),
-    ],
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A setting and its values: --vary model.norm=pre,post. Each is tried on its own, tables such as "
-            '{type="window",window=16} too. May be repeated. table3: the variations of the 2017 paper.'
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="The recipe with another model: that of a recipe, a type, or a table. May be repeated."),
-    ] = None,
-    tasks: Annotated[str, typer.Option(help="Recipes of further tasks, with commas: sort,addition.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, ...")] = 3,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="Budget of a run: minutes of wall clock. What fits in depends on the machine and on --workers."
-        ),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Budget of a run: updates of the weights.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Budget of a run: predicted tokens.")] = None,
-    flops: Annotated[float | None, typer.Option(help="Budget of a run: floating point operations.")] = None,
-    equal: Annotated[
-        Literal["parameters"] | None, typer.Option(help="Adjust widths until all have the baseline's parameters.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="The score that decides: exact, loss, bleu ...", show_default="the task's first")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, for all runs: --set task.pairs=2000. May be repeated."),
-    ] = None,
+    recipes: Recipes,
+    vary: Vary = None,
+    model: Models = None,
+    tasks: Tasks = "",
+    seeds: Seeds = 3,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    tokens: Tokens = None,
+    flops: Flops = None,
+    equal: Equal = None,
+    metric: Metric = None,
+    sets: Sets = None,
     on: On = "local",
     workers: Workers = 0,
     cores: Cores = 1,
-    test: Annotated[
-        bool, typer.Option("--test", help="At the end, score the test split too. It decides nothing.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/compare"),
+    test: Test = False,
+    out: Out = Path("runs/compare"),
 ) -> None:
-    """Compare models, or the values of a setting, over seeds. Killed or stopped, the same command line goes on.
+    """Compare models, or the values of a setting, over several seeds. After an interruption, the same command resumes.
 
-    All runs have the same budget (default: the first recipe's); parameters, FLOPs, tokens and minutes are reported.
+    All runs have the same budget (default: that of the first recipe). The report lists parameters, FLOPs, tokens and
+    minutes.
     """
-    from allyouneed.lab.compare.comparison import compare, look_at_test_split, summary
-    from allyouneed.lab.compare.page import cost_table, result_table, words_of, write_comparison
-    from allyouneed.lab.compare.plan import Question, make_plan
-    from allyouneed.lab.report import require_own
+    from allyouneed.lab.compare.comparison import add_test_scores, compare
+    from allyouneed.lab.compare.plan import CompareOptions, make_plan
+    from allyouneed.lab.compare.report import write_comparison
+    from allyouneed.lab.report import require_same_experiment
     from allyouneed.training.api import one_budget
     from allyouneed.training.recipe_files import find_recipe
 
-    budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    given = one_budget(budget)
+    budget = one_budget({"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops})
     further = [name.strip() for name in tasks.split(",") if name.strip()]
-    question = Question(
-        recipes, vary or [], model or [], further, sets or [], seeds, given, equal == "parameters", metric
+    options = CompareOptions(
+        recipes, vary or [], model or [], further, sets or [], seeds, budget, equal == "parameters", metric
     )
-    find_recipe(recipes[0])  # a name that is none is told before whose the folder is
-    require_own(out, question.words)  # before data is prepared, which may take long
-    plan = make_plan(question, out / "data")
-    for line in plan.notes:
-        note(line)
-    jobs = plan.jobs()
-    sides = (len(plan.systems), "system"), (len(plan.tasks), "task"), (seeds, "seed")
-    note(f"{counted(len(jobs), 'run')}: {' x '.join(counted(*side) for side in sides)}, in {out / 'runs'}")
+    find_recipe(recipes[0])  # report an unknown recipe before a conflict with the folder
+    require_same_experiment(out, options.question)  # before data is prepared, which may take long
+    plan = make_plan(options, out / "data")
+    _print_plan(plan, out)
     try:
-        with show_jobs(len(jobs)) as watch:
-            comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, watch=watch)
+        with show_jobs(len(plan.jobs())) as progress:
+            comparison = compare(plan, out / "runs", workers=workers, cores=cores, on=on, progress=progress)
     except KeyboardInterrupt:
-        note("stopped; what was finished is kept, and the same command goes on from there")
+        note("stopped; finished runs are kept, and the same command resumes")
         raise
     if test:
-        note("measuring the test split")
-        comparison = look_at_test_split(comparison, out / "runs")
-    for task in plan.tasks:
+        note("scoring the test split")
+        comparison = add_test_scores(comparison, out / "runs")
+    _print_results(comparison)
+    page = write_comparison(comparison, out, typed())
+    print(f"report: {page}")
+    _require_no_failures(comparison)
+
+
+def _print_plan(plan: "ComparisonPlan", out: Path) -> None:
+    for line in plan.notes:
+        note(line)
+    sides = (len(plan.systems), "system"), (len(plan.tasks), "task"), (len(plan.seeds), "seed")
+    note(f"{counted(len(plan.jobs()), 'run')}: {' x '.join(counted(*side) for side in sides)}, in {out / 'runs'}")
+
+
+def _print_results(comparison: "Comparison") -> None:
+    from allyouneed.lab.compare.comparison import summary
+    from allyouneed.lab.compare.report import cost_table, result_table, verdict_lines
+
+    for task in comparison.plan.tasks:
         print(f"\n{printable(task.name)}")
         print(text_table(result_table(comparison, task)))
         print()
         print(text_table(cost_table(comparison, task)))
     print()
-    for words in words_of(comparison):
-        print(printable(words))
+    for line in verdict_lines(comparison):
+        print(printable(line))
     print(printable(summary(comparison)))
-    page = write_comparison(comparison, out, typed())
-    print(f"report: {page}")
-    _complain_of_failures(comparison)
 
 
-def _complain_of_failures(comparison: "Comparison") -> None:
+def _require_no_failures(comparison: "Comparison") -> None:
     failed = comparison.failures()
     if failed:
         raise TrainingError(
             f"{counted(len(failed), 'run')} failed; the first: {failed[0].name}: {failed[0].error} "
-            "(the same command tries again)"
+            "(run the same command to retry)"
         )

@@ -1,43 +1,66 @@
-"""`allyouneed cost`: table 1 of the 2017 paper for every mixer, stated, counted and measured here."""
+"""`allyouneed cost`: table 1 of the 2017 paper for every mixer: declared, counted and measured on this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-Names = Annotated[list[str] | None, typer.Option("--mixer", help="Only this one; may be repeated.", show_default="all")]
+if TYPE_CHECKING:
+    from allyouneed.lab.cost.measure import CostStudy
+
+Names = Annotated[
+    list[str] | None, typer.Option("--mixer", help="Measure only this mixer. May be repeated.", show_default="all")
+]
 Lengths = Annotated[
     list[int] | None,
-    typer.Option("--length", help="Instead of 1024, 2048, 4096, 8192; may be repeated.", show_default=False),
+    typer.Option(
+        "--length", help="Sequence length. May be repeated; use at least two.", show_default="1024, 2048, 4096, 8192"
+    ),
 ]
 Widths = Annotated[
-    list[int] | None, typer.Option("--width", help="Instead of 128, 256, 512; may be repeated.", show_default=False)
+    list[int] | None,
+    typer.Option("--width", help="Layer width. May be repeated; use at least two.", show_default="128, 256, 512"),
 ]
+Full = Annotated[bool, typer.Option("--full/--quick", help="More sizes and five repetitions: at least 10 minutes.")]
+Out = Annotated[Path, typer.Option(help="Folder for the measurements and the report.")]
 
 
 def command(
     mixers: Names = None,
     lengths: Lengths = None,
     widths: Widths = None,
-    full: Annotated[
-        bool, typer.Option("--full/--quick", help="Longer and wider, five repetitions: 10 minutes and more.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder of the report; the same command goes on there.")] = Path(
-        "runs/cost"
-    ),
+    full: Full = False,
+    out: Out = Path("runs/cost"),
 ) -> None:
-    """What does a layer cost? Table 1 of "Attention is all you need", for every mixer, on this machine.
+    """Measure the cost of a layer: table 1 of "Attention is all you need", for every mixer, on this machine.
 
-    The formula; FLOPs as stated and as counted; seconds and memory measured over lengths and widths, with fitted
-    exponents; sequential steps; path lengths found by following influence; where recurrence becomes cheaper.
-    Two minutes on an idle core. What was measured is kept: killed, the same command goes on.
+    The report lists: the formula; declared and counted FLOPs; time and memory over lengths and widths with fitted
+    exponents; sequential steps; path lengths; and the length from which recurrence is cheaper than attention.
+    Takes two minutes on an idle core. Measurements are kept: after an interruption, the same command resumes.
     """
     from dataclasses import replace
 
     from allyouneed.cli.progress import progress
-    from allyouneed.cli.terminal import text_table, typed
+    from allyouneed.cli.terminal import typed
+    from allyouneed.lab.cost.measure import study_cost
+    from allyouneed.lab.cost.report import write_cost_report
+    from allyouneed.lab.cost.settings import FULL, CostSettings
+    from allyouneed.lab.report import require_same_experiment
+
+    require_same_experiment(out, "cost")
+    settings = replace(FULL if full else CostSettings(), mixers=tuple(mixers or ()))
+    settings = replace(settings, lengths=tuple(sorted(set(lengths)))) if lengths else settings
+    settings = replace(settings, widths=tuple(sorted(set(widths)))) if widths else settings
+    with progress() as report:
+        study = study_cost(settings, out, report)
+    _print_study(study)
+    page = write_cost_report(study, out, typed())
+    print(f"report: {page}")
+
+
+def _print_study(study: "CostStudy") -> None:
+    from allyouneed.cli.terminal import text_table
     from allyouneed.lab.charts import Chart, text_chart
-    from allyouneed.lab.cost.measure import FULL, CostSettings, study_cost
     from allyouneed.lab.cost.report import (
         charts,
         crossing_table,
@@ -45,29 +68,19 @@ def command(
         measured_table,
         path_table,
         verdicts,
-        write_cost_report,
     )
-    from allyouneed.lab.report import require_own
 
-    require_own(out, "cost")
-    settings = replace(FULL if full else CostSettings(), mixers=tuple(mixers or ()))
-    settings = replace(settings, lengths=tuple(sorted(set(lengths)))) if lengths else settings
-    settings = replace(settings, widths=tuple(sorted(set(widths)))) if widths else settings
-    with progress() as report:
-        study = study_cost(settings, out, report)
     for title, table in (
         ("FLOPs of one layer", formulas_table(study)),
-        (f"over lengths, d = {settings.width}", measured_table(study, "n")),
-        (f"over widths, n = {settings.length}", measured_table(study, "d")),
+        (f"over lengths, d = {study.settings.width}", measured_table(study, "n")),
+        (f"over widths, n = {study.settings.length}", measured_table(study, "d")),
         ("sequential steps and path length", path_table(study)),
-        ("where self-attention begins to cost more than recurrence", crossing_table(study)),
+        ("where self-attention becomes more expensive than recurrence", crossing_table(study)),
     ):
         if table.rows:
             print(f"{title}\n\n{text_table(table, ruled=True)}\n")
     for name, chart in charts(study).items():
         if name.startswith("crossover") and isinstance(chart, Chart):
             print(f"{text_chart(chart)}\n")
-    for words in verdicts(study):
-        print(words)
-    page = write_cost_report(study, out, typed())
-    print(f"report: {page}")
+    for line in verdicts(study):
+        print(line)

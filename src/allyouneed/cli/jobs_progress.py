@@ -13,7 +13,7 @@ from allyouneed.words import counted, printable
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from allyouneed.lab.runs import Outcome
+    from allyouneed.lab.jobs import Outcome
 
 # The options of every command that makes many runs.
 On = Annotated[

@@ -1,8 +1,8 @@
-"""`allyouneed scaling`: small runs become a law, the law predicts a larger run, and that run is made."""
+"""`allyouneed scaling`: fit a law to small runs, predict a larger run, and train it."""
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,85 +11,99 @@ from allyouneed.cli.terminal import note, text_table, typed
 from allyouneed.errors import ConfigError
 from allyouneed.words import printable
 
+if TYPE_CHECKING:
+    from allyouneed.lab.scaling.study import ScalingStudy
+
+RecipeName = Annotated[
+    str, typer.Argument(help="A .toml file, or the name of a built-in recipe (allyouneed list recipes).")
+]
+Sizes = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated model sizes: widths with the recipe's proportions (32,48,64), width x layers "
+        "(32x2,48x2,64x2), or settings ('model.width=32 model.layers=2,model.width=64 model.layers=2')."
+    ),
+]
+Budgets = Annotated[
+    str, typer.Option(help="Comma-separated budgets: 1e11,2e11,4e11. Every size is trained once with each.")
+]
+Unit = Annotated[Literal["flops", "tokens"], typer.Option(help="Unit of --budgets. Isoflop curves need FLOPs.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds for each size and budget.")]
+Predict = Annotated[float, typer.Option(help="Predict a run with this multiple of the largest compute.")]
+At = Annotated[
+    str | None,
+    typer.Option(help="Size of the predicted run, written as in --sizes.", show_default="the best by the fit"),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Train the predicted run too, and compare.")]
+LrPower = Annotated[
+    float,
+    typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power; 0 leaves it unchanged."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting for all runs: --set task.batch=16. May be repeated."),
+]
+Out = Annotated[Path, typer.Option(help="Folder for the runs and the report.")]
+
 
 def command(
-    recipe: Annotated[
-        str, typer.Argument(help="A .toml file, or the name of a built-in recipe (allyouneed list recipes).")
-    ] = "scaling-shakespeare",
-    sizes: Annotated[
-        str,
-        typer.Option(
-            help="Sizes of the model, with commas: widths at the recipe's aspect (32,48,64), width x layers "
-            "(32x2,48x2,64x2), or settings ('model.width=32 model.layers=2,model.width=64 model.layers=2')."
-        ),
-    ] = "16x2,24x2,32x2,48x2,64x2",
-    budgets: Annotated[
-        str, typer.Option(help="What every size may spend, with commas: 1e11,2e11,4e11. Each is a run of its own.")
-    ] = "1e11,2e11,4e11",
-    unit: Annotated[
-        Literal["flops", "tokens"], typer.Option(help="Of the budgets. Isoflop curves need FLOPs.")
-    ] = "flops",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with seeds 1, 2, ...")] = 1,
-    predict: Annotated[float, typer.Option(help="Predict a run of so many times the largest compute.")] = 6.0,
-    at: Annotated[
-        str | None, typer.Option(help="Its size, written as in --sizes.", show_default="the best by the fit")
-    ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Make the predicted run too, and compare.")] = False,
-    lr_power: Annotated[
-        float,
-        typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power: 0 leaves it."),
-    ] = 0.5,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting, for all runs: --set task.batch=16. May be repeated."),
-    ] = None,
+    recipe: RecipeName = "scaling-shakespeare",
+    sizes: Sizes = "16x2,24x2,32x2,48x2,64x2",
+    budgets: Budgets = "1e11,2e11,4e11",
+    unit: Unit = "flops",
+    seeds: Seeds = 1,
+    predict: Predict = 6.0,
+    at: At = None,
+    verify: Verify = False,
+    lr_power: LrPower = 0.5,
+    sets: Sets = None,
     on: On = "local",
     workers: Workers = 0,
     cores: Cores = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/scaling"),
+    out: Out = Path("runs/scaling"),
 ) -> None:
-    """Fit a law of scaling to small runs, predict a larger one, and check. Killed, the same command line goes on.
+    """Fit a scaling law to small runs, predict a larger run, and check it. After an interruption, the same command
+    resumes.
 
-    The prediction is in OUT/prediction.json before the larger run begins, and is not changed afterwards.
+    The prediction is written to OUT/prediction.json before the larger run starts, and never changed afterwards.
     """
-    # Fits solve thousands of systems of a few equations: shared among threads, that takes up to 50 times as long.
+    # Fits solve thousands of small linear systems; with several BLAS threads they take up to 50 times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
 
-    from allyouneed.lab.report import require_own
-    from allyouneed.lab.scaling.plan import Plan
-    from allyouneed.lab.scaling.report import (
-        law_table,
-        optimum_table,
-        prediction_text,
-        run_table,
-        verdicts,
-        write_study,
-    )
-    from allyouneed.lab.scaling.study import How, study
-    from allyouneed.lab.scaling.study import verify as make_predicted
+    from allyouneed.lab.report import require_same_experiment
+    from allyouneed.lab.scaling.plan import ScalingPlan
+    from allyouneed.lab.scaling.report import prediction_text, write_study
+    from allyouneed.lab.scaling.study import RunOptions, study
+    from allyouneed.lab.scaling.study import verify as train_predicted
 
     amounts = _numbers(budgets)
-    plan = Plan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
+    plan = ScalingPlan(recipe, sizes, amounts, unit, tuple(range(1, seeds + 1)), tuple(sets or ()), lr_power)
     total = len([size for size in sizes.split(",") if size.strip()]) * len(amounts) * seeds
-    require_own(out, plan.question)
-    with show_jobs(total) as watch:
-        found = study(plan, out, predict, at, How(workers, cores, on, watch))
+    require_same_experiment(out, plan.question)
+    with show_jobs(total) as progress:
+        found = study(plan, out, predict, at, RunOptions(workers, cores, on, progress))
     page = write_study(found, out, typed())
-    note(f"predicted, and written to {out / 'prediction.json'}: {prediction_text(found)}")
+    note(f"prediction written to {out / 'prediction.json'}: {prediction_text(found)}")
     if verify:
-        with show_jobs(1) as watch:
-            found = make_predicted(found, out, How(workers, cores, on, watch))
+        with show_jobs(1) as progress:
+            found = train_predicted(found, out, RunOptions(workers, cores, on, progress))
         page = write_study(found, out, typed())
+    _print_study(found)
+    print(f"written: {out / 'prediction.json'}\nreport: {page}")
+
+
+def _print_study(found: "ScalingStudy") -> None:
+    from allyouneed.lab.scaling.report import law_table, optimum_table, prediction_text, run_table, verdicts
+
     for table in (run_table(found), law_table(found), optimum_table(found)):
         print(text_table(table) + "\n")
     print(f"prediction: {printable(prediction_text(found))}")
     for line in verdicts(found):
         print(printable(line))
-    print(f"written: {out / 'prediction.json'}\nreport: {page}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigError(f"--budgets {text!r}: should be numbers with commas: 1e11,2e11,4e11") from None
+        raise ConfigError(f"--budgets {text!r}: should be comma-separated numbers: 1e11,2e11,4e11") from None

@@ -1,1 +1,1 @@
-"""Looking at models: attention maps and their pictures, scores on held-out data."""
+"""Experiments: many runs, statistics, charts and reports. One folder for each kind of experiment."""

@@ -1,7 +1,7 @@
-"""Charts in the house style: curves with bands, bars with intervals, matrices of numbers. As SVG, PNG or text.
+"""Charts in one style: curves with bands, bars with intervals, matrices of numbers. As SVG, PNG or text.
 
-No pyplot: no display, no global state. Colours are those of Okabe and Ito (2008), which everybody can tell apart; a
-curve is also named at its end or in a legend, never by colour alone.
+pyplot is not used: it needs global state. Colours are those of Okabe and Ito (2008), which are safe for colour-blind
+readers; curves also differ by marker.
 """
 
 import io
@@ -25,15 +25,15 @@ MARKS = "os^Dv*PXph"
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, with a band where one is known."""
+    """y over x, optionally with a band."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: Literal["line", "dashed", "points", "stars"] = "line"  # points with low and high have error bars
-    colour: int | None = None  # of COLOURS, for curves that belong together; otherwise each has its own
+    style: Literal["line", "dashed", "points", "stars"] = "line"  # points with low and high get error bars
+    colour: int | None = None  # index into COLOURS, for curves that belong together; default: one colour each
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     note: str = ""
-    lines: dict[str, float] = field(default_factory=dict)  # names of heights that are worth a dashed line
+    lines: dict[str, float] = field(default_factory=dict)  # named horizontal reference lines
 
     def figure(self) -> "Figure":
-        """The chart, drawn."""
+        """Draw the chart."""
         figure, axes = _new_figure(self.title, self.note)
         for number, curve in enumerate(self.curves):
             chosen = number if curve.colour is None else curve.colour
-            mark = MARKS[(chosen + chosen // len(COLOURS)) % len(MARKS)]  # the second blue one has another mark
+            mark = MARKS[(chosen + chosen // len(COLOURS)) % len(MARKS)]  # a reused colour gets another marker
             _draw_curve(axes, curve, COLOURS[chosen % len(COLOURS)], mark)
         for name, height in self.lines.items():
             axes.axhline(height, color=FAINT, linestyle=":", linewidth=1.2)
@@ -70,7 +70,7 @@ class Chart:
         if self.log_y:
             axes.set_yscale("log")
             _label_logarithms(axes.yaxis, axes.get_ylim())
-        names = [curve.name for curve in self.curves if curve.name]  # a curve without a name goes with another
+        names = [curve.name for curve in self.curves if curve.name]  # an unnamed curve belongs to another one
         if len(names) > 1 or (names and names[0] not in self.title):
             outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
             axes.legend(frameon=False, fontsize=9, labelcolor=INK, **(outside if len(names) > 4 else {}))
@@ -79,7 +79,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar, and the interval of what it stands for."""
+    """A bar with an interval."""
 
     name: str
     value: float
@@ -89,7 +89,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Values side by side, each with its interval."""
+    """A bar chart of values with intervals."""
 
     title: str
     label: str
@@ -97,7 +97,7 @@ class Bars:
     note: str = ""
 
     def figure(self) -> "Figure":
-        """The chart, drawn: lying bars, so that names can be read."""
+        """Draw horizontal bars, which leave space for long names."""
         figure, axes = _new_figure(self.title, self.note, height=1.3 + 0.36 * len(self.bars))
         places = range(len(self.bars))[::-1]
         value = [bar.value for bar in self.bars]
@@ -110,7 +110,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Numbers in rows and columns, coloured around zero; what is sure is written in bold."""
+    """A matrix of numbers, coloured around zero; significant values are bold."""
 
     title: str
     rows: Sequence[str]
@@ -119,10 +119,10 @@ class Matrix:
     sure: Sequence[Sequence[bool]]
     note: str = ""
     digits: int = 2
-    reach: float | None = None  # where colours end; default: the largest number
+    reach: float | None = None  # absolute value at which colours saturate; default: the largest one
 
     def figure(self) -> "Figure":
-        """The chart, drawn. White is zero, blue is better, orange is worse."""
+        """Draw the matrix. White is zero, blue is better, orange is worse."""
         from matplotlib.colors import LinearSegmentedColormap
 
         width, height = 3.2 + 1.25 * len(self.columns), 1.6 + 0.42 * len(self.rows)
@@ -146,16 +146,16 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Dots:
-    """Several values of each thing, side by side on one line."""
+    """A dot plot: several values for each row."""
 
     title: str
     label: str
     rows: Sequence[str]
-    values: dict[str, Sequence[float]]  # by the name of the kind of value, one for each row
+    values: dict[str, Sequence[float]]  # series name -> one value per row
     note: str = ""
 
     def figure(self) -> "Figure":
-        """The chart, drawn: lying lines, so that names can be read. Kinds stand a little above each other."""
+        """Draw horizontal rows; the series of a row are offset a little vertically."""
         figure, axes = _new_figure(self.title, self.note, height=1.4 + 0.3 * len(self.rows))
         for number, (name, values) in enumerate(self.values.items()):
             colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
@@ -171,7 +171,7 @@ AnyChart = Chart | Bars | Matrix | Dots
 
 
 def svg(chart: AnyChart) -> str:
-    """The chart as the text of an SVG file; the same chart gives the same text."""
+    """Return the chart as SVG text; the same chart always gives the same text."""
     from matplotlib import rc_context
 
     text = io.StringIO()
@@ -181,7 +181,7 @@ def svg(chart: AnyChart) -> str:
 
 
 def save_chart(chart: AnyChart, path: Path) -> Path:
-    """Writes a .svg or .png file."""
+    """Write a .svg or .png file."""
     if path.suffix == ".svg":
         data = svg(chart).encode()
     else:
@@ -195,7 +195,7 @@ def save_chart(chart: AnyChart, path: Path) -> Path:
 
 
 def text_chart(chart: Chart, width: int = 72, height: int = 16) -> str:
-    """Curves for a terminal: a letter for each, where it goes; the legend says which."""
+    """Draw curves as text for a terminal, with one letter per curve and a legend."""
     points = [
         (_at(x, chart.log_x), _at(y, chart.log_y), number)
         for number, curve in enumerate(chart.curves)
@@ -221,12 +221,12 @@ def text_chart(chart: Chart, width: int = 72, height: int = 16) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that is drawn as it is written: between two dollars matplotlib would read a formula."""
+    """Escape dollar signs: matplotlib parses text between two of them as a formula."""
     return text.replace("$", r"\$")
 
 
 def _legend(name: str) -> str:
-    """The same for a legend, which leaves out names that begin with an underscore."""
+    """Escape a legend entry; matplotlib hides names that start with an underscore."""
     return f" {_plain(name)}" if name.startswith("_") else _plain(name)
 
 
@@ -237,7 +237,7 @@ def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    # Over the whole picture, not the axes: beside long names those begin far to the right, and a title would be cut.
+    # Over the whole figure: next to long names the axes start far to the right, and their title would be cut off.
     figure.suptitle(textwrap.fill(_plain(title), round(11 * width)), x=0.01, ha="left", fontsize=12, color=INK)
     axes.tick_params(colors=INK, labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
@@ -250,14 +250,14 @@ def _new_figure(title: str, note: str, width: float = 7.2, height: float = 4.2) 
 
 
 def _name_sizes(axes: "Axes", sizes: Sequence[float]) -> None:
-    """A few sizes on a logarithmic axis are named themselves: 1,024 says more than a power of ten beside it."""
+    """Label a few integer sizes on a logarithmic axis directly: 1,024 is clearer than a nearby power of ten."""
     if 2 <= len(sizes) <= 10 and all(size == round(size) for size in sizes):
         axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
         axes.minorticks_off()
 
 
 def _mark_powers(axis: Any) -> None:
-    """Labels where they do not meet: at powers of ten, and at 2 and 5 times them if there would be only a few."""
+    """Place labels without overlap: at powers of ten, and at 2 and 5 times them on short axes."""
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -272,8 +272,8 @@ def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
     line = {"line": "-", "dashed": "--", "points": " ", "stars": " "}[curve.style]
     shown = mark if curve.style == "points" or (few and curve.style == "line") else ""
     shown, size = ("*", 11.0) if curve.style == "stars" else (shown, 6.0 if curve.style == "points" else 4.5)
-    look: dict[str, Any] = {"linestyle": line, "marker": shown, "markersize": size}
-    axes.plot(curve.x, curve.y, **look, linewidth=1.7, color=colour, label=_legend(curve.name))
+    style: dict[str, Any] = {"linestyle": line, "marker": shown, "markersize": size}
+    axes.plot(curve.x, curve.y, **style, linewidth=1.7, color=colour, label=_legend(curve.name))
     if curve.low and curve.style == "points":
         reach = [[y - low for y, low in zip(curve.y, curve.low, strict=True)]]
         reach += [[high - y for y, high in zip(curve.y, curve.high, strict=True)]]
@@ -283,14 +283,14 @@ def _draw_curve(axes: "Axes", curve: Curve, colour: str, mark: str) -> None:
 
 
 def _label_logarithms(axis: Any, ends: tuple[float, float]) -> None:
-    """Plain numbers at 1, 2 and 5 where an axis spans few powers of ten."""
+    """Label an axis that spans few powers of ten with plain numbers, at 1, 2 and 5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     decades = math.log10(ends[1] / ends[0])
     if decades > 4 or ends[1] >= 1e6:
         _mark_powers(axis)
         return
-    # Told how many there may be: else it leaves some out, and one label alone says nothing.
+    # Without numticks the locator drops labels, possibly all but one.
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,), numticks=20))
     axis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=40) if decades < 2.2 else NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

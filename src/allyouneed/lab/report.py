@@ -1,7 +1,7 @@
-"""Reports: one HTML file that needs nothing else, and the same numbers as JSON for machines.
+"""Reports: one self-contained HTML file, and the same numbers as JSON.
 
-Every text is escaped; charts are images inside the page, where no script of theirs would run; and the page forbids all
-scripts and all network to itself (Content-Security-Policy), whatever a name or a text from data may hold.
+All text is escaped. Charts are embedded as images, in which scripts do not run. The page's Content-Security-Policy
+forbids scripts and network access, whatever a name or a text from data contains.
 """
 
 import base64
@@ -38,7 +38,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 @dataclass(frozen=True)
 class Heading:
-    """Begins a part of the page."""
+    """A section heading."""
 
     text: str
 
@@ -52,34 +52,34 @@ class Text:
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph in a quieter colour: how something was measured."""
+    """A paragraph in a lighter colour, for example on the method of a measurement."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found, in words."""
+    """A highlighted paragraph that states a result."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Code:
-    """A command or a recipe, as it is typed."""
+    """A command or a recipe, verbatim."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as texts; the first column holds names."""
+    """A table of text cells; the first column holds names."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def holds_text(self, place: int) -> bool:
-        """Whether a column is read from the left: the first one, and those in which no cell begins with a number."""
+        """True if a column is left-aligned: the first one, and those in which no cell starts with a number."""
         return place == 0 or not any(NUMBER.match(row[place]) for row in self.rows)
 
 
@@ -87,7 +87,7 @@ Part = Heading | Text | Note | Verdict | Code | Table | AnyChart
 
 
 def write_report(folder: Path, question: str, title: str, parts: Sequence[Part], data: Mapping[str, Any]) -> Path:
-    """Writes the page (report.html), and `data` beside it (report.json). `question`: see `require_own`."""
+    """Write the page (report.html) and `data` (report.json). `question`: see `require_same_experiment`."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     facts = {"allyouneed": __version__, "question": question, "title": title}
@@ -96,8 +96,11 @@ def write_report(folder: Path, question: str, title: str, parts: Sequence[Part],
     return folder / "report.html"
 
 
-def require_own(folder: Path, question: str) -> None:
-    """Refuses a folder that answers another question: its report would be lost. Asked before anything is made."""
+def require_same_experiment(folder: Path, question: str) -> None:
+    """Raise ConfigError if the folder holds the report of another experiment, which would be overwritten.
+
+    Call this before any work starts.
+    """
     try:
         found = json.loads((folder / DATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -108,7 +111,7 @@ def require_own(folder: Path, question: str) -> None:
 
 
 def page(title: str, parts: Sequence[Part]) -> str:
-    """The whole HTML file."""
+    """Return the complete HTML file."""
     body = "\n".join(_part(part) for part in parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -120,7 +123,7 @@ def page(title: str, parts: Sequence[Part]) -> str:
 
 
 def to_json(data: Any) -> bytes:
-    """JSON that every reader takes: what is no number is null."""
+    """Return strictly valid JSON: NaN and infinities become null."""
     return (json.dumps(_plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -156,11 +159,11 @@ def _part(part: Part) -> str:
 
 
 def _table(table: Table) -> str:
-    looks = [' class="text"' * table.holds_text(place) for place in range(len(table.columns))]
-    head = "".join(f"<th{look}>{html.escape(cell)}</th>" for look, cell in zip(looks, table.columns, strict=True))
+    attributes = [' class="text"' * table.holds_text(place) for place in range(len(table.columns))]
+    head = "".join(f"<th{attr}>{html.escape(cell)}</th>" for attr, cell in zip(attributes, table.columns, strict=True))
     rows = "".join(
         "<tr>"
-        + "".join(f"<td{look}>{html.escape(cell)}</td>" for look, cell in zip(looks, row, strict=True))
+        + "".join(f"<td{attr}>{html.escape(cell)}</td>" for attr, cell in zip(attributes, row, strict=True))
         + "</tr>\n"
         for row in table.rows
     )

@@ -1,15 +1,15 @@
-"""How sure a mean, and a difference of means, is when there are only a few seeds.
+"""Confidence in means, and in differences of means, over a few seeds.
 
-    interval      of a mean, 95 %: Student's t for fewer than `FEW` values; from there on the percentile bootstrap
-    difference    of runs of the same seeds (the same data, the same split): the interval of their differences, since
-                  they share what a seed decides
-    p             the paired t-test; Holm's correction where several are made at once
-    effect        the difference in units of the usual spread of seeds, corrected for few values (Hedges' g)
+    interval      95 % interval of a mean: Student's t below `FEW` values, the percentile bootstrap from there on
+    difference    interval of the paired differences of runs with the same seeds, which share data and split
+    p             the paired t-test; with Holm's correction if several tests are made at once
+    effect        the difference in units of the pooled standard deviation of seeds, corrected for small samples
+                  (Hedges' g)
 
-A bootstrap of three values cannot be wider than those values, and holds the mean in 75 of 100 cases, not in 95.
+A bootstrap interval of three values is never wider than those values; it covers the mean in 75 % of cases, not 95 %.
 
-Scores have steps: of 100 answers one more or less is right. Three differences that are the same need not be exact
-then; `grain` is the step, and the spread that they are given.
+Scores are discrete: a share of 100 answers has steps of 0.01. Three equal differences are then not exact; `grain` is
+the step, and the standard deviation assumed for equal values.
 
 Papers: Student 1908; Efron 1979; Hedges 1981; Holm 1979.
 """
@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtr, stdtrit  # scipy.stats says the same, and takes a second to be imported
+from scipy.special import stdtr, stdtrit  # scipy.stats has the same, but takes a second to import
 
 from allyouneed.words import counted
 
 DRAWS = 10_000
 LEVEL = 0.95
-FEW = 8  # values: below, a bootstrap claims too much
-ROUNDING = 1e-12  # differences of equal values may differ by so much
+FEW = 8  # values; below, bootstrap intervals are too narrow
+ROUNDING = 1e-12  # relative tolerance within which differences count as equal
 
 
-# A run that diverged may leave inf or nan: they make an interval that is no number, and nothing else.
+# A diverged run may leave inf or NaN, which should yield NaN intervals without warnings.
 _quiet = np.errstate(invalid="ignore")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where it may be."""
+    """A mean with its confidence interval."""
 
     mean: float
     low: float
@@ -44,11 +44,11 @@ class Interval:
     count: int
 
     def text(self, digits: int = 3, sign: str = "") -> str:
-        """For tables: 0.912 (0.880 to 0.931). `sign`: "+" for differences."""
+        """Format for tables: 0.912 (0.880 to 0.931). `sign`: "+" for differences."""
         mean, low, high = (f"{value:{sign}.{digits}f}" for value in (self.mean, self.low, self.high))
         if self.count == 1:
             return f"{mean} (one seed)"
-        if self.low == self.high:  # no spread says nothing of where the next one would be
+        if self.low == self.high:  # without a spread there is no interval
             return f"{mean} (all {self.count} seeds)"
         return f"{mean} ({low} to {high})"
 
@@ -58,18 +58,18 @@ class Difference:
     """One system's mean minus another's."""
 
     interval: Interval
-    p: float  # of a difference at least as large if there were none; nan with fewer than two pairs
-    effect: float  # in standard deviations; nan where there is no spread
+    p: float  # two-sided paired t-test; NaN with fewer than two pairs
+    effect: float  # in standard deviations; NaN without a spread
 
     def is_shown(self) -> bool:
-        """Whether both ways of looking agree that it is not zero."""
+        """True if both the interval and the t-test exclude zero."""
         inside = self.interval.low <= 0 <= self.interval.high
         return not inside and self.p < 1 - LEVEL
 
 
 @_quiet
 def interval(values: Sequence[float], grain: float = 0.0) -> Interval:
-    """The mean of a few values, and where it may be. `grain`: their step; 0: where all are the same they are exact."""
+    """Return the mean of a few values with its interval. `grain`: their step size; 0 if equal values are exact."""
     value_N = np.asarray(values, dtype=np.float64)
     if value_N.size == 0:
         raise ValueError("an interval needs at least one value")
@@ -83,8 +83,8 @@ def interval(values: Sequence[float], grain: float = 0.0) -> Interval:
     return Interval(mean, mean - reach, mean + reach, int(value_N.size))
 
 
-def how_sure(count: int) -> str:
-    """What an interval of so many values is, for the notes under charts."""
+def interval_label(count: int) -> str:
+    """Name the kind of interval used for `count` values, for the notes under charts."""
     return f"{LEVEL:.0%} interval".replace("%", " %") + (" (Student's t)" if count < FEW else " (bootstrap)")
 
 
@@ -92,29 +92,29 @@ def how_sure(count: int) -> str:
 def difference(
     ours: Sequence[float], theirs: Sequence[float], *, paired: Literal[True] = True, grain: float = 0.0
 ) -> Difference:
-    """Ours minus theirs; the values at one place are of the same seed, so they are always paired."""
+    """Return ours minus theirs, paired: values at the same index have the same seed."""
     our_N, their_N = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if our_N.size != their_N.size:
-        raise ValueError(f"paired values come in pairs; found {our_N.size} and {their_N.size}")
+        raise ValueError(f"paired values need equal counts; found {our_N.size} and {their_N.size}")
     rounding = _rounding(our_N, their_N)
     apart_N = our_N - their_N
-    if np.ptp(apart_N) <= rounding:  # what is the same but for rounding is the same
+    if np.ptp(apart_N) <= rounding:  # equal up to rounding
         apart_N = np.full_like(apart_N, 0.0 if abs(apart_N.mean()) <= rounding else apart_N.mean())
     return Difference(interval(apart_N.tolist(), grain), _p_value(apart_N, grain), _effect(our_N, their_N))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, bool]:
-    """Which of several tests hold when all are made at once; what is no number does not."""
+    """Return which of several simultaneous tests are significant after Holm's correction; NaN is not."""
     order = sorted(p_values, key=lambda name: (math.isnan(p_values[name]), p_values[name]))
-    holds, going = {}, True
+    significant, rejecting = {}, True
     for rank, name in enumerate(order):
-        going = going and p_values[name] * (len(order) - rank) < 1 - LEVEL
-        holds[name] = going
-    return holds
+        rejecting = rejecting and p_values[name] * (len(order) - rank) < 1 - LEVEL
+        significant[name] = rejecting
+    return significant
 
 
 def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str, *, is_shown: bool | None = None) -> str:
-    """The difference in words, never more than the numbers say. `is_shown`: where several tests were made at once."""
+    """Describe the difference, without claiming more than was shown. `is_shown`: the result after a correction."""
     count = found.interval.count
     if not (found.is_shown() if is_shown is None else is_shown):
         return f"no difference between {ours} and {theirs} could be shown with {counted(count, 'seed')}"
@@ -125,7 +125,7 @@ def verdict(found: Difference, higher_is_better: bool, ours: str, theirs: str, *
 
 
 def _draw(value_N: np.ndarray) -> np.ndarray:
-    """Always the same draws."""
+    """Resample with a fixed seed."""
     return np.random.default_rng(0).choice(value_N, size=(DRAWS, value_N.size), replace=True)
 
 
@@ -138,7 +138,7 @@ def _is_flat(value_N: np.ndarray) -> bool:
 
 
 def _error(value_N: np.ndarray, grain: float) -> float:
-    """The standard error of the mean; of values that are all the same, as if they were a step apart."""
+    """Return the standard error of the mean; equal values are assumed to have a spread of `grain`."""
     spread = grain if _is_flat(value_N) else float(value_N.std(ddof=1))
     return spread / math.sqrt(value_N.size)
 

@@ -9,14 +9,28 @@ import pytest
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
-from allyouneed.lab.compare import page as compare_page
+from allyouneed.lab.compare import report as compare_report
 from allyouneed.lab.compare.charts import bars, learning_curves, matrix, pareto, pareto_front, worth_drawing
 from allyouneed.lab.compare.comparison import Comparison, judge, summary
 from allyouneed.lab.compare.equal_size import count_parameters, with_parameters
-from allyouneed.lab.compare.page import budget_text, cost_table, result_table, transfer, words_of, write_comparison
-from allyouneed.lab.compare.plan import Plan, Question, System, TaskFacts, make_plan, settings_that_differ
+from allyouneed.lab.compare.plan import (
+    CompareOptions,
+    ComparisonPlan,
+    System,
+    TaskFacts,
+    make_plan,
+    settings_that_differ,
+)
+from allyouneed.lab.compare.report import (
+    budget_text,
+    cost_table,
+    result_table,
+    transfer,
+    verdict_lines,
+    write_comparison,
+)
 from allyouneed.lab.compare.variations import read_variations, split_values
-from allyouneed.lab.runs import Outcome, Point, failure, finished, outcome_of
+from allyouneed.lab.jobs import Outcome, Point, failure, finished, outcome_of
 from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe, load_recipe, train
 from allyouneed.training.recipe_files import find_recipe
@@ -26,8 +40,8 @@ SMALL = ["task.valid=5", "task.test=5"]
 NUMBERS = ["task.pairs=50", *SMALL]
 
 
-def plan_of(folder: Path, *recipes: str, **more: object) -> Plan:
-    return make_plan(Question(recipes, **{"sets": SMALL, **more}), folder)  # type: ignore[arg-type]
+def plan_of(folder: Path, *recipes: str, **more: object) -> ComparisonPlan:
+    return make_plan(CompareOptions(recipes, **{"sets": SMALL, **more}), folder)  # type: ignore[arg-type]
 
 
 # --- variations ------------------------------------------------------------------------------------------------------
@@ -84,7 +98,7 @@ def test_one_thing_is_varied_at_a_time(tmp_path: Path) -> None:
     vary = ["model.norm=pre,post", "model.mixer.heads=1,2", 'model={feedforward="swiglu",dropout=0.1}']
     plan = plan_of(tmp_path, "copy", vary=vary, seeds=2, budget={"steps": 7})
     assert [system.name for system in plan.systems][:4] == ["baseline", "norm=post", "heads=1", "heads=2"]
-    assert plan.notes == ["norm=pre: is what copy has anyway"]
+    assert plan.notes == ["norm=pre: already the setting of copy"]
     assert len(plan.jobs()) == 5 * 2
     for system in plan.systems:
         assert system.recipes["copy"].train.budget.steps == 7
@@ -113,7 +127,7 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
     assert [task.name for task in plan.tasks] == ["copy", "sort"]
     assert {system.name: list(system.recipes) for system in plan.systems} == {
         "baseline": ["copy", "sort"],
-        "encoder_layers=1": ["sort"],  # what copy has anyway
+        "encoder_layers=1": ["sort"],  # already the setting of copy
         "encoder_layers=2": ["copy"],
         "seq2seq": ["copy", "sort"],
     }
@@ -125,7 +139,7 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
     ("recipes", "more", "message"),
     [
         (["copy"], {}, "nothing to compare"),
-        (["copy"], {"vary": ["model.norm=pre"]}, "nothing to compare: norm=pre: is what copy has anyway"),
+        (["copy"], {"vary": ["model.norm=pre"]}, "nothing to compare: norm=pre: already the setting of copy"),
         (["copy"], {"vary": ["model.norm=pree"]}, "norm=pree on copy: model.norm"),
         (["copy"], {"vary": ["model.mixer.heads=5"]}, "heads=5 on copy: .*not divisible"),
         (["copy", "sort"], {}, "its task is 'sort'"),
@@ -224,11 +238,11 @@ def judged(folder: Path, **values: list[float]) -> Comparison:
 def test_a_clear_difference_is_shown_and_a_small_one_is_not(tmp_path: Path) -> None:
     found = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50]).found
     assert found["copy", "norm=post"].shown
-    assert found["copy", "norm=post"].words == "copy: norm=post is better than baseline by 0.407 (3 seeds)"
+    assert found["copy", "norm=post"].verdict == "copy: norm=post is better than baseline by 0.407 (3 seeds)"
     assert found["copy", "norm=post"].better > 4
-    assert found["sort", "norm=post"].words == "sort: norm=post is worse than baseline by 0.407 (3 seeds)"
+    assert found["sort", "norm=post"].verdict == "sort: norm=post is worse than baseline by 0.407 (3 seeds)"
     no = "copy: no difference between dropout=0.1 and baseline could be shown with 3 seeds"
-    assert found["copy", "dropout=0.1"].words == no
+    assert found["copy", "dropout=0.1"].verdict == no
 
 
 def test_many_tests_at_once_ask_for_more(tmp_path: Path) -> None:
@@ -254,10 +268,10 @@ def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: P
     assert again.found["copy", "norm=post"].difference.interval.count == 2
     assert again.values(again.plan.tasks[0], "norm=post") == {2: 0.6, 3: 1.0}
     assert [one.error for one in again.failures()] == ["burnt"]
-    words = again.found["copy", "norm=post"].words
-    assert words.endswith("could be shown with 2 seeds; 1 of 3 runs of norm=post failed")
+    text = again.found["copy", "norm=post"].verdict
+    assert text.endswith("could be shown with 2 seeds; 1 of 3 runs of norm=post failed")
     task = again.plan.tasks[0]
-    assert "2 to 3 seeds (runs that failed are left out)" in bars(again, task).note
+    assert "2 to 3 seeds (without failed runs)" in bars(again, task).note
     assert "2 to 3 seeds" in learning_curves(again, task, "tokens").note
     assert "2 to 3 seeds" in pareto(again, task, "seconds").note
     assert "2 to 3 seeds" in matrix(again).note
@@ -268,7 +282,7 @@ def test_a_system_without_a_result_is_named(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.1, 0.5, 0.9], norm=[0.2, 0.6, 1.0], drop=[0.1, 0.5, 0.9])
     runs = {**comparison.outcomes, ("copy", "norm=post"): [failure("x", "burnt")] * 3}
     again = judge(comparison.plan, runs)
-    assert words_of(again)[-1] == "copy: norm=post could not be compared: 3 of 3 runs of norm=post failed"
+    assert verdict_lines(again)[-1] == "copy: norm=post could not be compared: 3 of 3 runs of norm=post failed"
     task = again.plan.tasks[0]
     assert cost_table(again, task).rows[1] == ["norm=post", "0 of 3", *["–"] * 5]
     assert bars(again, task).note.startswith("Mean of 3 seeds with its 95 % interval (Student's t), validation split")
@@ -305,7 +319,7 @@ def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
     task = comparison.plan.tasks[0]
     assert worth_drawing(comparison, task) == ["seconds"]  # FLOPs and parameters are all the same
     assert matrix(comparison).sure == [[True, True], [False, False]]
-    assert transfer(comparison)[0] == "norm=post: better on 1, worse on 1, not told apart on 0 of 2 tasks."
+    assert transfer(comparison)[0] == "norm=post: better on 1, worse on 1, no difference shown on 0 of 2 tasks."
     assert result_table(comparison, task).rows[0][:3] == ["baseline", "0.510 (0.485 to 0.535)", "baseline"]
     assert cost_table(comparison, task).rows[2] == ["dropout=0.1", "3 of 3", "1,000", "4e+06", "400", "0.20", "4"]
     assert learning_curves(comparison, task, "tokens").y_label == "nats per token"
@@ -341,7 +355,7 @@ def test_names_are_drawn_as_they_are_written_and_numbers_come_first(tmp_path: Pa
     def breaks(*_: object) -> None:
         raise RuntimeError("no room for a picture")
 
-    monkeypatch.setattr(compare_page, "save_chart", breaks)
+    monkeypatch.setattr(compare_report, "save_chart", breaks)
     with pytest.raises(RuntimeError, match="no room"):
         write_comparison(judge(plan, runs), tmp_path / "other", "")
     assert (tmp_path / "other" / "report.json").exists()
@@ -357,5 +371,5 @@ def test_the_loss_of_classes_is_not_one_of_tokens(tmp_path: Path) -> None:
     systems = [System("baseline", {"texts": recipe}), System("other", {"texts": recipe})]
     task = TaskFacts("texts", recipe, SIZES, "loss", False, 0.1)
     runs = {("texts", system.name): [outcome("x", 0.1)] for system in systems}
-    chart = learning_curves(judge(Plan([task], systems, [1], []), runs), task, "tokens")
+    chart = learning_curves(judge(ComparisonPlan([task], systems, [1], []), runs), task, "tokens")
     assert chart.y_label == "nats per prediction"

@@ -9,9 +9,11 @@ import torch
 
 from allyouneed.cli.terminal import text_table
 from allyouneed.errors import ConfigError
-from allyouneed.lab.cost.measure import COUNTED_HEAD, COUNTED_WIDTH, CostSettings, crossing, flops_crossing, study_cost
+from allyouneed.lab.cost.crossover import crossing, flops_crossing
+from allyouneed.lab.cost.measure import COUNTED_HEAD, COUNTED_WIDTH, study_cost
 from allyouneed.lab.cost.meter import Pass, count_flops, exponent, peak_bytes
 from allyouneed.lab.cost.report import verdicts, write_cost_report
+from allyouneed.lab.cost.settings import CostSettings
 from allyouneed.lab.cost.table1 import Row, rows
 from allyouneed.lab.report import Table
 from allyouneed.mixers import MIXERS

@@ -18,9 +18,9 @@ from allyouneed.lab.flow.study import (
     study_layers,
     study_models,
     train_models,
+    verdicts,
     write_flow_report,
 )
-from allyouneed.lab.flow.study import verdicts as words_of
 from allyouneed.mixers import MIXERS
 from allyouneed.mixers.convolution import ConvolutionConfig
 from allyouneed.models import Model
@@ -44,8 +44,8 @@ def test_reach_and_cut() -> None:
     flow = flow_of("one", [(distance, 1.0 if distance < 20 else 0.0) for distance in range(100)])
     assert flow.cut == 19
     assert flow.reach == 18  # 19 of 20 equal norms are 95 %
-    assert "nothing beyond 19" in flow.words()
-    assert "halves every 6.6" in flow_of("two", [(distance, 0.9**distance) for distance in range(50)]).words()
+    assert "zero beyond 19" in flow.description()
+    assert "halves every 6.6" in flow_of("two", [(distance, 0.9**distance) for distance in range(50)]).description()
 
 
 def test_of_a_layer_the_gradient_is_that_of_its_equation() -> None:
@@ -129,7 +129,7 @@ def test_a_whole_study(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "flow-3.png").exists()
     assert len(flow_table(study.layers).rows) == 2
     assert len(flow_chart("x", study.layers).curves) == 2
-    assert "rnn vanishing" in words_of(study)[0]
+    assert "rnn vanishing" in verdicts(study)[0]
 
 
 @pytest.mark.no_shapes

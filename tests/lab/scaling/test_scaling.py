@@ -9,11 +9,20 @@ import pytest
 
 from allyouneed.cli import run as command
 from allyouneed.errors import ConfigError
-from allyouneed.lab.runs import outcome_of
+from allyouneed.lab.jobs import outcome_of
 from allyouneed.lab.scaling.laws import CHINCHILLA, fit
-from allyouneed.lab.scaling.plan import Measured, Plan, Size, count_without_tables, grid, measure, read_size, read_sizes
+from allyouneed.lab.scaling.plan import (
+    MeasuredSize,
+    ScalingPlan,
+    Size,
+    count_without_tables,
+    grid,
+    measure,
+    read_size,
+    read_sizes,
+)
 from allyouneed.lab.scaling.report import optimum_table, verdicts, write_study
-from allyouneed.lab.scaling.study import How, Study, best_exponents, best_sizes, study, verify
+from allyouneed.lab.scaling.study import RunOptions, ScalingStudy, best_exponents, best_sizes, study, verify
 from allyouneed.training import train
 
 pytestmark = pytest.mark.no_shapes
@@ -38,14 +47,14 @@ optimizer = {{ type = "adamw", lr = 0.01 }}
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> ScalingPlan:
     words = "to be or not to be, that is the question: whether it is nobler in the mind to suffer. "
     (tmp_path / "text.txt").write_text(words * 30, encoding="utf-8")
     (tmp_path / "recipe.toml").write_text(RECIPE.format(text=tmp_path / "text.txt"), encoding="utf-8")
-    return Plan(str(tmp_path / "recipe.toml"), "8x1,12x1", (5e6, 1e7, 2e7))
+    return ScalingPlan(str(tmp_path / "recipe.toml"), "8x1,12x1", (5e6, 1e7, 2e7))
 
 
-def made(plan: Plan, folder: Path) -> Path:
+def made(plan: ScalingPlan, folder: Path) -> Path:
     """The grid's runs, made here instead of in processes of their own: a study finds them finished."""
     recipe = plan.load()
     data = recipe.task.prepare(folder / "data", recipe.seed)
@@ -54,12 +63,12 @@ def made(plan: Plan, folder: Path) -> Path:
     return folder
 
 
-def predicted(found: Study, folder: Path) -> Study:
+def predicted(found: ScalingStudy, folder: Path) -> ScalingStudy:
     train(found.job.job.recipe, folder / "runs" / found.job.job.name, cores=1)
     return verify(found, folder)
 
 
-def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path) -> None:
+def test_a_prediction_comes_before_its_run_and_stays(plan: ScalingPlan, tmp_path: Path) -> None:
     folder = made(plan, tmp_path / "out")
     found = study(plan, folder, times=4.0, draws=40)
     file = folder / "prediction.json"
@@ -85,22 +94,24 @@ def test_a_prediction_comes_before_its_run_and_stays(plan: Plan, tmp_path: Path)
     assert (folder / "compute.png").exists()
     study(replace(plan, budgets=(*plan.budgets, 3e7)), folder, times=4.0, draws=40)
     assert file.read_bytes() == before
-    with pytest.raises(ConfigError, match=r"from other runs.*not changed afterwards"):
+    with pytest.raises(ConfigError, match=r"from other runs.*cannot be changed"):
         study(plan, folder, times=4.0, draws=40)
     larger_plan = replace(plan, budgets=(*plan.budgets, 3e7))
-    with pytest.raises(ConfigError, match=r"was made for 4.0 times the compute, now --predict is 5.*not changed") as no:
+    with pytest.raises(
+        ConfigError, match=r"was made for 4.0 times the compute, now --predict is 5.*cannot be changed"
+    ) as no:
         study(larger_plan, folder, times=5.0, draws=40)
     assert "other runs" not in str(no.value)
     with pytest.raises(ConfigError, match=rf"for size {checked.prediction.size}, now it is 44x1"):
         study(larger_plan, folder, times=4.0, at="44x1", draws=40)
     file.unlink()
-    with pytest.raises(ConfigError, match="What is said afterwards is no prediction"):
+    with pytest.raises(ConfigError, match="A prediction must precede its run"):
         study(larger_plan, folder, times=4.0, draws=40)
     assert not file.exists()
 
 
 def test_the_command_prints_tables_and_writes_the_report(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: ScalingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made(plan, tmp_path / "out")
     arguments = ["scaling", plan.recipe, "--sizes", plan.sizes, "--budgets", "5e6,1e7,2e7", "--lr-power", "0"]
@@ -114,7 +125,7 @@ def test_the_command_prints_tables_and_writes_the_report(
     assert report["measured"] is None
 
 
-def test_budgets_in_tokens_give_laws_of_one_variable(plan: Plan, tmp_path: Path) -> None:
+def test_budgets_in_tokens_give_laws_of_one_variable(plan: ScalingPlan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1", budgets=(256.0, 512.0, 1024.0), unit="tokens")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
     assert {run.tokens for run in found.runs} == {256, 512, 1024}
@@ -123,7 +134,7 @@ def test_budgets_in_tokens_give_laws_of_one_variable(plan: Plan, tmp_path: Path)
     write_study(found, tmp_path / "out")
 
 
-def test_counts_are_those_of_the_model_and_of_its_run(plan: Plan, tmp_path: Path) -> None:
+def test_counts_are_those_of_the_model_and_of_its_run(plan: ScalingPlan, tmp_path: Path) -> None:
     recipe = plan.load()
     data = recipe.task.prepare(tmp_path / "data", recipe.seed)
     size = measure(plan, read_size(plan, "8x1"), data)
@@ -138,7 +149,7 @@ def test_counts_are_those_of_the_model_and_of_its_run(plan: Plan, tmp_path: Path
     assert len(outcome.curve) == 1  # one evaluation, at the end
 
 
-def test_sizes_keep_the_aspect_of_the_recipe(plan: Plan) -> None:
+def test_sizes_keep_the_aspect_of_the_recipe(plan: ScalingPlan) -> None:
     by_aspect, given = (read_size(replace(plan, lr_power=0.5), text) for text in ("64", "64x3"))
     assert by_aspect.sets == ("model.width=64", "model.layers=4", "model.hidden=128", "train.optimizer.lr=0.00707107")
     assert given.name == "64x3"
@@ -148,7 +159,7 @@ def test_sizes_keep_the_aspect_of_the_recipe(plan: Plan) -> None:
     assert (model.width, model.mixer.heads) == (16, 4)  # type: ignore[attr-defined]
 
 
-def test_rates_follow_the_width_however_it_is_written(plan: Plan) -> None:
+def test_rates_follow_the_width_however_it_is_written(plan: ScalingPlan) -> None:
     plan = replace(plan, lr_power=0.5)
     written = read_size(plan, "model.width=64 model.layers=2").sets
     assert written[2:] == ("train.optimizer.lr=0.00707107",)
@@ -156,7 +167,7 @@ def test_rates_follow_the_width_however_it_is_written(plan: Plan) -> None:
     assert read_size(plan, "model.layers=3").sets == ("model.layers=3",)
 
 
-def test_more_seeds_keep_the_runs_of_the_first(plan: Plan, tmp_path: Path) -> None:
+def test_more_seeds_keep_the_runs_of_the_first(plan: ScalingPlan, tmp_path: Path) -> None:
     recipe = plan.load()
     data = recipe.task.prepare(tmp_path / "data", recipe.seed)
     sizes = [measure(plan, size, data) for size in read_sizes(plan)]
@@ -165,14 +176,14 @@ def test_more_seeds_keep_the_runs_of_the_first(plan: Plan, tmp_path: Path) -> No
     assert set(two) - set(one) == {f"{name}-seed2" for name in one}
 
 
-def test_the_exponents_of_the_law_follow_what_the_sizes_cost(plan: Plan, tmp_path: Path) -> None:
+def test_the_exponents_of_the_law_follow_what_the_sizes_cost(plan: ScalingPlan, tmp_path: Path) -> None:
     """Where a token costs N^g, N* ~ C^(b / (a + g b)) and D* ~ C^(a / (a + g b))."""
     plan = replace(plan, sizes="8x1,12x1,16x1")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
     n, d = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e5, 6), np.geomspace(1e5, 1e7, 6)))
     law = fit(CHINCHILLA, [n, d], 1 + 40 / n**0.4 + 600 / d**0.5, draws=40)
     for g in (1.0, 0.7):
-        sizes = [Measured(Size(str(n), ()), n, 6.0 * n**g) for n in (1000, 3000, 10_000, 40_000)]
+        sizes = [MeasuredSize(Size(str(n), ()), n, 6.0 * n**g) for n in (1000, 3000, 10_000, 40_000)]
         changed = replace(found, sizes=sizes, fits={"Chinchilla": law}, plan=replace(plan, budgets=(1e9, 1e10, 1e11)))
         of_size, of_data = best_exponents(changed)
         assert of_size.value == pytest.approx(0.5 / (0.4 + g * 0.5), abs=0.02)
@@ -182,7 +193,7 @@ def test_the_exponents_of_the_law_follow_what_the_sizes_cost(plan: Plan, tmp_pat
     assert row[2:4] == [one.text() for one in best_exponents(found)]
 
 
-def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
+def test_the_best_size_grows_with_compute(plan: ScalingPlan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
     sizes, losses, low, high = best_sizes(found, [1e7, 1e8, 1e10])
@@ -195,23 +206,23 @@ def test_the_best_size_grows_with_compute(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "times", "words"),
     [
-        ({"sizes": "8x1,8x1"}, 4.0, "different sizes"),
+        ({"sizes": "8x1,8x1"}, 4.0, "distinct sizes"),
         ({"sizes": "8 by 1"}, 4.0, "should be a width"),
-        ({"budgets": (1e7, 1e7)}, 4.0, "different numbers above 0"),
-        ({"budgets": (1e7, -1.0)}, 4.0, "different numbers above 0"),
+        ({"budgets": (1e7, 1e7)}, 4.0, "distinct numbers above 0"),
+        ({"budgets": (1e7, -1.0)}, 4.0, "distinct numbers above 0"),
         ({"budgets": (1e7, 2e7)}, 4.0, "needs at least 6 runs"),
         ({"sizes": "8x1"}, 4.0, "over 2 sizes and 2 budgets"),
         ({}, 1.0, "should be above 1"),
         ({}, float("nan"), "should be above 1"),
         ({}, float("inf"), "should be above 1"),
         ({"sizes": "8x1,12x0"}, 4.0, "should be a width"),
-        ({"budgets": (1e7, float("nan"), 2e7)}, 4.0, "different numbers above 0"),
-        ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would be called 12x1-1e7"),
+        ({"budgets": (1e7, float("nan"), 2e7)}, 4.0, "distinct numbers above 0"),
+        ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would have the name 12x1-1e7"),
     ],
 )
 def test_plans_that_cannot_work_are_refused_before_anything_runs(
-    plan: Plan, tmp_path: Path, change: dict[str, object], times: float, words: str
+    plan: ScalingPlan, tmp_path: Path, change: dict[str, object], times: float, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        study(replace(plan, **change), tmp_path / "out", times, how=How())  # type: ignore[arg-type]
+        study(replace(plan, **change), tmp_path / "out", times, how=RunOptions())  # type: ignore[arg-type]
     assert not (tmp_path / "out" / "runs").exists()

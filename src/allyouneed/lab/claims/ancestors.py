@@ -1,4 +1,4 @@
-"""Claims about what came before: recurrences, what they lose with distance, and what attention and memory give back."""
+"""Claims about recurrent models: what they lose with distance, and what attention and memory restore."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,20 @@ import numpy as np
 
 from allyouneed.config import parse
 from allyouneed.lab.charts import AnyChart, Chart, Curve
-from allyouneed.lab.claims.base import Claim, Effort, Found, Numbers, Part, at_least, at_most, band, budget, given, more
-from allyouneed.lab.claims.trial import adam, learn, right
+from allyouneed.lab.claims.base import (
+    Claim,
+    ClaimPart,
+    Effort,
+    Measurements,
+    Numbers,
+    at_least,
+    at_most,
+    band,
+    budget,
+    greater,
+    provided,
+)
+from allyouneed.lab.claims.small_runs import accuracies, adam, train_small
 from allyouneed.lab.flow.gradients import gradient_by_distance
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
@@ -19,17 +31,17 @@ from allyouneed.tasks.bits import CopyBitsConfig
 
 @final
 class Vanishing(Claim):
-    """One layer with random weights: what a loss at the end would teach the beginning."""
+    """One layer with random weights: the gradient that a loss at the end passes to the start."""
 
     name = "gradients"
-    says = "gradients vanish exponentially with distance in an RNN, slower in an LSTM, and not in attention"
+    statement = "gradients vanish exponentially with distance in an RNN, slower in an LSTM, and not in attention"
     source = "Bengio et al. 1994; Hochreiter and Schmidhuber 1997; Vaswani et al. 2017, section 4"
     protocol = (
-        "One untrained causal layer (width 64) of each kind over 65 random vectors: the norm of the gradient of the"
-        " last output with respect to each input, by distance; the slope of its logarithm over distances 1 to 64."
+        "One untrained causal layer (width 64) of each kind over 65 random vectors: the norm of the gradient of the "
+        "last output with respect to each input, by distance; the slope of its logarithm over distances 1 to 64."
     )
     rule = (
-        "confirmed: the logarithm for the RNN is straight (R2 above 0.95) and loses more than a factor of 100 from "
+        "confirmed: the RNN's logarithm is linear (R2 above 0.95) and the norm falls by more than a factor of 100 from "
         "1 to 64; the LSTM's slope is less steep than the RNN's; attention loses less than a factor of 2; refuted: "
         "one of these is shown to be wrong"
     )
@@ -46,58 +58,64 @@ class Vanishing(Claim):
         numbers = {"slope": float(slope), "straight": float(1 - left), "lost": float(-63 * slope)}
         return numbers | {f"norm {distance}": norms[distance] for distance in self.DISTANCES}
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         return [
             at_least("the RNN's gradient falls exponentially (R2)", found.values("rnn", "straight"), 0.95),
             at_least("and by more than a factor of 100 (powers of ten)", found.values("rnn", "lost"), 2, 1),
-            more("the LSTM's falls slower (slope)", found.values("lstm", "slope"), found.values("rnn", "slope")),
-            at_most("attention's stays (powers of ten lost)", found.values("softmax", "lost"), float(np.log10(2))),
+            greater(
+                "the LSTM's falls more slowly (slope)", found.values("lstm", "slope"), found.values("rnn", "slope")
+            ),
+            at_most("attention's does not (powers of ten lost)", found.values("softmax", "lost"), float(np.log10(2))),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(arm, self.DISTANCES, *band(found, [(arm, f"norm {distance}") for distance in self.DISTANCES]))
             for arm in self.arms
         ]
-        return Chart("What the end can teach the beginning", "distance, positions", "gradient norm", curves, log_y=True)
+        return Chart("Gradient norm over distance", "distance, positions", "gradient norm", curves, log_y=True)
 
 
 def tested(model: Model, task: AlgorithmTask, length: int, seed: int) -> tuple[float, float]:
-    """What is right of unseen items of one length: shares of tokens and of whole sequences."""
+    """Return the shares of correct tokens and of correct sequences, on unseen items of one length."""
     one = task.model_copy(
         update={"lengths": (length, length), "test_lengths": (length, length), "valid": 1, "test": 200}
     )
-    return right(model, one.prepare(Path(), seed + 1000), "test")
+    return accuracies(model, one.prepare(Path(), seed + 1000), "test")
 
 
-def by_length(found: Found, title: str, what: str, names: dict[str, str], lengths: Sequence[int], note: str) -> Chart:
-    """How much each arm copies, length by length."""
+def by_length(
+    found: Measurements, title: str, what: str, names: dict[str, str], lengths: Sequence[int], note: str
+) -> Chart:
+    """Draw the share of correct symbols of each arm over the length."""
     curves = [
         Curve(name, lengths, *band(found, [(arm, f"tokens {length}") for length in lengths]))
         for arm, name in names.items()
     ]
-    return Chart(title, what, f"share of {what} right", curves, note=note)
+    return Chart(title, what, f"share of {what} correct", curves, note=note)
 
 
 @final
 class Length(Claim):
-    """Copying asks for everything that was read, so a fixed vector fills up. Both have about as many parameters."""
+    """Copying needs everything that was read, so a vector of fixed size fills up. Both arms have about the same number
+    of parameters."""
 
     name = "seq2seq-length"
-    says = "without attention, recurrent seq2seq degrades with the length of the source; with it, it does not"
+    statement = (
+        "without attention, recurrent seq2seq degrades with the length of the source; with attention it does not"
+    )
     source = "Cho et al. 2014, arXiv:1409.1259; Bahdanau et al. 2014, arXiv:1409.0473, figure 2"
     protocol = (
-        "Copy 1 to 16 of 10 symbols: an LSTM encoder whose last state starts an LSTM decoder (width 112), and "
-        "Bahdanau's model (GRU, width 64), as many steps; share of right tokens for each length, the right prefix "
-        "being given."
+        "Copy 1 to 16 of 10 symbols: an LSTM encoder whose last state initialises an LSTM decoder (width 112), and "
+        "Bahdanau's model (GRU, width 64), equal steps; share of correct tokens for each length, teacher-forced."
     )
     rule = (
         "confirmed: from length 4 to 16 the share falls by more than 0.2 without attention, by less than 0.1 with "
-        "it; refuted: one of these is shown to be wrong; neither, unless both are above 0.9 at length 4"
+        "it; refuted: one of these is shown to be wrong; precondition: both are above 0.9 at length 4"
     )
     changed = (
-        "Only the arm with attention had to copy 4 at first, so that one that never learnt counted as degrading. 400 "
-        "steps instead of 300: after 300 the first seed without attention was at 0.95 there, hardly above the bar."
+        "At first only the arm with attention had to copy 4 symbols, so an arm that never learnt counted as degrading. "
+        "400 steps instead of 300: after 300 the first seed without attention was at 0.95, barely above the threshold."
     )
     arms = ("none", "bahdanau")
     LENGTHS: ClassVar[Sequence[int]] = (4, 8, 12, 16)
@@ -106,16 +124,16 @@ class Length(Claim):
         task: dict[str, Any] = {"type": "copy", "lengths": [1, 16], "valid": 100, "test": 100, "batch": 32}
         size = {"cell": "lstm", "width": 112} if arm == "none" else {"cell": "gru", "width": 64}
         model = {"type": "seq2seq", "attention": arm, "embedding": 32, **size}
-        learnt = learn(task, model, adam(budget(400, effort), lr=4e-3), seed)
+        trained = train_small(task, model, adam(budget(400, effort), lr=4e-3), seed)
         config = parse(CopyConfig, task)
-        found = {length: tested(learnt.model, config, length, seed) for length in self.LENGTHS}
+        found = {length: tested(trained.model, config, length, seed) for length in self.LENGTHS}
         return {
             f"{name} {length}": shares[place]
             for length, shares in found.items()
             for place, name in enumerate(("tokens", "exact"))
         }
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         def fall(arm: str) -> list[float]:
             ends = (found.values(arm, f"tokens {length}") for length in (4, 16))
             return [short - long for short, long in zip(*ends, strict=True)]
@@ -125,40 +143,40 @@ class Length(Claim):
             at_most("with attention it does not", fall("bahdanau"), 0.1),
         ]
         needed = [
-            at_least(f"{how} attention 4 are copied", found.values(arm, "tokens 4"), 0.9)
+            at_least(f"{how} attention, 4 symbols are copied", found.values(arm, "tokens 4"), 0.9)
             for how, arm in (("without", "none"), ("with", "bahdanau"))
         ]
-        return given(needed, parts)
+        return provided(needed, parts)
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         names = {"none": "no attention (LSTM)", "bahdanau": "Bahdanau attention (GRU)"}
         return by_length(found, "Copying, by length", "symbols", names, self.LENGTHS, "Trained on 1 to 16 symbols.")
 
 
 @final
 class LongCopy(Claim):
-    """The paper's experiment in miniature. The machine's controller is feed-forward, so that whatever it remembers is
-    in its memory; some of its beginnings find no tape, and are given up early. The LSTM has more weights
-    and the optimiser that suits it: what is asked of it is to keep beyond training what it can do within."""
+    """The paper's experiment in miniature. The machine's controller is feed-forward, so that everything it remembers is
+    in its memory. Some initialisations do not learn to use the memory and are restarted early. The LSTM has more
+    weights and the optimiser that suits it: it has to keep, beyond the training lengths, what it learnt within."""
 
     name = "ntm-copy"
-    says = "an LSTM fails to copy sequences longer than those of training; a Neural Turing Machine goes on"
+    statement = "an LSTM fails to copy sequences longer than those of training; a Neural Turing Machine succeeds"
     source = "Graves et al. 2014, arXiv:1410.5401, section 4.1"
     protocol = (
         "Copy vectors of 4 bits, 1 to 5 in training, then 2 to 20: a Neural Turing Machine (64 slots of 12, a "
-        "feed-forward controller of 48, RMSProp) and an LSTM (64 cells, four times the weights, Adam), as many steps; "
-        "share of right vectors, the lengths being known."
+        "feed-forward controller of 48, RMSProp) and an LSTM (64 cells, four times the weights, Adam), equal steps; "
+        "share of correct vectors, with known lengths."
     )
     rule = (
         "confirmed: from 5 to 20 vectors the machine's share falls by less than 0.1, and from 2 to 20 the LSTM's by "
-        "more than 0.5; refuted: one of these is shown to be wrong; neither, unless the machine is right above 0.9 "
-        "at 5 vectors and the LSTM above 0.8 at 2, which both were trained on"
+        "more than 0.5; refuted: one of these is shown to be wrong; precondition: the machine's share is above 0.9 "
+        "at 5 vectors and the LSTM's above 0.8 at 2, lengths that both were trained on"
     )
     changed = (
-        "An LSTM that had not learnt at all counted as one that fails beyond training: with 1 to 8 vectors it was "
-        "right at 0.49 for 4 of them. Sequences are shorter now, the LSTM has more weights than the machine, and "
-        "Adam, the machine may begin anew (looked at each quarter, not each eighth, which gave "
-        "up good beginnings), and both are judged by what they lose."
+        "An LSTM that had not learnt at all counted as failing beyond training: with 1 to 8 vectors its share was "
+        "0.49 at 4 of them. Sequences are shorter now; the LSTM has more weights than the machine, and Adam; the "
+        "machine may restart (checked every quarter, not every eighth, which abandoned good starts); and both are "
+        "judged by what they lose."
     )
     arms = ("ntm", "lstm")
     LENGTHS: ClassVar[Sequence[int]] = (2, 5, 10, 20)
@@ -176,19 +194,19 @@ class LongCopy(Claim):
                 "loss_per": "example",
                 "clip": 10.0,
                 "spike": 0.0,
-                # A beginning that went on to copy was at 2.0 nats (of the 2.8 that four bits are) after 125 steps, and
-                # at 0.6 after 250: earlier looks would give up good ones.
+                # A start that later learnt to copy was at 2.0 nats (four bits are 2.8) after 125 steps, and at 0.6
+                # after 250: earlier checks would abandon good starts.
                 "evaluate_every": 0.25,
                 "restart_above": 1.5,
             }
         else:
             model |= {"slots": 3, "slot_width": 1, "read_heads": 0, "hidden": 64}  # nothing reads the memory
             train = adam(steps, lr=5e-3, clip=10.0)
-        learnt = learn(task, model, train, seed)
+        trained = train_small(task, model, train, seed)
         config = parse(CopyBitsConfig, task)
-        return {f"tokens {length}": tested(learnt.model, config, length, seed)[0] for length in self.LENGTHS}
+        return {f"tokens {length}": tested(trained.model, config, length, seed)[0] for length in self.LENGTHS}
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         within, beyond = {"ntm": 5, "lstm": 2}, self.LENGTHS[-1]
         fall = {
             arm: [
@@ -204,12 +222,12 @@ class LongCopy(Claim):
             at_least("the LSTM has learnt to copy 2", found.values("lstm", "tokens 2"), 0.8),
         ]
         parts = [
-            at_most("the machine goes on (share lost from 5 to 20)", fall["ntm"], 0.1),
+            at_most("the machine copies longer ones (share lost from 5 to 20)", fall["ntm"], 0.1),
             at_least("the LSTM does not (share lost from 2 to 20)", fall["lstm"], 0.5),
         ]
-        return given(needed, parts)
+        return provided(needed, parts)
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         names = {"ntm": "Neural Turing Machine", "lstm": "LSTM"}
-        title, note = "Copying farther than in training", "Trained on 1 to 5 vectors."
+        title, note = "Copying beyond the training lengths", "Trained on 1 to 5 vectors."
         return by_length(found, title, "vectors", names, self.LENGTHS, note)

@@ -1,4 +1,4 @@
-"""Claims about attention itself: a soft lookup, its scale, its heads."""
+"""Claims about attention itself: soft lookup, scale, heads."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from torch import Tensor
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import (
     Claim,
+    ClaimPart,
     Effort,
-    Found,
+    Measurements,
     Numbers,
-    Part,
     at_least,
     at_most,
     band,
     budget,
-    more,
+    greater,
 )
-from allyouneed.lab.claims.sentences import who_did_it
-from allyouneed.lab.claims.trial import adam, learn, loss, number_words, right, small
+from allyouneed.lab.claims.small_runs import accuracies, adam, loss, number_words, small, train_small
+from allyouneed.lab.claims.small_tasks import agent_task
 from allyouneed.mixers.lookup import hard_alpha, lookup, soft_alpha
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models import Model
@@ -30,15 +30,15 @@ from allyouneed.positions import ScorePosition
 
 @final
 class SoftLookup(Claim):
-    """The scores are divided by the temperature; nothing else changes. Queries are noisy keys, so that every query has
-    a right answer, and the comparison is with the one-hot lookup itself."""
+    """Scores are divided by a temperature; nothing else changes. Queries are noisy keys, so that every query has a
+    correct row, and the reference is the one-hot lookup itself."""
 
     name = "lookup"
-    says = "attention is a soft hash-table lookup: with weights that become one-hot it retrieves a row exactly"
+    statement = "attention is a soft hash-table lookup: as its weights become one-hot, it retrieves a row exactly"
     source = "Vaswani et al. 2017, section 3.2; Bahdanau et al. 2014"
     protocol = (
-        "64 random unit keys of width 16 with random values, 64 queries (a key with noise of a tenth), float64; scores "
-        "divided by temperatures from 1 to 0.0001; the largest difference to the row that the one-hot lookup retrieves."
+        "64 random unit keys of width 16 with random values, 64 queries (a key with noise of 0.1), float64; scores "
+        "divided by temperatures from 1 to 0.0001; the largest difference from the row of the one-hot lookup."
     )
     rule = (
         "confirmed: the difference is below 1e-6 at the lowest temperature and above 0.1 at 1; refuted: one of "
@@ -58,42 +58,44 @@ class SoftLookup(Claim):
             for t in self.TEMPERATURES
         }
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         return [
             at_most("one-hot weights retrieve a row", found.values("all", "error at 0.0001"), 1e-6, 9),
             at_least("soft weights blend rows", found.values("all", "error at 1"), 0.1),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         names = [("all", f"error at {t:g}") for t in self.TEMPERATURES]
         mean, low, high = ([max(value, 1e-17) for value in values] for values in band(found, names))
         curve = Curve("soft lookup", self.TEMPERATURES, mean, low, high)
         return Chart(
-            "A soft lookup becomes a hash table", "temperature", "largest difference to the row", [curve], True, True,
-            note="Drawn at 1e-17 where it is exactly zero.",
+            "A soft lookup becomes a hash table", "temperature", "largest difference from the row", [curve], True, True,
+            note="Exact zeros are drawn at 1e-17.",
         )  # fmt: skip
 
 
 @final
 class ScaleGradient(Claim):
     """Components of queries and keys have mean 0 and variance 1, as the footnote of the paper assumes. The median
-    is that of the typical query; a few queries whose two best keys are close keep a gradient at any width, so that the
-    mean, which is what a step of training sees, falls with the root of the width only. Both are judged."""
+    describes the typical query. A few queries whose two best keys are close keep a gradient at any width, so the mean,
+    which determines a training step, falls only with the square root of the width. Both are judged."""
 
     name = "scale-gradient"
-    says = "without the division by sqrt(d_k) the softmax of large d_k has extremely small gradients; with it they stay"
+    statement = (
+        "without the division by sqrt(d_k) the softmax of large d_k has extremely small gradients; with it, it has not"
+    )
     source = "Vaswani et al. 2017, section 3.2.1"
     protocol = (
-        "256 random queries over 64 random keys of widths 4 to 1024: the norm of the softmax's Jacobian (median of the "
-        "queries, and mean) and the entropy of its weights, with scores divided by sqrt(d_k) and not."
+        "256 random queries over 64 random keys of widths 4 to 1024: the norm of the softmax's Jacobian (median and "
+        "mean over queries) and the entropy of its weights, with scores divided by sqrt(d_k) and undivided."
     )
     rule = (
         "confirmed: undivided, the median norm at 1024 is less than a fifth of that at 4, and so is the mean norm; "
         "divided, both are more than four fifths; refuted: one of these is shown to be wrong"
     )
     changed = (
-        "The rule asked for the mean at first, and for the median after one seed had shown that the mean falls to a "
-        "quarter only; now it asks for both."
+        "The rule used the mean at first, and the median after one seed had shown that the mean falls only to a "
+        "quarter; now it uses both."
     )
     WIDTHS: ClassVar[Sequence[int]] = (4, 16, 64, 256, 1024)
 
@@ -109,19 +111,19 @@ class ScaleGradient(Claim):
                 numbers[f"{how} entropy {width}"] = float(torch.special.entr(alpha_TS).sum(dim=-1).mean())
         return numbers
 
-    def judge(self, found: Found) -> list[Part]:
-        def kept(what: str) -> list[float]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
+        def remaining(what: str) -> list[float]:
             ends = (found.values("all", f"{what} {width}") for width in (self.WIDTHS[-1], self.WIDTHS[0]))
             return [last / first for last, first in zip(*ends, strict=True)]
 
         return [
-            at_most("undivided, a typical query's gradient vanishes (share left)", kept("undivided gradient"), 0.2),
-            at_most("undivided, so does the mean of the queries", kept("undivided mean gradient"), 0.2),
-            at_least("divided, a typical query's stays", kept("divided gradient"), 0.8),
-            at_least("divided, so does the mean", kept("divided mean gradient"), 0.8),
+            at_most("undivided, the median gradient vanishes (share left)", remaining("undivided gradient"), 0.2),
+            at_most("undivided, the mean gradient vanishes (share left)", remaining("undivided mean gradient"), 0.2),
+            at_least("divided, the median gradient remains", remaining("divided gradient"), 0.8),
+            at_least("divided, the mean gradient remains", remaining("divided mean gradient"), 0.8),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(
                 f"{how}, {name}",
@@ -137,13 +139,13 @@ class ScaleGradient(Claim):
 
 
 def _jacobian_norm(alpha_TS: Tensor) -> Tensor:
-    """The Frobenius norm of diag(a) - a a^T for each row."""
+    """Return the Frobenius norm of diag(a) - a a^T for each row."""
     jacobian_TSS = torch.diag_embed(alpha_TS) - alpha_TS[:, :, None] * alpha_TS[:, None, :]
     return jacobian_TSS.flatten(1).norm(dim=1)
 
 
 class Undivided(ScorePosition):
-    """Takes the division by sqrt(K) back: queries and keys are multiplied by its square root each."""
+    """Undoes the division by sqrt(K): queries and keys are each multiplied by K^(1/4)."""
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
         return x_BHTK * x_BHTK.shape[-1] ** 0.25
@@ -151,15 +153,15 @@ class Undivided(ScorePosition):
 
 @final
 class ScaleTraining(Claim):
-    """The gradient above is that of random scores; whether learning suffers is another question, and the one that
-    matters. Adam rescales small gradients, and the projections can learn any scale."""
+    """`scale-gradient` uses random scores. Whether training suffers is another question, and the one that matters:
+    Adam rescales small gradients, and the projections can learn any scale."""
 
     name = "scale-training"
-    says = "a Transformer with large d_k learns worse if scores are not divided by sqrt(d_k)"
+    statement = "a Transformer with large d_k learns worse if scores are not divided by sqrt(d_k)"
     source = "Vaswani et al. 2017, section 3.2.1; Britz et al. 2017"
     protocol = (
-        "Who did it? An encoder (2 layers, width 64, 1 head) with d_k of 8 and 512, scores divided or not, as many "
-        "steps; loss on pairs of animals that training does not have."
+        "Find the agent of a sentence: an encoder (2 layers, width 64, 1 head) with d_k of 8 and 512, scores divided "
+        "or not, equal steps; loss on pairs of animals not in training."
     )
     rule = (
         "confirmed: at d_k = 512 the undivided loss is higher by more than 0.05 nats, and by more than at d_k = 8; "
@@ -171,26 +173,26 @@ class ScaleTraining(Claim):
         how, width = arm.split()
         model = small(type="encoder", layers=2, mixer={"type": "softmax", "heads": 1, "key_width": int(width)})
         change = _undivide if how == "undivided" else None
-        learnt = learn(who_did_it(seed, classes=True), model, adam(budget(120, effort)), seed, change)
-        return {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
+        trained = train_small(agent_task(seed, classes=True), model, adam(budget(120, effort)), seed, change)
+        return {"loss": loss(trained.model, trained.data), "exact": accuracies(trained.model, trained.data)[1]}
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         values = {arm: found.values(arm, "loss") for arm in self.arms}
         gaps = [
             [bad - good for bad, good in zip(values[f"undivided {width}"], values[f"divided {width}"], strict=True)]
             for width in (8, 512)
         ]
         return [
-            more("undivided, the loss at d_k = 512 is higher", values["undivided 512"], values["divided 512"], 0.05),
-            more("the gap is larger than at d_k = 8", gaps[1], gaps[0]),
+            greater("undivided, the loss at d_k = 512 is higher", values["undivided 512"], values["divided 512"], 0.05),
+            greater("the gap is larger than at d_k = 8", gaps[1], gaps[0]),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(how, (8, 512), *band(found, [(f"{how} {width}", "loss") for width in (8, 512)]))
             for how in ("divided", "undivided")
         ]
-        return Chart("Learning who did it", "d_k", "loss, nats", curves, log_x=True)
+        return Chart("Finding the agent of a sentence", "d_k", "loss, nats", curves, log_x=True)
 
 
 def _undivide(model: Model) -> None:
@@ -201,18 +203,18 @@ def _undivide(model: Model) -> None:
 
 @final
 class Heads(Claim):
-    """Equal width: more heads are narrower ones, so that parameters and FLOPs stay the same."""
+    """Equal width: more heads are narrower heads, so parameters and FLOPs are the same."""
 
     name = "heads"
-    says = "several heads are better than one, and too many are worse again"
+    statement = "several heads are better than one, and too many are worse again"
     source = "Vaswani et al. 2017, table 3, rows A"
     protocol = (
         "An encoder-decoder (1 + 1 layers, width 64) translates English number words up to 999,999 into French ones, "
-        "word by word, with 1, 2, 4, 8, 16 and 32 heads and as many steps; loss on unseen numbers."
+        "word by word, with 1, 2, 4, 8, 16 and 32 heads and equal steps; loss on unseen numbers."
     )
     rule = (
         "confirmed: the mean loss of 4 and 8 heads is lower than that of 1 head and than that of 32; refuted: one of "
-        "these is shown to be the other way round"
+        "these is shown to be reversed"
     )
     COUNTS: ClassVar[Sequence[int]] = (1, 2, 4, 8, 16, 32)
     arms = tuple(map(str, COUNTS))
@@ -222,18 +224,18 @@ class Heads(Claim):
         model = small(
             type="encoder-decoder", encoder_layers=1, decoder_layers=1, mixer={"type": "softmax", "heads": int(arm)}
         )
-        learnt = learn(task, model, adam(budget(200, effort)), seed)
-        return {"loss": loss(learnt.model, learnt.data), "exact": right(learnt.model, learnt.data)[1]}
+        trained = train_small(task, model, adam(budget(200, effort)), seed)
+        return {"loss": loss(trained.model, trained.data), "exact": accuracies(trained.model, trained.data)[1]}
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         some = [
             (four + eight) / 2 for four, eight in zip(found.values("4", "loss"), found.values("8", "loss"), strict=True)
         ]
         return [
-            more("one head's loss is higher than that of 4 and 8", found.values("1", "loss"), some),
-            more("the loss of 32 heads is higher than that of 4 and 8", found.values("32", "loss"), some),
+            greater("the loss of 1 head is higher than that of 4 and 8", found.values("1", "loss"), some),
+            greater("the loss of 32 heads is higher than that of 4 and 8", found.values("32", "loss"), some),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curve = Curve("loss", self.COUNTS, *band(found, [(arm, "loss") for arm in self.arms]))
         return Chart("Heads at equal width (64)", "heads", "loss, nats", [curve], log_x=True)

@@ -1,4 +1,4 @@
-"""Claims about depth: what residuals, norms and warm-up are for."""
+"""Claims about depth: the purpose of residuals, norms and warm-up."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -10,46 +10,46 @@ from allyouneed.block import Block
 from allyouneed.lab.charts import AnyChart, Chart, Curve
 from allyouneed.lab.claims.base import (
     Claim,
+    ClaimPart,
     Effort,
-    Found,
+    Measurements,
     Numbers,
-    Part,
-    alike,
     at_least,
     at_most,
     band,
     budget,
-    given,
-    more,
+    equivalent,
+    greater,
+    provided,
 )
-from allyouneed.lab.claims.sentences import who_did_it
-from allyouneed.lab.claims.trial import adam, answers, learn, small
+from allyouneed.lab.claims.small_runs import adam, classifier_scores, small, train_small
+from allyouneed.lab.claims.small_tasks import agent_task
 from allyouneed.models import Model
 
-CHANCE = 0.5  # one of the two animals did it
+CHANCE = 0.5  # the agent is one of two animals
 
 
 @final
 class Depth(Claim):
-    """The task is solved by two layers; deeper ones have nothing to add, so that whatever is lost is lost to depth.
-    Each stack has the best of three learning rates, chosen by what is measured: a favour to those that are said to
-    fail. Once all answers are right, no other rate is tried."""
+    """Two layers solve the task; deeper stacks have nothing to add, so any loss is due to depth. Each stack has the
+    best of three learning rates, selected by the measured score, which favours the stacks expected to fail. Once all
+    answers are correct, no other rate is tried."""
 
     name = "depth"
-    says = "residual connections and layer norm make depth trainable: without either, deep stacks do not learn"
+    statement = "residual connections and layer norm make depth trainable: without either, deep stacks do not learn"
     source = "He et al. 2016, arXiv:1512.03385; Vaswani et al. 2017, section 3.1"
     protocol = (
-        "Who did it? An encoder of 2, 8 and 24 layers (width 64, pre-norm) with both, without residuals and "
-        "without norms; as many steps, the best of the learning rates 0.001, 0.0003 and 0.003; share of right answers "
-        "(chance: a half, which is also what a model counts whose loss is no number any more)."
+        "Find the agent of a sentence: an encoder of 2, 8 and 24 layers (width 64, pre-norm) with both, without "
+        "residuals and without norms; equal steps, the best of the learning rates 0.001, 0.0003 and 0.003; share of "
+        "correct answers (chance is 0.5, which is also assigned to a model whose loss is NaN)."
     )
     rule = (
         "confirmed: with 24 layers above 0.9 with both, below 0.6 without residuals and below 0.6 without norms; "
-        "refuted: one of these is shown to be wrong; neither, unless it is above 0.9 with both"
+        "refuted: one of these is shown to be wrong; precondition: above 0.9 with both"
     )
     changed = (
-        "One learning rate decided at first (0.001); at it the first seed of 24 layers without norms ended with a loss "
-        "that is no number, which counted as 0.04. Stacks without either are no longer measured."
+        "At first there was one learning rate (0.001), at which the first seed of 24 layers without norms ended with a "
+        "NaN loss, which counted as 0.04. Stacks without both are no longer measured."
     )
     RATES: ClassVar[Sequence[float]] = (1e-3, 3e-4, 3e-3)
     KINDS: ClassVar[Sequence[str]] = ("both", "no residuals", "no norms")
@@ -63,8 +63,8 @@ class Depth(Claim):
         tried: list[dict[str, float]] = []
         for rate in self.RATES:
             train = adam(budget(120, effort), lr=rate, warmup=0.1)
-            learnt = learn(who_did_it(seed, classes=True), model, train, seed, change)
-            tried.append({**answers(learnt, CHANCE), "rate": rate})
+            trained = train_small(agent_task(seed, classes=True), model, train, seed, change)
+            tried.append({**classifier_scores(trained, CHANCE), "rate": rate})
             if tried[-1]["right"] == 1:
                 break
         return {
@@ -73,20 +73,20 @@ class Depth(Claim):
             "rates diverged": sum(numbers["diverged"] for numbers in tried),
         }
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         parts = [
             at_most(f"24 layers with {kind} do not", found.values(f"{kind} 24", "right"), 0.6)
             for kind in ("no residuals", "no norms")
         ]
-        return given([at_least("24 layers with both learn", found.values("both 24", "right"), 0.9)], parts)
+        return provided([at_least("24 layers with both learn", found.values("both 24", "right"), 0.9)], parts)
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(kind, self.LAYERS, *band(found, [(f"{kind} {layers}", "right") for layers in self.LAYERS]))
             for kind in self.KINDS
         ]
         note = "The best of three learning rates each."
-        return Chart("What depth needs", "layers", "share right", curves, lines={"chance": CHANCE}, note=note)
+        return Chart("Accuracy over depth", "layers", "share correct", curves, lines={"chance": CHANCE}, note=note)
 
 
 def _without_residuals(model: Model) -> None:
@@ -100,23 +100,24 @@ def _without_residuals(model: Model) -> None:
 
 @final
 class WarmUp(Claim):
-    """Three learning rates: a warm-up that is needed shows in how many of them work, not at one that was chosen."""
+    """Three learning rates: the need for a warm-up shows in how many of them work, not at a single chosen one."""
 
     name = "warm-up"
-    says = "post-norm needs a warm-up of the learning rate, pre-norm does not"
+    statement = "post-norm needs a warm-up of the learning rate, pre-norm does not"
     source = "Xiong et al. 2020, arXiv:2002.04745; Vaswani et al. 2017, section 5.3"
     protocol = (
-        "Who did it? An encoder of 8 layers (width 64), post-norm and pre-norm, Adam at 0.002, 0.006 and 0.02 with "
-        "a linear decay, with a warm-up over the first quarter of the steps and without; share of right answers."
+        "Find the agent of a sentence: an encoder of 8 layers (width 64), post-norm and pre-norm, Adam at 0.002, 0.006 "
+        "and 0.02 with linear decay, with a warm-up over the first quarter of the steps and without; share of correct "
+        "answers."
     )
     rule = (
-        "confirmed: in the mean of the rates, post-norm is right more often with warm-up than without, by more than"
-        " 0.1, and pre-norm differs by less than 0.1; refuted: one of these is shown to be wrong; neither, unless "
-        "post-norm with warm-up is right above 0.9 at the lowest rate"
+        "confirmed: averaged over the rates, post-norm is correct more often with warm-up than without, by more than "
+        "0.1, and pre-norm differs by less than 0.1; refuted: one of these is shown to be wrong; precondition: "
+        "post-norm with warm-up is above 0.9 at the lowest rate"
     )
     changed = (
-        "There was one learning rate at first (0.002), at which the first seed's post-norm layers learnt without any "
-        "warm-up: a claim about a need is tried better where it could be needed."
+        "At first there was one learning rate (0.002), at which the first seed's post-norm layers learnt without any "
+        "warm-up. A claim about a need has to be tested where the need can arise."
     )
     KINDS: ClassVar[Sequence[str]] = ("post with", "post without", "pre with", "pre without")
     RATES: ClassVar[Sequence[str]] = ("0.002", "0.006", "0.02")
@@ -125,22 +126,22 @@ class WarmUp(Claim):
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         norm, how, rate = arm.split()
         train = adam(budget(120, effort), lr=float(rate), warmup=0.25 if how == "with" else 0.0)
-        learnt = learn(who_did_it(seed, classes=True), small(type="encoder", layers=8, norm=norm), train, seed)
-        return answers(learnt, CHANCE)
+        trained = train_small(agent_task(seed, classes=True), small(type="encoder", layers=8, norm=norm), train, seed)
+        return classifier_scores(trained, CHANCE)
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         means = {}
         for kind in self.KINDS:
             columns = [found.values(f"{kind} {rate}", "right") for rate in self.RATES]
             means[kind] = [sum(values) / len(values) for values in zip(*columns, strict=True)]
         needed = at_least("post-norm with warm-up learns at 0.002", found.values("post with 0.002", "right"), 0.9)
         parts = [
-            more("post-norm is better with warm-up", means["post with"], means["post without"], 0.1),
-            alike("pre-norm is as good without", means["pre with"], means["pre without"], 0.1),
+            greater("post-norm is better with warm-up", means["post with"], means["post without"], 0.1),
+            equivalent("pre-norm is as good without", means["pre with"], means["pre without"], 0.1),
         ]
-        return given([needed], parts)
+        return provided([needed], parts)
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(
                 f"{kind.replace(' ', '-norm ')} warm-up",
@@ -151,5 +152,5 @@ class WarmUp(Claim):
         ]
         lines = {"chance": CHANCE}
         return Chart(
-            "Warm-up and where the norm is (8 layers)", "learning rate", "share right", curves, True, lines=lines
+            "Warm-up and placement of the norm (8 layers)", "learning rate", "share correct", curves, True, lines=lines
         )

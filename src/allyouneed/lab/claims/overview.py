@@ -1,4 +1,4 @@
-"""All claims on one picture: each chart under its name and what came out."""
+"""One picture of all claims: each chart with its name and outcome."""
 
 import io
 import math
@@ -9,12 +9,12 @@ from allyouneed.inspection.pictures import FAINT, INK
 from allyouneed.lab.charts import AnyChart
 from allyouneed.storage import write_atomic
 
-HUES = {"confirmed": "#009e73", "refuted": "#d55e00"}  # everything else is grey
+HUES = {"confirmed": "#009e73", "refuted": "#d55e00"}  # other outcomes are grey
 COLUMNS = 3
 
 
 def draw_overview(path: Path, charts: Sequence[tuple[str, str, AnyChart]]) -> Path:
-    """(name, outcome, chart) of each claim, as a PNG."""
+    """Write the (name, outcome, chart) of each claim as one PNG."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

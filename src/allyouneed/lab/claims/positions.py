@@ -1,4 +1,4 @@
-"""Claims about order: without positions there is none; which positions go beyond the lengths of training."""
+"""Claims about order: the need for positions, and positions beyond the training lengths."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,96 +9,92 @@ import torch
 from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve
 from allyouneed.lab.claims.base import (
     Claim,
+    ClaimPart,
     Effort,
-    Found,
+    Measurements,
     Numbers,
-    Part,
-    alike,
     at_least,
     at_most,
     band,
     budget,
-    given,
+    equivalent,
+    provided,
 )
-from allyouneed.lab.claims.sentences import who_did_it
-from allyouneed.lab.claims.trial import adam, learn, loss, right, scratch, shakespeare, small
+from allyouneed.lab.claims.small_runs import accuracies, adam, loss, scratch, shakespeare, small, train_small
+from allyouneed.lab.claims.small_tasks import agent_task
 from allyouneed.models import Model
 from allyouneed.tasks.language import LanguageConfig
 
 
-class _WhoDidIt(Claim):
-    """What both claims about order measure. Chance is one half: both animals are in the sentence."""
+class _AgentClaim(Claim):
+    """The measurements shared by both claims about order. Chance is 0.5: both animals are in the sentence."""
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         kind, how = arm.split()
         layers = {"layers": 2} if kind == "decoder" else {"encoder_layers": 2, "decoder_layers": 1}
         model = small(type=kind, positions="sinusoidal" if how == "with" else "none", **layers)
-        learnt = learn(who_did_it(seed, classes=False), model, adam(budget(120, effort)), seed)
-        numbers = {"right": right(learnt.model, learnt.data)[1]}
+        trained = train_small(agent_task(seed, classes=False), model, adam(budget(120, effort)), seed)
+        numbers = {"right": accuracies(trained.model, trained.data)[1]}
         if kind == "encoder-decoder":
-            numbers["moved"] = _moved(learnt.model)
+            numbers["moved"] = _moved(trained.model)
         return numbers
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         with_, without = self.arms
-        solved = at_least("with positions it is solved", found.values(with_, "right"), 0.9)
-        return given([solved], [at_most("without, it is at chance", found.values(without, "right"), 0.6)])
+        solved = at_least("with positions the task is solved", found.values(with_, "right"), 0.9)
+        return provided([solved], [at_most("without positions it is at chance", found.values(without, "right"), 0.6)])
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         ends = {arm: found.interval(arm, "right") for arm in self.arms}
         bars = [Bar(f"{arm} positions", end.mean, end.low, end.high) for arm, end in ends.items()]
-        return Bars("Who chased whom?", "share right (chance: 0.5)", bars)
+        return Bars("Finding the agent of a sentence", "share correct (chance: 0.5)", bars)
 
 
 @final
-class Order(_WhoDidIt):
-    """The permutation is measured in the trained model: whatever it learnt, its encoder cannot do otherwise."""
+class Order(_AgentClaim):
+    """Equivariance to permutations is measured in the trained model: no training can change it."""
 
     name = "order"
-    says = 'without positions an encoder cannot tell "the cat chased the dog" from "the dog chased the cat"'
+    statement = 'without positions an encoder cannot distinguish "the cat chased the dog" from "the dog chased the cat"'
     source = "Vaswani et al. 2017, section 3.5"
     protocol = (
-        "Who did it? 24 animals, 4 verbs, pairs that training has in neither order. An encoder-decoder (2 + 1 layers, "
-        "width 64) with sinusoidal positions and without any. Also how far the trained encoder is from permuting its "
-        "outputs with its inputs (float64)."
+        "Find the agent of a sentence: 24 animals, 4 verbs, pairs that training has in neither order. An "
+        "encoder-decoder (2 + 1 layers, width 64) with sinusoidal positions and without any. Also the deviation of the "
+        "trained encoder from permuting its outputs with its inputs (float64)."
     )
     rule = (
-        "confirmed: without positions the encoder-decoder is right below 0.6 and its encoder permutes to 1e-6; "
-        "refuted: one of these is shown to be wrong; neither, unless with positions it is right above 0.9"
+        "confirmed: without positions the encoder-decoder's accuracy is below 0.6 and its encoder is equivariant to "
+        "1e-6; refuted: one of these is shown to be wrong; precondition: with positions it is above 0.9"
     )
-    changed = (
-        "Was one claim about Transformers as such, which decoders refute; what is said of decoders is one of its own."
-    )
+    changed = "Was one claim about Transformers in general, which decoders refute; decoders are now a separate claim."
     arms = ("encoder-decoder with", "encoder-decoder without")
 
-    def judge(self, found: Found) -> list[Part]:
-        moved = at_most("without, an encoder only permutes", found.values(self.arms[1], "moved"), 1e-6, 12)
+    def judge(self, found: Measurements) -> list[ClaimPart]:
+        moved = at_most("without positions an encoder only permutes", found.values(self.arms[1], "moved"), 1e-6, 12)
         return [*super().judge(found), moved]
 
 
 @final
-class OrderInDecoder(_WhoDidIt):
-    """A causal mask is not blind to order: the first position sees one, the second two."""
+class OrderInDecoder(_AgentClaim):
+    """A causal mask reveals the order: the first position sees one vector, the second two."""
 
     name = "order-decoder"
-    says = 'without positions a decoder, too, cannot tell "the cat chased the dog" from "the dog chased the cat"'
-    source = (
-        "Vaswani et al. 2017, section 3.5, of the model as such; contradicted by Haviv et al. 2022, arXiv:2203.16634"
-    )
+    statement = 'without positions a decoder cannot distinguish "the cat chased the dog" from "the dog chased the cat"'
+    source = "Vaswani et al. 2017, section 3.5, in general; contradicted by Haviv et al. 2022, arXiv:2203.16634"
     protocol = (
-        "Who did it? 24 animals, 4 verbs, pairs that training has in neither order. A decoder (2 layers, width 64) "
-        "with sinusoidal positions and without any."
+        "Find the agent of a sentence: 24 animals, 4 verbs, pairs that training has in neither order. A decoder (2 "
+        "layers, width 64) with sinusoidal positions and without any."
     )
     rule = (
-        "confirmed: without positions the decoder is right below 0.6; refuted: shown to be wrong; neither, unless with "
-        "positions it is right above 0.9"
+        "confirmed: without positions the decoder's accuracy is below 0.6; refuted: shown to be wrong; precondition: "
+        "with positions it is above 0.9"
     )
     changed = Order.changed
     arms = ("decoder with", "decoder without")
 
 
 def _moved(model: Model) -> float:
-    """How far Encoder(permuted x) is from permuted Encoder(x), at most."""
+    """Return the largest difference between Encoder(permuted x) and permuted Encoder(x)."""
     model = model.double().eval()
     order_S = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     source_BS = torch.arange(4, 16).unsqueeze(0)
@@ -109,13 +105,12 @@ def _moved(model: Model) -> float:
 
 @final
 class Extrapolation(Claim):
-    """Press et al. 2022 in miniature: a language model reads texts longer than any it was trained on. Every token is
-    predicted with at least half of the window before it, so that a longer window can only help whoever can use it."""
+    """Press et al. 2022 in miniature: a language model reads longer texts than in training. Every token is predicted
+    with at least half a window of context, so a longer window can only help models that can use it."""
 
     name = "positions"
-    says = (
-        "learned and sinusoidal positions are as good as each other, and sinusoidal ones go beyond the lengths of "
-        "training"
+    statement = (
+        "learned and sinusoidal positions are equally good, and sinusoidal ones extrapolate beyond the training lengths"
     )
     source = "Vaswani et al. 2017, section 3.5 and table 3, row E; Press et al. 2022, arXiv:2108.12409"
     protocol = (
@@ -132,32 +127,32 @@ class Extrapolation(Claim):
 
     def measure(self, arm: str, seed: int, effort: Effort) -> Numbers:
         model = small(type="decoder", layers=2, positions=arm)
-        learnt = learn(shakespeare(64, 16), model, adam(budget(250, effort)), seed)
-        return {f"loss {window}": _loss_in(learnt.model, window) for window in self.WINDOWS}
+        trained = train_small(shakespeare(64, 16), model, adam(budget(250, effort)), seed)
+        return {f"loss {window}": _loss_in(trained.model, window) for window in self.WINDOWS}
 
-    def judge(self, found: Found) -> list[Part]:
+    def judge(self, found: Measurements) -> list[ClaimPart]:
         def loss_of(arm: str, window: int) -> list[float]:
             return found.values(arm, f"loss {window}")
 
         beyond = [far - near for far, near in zip(loss_of("sinusoidal", 256), loss_of("sinusoidal", 64), strict=True)]
         return [
-            alike(
+            equivalent(
                 "learned and sinusoidal tie in windows of 64", loss_of("learned", 64), loss_of("sinusoidal", 64), 0.03
             ),
-            at_most("sinusoidal positions go beyond them (loss in windows of 256 minus 64)", beyond, 0.03),
+            at_most("sinusoidal positions extrapolate (loss in windows of 256 minus 64)", beyond, 0.03),
         ]
 
-    def chart(self, found: Found) -> AnyChart:
+    def chart(self, found: Measurements) -> AnyChart:
         curves = [
             Curve(arm, self.WINDOWS, *band(found, [(arm, f"loss {window}") for window in self.WINDOWS]))
             for arm in self.arms
         ]
         note = "Trained on windows of 64 characters."
-        return Chart("Reading farther than in training", "window, characters", "loss, nats", curves, True, note=note)
+        return Chart("Beyond the training window", "window, characters", "loss, nats", curves, True, note=note)
 
 
 def _loss_in(model: Model, window: int) -> float:
-    """Of the same text, in windows of another length."""
+    """Return the loss on the same text, read in windows of another length."""
     task = LanguageConfig.model_validate(shakespeare(window, max(1, 1024 // window)))
     folder: Path = scratch("shakespeare in windows")
     return loss(model, task.prepare(folder, 0))

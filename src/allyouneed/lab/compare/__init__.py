@@ -1,1 +1,1 @@
-"""Several models at an equal budget, with error bars."""
+"""Comparisons of models at an equal budget, over several seeds."""

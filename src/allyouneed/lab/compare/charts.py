@@ -1,4 +1,4 @@
-"""The pictures of a comparison: learning curves, what is worth its cost, bars with intervals, systems x tasks."""
+"""Charts of a comparison: learning curves, Pareto plots, bars with intervals, and a matrix of systems and tasks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from allyouneed.lab.charts import AnyChart, Bar, Bars, Chart, Curve, Matrix
 from allyouneed.lab.compare.comparison import Comparison
 from allyouneed.lab.compare.plan import TaskFacts
-from allyouneed.lab.runs import Outcome, Point
-from allyouneed.lab.statistics import how_sure
+from allyouneed.lab.jobs import Outcome, Point
+from allyouneed.lab.statistics import interval_label
 from allyouneed.words import counted
 
-MOST_CURVES = 9  # more cannot be told apart
-EQUAL = 1.02  # costs so near to each other are one
-STRONG = 4.0  # standard deviations: colours go no further
+MOST_CURVES = 9  # more are hard to distinguish
+EQUAL = 1.02  # costs within this ratio count as equal
+STRONG = 4.0  # standard deviations at which colours saturate
 AXES: dict[str, Callable[[Point], float]] = {
     "tokens": lambda point: point.tokens,
     "FLOPs": lambda point: point.flops,
@@ -26,7 +26,7 @@ COSTS: dict[str, Callable[[Outcome], float]] = {
 
 
 def all_charts(comparison: Comparison) -> dict[str, AnyChart]:
-    """Every chart by the name of its file."""
+    """Return every chart by its file name."""
     charts: dict[str, AnyChart] = {}
     for task in comparison.plan.tasks:
         charts[f"{task.name}-bars"] = bars(comparison, task)
@@ -40,25 +40,25 @@ def all_charts(comparison: Comparison) -> dict[str, AnyChart]:
 
 
 def bars(comparison: Comparison, task: TaskFacts) -> Bars:
-    """The metric of every system."""
+    """Draw the metric of every system."""
     found = []
     for system in comparison.plan.systems:
         at = comparison.interval(task, system.name)
         if at is not None:
             found.append(Bar(system.name, at.mean, at.low, at.high))
-    better = "more" if task.higher_is_better else "less"
+    better = "higher" if task.higher_is_better else "lower"
     note = f"{_mean(comparison, task)}, validation split; {better} is better."
     return Bars(f"{task.metric} on {task.name}", task.metric, found, note)
 
 
 def learning_curves(comparison: Comparison, task: TaskFacts, axis: str) -> Chart:
-    """Held-out loss over what had been spent by then."""
+    """Draw held-out loss over tokens, FLOPs or seconds."""
     where = AXES[axis]
     curves = []
-    shown = _worth_a_curve(comparison, task)
+    shown = _systems_to_draw(comparison, task)
     for name in shown:
         runs = [outcome.curve for outcome in comparison.outcomes[task.name, name] if not outcome.failed]
-        points = list(zip(*runs, strict=False))  # a run that ended early ends the mean
+        points = list(zip(*runs, strict=False))  # the mean ends with the shortest run
         losses = [[point.scores["loss"] for point in at] for at in points]
         x = [sum(where(point) for point in at) / len(at) for at in points]
         y = [sum(loss) / len(loss) for loss in losses]
@@ -66,14 +66,14 @@ def learning_curves(comparison: Comparison, task: TaskFacts, axis: str) -> Chart
     one = max(_counts(comparison, [task])) == 1
     note = f"{'One seed' if one else f'Mean and range of {_seeds(comparison, [task])}'}, validation split."
     if len(shown) < len(comparison.plan.systems):
-        note += f" The baseline and the {len(shown) - 1} that differ most from it; the table has all."
+        note += f" The baseline and the {len(shown) - 1} systems that differ most from it; the table lists all."
     y = [loss for curve in curves for loss in curve.y if loss > 0]
     wide = bool(y) and max(y) > 10 * min(y)
-    return Chart(f"Loss on {task.name} over {axis}", axis, _nats(comparison, task), curves, log_y=wide, note=note)
+    return Chart(f"Loss on {task.name} over {axis}", axis, _loss_unit(comparison, task), curves, log_y=wide, note=note)
 
 
 def pareto(comparison: Comparison, task: TaskFacts, cost: str) -> Chart:
-    """The metric over one cost; the dashed line joins those that nothing cheaper equals."""
+    """Draw the metric over one cost; a dashed line joins the Pareto front."""
     curves, ends = [], []
     for system in comparison.plan.systems:
         at = comparison.interval(task, system.name)
@@ -87,13 +87,13 @@ def pareto(comparison: Comparison, task: TaskFacts, cost: str) -> Chart:
     if drawn:
         curves.append(Curve("front", [x for x, _ in front], [y for _, y in front], style="dashed"))
     costs = [x for x, _ in ends]
-    note = _mean(comparison, task) + ("; the front joins systems that nothing cheaper equals." if drawn else ".")
+    note = _mean(comparison, task) + ("; no system on the front is matched by a cheaper one." if drawn else ".")
     wide = max(costs) > 20 * min(costs)
     return Chart(f"{task.metric} on {task.name} over {cost}", cost, task.metric, curves, log_x=wide, note=note)
 
 
 def pareto_front(points: Sequence[tuple[float, float]], higher_is_better: bool) -> list[tuple[float, float]]:
-    """Those (cost, value) that nothing as cheap or cheaper equals, by cost."""
+    """Return the (cost, value) pairs that no cheaper or equally cheap pair matches, by cost."""
     front: list[tuple[float, float]] = []
     sign = 1 if higher_is_better else -1
     for cost, value in sorted(points, key=lambda point: (point[0], -sign * point[1])):
@@ -103,7 +103,7 @@ def pareto_front(points: Sequence[tuple[float, float]], higher_is_better: bool) 
 
 
 def worth_drawing(comparison: Comparison, task: TaskFacts) -> list[str]:
-    """Costs that differ: what the budget made equal says nothing."""
+    """Return the costs that differ between systems; costs made equal by the budget carry no information."""
     found = []
     for name in COSTS:
         costs = [
@@ -117,7 +117,7 @@ def worth_drawing(comparison: Comparison, task: TaskFacts) -> list[str]:
 
 
 def matrix(comparison: Comparison) -> Matrix:
-    """Effect sizes: what helps on one task, does it help on the others?"""
+    """Draw effect sizes by system and task: does a change that helps on one task help on the others?"""
     plan = comparison.plan
     rows = [system.name for system in plan.systems[1:]]
     found = [[comparison.found.get((task.name, row)) for task in plan.tasks] for row in rows]
@@ -131,8 +131,8 @@ def matrix(comparison: Comparison) -> Matrix:
     return Matrix(title, rows, [task.name for task in plan.tasks], values, sure, note, digits=1, reach=STRONG)
 
 
-def _worth_a_curve(comparison: Comparison, task: TaskFacts) -> list[str]:
-    """The baseline and those farthest from it, in the order of the plan."""
+def _systems_to_draw(comparison: Comparison, task: TaskFacts) -> list[str]:
+    """Return the baseline and the systems that differ most from it, in the order of the plan."""
     plan = comparison.plan
     ended = [system.name for system in plan.systems if comparison.values(task, system.name)]
     if len(ended) <= MOST_CURVES:
@@ -152,7 +152,7 @@ def _mean_cost(comparison: Comparison, task: TaskFacts, system: str, cost: str) 
 
 
 def _counts(comparison: Comparison, tasks: Sequence[TaskFacts]) -> list[int]:
-    """How many runs of each system ended, but for those of which none did: nothing of these is drawn."""
+    """Return the number of finished runs of each system, without the systems that have none and are not drawn."""
     counts = [len(comparison.values(task, system.name)) for task in tasks for system in comparison.plan.systems]
     return [count for count in counts if count] or [0]
 
@@ -160,20 +160,20 @@ def _counts(comparison: Comparison, tasks: Sequence[TaskFacts]) -> list[int]:
 def _seeds(comparison: Comparison, tasks: Sequence[TaskFacts]) -> str:
     counts = _counts(comparison, tasks)
     if min(counts) < max(counts):
-        return f"{min(counts)} to {max(counts)} seeds (runs that failed are left out)"
+        return f"{min(counts)} to {max(counts)} seeds (without failed runs)"
     lost = len(comparison.plan.seeds) - counts[0]
-    return counted(counts[0], "seed") + (" (runs that failed are left out)" if lost else "")
+    return counted(counts[0], "seed") + (" (without failed runs)" if lost else "")
 
 
 def _mean(comparison: Comparison, task: TaskFacts) -> str:
     counts = _counts(comparison, [task])
     if max(counts) == 1:
         return "One seed"
-    how = " or ".join(dict.fromkeys(how_sure(count) for count in (min(counts), max(counts))))
+    how = " or ".join(dict.fromkeys(interval_label(count) for count in (min(counts), max(counts))))
     return f"Mean of {_seeds(comparison, [task])} with its {how}"
 
 
-def _nats(comparison: Comparison, task: TaskFacts) -> str:
-    """The unit of the loss: an encoder classifies, everything else writes tokens."""
+def _loss_unit(comparison: Comparison, task: TaskFacts) -> str:
+    """Return the unit of the loss: an encoder classifies, all other models generate tokens."""
     recipes = [system.recipes[task.name] for system in comparison.plan.systems if task.name in system.recipes]
     return "nats per prediction" if any(one.model.kind == "encoder" for one in recipes) else "nats per token"

@@ -1,12 +1,12 @@
-"""Several systems on the same tasks with the same seeds and the same budget: who is better, and how sure is that?
+"""Compare systems on the same tasks with the same seeds and budget: which is better, and how certain is that?
 
-    plan = make_plan(Question(["numbers-en-de"], vary=["model.norm=pre,post"]), folder / "data")
+    plan = make_plan(CompareOptions(["numbers-en-de"], vary=["model.norm=pre,post"]), folder / "data")
     comparison = compare(plan, folder / "runs")
 
-Each run is a folder of its own (`lab/runs.py`), so a comparison that was killed goes on when it is asked for again,
-and seeds, systems or tasks can be added to a finished one. A system is measured against the baseline by the
-differences of runs of one seed, which share the data and its order; all tests of a comparison are corrected together
-(Holm), and what is not shown by then is called that.
+Each run has its own folder (`lab/runs.py`), so the same call resumes a killed comparison, and seeds, systems or tasks
+can be added to a finished one. A system is compared with the baseline by the paired differences of runs with the same
+seed, which share the data and its order. All tests of a comparison are corrected together (Holm); a difference that
+does not pass is reported as not shown.
 
 Scores are those of the weights that were best on the validation split, measured on the validation split.
 """
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allyouneed.errors import TrainingError
-from allyouneed.lab.compare.plan import Plan, TaskFacts, job_name
+from allyouneed.lab.compare.plan import ComparisonPlan, TaskFacts, job_name
 from allyouneed.lab.compare.test_split import scores_on_test_split
-from allyouneed.lab.runs import Outcome, Place, Watch, run_all
+from allyouneed.lab.jobs import Backend, Outcome, RunProgress
+from allyouneed.lab.runs import run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
 from allyouneed.words import counted
 
@@ -27,52 +28,56 @@ Cell = tuple[str, str]  # task, system
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """A system against the baseline on one task."""
 
-    difference: Difference  # of the metric as it is: system minus baseline
+    difference: Difference  # of the metric: system minus baseline
     shown: bool  # after the correction for all tests of the comparison
-    better: float  # the effect size, positive where the system is better; nan without a spread
-    words: str
+    better: float  # the effect size, positive if the system is better; NaN without a spread
+    verdict: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs and what follows from them."""
+    """All runs of a comparison with their statistics."""
 
-    plan: Plan
-    outcomes: Mapping[Cell, Sequence[Outcome]]  # of each seed, in order
-    found: Mapping[Cell, Found]  # of all but the baseline, where there are values to compare
-    tested: Mapping[Cell, Mapping[str, Interval]] = field(
-        default_factory=dict
-    )  # scores of the test split, if asked for
+    plan: ComparisonPlan
+    outcomes: Mapping[Cell, Sequence[Outcome]]  # one per seed, in order
+    found: Mapping[Cell, Finding]  # all systems but the baseline, if there are values to compare
+    tested: Mapping[Cell, Mapping[str, Interval]] = field(default_factory=dict)  # test split scores, if requested
 
     def values(self, task: TaskFacts, system: str, name: str | None = None) -> dict[int, float]:
-        """A score (default: the metric) of each seed whose run ended."""
+        """Return a score (default: the metric) for each seed whose run finished."""
         outcomes = zip(self.plan.seeds, self.outcomes.get((task.name, system), ()), strict=False)
         return {seed: outcome.scores[name or task.metric] for seed, outcome in outcomes if not outcome.failed}
 
     def interval(self, task: TaskFacts, system: str, name: str | None = None) -> Interval | None:
-        """The mean of the seeds and where it may be; None: no run ended."""
+        """Return the mean over seeds with its interval; None if no run finished."""
         values = list(self.values(task, system, name).values())
         return interval(values) if values else None
 
     def lost(self, task: TaskFacts, system: str) -> str:
-        """How many runs of a system have no result, in words; they are in no mean and no test."""
+        """Describe how many runs of a system failed; failed runs enter no mean and no test."""
         outcomes = self.outcomes.get((task.name, system), ())
         failed = sum(outcome.failed for outcome in outcomes)
         return f"{failed} of {counted(len(outcomes), 'run')} of {system} failed" if failed else ""
 
     def failures(self) -> list[Outcome]:
-        """Runs without a result."""
+        """Return all failed runs."""
         return [outcome for outcomes in self.outcomes.values() for outcome in outcomes if outcome.failed]
 
 
 def compare(
-    plan: Plan, folder: Path, *, workers: int = 0, cores: int = 1, on: Place = "local", watch: Watch | None = None
+    plan: ComparisonPlan,
+    folder: Path,
+    *,
+    workers: int = 0,
+    cores: int = 1,
+    on: Backend = "local",
+    progress: RunProgress | None = None,
 ) -> Comparison:
-    """Makes all runs that are not yet made, and compares."""
-    made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, watch=watch)
+    """Execute all runs that are not finished yet, and compare."""
+    made = run_all(plan.jobs(), folder, workers=workers, cores=cores, on=on, progress=progress)
     by_name = {outcome.name: outcome for outcome in made}
     if all(outcome.failed for outcome in made):
         raise TrainingError(f"all {len(made)} runs failed; the first: {made[0].name}: {made[0].error}")
@@ -85,8 +90,8 @@ def compare(
     return judge(plan, outcomes)
 
 
-def judge(plan: Plan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> Comparison:
-    """Differences, tests and words for given runs."""
+def judge(plan: ComparisonPlan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> Comparison:
+    """Compute differences, tests and verdicts for given runs."""
     bare = Comparison(plan, outcomes, {})
     differences: dict[Cell, Difference] = {}
     for task in plan.tasks:
@@ -107,7 +112,7 @@ def judge(plan: Plan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> Comparison:
     return Comparison(plan, outcomes, found)
 
 
-def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, holds: bool) -> Found:
+def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, holds: bool) -> Finding:
     plan = bare.plan
     inside = between.interval.low <= 0 <= between.interval.high
     shown = holds and not inside
@@ -117,11 +122,11 @@ def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, 
         words = f"{task.name}: {words}"
     sign = 1 if task.higher_is_better else -1
     effect = sign * between.effect if math.isfinite(between.effect) else math.nan
-    return Found(between, shown, effect, words)
+    return Finding(between, shown, effect, words)
 
 
-def look_at_test_split(comparison: Comparison, folder: Path) -> Comparison:
-    """The same with the scores of all finished runs on the test split. They decide nothing."""
+def add_test_scores(comparison: Comparison, folder: Path) -> Comparison:
+    """Add the scores of all finished runs on the test split. They do not affect the verdicts."""
     tested = {}
     for cell, outcomes in comparison.outcomes.items():
         scores = [scores_on_test_split(folder / outcome.name) for outcome in outcomes if not outcome.failed]
@@ -130,8 +135,8 @@ def look_at_test_split(comparison: Comparison, folder: Path) -> Comparison:
     return replace(comparison, tested=tested)
 
 
-def without_result(comparison: Comparison) -> list[str]:
-    """A line for each system that cannot be compared on a task, since no run is left."""
+def missing_comparisons(comparison: Comparison) -> list[str]:
+    """Return a line for each system that cannot be compared on a task because all its runs failed."""
     plan = comparison.plan
     return [
         f"{task.name}: {system.name} could not be compared: {lost}"
@@ -144,14 +149,14 @@ def without_result(comparison: Comparison) -> list[str]:
 
 
 def summary(comparison: Comparison) -> str:
-    """How many systems could be told apart from the baseline."""
+    """Summarise how many systems were better, worse, or not distinguishable from the baseline."""
     plan, found = comparison.plan, comparison.found
     shown = [(task, cell) for task in plan.tasks for cell in found if cell[0] == task.name and found[cell].shown]
     better = sum((found[cell].difference.interval.mean > 0) == task.higher_is_better for task, cell in shown)
     if not found:
         return f"Nothing can be compared with {plan.baseline.name}: its runs, or all others, failed"
     if len(plan.seeds) < 2:
-        return "One seed shows no difference, whatever it is: ask for --seeds 3 or more"
+        return "One seed cannot show a difference: use --seeds 3 or more"
     return (
         f"Of {counted(len(found), 'comparison')} with {plan.baseline.name}, {better} came out better, "
         f"{len(shown) - better} worse, and {len(found) - len(shown)} could not be told apart with "

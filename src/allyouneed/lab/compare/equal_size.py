@@ -1,9 +1,9 @@
-"""As many parameters as another model: the widths of a rival are changed until it has them, within 5 %.
+"""Adjust the widths of a model until it has as many parameters as the baseline, within 5 %.
 
-A Transformer's feed-forward layers are made wider or narrower if that is enough (as for SwiGLU: Shazeer 2020). If not,
-all widths of a model are scaled together, so that its shape stays what its paper made it; then the last of them is
-moved alone if the steps of the first (a width has to be divisible by the heads) were too coarse. Widths that a
-comparison varies stay as they are asked for.
+The hidden width of a Transformer's feed-forward layers is changed if that suffices (as for SwiGLU: Shazeer 2020).
+Otherwise all widths of the model are scaled together, which keeps its proportions. The last width is then adjusted
+alone if the steps of the first (which must be divisible by the number of heads) are too coarse. Widths that the
+comparison itself varies do not change.
 """
 
 import math
@@ -18,8 +18,8 @@ from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe
 
 TOLERANCE = 0.05
-MOST_TIMES = 16  # no width grows beyond so many times what it was
-# What may be made wider or narrower, the one that counts most first.
+MOST_TIMES = 16  # largest factor by which a width may grow
+# The widths that may be adjusted, the most important one first.
 WIDTHS: dict[str, tuple[str, ...]] = {
     "encoder-decoder": ("width", "hidden"),
     "decoder": ("width", "hidden"),
@@ -34,13 +34,13 @@ WIDTHS: dict[str, tuple[str, ...]] = {
 
 
 def count_parameters(recipe: Recipe, sizes: Sizes) -> int:
-    """Trained numbers of the recipe's model; nothing is allocated."""
+    """Count the trained parameters of the recipe's model without allocating them."""
     with torch.device("meta"):
         return recipe.model.build(sizes).parameter_count()
 
 
 def with_parameters(recipe: Recipe, wanted: int, sizes: Sizes, name: str, held: frozenset[str] = frozenset()) -> Recipe:
-    """The recipe with widths such that its model has `wanted` parameters; those in `held` stay."""
+    """Return the recipe with widths that give `wanted` parameters; widths in `held` do not change."""
     if _is_near(count_parameters(recipe, sizes), wanted):
         return recipe
     model = recipe.model.model_dump()
@@ -52,7 +52,7 @@ def with_parameters(recipe: Recipe, wanted: int, sizes: Sizes, name: str, held: 
     if not widths:
         raise ConfigError(
             f"{name}: --equal parameters has no width to adjust: {recipe.model.type!r} has "
-            f"{', '.join(WIDTHS.get(recipe.model.type, ())) or 'none'}, and what is varied stays"
+            f"{', '.join(WIDTHS.get(recipe.model.type, ())) or 'none'}, and varied widths do not change"
         )
 
     def count(changed: Mapping[str, int]) -> int:
@@ -75,7 +75,7 @@ def with_parameters(recipe: Recipe, wanted: int, sizes: Sizes, name: str, held: 
 def _hidden_alone(
     widths: Mapping[str, int], wanted: int, count: Callable[[Mapping[str, int]], int]
 ) -> dict[str, int] | None:
-    """Another width of the feed-forward layers, if one between half and twice is enough."""
+    """Change the hidden width alone, if between half and twice the present one suffices; else None."""
     if "hidden" not in widths or len(widths) == 1:
         return None
     old = widths["hidden"]
@@ -86,7 +86,7 @@ def _hidden_alone(
 def _scale(
     widths: Mapping[str, int], step: int, wanted: int, count: Callable[[Mapping[str, int]], int]
 ) -> dict[str, int]:
-    """All widths by one factor, the first a multiple of the step."""
+    """Scale all widths by one factor; the first is a multiple of the step."""
     (first, size), *others = widths.items()
 
     def scaled(steps: int) -> dict[str, int]:
@@ -97,7 +97,7 @@ def _scale(
 
 
 def _nearest(count: Callable[[int], int], wanted: int, most: int) -> int:
-    """The number from 1 to `most` whose count, which grows with it, is nearest to what is wanted."""
+    """Return the number from 1 to `most` whose count, an increasing function, is nearest to `wanted`."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
@@ -106,7 +106,7 @@ def _nearest(count: Callable[[int], int], wanted: int, most: int) -> int:
 
 
 def _step(model: Mapping[str, Any]) -> int:
-    """Heads share a width evenly, and rotary positions turn pairs."""
+    """Return the step of the width: heads divide it evenly, and rotary positions need pairs."""
     return 2 * math.lcm(1, *_heads(model))
 
 

@@ -1,10 +1,10 @@
-"""What a comparison is made of: systems x tasks x seeds, everything else equal.
+"""The plan of a comparison: systems x tasks x seeds, everything else equal.
 
-    several recipes     each keeps its model and its way of training; task, budget, evaluations and search are the
-                        first one's (or those of each of `tasks`)
-    variations, models  the recipe of each task with that one thing changed; nothing else differs
+    several recipes     each keeps its model and training settings; task, budget, evaluations and search are those of
+                        the first recipe (or of each of `tasks`)
+    variations, models  the recipe of each task with one change; nothing else differs
 
-The first system is the baseline that all others are measured against.
+The first system is the baseline for all others.
 """
 
 import re
@@ -20,19 +20,19 @@ from allyouneed.config import Tree, override, parse
 from allyouneed.errors import ConfigError, UserError, unknown_name
 from allyouneed.lab.compare.equal_size import WIDTHS, count_parameters, with_parameters
 from allyouneed.lab.compare.variations import SHARED_TRAINING, read_variations, require_not_held
-from allyouneed.lab.runs import Job
+from allyouneed.lab.jobs import Job
 from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe, load_recipe
 from allyouneed.training.evaluate import names_of_scores
 from allyouneed.training.recipe_files import find_recipe
 
-EVALUATIONS = 0.1  # of the budget: ten points on a learning curve
-BASELINE = "baseline"  # the name of the recipe that is varied: on each task another one
+EVALUATIONS = 0.1  # of the budget between evaluations: ten points on a learning curve
+BASELINE = "baseline"  # name of the varied recipe, which differs between tasks
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked: the options of `allyouneed compare`."""
+class CompareOptions:
+    """The options of `allyouneed compare`."""
 
     recipes: Sequence[str]
     vary: Sequence[str] = ()
@@ -45,35 +45,35 @@ class Question:
     metric: str | None = None  # default: the first score of each task
 
     @property
-    def words(self) -> str:
-        """What a folder is for: seeds, systems and further tasks can be added, another first task is another matter."""
+    def question(self) -> str:
+        """Identify the folder's purpose: seeds, systems and tasks can be added, but the first task is fixed."""
         return f"compare {_stem(self.recipes[0])}"
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """One task: what its baseline is, and what is measured on it."""
+    """A task with its baseline recipe and its metric."""
 
     name: str
     baseline: Recipe
     sizes: Sizes
     metric: str
     higher_is_better: bool
-    grain: float  # one held-out item: scores that count items have no smaller step
+    grain: float  # the share of one held-out item, the smallest step of scores that count items
 
 
 @dataclass(frozen=True)
 class System:
-    """Something to be compared, on each task on which it is not the baseline itself."""
+    """A system to compare, on each task on which it differs from the baseline."""
 
     name: str
     recipes: Mapping[str, Recipe]
-    varied: bool = False  # whether it is the baseline but for what is varied
+    varied: bool = False  # True if it is the baseline with one variation
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that will be run."""
+class ComparisonPlan:
+    """All runs of a comparison."""
 
     tasks: Sequence[TaskFacts]
     systems: Sequence[System]  # the baseline first
@@ -82,16 +82,16 @@ class Plan:
 
     @property
     def question(self) -> str:
-        """What a folder is for: see `Question.words`."""
+        """Identify the folder's purpose: see `CompareOptions.question`."""
         return f"compare {self.tasks[0].name}"
 
     @property
     def baseline(self) -> System:
-        """What all others are measured against."""
+        """Return the system that all others are compared with."""
         return self.systems[0]
 
     def jobs(self) -> list[Job]:
-        """All runs; those of one seed together, so that every system has a result before any has two."""
+        """Return all runs, seed by seed, so that every system has one result before any has two."""
         return [
             Job(job_name(task.name, system.name, seed), with_seed(system.recipes[task.name], seed))
             for task in self.tasks
@@ -102,17 +102,17 @@ class Plan:
 
 
 def job_name(task: str, system: str, seed: int) -> str:
-    """The name of a run's folder."""
+    """Return the name of a run's folder."""
     return f"{slug(task)}.{slug(system)}.seed-{seed}"
 
 
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
-    """The same run with other luck."""
+    """Return the recipe with another seed."""
     return recipe.model_copy(update={"seed": seed})
 
 
-def make_plan(question: Question, folder: Path) -> Plan:
-    """Reads everything that is asked for; whatever cannot be run is refused here. Prepares the tasks' data."""
+def make_plan(question: CompareOptions, folder: Path) -> ComparisonPlan:
+    """Read and check all recipes, and prepare the data of the tasks. Raise ConfigError if anything cannot be run."""
     base = _load(question, question.recipes[0])
     names = [_stem(name) for name in (question.recipes[0], *question.tasks)]
     _require_once(names, "task")
@@ -124,20 +124,20 @@ def make_plan(question: Question, folder: Path) -> Plan:
     if question.equal_parameters:
         systems = [systems[0], *(_as_large(system, systems[0], tasks) for system in systems[1:])]
     seeds = range(1, question.seeds + 1)
-    return Plan(tasks, systems, list(seeds), notes)
+    return ComparisonPlan(tasks, systems, list(seeds), notes)
 
 
-def _load(question: Question, name: str) -> Recipe:
+def _load(question: CompareOptions, name: str) -> Recipe:
     train: Tree = {"evaluate_every": EVALUATIONS}
     if question.budget:
         train["budget"] = dict(question.budget)
     return load_recipe(name, {"train": train}, list(question.sets))
 
 
-def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
+def _systems(question: CompareOptions, base: Recipe, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
     if len(question.recipes) > 1:
         if question.vary or question.models:
-            raise ConfigError("--vary and --model change one recipe; found several")
+            raise ConfigError("--vary and --model change one recipe, but several were given")
         return _from_recipes(question, baselines)
     varied = {variation.name: _changer(variation.sets) for variation in read_variations(question.vary, base)}
     changes = varied | {_stem(model): _replacer(model) for model in question.models}
@@ -151,7 +151,7 @@ def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) 
             notes.append(f"{name}: changes {', '.join(of_task)}: it may be scored on other items than the baseline")
         if len(other) < len(made):
             same = ", ".join(task for task in made if task not in other)
-            notes.append(f"{name}: is what {same} has anyway")
+            notes.append(f"{name}: already the setting of {same}")
         if other:
             found.append(System(name, other, varied=name in varied))
     if len(found) < 2:
@@ -160,28 +160,26 @@ def _systems(question: Question, base: Recipe, baselines: Mapping[str, Recipe]) 
     return found, notes
 
 
-def _from_recipes(question: Question, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
+def _from_recipes(question: CompareOptions, baselines: Mapping[str, Recipe]) -> tuple[list[System], list[str]]:
     systems, notes = [], []
     (first, home), *_ = baselines.items()
     for name in question.recipes:
         own = _load(question, name)
         if own.task.type != home.task.type:
             raise ConfigError(
-                f"{name}: its task is {own.task.type!r}, that of {first} is {home.task.type!r}; models are compared "
-                "on one task (--tasks adds others, for all of them)"
+                f"{name}: its task is {own.task.type!r}, that of {first} is {home.task.type!r}; recipes must have the "
+                "same task (--tasks adds tasks for all of them)"
             )
         made = {task: _called(f"{name} on {task}", partial(_moved, own), recipe) for task, recipe in baselines.items()}
         systems.append(System(_stem(name), made))
         taken = settings_that_differ(own, made[first])
         taken.pop("train.budget", None)
-        notes += [
-            f"{_stem(name)}: {key} is {new}, as for {first} (its own: {old})" for key, (old, new) in taken.items()
-        ]
+        notes += [f"{_stem(name)}: {key} is {new}, as in {first} (its own: {old})" for key, (old, new) in taken.items()]
     return systems, notes
 
 
 def _moved(recipe: Recipe, home: Recipe) -> Recipe:
-    """A recipe's model and training where another one is at home."""
+    """Combine a recipe's model and training with the task, search and shared settings of another."""
     tree, other = recipe.model_dump(mode="json"), home.model_dump(mode="json")
     train = tree["train"] | {name: other["train"][name] for name in SHARED_TRAINING}
     return parse(Recipe, {**tree, "task": other["task"], "decode": other["decode"], "train": train})
@@ -192,7 +190,7 @@ def _changer(sets: Sequence[str]) -> Callable[[Recipe], Recipe]:
 
 
 def _replacer(model: str) -> Callable[[Recipe], Recipe]:
-    """Another model in the same recipe: that of a recipe, one of a type with its usual settings, or a table."""
+    """Replace the model of a recipe: by that of another recipe, a type with default settings, or an inline table."""
     try:
         find_recipe(model)
     except ConfigError:
@@ -210,12 +208,12 @@ def _called(what: str, change: Callable[[Recipe], Recipe], recipe: Recipe) -> Re
 
 
 def _tree(recipe: Recipe) -> Tree:
-    """Plain values; what was left open is left out, so that a new mechanism may take its place."""
+    """Return plain values without unset ones, so that another mechanism can replace them."""
     return recipe.model_dump(mode="json", exclude_none=True)
 
 
 def _require_buildable(systems: Sequence[System]) -> None:
-    """Impossible sizes are found here, before data is read."""
+    """Raise ConfigError for impossible sizes before any data is read."""
     for system in systems:
         for task, recipe in system.recipes.items():
             try:
@@ -228,7 +226,7 @@ def _require_buildable(systems: Sequence[System]) -> None:
 def _require_once(names: Sequence[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{', '.join(twice)}: named twice; each {what} has a name of its own")
+        raise ConfigError(f"{', '.join(twice)}: named twice; each {what} needs a unique name")
 
 
 def _facts(name: str, recipe: Recipe, metric: str | None, folder: Path) -> TaskFacts:
@@ -258,7 +256,7 @@ def _changed_widths(own: Recipe, other: Recipe) -> frozenset[str]:
 
 
 def settings_that_differ(ours: Recipe, theirs: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Dotted names of all settings in which two recipes differ, with both values."""
+    """Return the dotted names of all settings in which two recipes differ, with both values."""
     one, two = _flat(_tree(ours)), _flat(_tree(theirs))
     names = [name for name in {**one, **two} if name not in ("about", "seed")]
     return {name: (one.get(name), two.get(name)) for name in names if one.get(name) != two.get(name)}
@@ -277,5 +275,5 @@ def _stem(name: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A name for a file."""
+    """Return a name that is safe in file names."""
     return re.sub(r"[^A-Za-z0-9=.+_-]+", "-", name).strip("-.")

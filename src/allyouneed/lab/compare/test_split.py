@@ -1,6 +1,6 @@
-"""The test split, looked at once, at the end: what was chosen on the validation split looks a little better there.
+"""Scores on the test split, computed once, at the end: selection on the validation split biases its scores upwards.
 
-The scores of a run are kept beside its model (`test.json`), since a finished run does not change.
+The scores of a run are stored next to its model (`test.json`), since a finished run does not change.
 """
 
 import json
@@ -17,7 +17,7 @@ KEPT = "test.json"
 
 
 def scores_on_test_split(run: Path) -> dict[str, float]:
-    """All scores of a finished run on its task's test split."""
+    """Return all scores of a finished run on its task's test split."""
     kept = run / KEPT
     if not kept.exists():
         bundle = load_folder(run)
@@ -27,4 +27,4 @@ def scores_on_test_split(run: Path) -> dict[str, float]:
         scores = json.loads(kept.read_bytes())
         return {str(name): float(value) for name, value in scores.items()}
     except (ValueError, TypeError, AttributeError):
-        raise FolderError(f"{kept}: not scores; remove it, and they are measured again") from None
+        raise FolderError(f"{kept}: not a file of scores; remove it to measure them again") from None

@@ -1,11 +1,11 @@
-"""What is varied in a comparison: one setting at a time, each value against the recipe as it is.
+"""Variations of a comparison: one setting at a time, each value against the unchanged recipe.
 
-    model.norm=pre,post                       a dotted setting and the values that it takes in turn
-    model.mixer=window,{type="sparse"}        values are read as TOML, else as text; commas inside brackets do not part
+    model.norm=pre,post                       a dotted setting and its values
+    model.mixer=window,{type="sparse"}        values are parsed as TOML, else as text; commas in brackets do not split
     model={norm="post",dropout=0.1}           a table changes several settings at once
     table3                                    rows A to E of table 3 of the 2017 paper, scaled to the recipe
 
-Papers: Vaswani et al. 2017, arXiv:1706.03762, table 3; Narang et al. 2021, arXiv:2102.11972, who varied many.
+Papers: Vaswani et al. 2017, arXiv:1706.03762, table 3; Narang et al. 2021, arXiv:2102.11972 (many variations).
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from allyouneed.training import Recipe
 
 TABLE_3 = "table3"
 OPEN, CLOSE = "[{", "]}"
-# What recipes have in common in a comparison: otherwise the best weights would be chosen from more or fewer.
+# Training settings shared by all recipes: otherwise the best weights would be selected from more or fewer evaluations.
 SHARED_TRAINING = ("budget", "evaluate_every", "metric", "patience")
-HELD_OUT = ("type", "valid", "test", "split", "held_out", "lengths", "test_lengths")  # what a task is scored on
+HELD_OUT = ("type", "valid", "test", "split", "held_out", "lengths", "test_lengths")  # settings of the held-out set
 HELD = {
-    "seed": "give --seeds",
-    "train.budget": "give one of --steps, --tokens, --flops, --minutes",
+    "seed": "use --seeds",
+    "train.budget": "use one of --steps, --tokens, --flops, --minutes",
     **{f"train.{name}": "--set changes it for all" for name in SHARED_TRAINING[1:]},
     **{f"task.{name}": "--set changes it for all" for name in HELD_OUT},
-}  # what all runs have in common, and what to write instead
+}  # settings shared by all runs, with the option to use instead
 
 
 @dataclass(frozen=True)
 class Variation:
-    """The recipe with one thing changed."""
+    """A change of the recipe."""
 
     name: str
-    sets: tuple[str, ...]  # as of `--set`
+    sets: tuple[str, ...]  # as in `--set`
 
 
 def read_variations(texts: Sequence[str], recipe: Recipe) -> list[Variation]:
-    """All variations that `--vary` asks for, in order."""
+    """Return all variations of `--vary`, in order."""
     keys = [text.partition("=")[0].strip() for text in texts]
     short = {key: _short(key, keys) for key in keys}
     found: list[Variation] = []
@@ -45,7 +45,7 @@ def read_variations(texts: Sequence[str], recipe: Recipe) -> list[Variation]:
     names = [variation.name for variation in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"--vary: {', '.join(twice)}: asked for twice")
+        raise ConfigError(f"--vary: {', '.join(twice)}: given twice")
     return found
 
 
@@ -59,7 +59,7 @@ def _values(text: str, key: str, short: str) -> list[Variation]:
 
 
 def require_not_held(what: str, keys: Sequence[str]) -> None:
-    """Refuses a variation of settings that all runs have in common: it would move the yardstick."""
+    """Raise ConfigError for a variation of shared settings, which would make scores incomparable."""
     for key in keys:
         for held, instead in HELD.items():
             if key == held or key.startswith(f"{held}."):
@@ -67,7 +67,7 @@ def require_not_held(what: str, keys: Sequence[str]) -> None:
 
 
 def split_values(text: str) -> list[str]:
-    """The parts between commas that stand in no brackets and no quotes."""
+    """Split at commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:
@@ -86,22 +86,22 @@ def split_values(text: str) -> list[str]:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """The last word of a dotted name, or all of it where that could mean two settings."""
+    """Return the last part of a dotted name, or all of it if the last part is ambiguous."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in set(keys)) == 1 else key
 
 
 def table_3(recipe: Recipe) -> list[Variation]:
-    """Rows A to E of table 3, as far from this recipe as the paper's are from its base model.
+    """Return rows A to E of table 3, relative to this recipe as the paper's rows are to its base model.
 
-    Left out: (F), the big model. Where dropout or label smoothing are not the base model's 0.1, 0.1 is tried too.
+    Row F, the big model, is left out. If dropout or label smoothing is not the base model's 0.1, 0.1 is tried too.
     """
     model = recipe.model.model_dump()
     mixer = model.get("mixer")
     if model["type"] != "encoder-decoder" or not isinstance(mixer, dict) or mixer.get("type") != "softmax":
         raise ConfigError(
-            f"--vary {TABLE_3}: varies an encoder-decoder of softmax attention, as numbers-en-de is; "
-            f"this one is {model['type']!r}"
+            f"--vary {TABLE_3}: needs an encoder-decoder with softmax attention, such as numbers-en-de; "
+            f"found {model['type']!r}"
         )
     width, heads, hidden = model["width"], mixer["heads"], model["hidden"]
     key_width = mixer["key_width"] or width // heads
@@ -123,7 +123,7 @@ def table_3(recipe: Recipe) -> list[Variation]:
 
 
 def _heads(width: int, heads: int) -> list[int]:
-    """The paper's 8 heads became 1, 4, 16 and 32: one, half, twice and four times as many, if the width allows."""
+    """Return one, half, twice and four times the heads, as the paper's 1, 4, 16, 32 for 8, if the width allows."""
     counts = dict.fromkeys([1, heads // 2, 2 * heads, 4 * heads])
     return [count for count in counts if count >= 1 and width % count == 0 and count != heads]
 

@@ -1,1 +1,1 @@
-"""Table 1 of the 2017 paper, measured: FLOPs, seconds, bytes, path length."""
+"""Table 1 of the 2017 paper, measured: FLOPs, time, memory, path length."""

@@ -1,13 +1,12 @@
-"""What one layer costs, counted and measured on this machine.
+"""The cost of one layer, counted and measured on this machine.
 
-    count_flops    torch's own counter over a forward pass; the attention runs by its plain backend, as the fused
-                   kernels are invisible to the counter
-    seconds        of a forward and backward pass: CPU time of one thread, so that what else runs weighs less
-    peak_bytes     of the same pass: the most that torch's allocator had given out at once, beyond weights and inputs,
-                   from the allocations and frees that its profiler saw. Buffers that a library takes by itself
-                   (oneDNN's, BLAS's) are not among them.
+    count_flops    torch's FLOP counter over a forward pass; attention uses its math backend, since the counter does
+                   not see fused kernels
+    seconds        CPU time of one thread for a forward and backward pass, which depends less on other processes
+    peak_bytes     peak memory of the same pass in torch's allocator, beyond weights and inputs, from the allocations
+                   and frees that its profiler records. Internal buffers of libraries (oneDNN, BLAS) are not included.
 
-One sequence, float32. An exponent is the slope of a line through logarithms, by least squares.
+One sequence, float32. An exponent is the slope of a least-squares line through logarithms.
 """
 
 import math
@@ -27,7 +26,7 @@ from allyouneed.mixers import Mixer, MixerConfig, Role
 
 
 def count_flops(config: MixerConfig, role: Role, length: int, width: int) -> int:
-    """FLOPs of a forward pass over one sequence, as torch counts them."""
+    """Return the FLOPs of a forward pass over one sequence, as counted by torch."""
     mixer, x_BTD = built(config, role, length, width)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         mixer(x_BTD)
@@ -35,44 +34,44 @@ def count_flops(config: MixerConfig, role: Role, length: int, width: int) -> int
 
 
 def built(config: MixerConfig, role: Role, length: int, width: int) -> tuple[Mixer, Tensor]:
-    """A random layer and a random sequence for it, the same every time."""
+    """Return a random layer and a random sequence for it, always with the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return config.build(width, role=role), torch.randn(1, length, width)
 
 
 class Pass:
-    """A forward and backward pass that can be repeated."""
+    """A repeatable forward and backward pass."""
 
     def __init__(self, config: MixerConfig, role: Role, length: int, width: int) -> None:
         self._mixer, x_BTD = built(config, role, length, width)
         self._x_BTD = x_BTD.requires_grad_()
 
     def run(self) -> None:
-        """Once; gradients are added to those that are there."""
+        """Run once; gradients accumulate."""
         y_BTD, _ = self._mixer(self._x_BTD)
         y_BTD.backward(torch.ones_like(y_BTD))
 
-    def _forget(self) -> None:
+    def _clear_gradients(self) -> None:
         self._x_BTD.grad = None
         self._mixer.zero_grad(set_to_none=True)
 
     def seconds(self) -> float:
-        """Of one pass on one core."""
-        self._forget()
-        begin = time.process_time()
+        """Return the CPU time of one pass."""
+        self._clear_gradients()
+        start = time.process_time()
         self.run()
-        return time.process_time() - begin
+        return time.process_time() - start
 
     def peak_bytes(self) -> int:
-        """Of one pass."""
-        self._forget()
+        """Return the peak memory of one pass."""
+        self._clear_gradients()
         return peak_bytes(self.run)
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes that torch gave out at once during some work, beyond what was out before."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler prints lines about itself
+    """Return the peak bytes that torch allocated during `work`, beyond those allocated before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints log lines
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -85,7 +84,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Whatever is measured inside runs on one core."""
+    """Run torch on one thread within this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -96,21 +95,21 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Exponent:
-    """y grows as x to this power."""
+    """The power p of a fit y ~ x^p."""
 
     value: float
-    low: float  # the least and the greatest of the repetitions, each fitted on its own
+    low: float  # lowest and highest exponent of single repetitions
     high: float
 
     def text(self) -> str:
-        """1.98, or 1.98 (1.95 to 2.03) where repetitions differ."""
+        """Format as 1.98, or 1.98 (1.95 to 2.03) if repetitions differ."""
         if self.low == self.high:
             return f"{self.value:.2f}"
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def exponent(sizes: Sequence[int], repetitions: Sequence[Sequence[float]]) -> Exponent:
-    """The exponent of the medians over repetitions, each of which has a value for each size."""
+    """Fit the exponent to the medians over repetitions, each of which has one value per size."""
     slopes = [_slope(sizes, values) for values in repetitions]
     medians = [float(np.median(values)) for values in zip(*repetitions, strict=True)]
     return Exponent(_slope(sizes, medians), min(slopes), max(slopes))

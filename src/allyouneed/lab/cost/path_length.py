@@ -1,17 +1,17 @@
-"""How far influence travels: layers until the first position can change the last   (table 1 of Vaswani et al. 2017).
+"""Path length: the number of layers until the first position can change the last   (table 1 of Vaswani et al. 2017).
 
-Found by doing it. In each layer (new random weights, new random inputs) every position that can be influenced by now
-gets other numbers, and the positions whose output changes by that are those that can be influenced after the layer:
+It is measured, not derived. In each layer (new random weights, new random inputs) all positions reached so far are
+changed, and the positions whose output differs are those reached after the layer:
 
     P_0 = {first},   P_(l+1) = P_l + {t : mixer(x)_t != mixer(x')_t},   x' = x with other numbers at P_l
 
-and the path is the first l with the last position in P_l. Nothing has to survive many layers in a row, so nothing
-vanishes on the way: a window's hundredth layer is followed like its first. A layer that works step by step may forget
-within itself (a recurrence does, exponentially), and float64 would call the rest nothing; so it is read piece by piece
-through its state, and what differs in the state is made as large as it was between pieces.
+The path length is the first l with the last position in P_l. No signal has to survive many layers in a row, so nothing
+vanishes: the hundredth layer of a window is treated like its first. A sequential layer may forget within itself (a
+recurrence does so exponentially), below the precision of float64. Such a layer is read in segments through its state,
+and differences in the state are rescaled between segments.
 
-A recurrence has path 1 by this count: one layer carries the first position to the last. Inside that layer it passes
-through every step in between, which is the O(n) that the paper states: `Cost.sequential` says so.
+By this count a recurrence has path length 1: one layer carries the first position to the last. Inside that layer the
+signal passes through all steps in between, which is the O(n) of the paper; see `Cost.sequential`.
 """
 
 import dataclasses
@@ -25,28 +25,28 @@ from allyouneed.mixers import Mixer, MixerConfig, Role
 from allyouneed.mixers.parts.state import Growable
 
 Layers = MixerConfig | Callable[[int], MixerConfig]  # the mixer of every layer, or of layer 0, 1, ..
-CHANGED = 1e-13  # of numbers around 1, in float64
-PIECE = 16  # positions of a step-by-step mixer that are read before what is left of a difference is enlarged
+CHANGED = 1e-13  # smallest difference that counts, for float64 numbers around 1
+PIECE = 16  # positions of a sequential mixer that are read between two rescalings
 
 
 def default_role(config: MixerConfig) -> Role:
-    """Causal, if it can be."""
+    """Return causal if the mixer supports it, else bidirectional."""
     return "causal" if "causal" in config.roles else "bidirectional"
 
 
 def path_length(
     layers: Layers, length: int, width: int, *, role: Role | None = None, draws: int = 1, seed: int = 0
 ) -> int | None:
-    """How many layers it takes until the first position can change the last of `length`; None: it never can.
+    """Return the number of layers until the first position can change the last of `length`; None if it never can.
 
-    `draws`: random weights and inputs that are tried for each layer; more where what is read depends on what it says.
+    `draws`: number of random weights and inputs tried for each layer; use more if the pattern depends on the content.
     """
     if length < 2:
         return 0
     of_layer = layers if callable(layers) else lambda _: layers
     reached_T = torch.zeros(length, dtype=torch.bool)
     reached_T[0] = True
-    idle = 0  # layers in a row that reached nobody new
+    idle = 0  # consecutive layers that reached no new position
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for layer in range(length):
@@ -57,7 +57,7 @@ def path_length(
                 if after_T[-1]:
                     return layer + 1
             idle = idle + 1 if torch.equal(after_T, reached_T) else 0
-            # Layers that differ may take turns; when all of a kind have passed, nothing new will come.
+            # Layers may alternate between kinds; after enough of them no new position will be reached.
             if idle > (0 if isinstance(layers, MixerConfig) else 16):
                 return None
             reached_T = after_T
@@ -65,7 +65,7 @@ def path_length(
 
 
 def influenced(config: MixerConfig, reached_T: Tensor, width: int, role: Role) -> Tensor:
-    """Which positions (T) of one random layer change when those that were reached (T) do."""
+    """Return which positions (T) of one random layer change if the reached ones (T) do."""
     length = reached_T.shape[0]
     mixer = _random(config.build(width, role=role))
     x_BTD = torch.randn(1, length, width, dtype=torch.float64)
@@ -81,7 +81,7 @@ def influenced(config: MixerConfig, reached_T: Tensor, width: int, role: Role) -
 
 
 def enlarged(state: Any, other: Any) -> Any:
-    """`other` with its differences from `state` made large; where there is none, there is none still."""
+    """Return `other` with its differences from `state` rescaled to 1; zero differences remain zero."""
     if isinstance(state, Growable):
         return Growable(enlarged(state.tensor, other.tensor))
     if isinstance(state, Tensor):
@@ -103,7 +103,7 @@ def _differs(y_BTD: Tensor, z_BTD: Tensor) -> Tensor:
 
 
 def _random(mixer: Mixer) -> Mixer:
-    """In float64; what begins at zero is made random, since a zero could hide an influence."""
+    """Convert to float64 and randomise parameters initialised to zero, which could hide an influence."""
     mixer = mixer.double().eval()
     for parameter in mixer.parameters():
         if not parameter.any():

@@ -1,11 +1,12 @@
-"""What the study of costs found, for people: tables, charts, a page, and the same numbers for machines."""
+"""The report of a cost study: tables, charts, HTML page and JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from allyouneed.lab.charts import AnyChart, Chart, Curve, Dots, save_chart
-from allyouneed.lab.cost.measure import Crossing, Line, Study
+from allyouneed.lab.cost.crossover import Crossing
+from allyouneed.lab.cost.measure import CostStudy, MixerCost
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
 from allyouneed.mixers import MIXERS, Family
 from allyouneed.words import counted
@@ -13,9 +14,9 @@ from allyouneed.words import counted
 BASELINE = "softmax"  # drawn in the chart of every family
 
 
-def formulas_table(study: Study) -> Table:
-    """Formula, FLOPs stated and counted, their exponents beside theory."""
-    columns = ["mixer", "FLOPs of a layer", "n^", "counted", "d^", "counted", "stated = counted", "of FLOPs at n, d"]
+def formulas_table(study: CostStudy) -> Table:
+    """Build the table of formulas, declared and counted FLOPs, and their exponents next to theory."""
+    columns = ["mixer", "FLOPs of a layer", "n^", "counted", "d^", "counted", "declared = counted", "FLOPs at n, d"]
     rows = []
     for line in study.lines:
         theory, largest = line.row.theory, max(line.counts, key=lambda count: count.counted)
@@ -31,8 +32,8 @@ def formulas_table(study: Study) -> Table:
     return Table(columns, rows)
 
 
-def measured_table(study: Study, along: str) -> Table:
-    """Seconds and bytes over lengths ("n") or widths ("d"), with fitted exponents."""
+def measured_table(study: CostStudy, along: str) -> Table:
+    """Build the table of time and memory over lengths ("n") or widths ("d"), with fitted exponents."""
     first = (study.lines[0].over_length if along == "n" else study.lines[0].over_width) if study.lines else None
     largest = first.sizes[-1] if first else 0
     columns = ["mixer", f"{along}^ theory", f"{along}^ FLOPs here", f"{along}^ seconds", f"{along}^ memory"]
@@ -45,15 +46,15 @@ def measured_table(study: Study, along: str) -> Table:
         if sweep.memory_sizes[-1] != largest:
             held += f" (at {sweep.memory_sizes[-1]:,})"
         texts = [f"{flops.value:.2f}", seconds.text(), f"{memory.value:.2f}"]
-        theory = _power(line.row.theory.in_length) if along == "n" else "2"  # where d is large, the projections lead
+        theory = _power(line.row.theory.in_length) if along == "n" else "2"  # for large d the projections dominate
         rows.append([line.row.name, theory, *texts, f"{1000 * sweep.medians[-1]:,.1f}", held])
     return Table(columns, rows)
 
 
-def path_table(study: Study) -> Table:
-    """Sequential steps, and layers from the first position to the last."""
+def path_table(study: CostStudy) -> Table:
+    """Build the table of sequential steps and path lengths."""
     columns = ["mixer", "sequential", f"at n = {max(study.settings.lengths):,}", "path, layers"]
-    columns += [f"found at n = {length:,}" for length in study.settings.paths]
+    columns += [f"measured at n = {length:,}" for length in study.settings.paths]
     rows = []
     for line in study.lines:
         theory = line.row.theory
@@ -65,8 +66,8 @@ def path_table(study: Study) -> Table:
     return Table(columns, rows)
 
 
-def crossing_table(study: Study) -> Table:
-    """Where self-attention begins to cost more than recurrence."""
+def crossing_table(study: CostStudy) -> Table:
+    """Build the table of lengths at which self-attention becomes more expensive than recurrence."""
     columns = ["width d", "against", "in FLOPs from n =", "n / d", "in seconds from n =", "n / d"]
     rows = []
     for one in study.crossings:
@@ -83,17 +84,17 @@ def _seconds_crossing(one: Crossing) -> tuple[str, str]:
     return f"beyond {one.lengths[-1]:,}", ""
 
 
-def verdicts(study: Study) -> list[str]:
-    """What was found, in words."""
+def verdicts(study: CostStudy) -> list[str]:
+    """Return the results as sentences."""
     lines = study.lines
     unequal = [line.row.name for line in lines if not line.equal]
     off = [line.row.name for line in lines if not line.as_theory]
     sizes = sum(len(line.counts) for line in lines)
-    said = [
-        f"FLOPs stated and FLOPs counted differ for {', '.join(unequal)}."
+    sentences = [
+        f"Declared and counted FLOPs differ for {', '.join(unequal)}."
         if unequal
-        else f"FLOPs stated are those counted, exactly: {counted(len(lines), 'mixer')}, {counted(sizes, 'size')}.",
-        f"FLOP exponents farther than 0.15 from theory: {', '.join(off)}."
+        else f"Declared FLOPs equal counted FLOPs exactly: {counted(len(lines), 'mixer')}, {counted(sizes, 'size')}.",
+        f"FLOP exponents more than 0.15 from theory: {', '.join(off)}."
         if off
         else "Every FLOP exponent, in n and in d, is within 0.15 of theory.",
     ]
@@ -104,12 +105,12 @@ def verdicts(study: Study) -> list[str]:
         if abs(seconds.value - flops.value) > 0.15
     ]
     if slower:
-        said.append(f"Seconds over n do not follow the FLOPs at these sizes: {', '.join(slower)}.")
-    return said + _crossing_words(study.crossings)
+        sentences.append(f"Seconds over n do not follow the FLOPs at these sizes: {', '.join(slower)}.")
+    return sentences + _crossing_sentences(study.crossings)
 
 
-def _crossing_words(crossings: Sequence[Crossing]) -> list[str]:
-    said = []
+def _crossing_sentences(crossings: Sequence[Crossing]) -> list[str]:
+    sentences = []
     for one in crossings:
         if one.in_flops is None:
             continue
@@ -118,16 +119,16 @@ def _crossing_words(crossings: Sequence[Crossing]) -> list[str]:
         elif one.attention[-1] > one.recurrent[-1]:
             then = f"more seconds at every length from {one.lengths[0]:,}"
         else:
-            then = f"fewer seconds up to n = {one.lengths[-1]:,} at least"
-        said.append(
+            then = f"fewer seconds up to at least n = {one.lengths[-1]:,}"
+        sentences.append(
             f"At d = {one.width} self-attention takes more FLOPs than {one.recurrence} from n = {one.in_flops:,} "
             f"({one.in_flops / one.width:.2g} d), and {then}."
         )
-    return said
+    return sentences
 
 
-def charts(study: Study) -> dict[str, AnyChart]:
-    """The pictures, by the names of their files."""
+def charts(study: CostStudy) -> dict[str, AnyChart]:
+    """Return the charts by file name."""
     settings = study.settings
     drawn: dict[str, AnyChart] = {}
     for number, family in enumerate(get_args(Family), start=1):
@@ -137,7 +138,7 @@ def charts(study: Study) -> dict[str, AnyChart]:
         if not members or (lines == baseline and len(study.lines) > 1):
             continue
         note = f"One layer, one sequence, width {settings.width}, forward and backward, one core."
-        for kind, label in (("seconds", "seconds"), ("memory", "megabytes at the most")):
+        for kind, label in (("seconds", "seconds"), ("memory", "peak megabytes")):
             curves = [_curve(line, kind) for line in lines]
             shorter = kind == "memory" and any(line.row.by_steps for line in lines)
             more = " Recurrences at a quarter of the lengths." if shorter else ""
@@ -151,8 +152,8 @@ def charts(study: Study) -> dict[str, AnyChart]:
     return drawn
 
 
-def exponent_chart(lines: Sequence[Line]) -> Dots:
-    """Theory, FLOPs and seconds: the exponent of n of every mixer."""
+def exponent_chart(lines: Sequence[MixerCost]) -> Dots:
+    """Draw the exponent of n of every mixer: by theory, of FLOPs and of seconds."""
     time = [line.over_length.exponents()[1] for line in lines]
     return Dots(
         "The exponent of n",
@@ -163,11 +164,11 @@ def exponent_chart(lines: Sequence[Line]) -> Dots:
             "FLOPs counted": [line.in_length.value for line in lines],
             "seconds": [found.value for found in time],
         },
-        note="Seconds: forward and backward at the largest lengths; small sizes pay for what does not grow.",
+        note="Seconds: forward and backward at the largest lengths; constant costs dominate at small sizes.",
     )
 
 
-def _curve(line: Line, kind: str) -> Curve:
+def _curve(line: MixerCost, kind: str) -> Curve:
     sweep = line.over_length
     if kind == "memory":
         return Curve(line.row.name, sweep.memory_sizes, [size / 1e6 for size in sweep.memory])
@@ -176,63 +177,66 @@ def _curve(line: Line, kind: str) -> Curve:
     return Curve(line.row.name, sweep.sizes, sweep.medians, low, high)
 
 
-def _crossing_chart(study: Study, width: int) -> Chart:
+def _crossing_chart(study: CostStudy, width: int) -> Chart:
     here = [one for one in study.crossings if one.width == width]
     lengths = here[0].lengths
     curves = [Curve("softmax", lengths, here[0].attention)]
     curves += [Curve(one.recurrence, lengths, one.recurrent) for one in here]
-    words = [f"than {one.recurrence} from n = {one.in_seconds:,.0f}" for one in here if one.in_seconds is not None]
-    note = f"Self-attention takes longer {', '.join(words)}." if words else ""
+    lengths_text = [
+        f"than {one.recurrence} from n = {one.in_seconds:,.0f}" for one in here if one.in_seconds is not None
+    ]
+    note = f"Self-attention takes longer {', '.join(lengths_text)}." if lengths_text else ""
     return Chart(f"Recurrence and self-attention, d = {width}", "length n", "seconds", curves, True, True, note)
 
 
-def write_cost_report(study: Study, out: Path, command: str) -> Path:
-    """report.html, report.json and the pictures."""
+def write_cost_report(study: CostStudy, out: Path, command: str) -> Path:
+    """Write report.html, report.json and the charts."""
     pictures = charts(study)
     settings = study.settings
     parts: list[Part] = [
-        *(Verdict(words) for words in verdicts(study)),
-        Heading("FLOPs: formula, stated, counted"),
+        *(Verdict(sentence) for sentence in verdicts(study)),
+        Heading("FLOPs: formula, declared, counted"),
         formulas_table(study),
         Note(
             "n^ and d^: the exponents of the leading term, by theory and as fitted to FLOPs counted at sizes where "
-            "that term leads (report.json has them). Attention's own term leads where n, or what a position reads, is "
-            "large beside d; its four projections, O(n d²), are counted too. The others are counted at large d."
+            "that term dominates (listed in report.json). Attention's own term dominates if n, or the number of "
+            "positions read, is large compared with d; its four projections, O(n d²), are counted too. The other "
+            "mixers are counted at large d."
         ),
         pictures["exponents"],
-        Heading("Measured here, over lengths"),
+        Heading("Measured over lengths"),
         measured_table(study, "n"),
         *(chart for name, chart in pictures.items() if name.startswith(("seconds", "memory"))),
-        Heading("Measured here, over widths"),
+        Heading("Measured over widths"),
         measured_table(study, "d"),
         Note(
             f"Forward and backward pass of one layer over one sequence, float32, one core: lengths at d = "
             f"{settings.width}, widths at n = {settings.length}. Seconds: CPU time, the median of {settings.repeats} "
-            "rounds over all layers, in brackets the least and the greatest exponent of single rounds. Memory: the "
-            "most that torch's allocator had given out at once, by its profiler (weights and input not counted; "
-            "buffers inside oneDNN and BLAS are not seen; recurrences at a quarter of the lengths). 'FLOPs here': the "
-            "exponent of the stated FLOPs at the same sizes, which is what seconds can be compared with. Over widths "
-            "the projections, O(n d²), lead, not the mechanism's own term: theory is then 2."
+            "rounds over all layers; in brackets the lowest and highest exponent of single rounds. Memory: the peak of "
+            "torch's allocator, from its profiler (without weights and input, and without buffers inside oneDNN and "
+            "BLAS; recurrences at a quarter of the lengths). 'FLOPs here': the exponent of the declared FLOPs at the "
+            "same sizes, to compare seconds with. Over widths the projections, O(n d²), dominate the mechanism's own "
+            "term: the exponent by theory is 2."
         ),
         Heading("Sequential steps and path length"),
         path_table(study),
         Note(
-            "Path: how many layers until the first position can change the last, found by changing it and looking. A "
-            "recurrence needs one layer, inside which the signal passes n steps: table 1 of the paper counts those."
+            "Path: the number of layers until the first position can change the last, measured by changing it. A "
+            "recurrence needs one layer, inside which the signal passes n steps; table 1 of the paper counts those."
         ),
-        *([Heading("Where recurrence becomes cheaper than self-attention")] if study.crossings else []),
+        *([Heading("Where self-attention becomes more expensive than recurrence")] if study.crossings else []),
         *([crossing_table(study)] if study.crossings else []),
         *(chart for name, chart in pictures.items() if name.startswith("crossover")),
         Code(command),
     ]
-    page = write_report(out, "cost", "What a layer costs", parts, as_data(study))
+    page = write_report(out, "cost", "The cost of a layer", parts, as_data(study))
     for name, chart in pictures.items():
         save_chart(chart, out / f"{name}.png")
     return page
 
 
-def as_data(study: Study) -> dict[str, Any]:
-    """For machines."""
+def as_data(study: CostStudy) -> dict[str, Any]:
+    """Return the content of report.json."""
     return {
         "settings": vars(study.settings),
         "verdicts": verdicts(study),
@@ -244,7 +248,7 @@ def as_data(study: Study) -> dict[str, Any]:
     }
 
 
-def _line_data(line: Line) -> dict[str, Any]:
+def _line_data(line: MixerCost) -> dict[str, Any]:
     return {
         "theory": vars(line.row.theory),
         "flops": [vars(count) for count in line.counts],

@@ -21,11 +21,11 @@ class Row:
 
     @property
     def theory(self) -> Theory:
-        """The cost that its paper states."""
+        """Return the cost by its paper."""
         return MIXERS[self.name].theory
 
     def config(self, length: int, width: int, head: int = 32) -> MixerConfig:
-        """The mixer for sequences of this length and width, with heads of `head` numbers."""
+        """Return the mixer for this length and width, with heads of width `head`."""
         given: dict[str, object] = {}
         if "heads" in MIXERS[self.name].model_fields:
             given["heads"] = max(1, width // head)
@@ -34,34 +34,34 @@ class Row:
 
     @property
     def role(self) -> Role:
-        """Causal, where the mechanism can be."""
+        """Return causal if the mechanism supports it."""
         return default_role(self.config(64, 64))
 
     @property
     def by_steps(self) -> bool:
-        """Whether it works position by position."""
+        """True if it is computed position by position."""
         return self.theory.sequential == "n"
 
     @property
     def counted_lengths(self) -> tuple[int, ...]:
-        """Lengths at which the leading term leads, at a width of 4."""
+        """Return lengths at which the leading term dominates, at a width of 4."""
         if self.theory.leads_at is not None:
             return self.theory.leads_at
         return (256, 512, 1024) if self.by_steps or self.theory.in_length == 2 else (4096, 8192, 16384)
 
     @property
     def counted_widths(self) -> tuple[int, ...]:
-        """Widths at which the leading term leads, at `counted_width_length` positions."""
+        """Return widths at which the leading term dominates, at `counted_width_length` positions."""
         return (4, 8, 16) if self.theory.in_width == 1 else (64, 128, 256) if self.by_steps else (256, 512, 1024)
 
     @property
     def counted_width_length(self) -> int:
-        """How many positions the widths are tried with."""
+        """Return the length used while the width varies."""
         return 1024 if self.theory.in_width == 1 else 64
 
 
 def rows(names: Sequence[str] = ()) -> list[Row]:
-    """The rows of these mixers (none: of all)."""
+    """Return the rows of these mixers; of all mixers if no name is given."""
     for name in names:
         if name not in MIXERS:
             raise ConfigError(f"--mixer: {unknown_name(name, MIXERS)}")

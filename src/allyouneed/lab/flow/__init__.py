@@ -1,1 +1,1 @@
-"""How gradients travel over distance."""
+"""Gradient norms over distance."""

@@ -1,15 +1,16 @@
-"""How gradients travel: the norm of the gradient against the distance it came, of a mixer alone or of a whole model.
+"""Gradient norms against distance, for a single mixer or a whole model.
 
     g(d) = | u^T dy_t / dx_(t-d) |,     u a random direction of unit length, t a position near the end
 
-averaged (its logarithm, over draws or texts). A random direction of the output, not the loss: a model that has learnt
-has little loss left, and its gradient would be small everywhere. Of a model, x are the vectors of its tokens.
+The logarithm of g is averaged over draws or texts. The gradient is that of a random direction of the output, not of the
+loss: the loss of a trained model is small, and so would its gradient be everywhere. For a model, x are the token
+embeddings.
 
-    rate       of log g(d) = a + d log(rate), by least squares: what a step of distance costs
-    vanishing  the fit falls by more than 10 over all distances; exploding: grows by more; else constant
-    cut off    from some distance on it is zero, exactly: nothing farther is ever read
-    reach      the effective receptive field: the distance within which 95 % of the sum of g lie (Luo et al. 2016 ask
-               the same of images)
+    rate       of log g(d) = a + d log(rate), by least squares: the factor per position
+    vanishing  the fit falls by more than a factor of 10 over all distances; exploding: it grows by more; else constant
+    cut off    beyond some distance the gradient is exactly zero: nothing further is read
+    reach      the effective receptive field: the distance that contains 95 % of the sum of g (as Luo et al. 2016
+               measure for images)
 
 Papers: Hochreiter 1991; Bengio, Simard, Frasconi 1994; Pascanu, Mikolov, Bengio 2013, arXiv:1211.5063; Luo et al. 2016,
 arXiv:1701.04128.
@@ -34,43 +35,43 @@ from allyouneed.tasks import Batch
 from allyouneed.text.specials import PAD
 
 Kind = Literal["vanishing", "exploding", "constant"]
-Points = list[tuple[int, float]]  # distance and norm, nearest first
-FACTOR = 10.0  # by which the fit has to fall or grow, over all distances, to be called so
-HELD = 0.95  # of the sum of all norms
+Points = list[tuple[int, float]]  # (distance, norm), nearest first
+FACTOR = 10.0  # change of the fit over all distances that counts as vanishing or exploding
+HELD = 0.95  # share of the sum of all norms within the reach
 
 
 @dataclass(frozen=True)
 class Flow:
-    """How gradients travel in one thing."""
+    """Gradient norms over distance of one layer or model."""
 
     name: str
     points: Points
-    rate: float  # by which the norm changes with each step of distance; nan: there are not two distances
-    rate_error: float  # the standard error of the fit
+    rate: float  # factor of the norm per position; NaN with fewer than two distances
+    rate_error: float  # standard error of the fit
     kind: Kind
-    cut: int | None  # the largest distance that is read at all; None: all of those tried
+    cut: int | None  # the largest distance with a gradient; None if all measured distances have one
     reach: int  # the effective receptive field
 
     @property
     def far(self) -> int:
-        """The largest distance that was tried."""
+        """Return the largest measured distance."""
         return self.points[-1][0]
 
-    def words(self) -> str:
-        """For a table."""
-        told: str = self.kind
+    def description(self) -> str:
+        """Describe the flow for a table."""
+        text: str = self.kind
         if self.kind != "constant":
             steps = math.log(2) / abs(math.log(self.rate))
-            told += f", {'halves' if self.kind == 'vanishing' else 'doubles'} every {steps:.1f} positions"
-        return told if self.cut is None else f"{told}; nothing beyond {self.cut}"
+            text += f", {'halves' if self.kind == 'vanishing' else 'doubles'} every {steps:.1f} positions"
+        return text if self.cut is None else f"{text}; zero beyond {self.cut}"
 
 
 def flow_of(name: str, points: Points) -> Flow:
-    """What a curve says."""
+    """Fit a rate to the points and classify the curve."""
     distance_N, norm_N = (np.asarray(column, dtype=np.float64) for column in zip(*points, strict=True))
     seen_N = np.nonzero(norm_N)[0]
     last = int(seen_N[-1]) if seen_N.size else 0
-    # The position itself has ways of its own (a residual); what is zero by chance between others is left out.
+    # Distance 0 has extra paths (a residual); isolated zeros between other distances are left out.
     used_N = seen_N[distance_N[seen_N] >= 1]
     rate, error = _exponential(distance_N[used_N], norm_N[used_N])
     change = rate ** float(distance_N[last]) if math.isfinite(rate) else 1.0
@@ -96,9 +97,9 @@ def _exponential(distance_N: np.ndarray, norm_N: np.ndarray) -> tuple[float, flo
 def gradient_by_distance(
     config: MixerConfig, length: int, width: int, *, role: Role | None = None, draws: int = 8, seed: int = 0
 ) -> Points:
-    """Of one layer of a mixer with random weights: from its last position back to each of `length`.
+    """Return the gradient norms of one layer with random weights, from its last position to each of `length`.
 
-    In float64, which still holds what is 10^-300 of a gradient.
+    Computed in float64, which still represents gradients of 1e-300.
     """
     gathered = _Means()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -115,10 +116,10 @@ def gradient_by_distance(
 def model_gradient_by_distance(
     model: Model, batches: Iterable[Batch], *, texts: int = 16, probes: int = 4, seed: int = 0
 ) -> Points:
-    """Of a model, on real texts: from positions of its target (the last ones of `probes` parts) back to every token
-    before, first of the target, then of the source. Distances are in the order in which the model reads."""
+    """Return the gradient norms of a model on real texts, from target positions (the last of each of `probes` parts)
+    to all tokens before, of the target and of the source. Distances follow the order in which the model reads."""
     if model.kind == "encoder":
-        raise ConfigError("flow follows the gradient back from what is written last; an encoder writes nothing")
+        raise ConfigError("flow needs a model that generates tokens; this one is an encoder")
     gathered, left = _Means(), texts
     training = model.training
     model.eval()
@@ -138,9 +139,9 @@ def model_gradient_by_distance(
 
 
 def _follow(model: Model, batch: Batch, row: int, probes: int, gathered: "_Means") -> None:
-    """One text without its padding."""
+    """Add the gradient norms of one text, without padding."""
     if batch.input_BT is None or batch.output_BT is None:
-        raise ConfigError("flow needs a task whose model writes: a translation, a text")
+        raise ConfigError("flow needs a task with target tokens, such as translation or language modelling")
     real = int((batch.output_BT[row] != PAD).sum())
     input_BT, state = batch.input_BT[row : row + 1, :real], None
     with Vectors() as vectors:
@@ -152,7 +153,7 @@ def _follow(model: Model, batch: Batch, row: int, probes: int, gathered: "_Means
         hidden_BTD, _ = model.hidden(input_BT, model.start() if state is None else state)
     read = [x_BTD for x_BTD in vectors.found if x_BTD.dim() == 3]
     if not read:
-        raise ConfigError("this model reads no tokens as vectors, so there is nothing to differentiate by")
+        raise ConfigError("flow needs a model with token embeddings, to differentiate with respect to them")
     before = sum(x_BTD.shape[1] for x_BTD in read) - real
     for probe in range(probes):
         t = real - 1 - probe * real // probes
@@ -166,18 +167,18 @@ def _in_some_direction(y_D: Tensor) -> Tensor:
 
 
 class _Means:
-    """Means of logarithms for each distance; a distance at which nothing ever came through is zero."""
+    """Means of logarithms for each distance; zero for a distance without any gradient."""
 
     def __init__(self) -> None:
         self._logs: dict[int, list[float]] = {}
 
     def add(self, norm_T: Tensor, at: int) -> None:
-        """Norms at all positions, seen from position `at`; what comes later does not count."""
+        """Add the norms of all positions up to position `at`, by their distance from it."""
         for position, norm in enumerate(norm_T[: at + 1].tolist()):
             self._logs.setdefault(at - position, []).append(math.log(norm) if norm > 0 else -math.inf)
 
     def points(self) -> Points:
-        """All distances, nearest first."""
+        """Return the means of all distances, nearest first."""
         return [(distance, _mean(self._logs[distance])) for distance in sorted(self._logs)]
 
 

@@ -1,11 +1,11 @@
-"""Gradients against distance: of single layers, and of whole models before and after training.
+"""Gradient norms against distance: of single layers, and of whole models before and after training.
 
     layers    one layer of each mechanism with random weights
-    before    a small decoder with each of them, at the weights with which its training begins
-    after     the same decoder after a short training to say a sequence of symbols again, in the ordinary loop
+    before    a small decoder with each mechanism, at its initial weights
+    after     the same decoder after a short training to copy a sequence of symbols
 
-or, of given model folders, before (the architecture with new random weights) and after. Runs are kept in the report's
-folder: killed, the same study goes on.
+For given model folders: before (the architecture with new random weights) and after. Runs are stored in the report's
+folder, so that a killed study resumes.
 """
 
 import tempfile
@@ -23,29 +23,30 @@ from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.flow.gradients import FACTOR, HELD, Flow, flow_of, gradient_by_distance, model_gradient_by_distance
+from allyouneed.lab.jobs import Job, Outcome, RunProgress
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Verdict, write_report
-from allyouneed.lab.runs import Job, Outcome, Watch, run_all
+from allyouneed.lab.runs import run_all
 from allyouneed.mixers import MIXERS
 from allyouneed.models import Model
 from allyouneed.training import Recipe
 
-Report = Callable[[float, str], None]
+ReportProgress = Callable[[float, str], None]
 USUAL = ("rnn", "lstm", "gru", "convolution", "softmax")
 
 
 def silent(fraction: float, words: str) -> None:
-    """Tells nobody how far it is."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """What is followed."""
+    """The layers and models of a flow study."""
 
     mixers: tuple[str, ...] = USUAL
-    length: int = 256  # of the sequence that a single layer reads
+    length: int = 256  # sequence length of single layers
     width: int = 64
     draws: int = 8
-    symbols: int = 24  # that a model has to say again: what it needs stands so far away
+    symbols: int = 24  # symbols to copy, which is also the distance to the needed input
     steps: int = 300
     seed: int = 1
 
@@ -54,27 +55,27 @@ class FlowSettings:
             if name not in MIXERS:
                 raise ConfigError(f"--mixer: {unknown_name(name, MIXERS)}")
             if "causal" not in MIXERS[name].roles:
-                raise ConfigError(f"--mixer: {name!r} is not causal, so no decoder can be made of it")
+                raise ConfigError(f"--mixer: {name!r} is not causal, so it cannot be used in a decoder")
         if self.length < 3:
-            raise ConfigError(f"--length {self.length}: a rate needs at least two distances; 3 or more")
+            raise ConfigError(f"--length {self.length}: should be 3 or more; a rate needs at least two distances")
         if not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"--seed {self.seed}: should be a whole number from 0 on, below 2^63")
+            raise ConfigError(f"--seed {self.seed}: should be an integer from 0 to 2^63 - 1")
         if self.width % 16:
-            raise ConfigError(f"--width {self.width}: heads are 16 wide; should be a multiple of 16")
+            raise ConfigError(f"--width {self.width}: should be a multiple of 16, the width of a head")
 
 
 @dataclass(frozen=True)
 class FlowStudy:
-    """What was found, by mechanism or folder."""
+    """Gradient flows by mechanism or folder."""
 
     layers: Sequence[Flow]
     before: Sequence[Flow]
     after: Sequence[Flow]
-    scores: dict[str, str]  # what the trained ones are worth
+    scores: dict[str, str]  # of the trained models
 
 
-def study_layers(settings: FlowSettings, report: Report = silent) -> list[Flow]:
-    """Of single layers with random weights."""
+def study_layers(settings: FlowSettings, report: ReportProgress = silent) -> list[Flow]:
+    """Measure single layers with random weights."""
     layers = []
     for number, name in enumerate(settings.mixers):
         report(number / len(settings.mixers), f"one layer of {name}")
@@ -84,15 +85,15 @@ def study_layers(settings: FlowSettings, report: Report = silent) -> list[Flow]:
     return layers
 
 
-def train_models(settings: FlowSettings, out: Path, watch: Watch | None = None) -> list[Outcome]:
-    """The decoders that are trained for it; those in the folder are not trained again."""
-    return run_all([Job(name, recipe(name, settings)) for name in settings.mixers], out / "runs", watch=watch)
+def train_models(settings: FlowSettings, out: Path, progress: RunProgress | None = None) -> list[Outcome]:
+    """Train the decoders; finished runs in the folder are reused."""
+    return run_all([Job(name, recipe(name, settings)) for name in settings.mixers], out / "runs", progress=progress)
 
 
 def study_models(
-    layers: Sequence[Flow], outcomes: Sequence[Outcome], out: Path, seed: int, report: Report = silent
+    layers: Sequence[Flow], outcomes: Sequence[Outcome], out: Path, seed: int, report: ReportProgress = silent
 ) -> FlowStudy:
-    """All: single layers as they were found, and these decoders, before and after."""
+    """Measure the decoders before and after training, and combine them with the given single layers."""
     before, after, scores = [], [], {}
     for number, outcome in enumerate(outcomes):
         report(number / len(outcomes), f"the model of {outcome.name}, before and after")
@@ -106,8 +107,8 @@ def study_models(
     return FlowStudy(layers, before, after, scores)
 
 
-def study_folders(folders: Sequence[str], report: Report = silent) -> FlowStudy:
-    """Of models that were trained elsewhere."""
+def study_folders(folders: Sequence[str], report: ReportProgress = silent) -> FlowStudy:
+    """Measure trained models from folders."""
     before, after = [], []
     short = [Path(folder).resolve().name for folder in folders]
     names = short if len(set(short)) == len(short) else list(folders)
@@ -120,7 +121,7 @@ def study_folders(folders: Sequence[str], report: Report = silent) -> FlowStudy:
 
 
 def recipe(name: str, settings: FlowSettings) -> Recipe:
-    """A small decoder with this mixer that learns to copy."""
+    """Return the recipe of a small decoder with this mixer that learns to copy."""
     length = settings.symbols
     return parse(
         Recipe,
@@ -159,9 +160,9 @@ def _mixer(name: str, settings: FlowSettings) -> dict[str, Any]:
 
 
 def _both(bundle: Bundle, name: str, seed: int) -> tuple[Flow, Flow]:
-    """With new random weights, and as trained; on the same held-out texts."""
+    """Measure a model with new random weights and as trained, on the same held-out texts."""
     if bundle.model.kind == "encoder":
-        raise FolderError(f"{bundle.path}: an encoder writes nothing, so there is no last position to begin from")
+        raise FolderError(f"{bundle.path}: flow needs a model that generates tokens; this one is an encoder")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built: Any = bundle.model
@@ -172,23 +173,23 @@ def _both(bundle: Bundle, name: str, seed: int) -> tuple[Flow, Flow]:
     return flow_of(name, points[0]), flow_of(name, points[1])
 
 
-# --- for people ------------------------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------------
 
 
 def flow_table(flows: Sequence[Flow]) -> Table:
-    """A line for each."""
-    columns = ["of", "per step", "gradient", "at distance 1", "farthest", "reach (95 %)"]
+    """Build a table with one row for each flow."""
+    columns = ["name", "per position", "gradient", "at distance 1", "farthest", "reach (95 %)"]
     rows = []
     for flow in flows:
         near = next((norm for distance, norm in flow.points if distance == 1), 0.0)
         last = flow.points[-1]
-        texts = [f"× {flow.rate:.3f} ± {flow.rate_error:.3f}", flow.words(), f"{near:.2g}"]
+        texts = [f"× {flow.rate:.3f} ± {flow.rate_error:.3f}", flow.description(), f"{near:.2g}"]
         rows.append([flow.name, *texts, f"{last[1]:.2g} at {last[0]}", str(flow.reach)])
     return Table(columns, rows)
 
 
-def parts_of(study: FlowStudy) -> list[tuple[str, Sequence[Flow]]]:
-    """What there is, with titles."""
+def sections(study: FlowStudy) -> list[tuple[str, Sequence[Flow]]]:
+    """Return the non-empty sections of the study with their titles."""
     parts = [
         ("One layer, random weights", study.layers),
         ("The model before training", study.before),
@@ -198,44 +199,45 @@ def parts_of(study: FlowStudy) -> list[tuple[str, Sequence[Flow]]]:
 
 
 def flow_chart(title: str, flows: Sequence[Flow]) -> Chart:
-    """Norms over distances; what is zero cannot be drawn, and the curve ends there."""
+    """Draw norms over distances; a curve ends where its gradient becomes zero."""
     curves = []
     for flow in flows:
         seen = [(distance, norm) for distance, norm in flow.points if norm > FLOOR]
         curves.append(Curve(flow.name, [float(distance) for distance, _ in seen], [norm for _, norm in seen]))
-    note = f"A curve that ends reads nothing beyond, or less than {FLOOR:g}."
+    note = f"A curve ends where the norm is below {FLOOR:g}."
     return Chart(f"Gradient against distance: {title.lower()}", "distance", "norm", curves, log_y=True, note=note)
 
 
-FLOOR = 1e-12  # a picture of 10^-50 shows nothing else
+FLOOR = 1e-12  # smallest drawn norm; an axis down to 1e-50 would hide everything else
 
 
 def verdicts(study: FlowStudy) -> list[str]:
-    """What was found, in words."""
-    said = []
-    for title, flows in parts_of(study):
-        kinds = [f"{flow.name} {flow.words()}" for flow in flows]
-        said.append(f"{title}: {'; '.join(kinds)}.")
-    return said
+    """Return the results as sentences."""
+    sentences = []
+    for title, flows in sections(study):
+        kinds = [f"{flow.name} {flow.description()}" for flow in flows]
+        sentences.append(f"{title}: {'; '.join(kinds)}.")
+    return sentences
 
 
 def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
-    """report.html, report.json and the pictures."""
-    parts: list[Part] = [Verdict(words) for words in verdicts(study)]
+    """Write report.html, report.json and the charts."""
+    parts: list[Part] = [Verdict(sentence) for sentence in verdicts(study)]
     pictures = {}
-    for number, (title, flows) in enumerate(parts_of(study), start=1):
+    for number, (title, flows) in enumerate(sections(study), start=1):
         chart = flow_chart(title, flows)
         pictures[out / f"flow-{number}.png"] = chart
         parts += [Heading(title), flow_table(flows), chart]
     if study.scores:
-        parts.append(Heading("What the models have learnt"))
+        parts.append(Heading("Scores of the trained models"))
         parts.append(Table(["model", "scores after training"], [[name, text] for name, text in study.scores.items()]))
     parts += [
         Note(
-            "The norm of the gradient of one late position's output, in a random direction, by the vector of every "
-            "position before it; the mean of logarithms over draws or held-out texts. Per step: the rate of an "
-            f"exponential fit with its standard error. Vanishing or exploding: the fit changes by more than {FACTOR:g} "
-            f"over all distances. Reach: the distance that holds {HELD:.0%} of the sum of all norms."
+            "The norm of the gradient of the output at a late position, in a random direction, with respect to the "
+            "vector of every earlier position; the mean of logarithms over draws or held-out texts. Per position: the "
+            "rate of an exponential fit with its standard error. Vanishing or exploding: the fit changes by more than "
+            f"a factor of {FACTOR:g} over all distances. Reach: the distance that contains {HELD:.0%} of the sum of "
+            "all norms."
         ),
         Code(command),
     ]
@@ -243,7 +245,7 @@ def write_flow_report(study: FlowStudy, out: Path, command: str) -> Path:
         name: [vars(flow) | {"points": flow.points} for flow in flows]
         for name, flows in (("layers", study.layers), ("before", study.before), ("after", study.after))
     }
-    page = write_report(out, "flow", "How gradients travel", parts, data | {"scores": study.scores})
+    page = write_report(out, "flow", "Gradients against distance", parts, data | {"scores": study.scores})
     for path, chart in pictures.items():
         save_chart(chart, path)
     return page

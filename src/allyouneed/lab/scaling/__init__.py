@@ -1,1 +1,1 @@
-"""Scaling laws: fit small runs, predict a larger one."""
+"""Scaling laws: fit small runs and predict a larger one."""

@@ -1,8 +1,9 @@
-"""Isoflop curves: runs of one compute budget and several sizes, and the size at which their loss is least.
+"""Isoflop curves: runs of several sizes with one compute budget, and the size with the lowest loss.
 
     L(log N) = a (log N)^2 + b log N + c for each budget;   N*(C) ~ C^p through the minima      (approach 2)
 
-A parabola whose minimum is not among its sizes has not found it; such a budget is drawn, and left out of the exponents.
+A parabola whose vertex is outside its sizes has not found the minimum; such a budget is drawn but not used for the
+exponents.
 
 Paper: Hoffmann et al. 2022, arXiv:2203.15556, section 3.2.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from allyouneed.lab.scaling.laws import Array, Estimate, estimate
 
 FEWEST_SIZES = 3
-SURE = 0.9  # of the draws have to have all minima for an exponent to be said
+SURE = 0.9  # share of bootstrap draws that must have all minima before an exponent is reported
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,25 @@ class Valley:
     losses: Sequence[float]
     coefficients: tuple[float, float, float]  # over log N
     best: Estimate  # N*
-    least: float  # the loss there
-    inside: bool  # whether the minimum lies among the sizes
+    least: float  # the loss at N*
+    inside: bool  # True if the minimum is within the range of sizes
 
     def loss(self, size: Any) -> Any:
-        """The parabola."""
+        """Evaluate the parabola."""
         return np.polyval(self.coefficients, np.log(size))
 
 
 @dataclass(frozen=True)
 class Isoflops:
-    """All budgets together."""
+    """The isoflop curves of all budgets, and the exponents of their minima."""
 
     valleys: Sequence[Valley]
-    size_exponent: Estimate | None  # of N*(C); None with fewer than two minima, or where these are too unsure
+    size_exponent: Estimate | None  # of N*(C); None with fewer than two minima, or if they are too uncertain
     data_exponent: Estimate | None  # of D*(C)
 
     @property
     def minima(self) -> list[Valley]:
-        """The budgets whose minimum was found."""
+        """Return the budgets whose minimum was found."""
         return [valley for valley in self.valleys if valley.inside]
 
 
@@ -57,7 +58,7 @@ def isoflops(
     noise_R: Array,
     seed: int = 0,
 ) -> Isoflops:
-    """Parabolas through runs (N, loss) by budget. `noise_R`: the noise of log L, one for each draw of the bootstrap."""
+    """Fit parabolas to runs (N, loss) by budget. `noise_R`: the noise of log L for each bootstrap draw."""
     generator = np.random.default_rng([seed, 2])
     valleys, drawn = [], {}
     for flops, pairs in sorted(runs.items()):
@@ -77,7 +78,7 @@ def isoflops(
     if lost > (1 - SURE) * best_VR.shape[1]:
         return Isoflops(valleys, None, None)
     data, data_VR = np.exp(log_c) / flops_per_token(best), np.exp(log_c)[:, None] / flops_per_token(whole_VR)
-    # A draw in which some budget has no minimum says that the exponent may be anything: as many to either side.
+    # A draw in which a budget has no minimum leaves the exponent unbounded: count such draws evenly on both sides.
     anything = [math.inf if number % 2 else -math.inf for number in range(lost)]
     return Isoflops(
         valleys,
@@ -96,7 +97,7 @@ def _valley(
     best_R = _vertex(np.polyfit(np.log(sizes), drawn_PR, 2))
     best = float(_vertex(coefficients))
     inside = math.isfinite(best) and min(sizes) <= best <= max(sizes)
-    # A parabola that opens downwards in a draw says that the minimum may be anywhere.
+    # If the parabola of a draw opens downwards, the minimum is unbounded.
     around = estimate(best, np.where(np.isfinite(best_R), best_R, np.inf)) if inside else Estimate(best, best, best)
     least = float(np.polyval(coefficients, math.log(best))) if inside else min(losses)
     a, b, c = coefficients.tolist()
@@ -104,12 +105,12 @@ def _valley(
 
 
 def _vertex(coefficients: Array) -> Any:
-    """N at the minimum; nan where there is none."""
+    """Return N at the minimum; NaN if there is none."""
     a, b = coefficients[0], coefficients[1]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(a > 0, np.exp(np.clip(-b / (2 * a), -700, 700)), np.nan)
 
 
 def slope(x: Array, y: Array) -> float:
-    """Of the line through these points."""
+    """Return the slope of the least-squares line through these points."""
     return float(np.polyfit(x, y, 1)[0])

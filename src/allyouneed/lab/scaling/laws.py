@@ -1,22 +1,22 @@
-"""Laws of scaling: forms, fits, and how sure a fit and a prediction from it are.
+"""Scaling laws: functional forms, fits, and intervals for parameters and predictions.
 
     Chinchilla    L(N, D) = E + A / N^alpha + B / D^beta                       (Hoffmann et al. 2022, eq. 2)
     Kaplan        L(N, D) = ((N_c / N)^(alpha_N / alpha_D) + D_c / D)^alpha_D  (Kaplan et al. 2020, eq. 1.5)
     power         L(x) = (x_c / x)^alpha                                       (Kaplan et al. 2020, eqs. 1.1 to 1.3)
     power+floor   L(x) = E + A / x^alpha
 
-A fit minimises sum_i Huber_delta(log L(N_i, D_i) - log L_i) with L-BFGS from many starts, as approach 3 of Hoffmann et
-al. does. Three things differ. The starts are a grid of the exponents alone: once these are given, the rest is linear
-and is solved for. N and D are measured in their geometric means, which makes the problem well conditioned. And delta is
-0.01, not 0.001: the seeds alone of small runs differ by several thousandths, and below delta squares use the data best.
+A fit minimises sum_i Huber_delta(log L(N_i, D_i) - log L_i) with L-BFGS from many starts, as in approach 3 of Hoffmann
+et al. Three things differ. The starts are a grid of the exponents alone: for given exponents the other parameters are
+linear and are solved for. N and D are divided by their geometric means, which makes the problem well conditioned. And
+delta is 0.01, not 0.001: small runs differ between seeds by several thousandths, and squares use the data best.
 
-Intervals are those of a parametric bootstrap: losses drawn around the fit, fitted again, `draws` times. The noise is
-that of the residuals, with the degrees of freedom that are left; and since few residuals say little about it, every
-draw has a noise of its own (s^2 df / chi^2_df), which makes the intervals those of Student's t. An interval for a *new
-run* has that run's noise in it too. It holds if the form does: nothing here knows of a bend that the runs do not show.
+Intervals come from a parametric bootstrap: losses are drawn around the fit and fitted again, `draws` times. The noise
+is that of the residuals, with the remaining degrees of freedom. A few residuals determine it poorly, so every draw has
+its own noise level (s^2 df / chi^2_df), which gives intervals as wide as Student's t. The interval of a *new run*
+includes the noise of that run. It is valid only if the form is: it cannot foresee a bend that the runs do not show.
 
 Papers: Kaplan et al. 2020, arXiv:2001.08361; Hoffmann et al. 2022, arXiv:2203.15556; Besiroglu et al. 2024,
-arXiv:2404.10102 (a fit of approach 3 that stops too early is wrong by far more than its interval).
+arXiv:2404.10102 (an approach 3 fit that stops too early is off by far more than its interval).
 """
 
 import itertools
@@ -32,8 +32,8 @@ from scipy.optimize import minimize, nnls
 from allyouneed.errors import DataError
 from allyouneed.lab.statistics import LEVEL
 
-DELTA = 0.01  # of log L: beyond it residuals count by size, not by square
-STARTS = 8  # the best of the grid
+DELTA = 0.01  # of log L: larger residuals count linearly, not quadratically
+STARTS = 8  # number of grid points to start from, the best ones
 EXPONENTS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.1, 1.5)
 LEAST, MOST = 1e-3, 3.0  # exponents
 DRAWS = 300
@@ -42,32 +42,32 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Form(ABC):
-    """A law whose parameters are to be found. Variables and loss are logarithms, the variables centred."""
+    """A law with free parameters. Variables and loss are logarithms; the variables are centred."""
 
     name: str
     variables: tuple[str, ...]
-    parameters: tuple[str, ...]  # as papers name them
+    parameters: tuple[str, ...]  # as named in papers
 
     @abstractmethod
     def evaluate(self, theta_J: Array, x_KP: Array) -> tuple[Array, Array]:
-        """log L (P) and its derivatives by the parameters (J, P)."""
+        """Return log L (P) and its derivatives with respect to the parameters (J, P)."""
 
     @abstractmethod
     def starts(self, x_KP: Array, y_P: Array) -> list[Array]:
-        """Parameters to start from, one for each point of a grid of exponents."""
+        """Return starting parameters, one for each point of a grid of exponents."""
 
     @abstractmethod
     def natural(self, theta_J: Array, centre_K: Array) -> tuple[float, ...]:
-        """The parameters that papers print, for variables that are not centred."""
+        """Return the parameters as printed in papers, for variables that are not centred."""
 
     @abstractmethod
     def theta(self, natural: Sequence[float], centre_K: Array) -> Array:
-        """The inverse of `natural`."""
+        """Invert `natural`."""
 
     @property
     @abstractmethod
     def bounds(self) -> list[tuple[float | None, float | None]]:
-        """Of the parameters."""
+        """Return the bounds of the parameters."""
 
 
 @final
@@ -91,7 +91,7 @@ class SumForm(Form):
         found = []
         for exponents in itertools.product(EXPONENTS, repeat=len(x_KP)):
             alpha_K1 = np.array(exponents)[:, None]
-            # Relative errors: every row is divided by its loss.
+            # Each row is divided by its loss, to minimise relative errors.
             rows = np.vstack([np.exp(-y_P)[None], np.exp(-alpha_K1 * x_KP - y_P)]).T
             log_weights = np.log(np.maximum(nnls(rows, np.ones(len(y_P)))[0], 1e-3 * math.exp(y_P.min())))
             theta_J = np.empty(1 + 2 * len(x_KP))
@@ -188,7 +188,7 @@ KAPLAN = KaplanForm()
 
 
 def floored(variable: str) -> SumForm:
-    """E + A / x^alpha of one variable."""
+    """Return the form E + A / x^alpha of one variable."""
     return SumForm("power+floor", (variable,), ("E", "A", "alpha"))
 
 
@@ -202,12 +202,12 @@ class Law:
 
     @classmethod
     def of(cls, form: Form, *natural: float) -> "Law":
-        """The law with the parameters that a paper prints."""
+        """Build the law from parameters as printed in papers."""
         centre_K = np.zeros(len(form.variables))
         return cls(form, form.theta(natural, centre_K), centre_K)
 
     def loss(self, *values: Any) -> Any:
-        """L at some N and D (or whatever the variables are); arrays of one shape give an array."""
+        """Return L at N and D (or the form's other variables); arrays give an array of the broadcast shape."""
         shape = np.broadcast_shapes(*(np.shape(value) for value in values))
         flat = np.array([np.broadcast_to(np.log(value), shape).ravel() for value in values])
         found = np.exp(self.form.evaluate(self.theta_J, flat - self.centre_K[:, None])[0])
@@ -215,34 +215,34 @@ class Law:
 
     @property
     def named(self) -> dict[str, float]:
-        """The parameters as papers print them."""
+        """Return the parameters as printed in papers."""
         return dict(zip(self.form.parameters, self.form.natural(self.theta_J, self.centre_K), strict=True))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, and where it may be."""
+    """A number with its interval."""
 
     value: float
     low: float
     high: float
 
     def text(self, digits: int = 3) -> str:
-        """For tables: 0.34 (0.30 to 0.39)."""
+        """Format for tables: 0.34 (0.30 to 0.39)."""
         return f"{self.value:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law found from runs, and the laws that other draws of their noise would have given."""
+    """A law fitted to runs, and the laws fitted to bootstrap draws."""
 
     law: Law
-    noise: float  # of one run: the standard deviation of log L
+    noise: float  # standard deviation of log L of one run
     theta_RJ: Array = field(repr=False)
     noise_R: Array = field(repr=False)
 
     def estimates(self, level: float = LEVEL) -> dict[str, Estimate]:
-        """The parameters with their intervals."""
+        """Return the parameters with their intervals."""
         drawn = [self.law.form.natural(theta_J, self.law.centre_K) for theta_J in self.theta_RJ]
         return {
             name: estimate(value, [draw[place] for draw in drawn], level)
@@ -250,36 +250,36 @@ class Fit:
         }
 
     def drawn(self, *values: Any) -> Array:
-        """What the other laws say: one row of losses for each."""
+        """Return the losses by the bootstrap laws, one row for each."""
         laws = [Law(self.law.form, theta_J, self.law.centre_K) for theta_J in self.theta_RJ]
         return np.array([law.loss(*values) for law in laws])
 
     def predict(self, *values: float, level: float = LEVEL, seed: int = 0) -> Estimate:
-        """The loss of a new run, its own noise included."""
+        """Predict the loss of a new run; the interval includes the run's own noise."""
         wobble_R = np.random.default_rng([seed, 1]).standard_normal(len(self.noise_R)) * self.noise_R
         return estimate(self.law.loss(*values), self.drawn(*values) * np.exp(wobble_R), level)
 
 
 def estimate(value: float, drawn: Any, level: float = LEVEL) -> Estimate:
-    """A value with the percentiles of its draws."""
+    """Return a value with the percentiles of its draws."""
     ends = [(1 - level) / 2, (1 + level) / 2]
-    # Nearest: between two infinite draws there is nothing to interpolate.
+    # "nearest", since draws may be infinite, which cannot be interpolated.
     low, high = np.nanquantile(np.asarray(drawn, dtype=np.float64), ends, method="nearest")
     return Estimate(float(value), float(low), float(high))
 
 
 def fit_law(form: Form, values: Sequence[Any], losses: Any, delta: float = DELTA) -> Law:
-    """The law of this form nearest to the losses. `values`: for each variable one number a run."""
+    """Fit the law to the losses. `values`: for each variable, one number per run."""
     x_KP, y_P = np.log(np.asarray(values, dtype=np.float64)), np.log(np.asarray(losses, dtype=np.float64))
     if y_P.size < len(form.parameters):
-        raise DataError(f"{form.name}: {len(form.parameters)} parameters need as many runs; found {y_P.size}")
+        raise DataError(f"{form.name}: {len(form.parameters)} parameters need at least as many runs; found {y_P.size}")
     centre_K = x_KP.mean(axis=1)
     x_KP = x_KP - centre_K[:, None]
     return Law(form, _descend(form, x_KP, y_P, form.starts(x_KP, y_P), delta), centre_K)
 
 
 def fit(form: Form, values: Sequence[Any], losses: Any, draws: int = DRAWS, seed: int = 0) -> Fit:
-    """The same with intervals: needs at least one run more than parameters."""
+    """Fit the law with bootstrap intervals, which need at least one more run than there are parameters."""
     law = fit_law(form, values, losses)
     x_KP = np.log(np.asarray(values, dtype=np.float64)) - law.centre_K[:, None]
     y_P, found_P = np.log(np.asarray(losses, dtype=np.float64)), form.evaluate(law.theta_J, x_KP)[0]
@@ -295,11 +295,11 @@ def fit(form: Form, values: Sequence[Any], losses: Any, draws: int = DRAWS, seed
 
 
 def _descend(form: Form, x_KP: Array, y_P: Array, starts: list[Array], delta: float) -> Array:
-    """The parameters with the least Huber loss that L-BFGS finds from the best starts."""
+    """Return the parameters with the lowest Huber loss that L-BFGS finds from the best starts."""
 
     def objective(theta_J: Array) -> tuple[float, Array]:
         log_loss_P, slopes_JP = form.evaluate(theta_J, x_KP)
-        # In units of delta: an objective of 1e-6 would be "converged" before the first step.
+        # In units of delta: L-BFGS would consider an objective of 1e-6 converged before the first step.
         apart_P = (log_loss_P - y_P) / delta
         clipped_P = np.clip(apart_P, -1, 1)
         return float((clipped_P * (apart_P - clipped_P / 2)).sum()), slopes_JP @ clipped_P / delta
@@ -318,5 +318,5 @@ def _descend(form: Form, x_KP: Array, y_P: Array, starts: list[Array], delta: fl
 
 
 def _exp(value: float) -> float:
-    """Of what may be far outside of what a float holds: a law that is nearly flat has its constant at infinity."""
+    """Return exp(value), or infinity on overflow: the constant of a nearly flat law tends to infinity."""
     return math.exp(value) if value < 700 else math.inf

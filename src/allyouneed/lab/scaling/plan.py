@@ -1,17 +1,18 @@
-"""What to run for a law of scaling: one recipe in several sizes, each with several budgets.
+"""The grid of a scaling study: one recipe in several sizes, each with several budgets.
 
 A size is written as
 
-    64                                  the width; layers and hidden sizes keep their ratio to it (the recipe's aspect)
-    64x2                                the width and the layers
-    model.width=64 model.layers=2       settings, as after --set: for models that have no such width
+    64                                  the width; layers and hidden sizes keep the recipe's ratio to it
+    64x2                                the width and the number of layers
+    model.width=64 model.layers=2       settings, as in --set, for models without a width
 
-The number of heads stays. With `lr_power` p the peak learning rate (with Muon: of all but the blocks' matrices, whose
-updates have one norm at every width) is multiplied by (recipe's width / width)^p: a rate that suits one size alone
-bends the curves.
+The number of heads does not change. With `lr_power` p the peak learning rate is multiplied by (recipe's width /
+width)^p: a rate tuned for one size would bend the curves. With Muon this applies to all parameters but the matrices
+of the blocks, whose updates have the same norm at every width.
 
-N counts trained numbers without the tables of embeddings, positions and the last projection (as Kaplan et al. do); C is
-what the model itself states, forward and backward, attention and last projection included; D counts predicted tokens.
+N counts trained parameters without embedding tables, positions and output projection (as in Kaplan et al.). C is the
+FLOP count declared by the model, forward and backward, including attention and output projection. D counts predicted
+tokens.
 """
 
 import math
@@ -23,7 +24,7 @@ from typing import Literal
 import torch
 
 from allyouneed.errors import ConfigError
-from allyouneed.lab.runs import Job
+from allyouneed.lab.jobs import Job
 from allyouneed.models import Model
 from allyouneed.models.base import Head
 from allyouneed.models.parts.stack import Embedding
@@ -31,15 +32,15 @@ from allyouneed.tasks import TaskData
 from allyouneed.training import Recipe, load_recipe
 
 Unit = Literal["flops", "tokens"]
-WIDEST = 4  # times the widest of the grid: how far the best size is sought
-MOST_TRIED = 64  # sizes, about
-# One evaluation, at the end: what a schedule has not finished is no fair point.
+WIDEST = 4  # the best size is searched up to this multiple of the widest grid size
+MOST_TRIED = 64  # approximate number of candidate sizes
+# Evaluate only once, at the end: before the end of the schedule the loss is not comparable.
 FAIR = ("train.evaluate_every=1.0", "train.patience=0", "train.metric=loss")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The grid."""
+class ScalingPlan:
+    """The grid of runs."""
 
     recipe: str
     sizes: str  # as on the command line: 32x2,48x2,64x2
@@ -51,57 +52,57 @@ class Plan:
 
     @property
     def question(self) -> str:
-        """What a folder is for: sizes, budgets and seeds can be added."""
+        """Identify the folder's purpose: sizes, budgets and seeds can be added."""
         return f"scaling {self.recipe}"
 
     def load(self, *more: str) -> Recipe:
-        """The recipe with further settings."""
+        """Load the recipe with further settings."""
         return load_recipe(self.recipe, None, [*self.sets, *FAIR, *more])
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size of the model: what it is called, and how it is set."""
+    """A model size: its name and its settings."""
 
     name: str
     sets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A size, and what it has and costs."""
+class MeasuredSize:
+    """A model size with its parameter count and cost."""
 
     size: Size
-    parameters: int  # without tables
+    parameters: int  # without embeddings and output projection
     flops_per_token: float  # forward and backward
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Return the name of the size."""
         return self.size.name
 
 
 @dataclass(frozen=True)
 class GridJob:
-    """A job, and the place in the grid that it is for."""
+    """A job with its coordinates in the grid."""
 
     job: Job
-    size: Measured
+    size: MeasuredSize
     budget: float
     seed: int
 
 
-def read_sizes(plan: Plan) -> list[Size]:
-    """The sizes of a plan."""
+def read_sizes(plan: ScalingPlan) -> list[Size]:
+    """Parse the sizes of a plan."""
     names = [name.strip() for name in plan.sizes.split(",") if name.strip()]
     sizes = [read_size(plan, name) for name in names]
     if len({size.sets for size in sizes}) < len(sizes) or not sizes:
-        raise ConfigError(f"--sizes {plan.sizes!r}: should be different sizes: 32,48,64 or 32x2,48x2,64x2")
+        raise ConfigError(f"--sizes {plan.sizes!r}: should be distinct sizes: 32,48,64 or 32x2,48x2,64x2")
     return sizes
 
 
-def read_size(plan: Plan, text: str) -> Size:
-    """One size."""
+def read_size(plan: ScalingPlan, text: str) -> Size:
+    """Parse one size."""
     if "=" in text:
         return _size_of_settings(plan, text)
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
@@ -123,8 +124,8 @@ def read_size(plan: Plan, text: str) -> Size:
     return Size(f"{match[1]}x{layers[0]}" if layers else match[1], tuple(sets))
 
 
-def _size_of_settings(plan: Plan, text: str) -> Size:
-    """A size written as settings. The rate follows the width where one is among them, and no rate is."""
+def _size_of_settings(plan: ScalingPlan, text: str) -> Size:
+    """Parse a size written as settings. The learning rate follows the width if only the width is given."""
     sets = text.split()
     given = dict(one.split("=", 1) for one in sets if "=" in one)
     recipe = plan.load()
@@ -135,35 +136,35 @@ def _size_of_settings(plan: Plan, text: str) -> Size:
     return Size(text.replace("model.", "").replace(" ", "_"), (*sets, *more))
 
 
-def _rate(plan: Plan, recipe: Recipe, ratio: float) -> list[str]:
-    """The learning rate of a model so many times as wide as the recipe's."""
+def _rate(plan: ScalingPlan, recipe: Recipe, ratio: float) -> list[str]:
+    """Return the learning rate setting of a model `ratio` times as wide as the recipe's."""
     return [f"train.optimizer.lr={recipe.train.optimizer.lr * ratio**-plan.lr_power:.6g}"] if plan.lr_power else []
 
 
-def candidates(plan: Plan, data: TaskData) -> list[Measured]:
-    """Sizes that a larger run may have: of the grid's family, up to `WIDEST` times as wide; or the grid's own."""
+def candidates(plan: ScalingPlan, data: TaskData) -> list[MeasuredSize]:
+    """Return candidate sizes of a larger run: multiples of the grid's widths up to `WIDEST`, or the grid itself."""
     given = [name.strip() for name in plan.sizes.split(",")]
     depths = {name.partition("x")[2] for name in given}
     if any("=" in name for name in given) or len(depths) > 1:
         return [measure(plan, size, data) for size in read_sizes(plan)]
     (depth,) = depths
     widths = [int(name.partition("x")[0]) for name in given]
-    step = math.gcd(*widths)  # what divides the given ones divides into heads
+    step = math.gcd(*widths)  # multiples of it are divisible by the heads, as the given widths are
     span = WIDEST * max(widths) - min(widths)
     wanted = range(min(widths), min(widths) + span + 1, step * max(1, span // (MOST_TRIED * step)))
     return [measure(plan, read_size(plan, f"{width}x{depth}" if depth else str(width)), data) for width in wanted]
 
 
-def measure(plan: Plan, size: Size, data: TaskData) -> Measured:
-    """The size as a model for this data, without weights."""
+def measure(plan: ScalingPlan, size: Size, data: TaskData) -> MeasuredSize:
+    """Measure a size for this data, without allocating weights."""
     recipe = plan.load(*size.sets)
     with torch.device("meta"):
         model = recipe.model.build(data.sizes)
-    return Measured(size, count_without_tables(model), flops_per_token(model, data, recipe))
+    return MeasuredSize(size, count_without_tables(model), flops_per_token(model, data, recipe))
 
 
 def count_without_tables(model: Model) -> int:
-    """Trained numbers but for embeddings, their positions, and the last projection."""
+    """Count trained parameters without embeddings, positions and output projection."""
     tables = {
         parameter
         for module in model.modules()
@@ -174,7 +175,7 @@ def count_without_tables(model: Model) -> int:
 
 
 def flops_per_token(model: Model, data: TaskData, recipe: Recipe, batches: int = 4) -> float:
-    """Forward and backward, for one predicted token of a training batch, as the training loop counts them."""
+    """Return forward and backward FLOPs per predicted token of training batches, as the training loop counts them."""
     flops = tokens = 0.0
     for number in range(batches):
         batch = data.batch(recipe.seed, number)
@@ -185,33 +186,33 @@ def flops_per_token(model: Model, data: TaskData, recipe: Recipe, batches: int =
     return flops / tokens
 
 
-def require_budgets(plan: Plan) -> None:
-    """Refuses budgets that cannot be spent."""
+def require_budgets(plan: ScalingPlan) -> None:
+    """Raise ConfigError unless all budgets are positive, finite and distinct."""
     fair = all(0 < budget < math.inf for budget in plan.budgets)
     if not plan.budgets or not fair or len(set(plan.budgets)) < len(plan.budgets):
-        raise ConfigError("--budgets: should be different numbers above 0: 1e11,2e11,4e11")
+        raise ConfigError("--budgets: should be distinct numbers above 0: 1e11,2e11,4e11")
 
 
-def grid(plan: Plan, sizes: Sequence[Measured]) -> list[GridJob]:
-    """All runs of a plan."""
+def grid(plan: ScalingPlan, sizes: Sequence[MeasuredSize]) -> list[GridJob]:
+    """Return all runs of a plan."""
     jobs = [
         job_of(plan, size, budget, seed, plan.unit) for budget in plan.budgets for size in sizes for seed in plan.seeds
     ]
     names = [item.job.name for item in jobs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"--sizes, --budgets: two runs would be called {twice[0]}; take some that differ more")
+        raise ConfigError(f"--sizes, --budgets: two runs would have the name {twice[0]}; choose values further apart")
     return jobs
 
 
-def job_of(plan: Plan, size: Measured, budget: float, seed: int, unit: Unit) -> GridJob:
-    """One run."""
+def job_of(plan: ScalingPlan, size: MeasuredSize, budget: float, seed: int, unit: Unit) -> GridJob:
+    """Return one run of the grid."""
     amount = repr(float(budget)) if unit == "flops" else str(round(budget))
     recipe = plan.load(*size.size.sets, f"train.budget.{unit}={amount}", f"seed={seed}")
-    # The first seed has the plain name, however many there are: more seeds keep what one has made.
+    # The first seed has no suffix, so that its runs are reused when seeds are added.
     name = f"{size.name}-{short(budget)}" + (f"-seed{seed}" if seed > 1 else "")
     return GridJob(Job(re.sub(r"[^\w.=+-]", "_", name), recipe), size, budget, seed)
 
 
 def short(value: float) -> str:
-    """1.25e11, 250000."""
+    """Format a number compactly: 1.25e11, 250000."""
     return f"{value:.3g}".replace("e+", "e").replace("e0", "e")

@@ -1,4 +1,4 @@
-"""The report of a study of scaling: tables, the isoflop picture, and the prediction beside what was measured."""
+"""The report of a scaling study: tables, isoflop curves, and the prediction next to the measurement."""
 
 import math
 from dataclasses import asdict
@@ -10,20 +10,27 @@ import numpy as np
 from allyouneed.lab.charts import Chart, Curve, save_chart
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
 from allyouneed.lab.scaling.plan import short
-from allyouneed.lab.scaling.study import NEAR, Run, Study, best_exponents, best_sizes
+from allyouneed.lab.scaling.study import NEAR, ScalingRun, ScalingStudy, best_exponents, best_sizes
 from allyouneed.words import counted
 
-SHOWN = 60  # points of a drawn law
+SHOWN = 60  # points of a drawn curve
+METHOD = (
+    "N counts trained parameters without embeddings and output projection. C is the FLOP count declared by the "
+    "model, forward and backward. D counts predicted tokens, including repeated ones. Every run completes its own "
+    "schedule and is evaluated once, at its end. Fits: Huber loss (delta 0.01) of log L, L-BFGS from many starts. "
+    "Intervals: parametric bootstrap with the noise of the residuals. The interval of the prediction includes the "
+    "noise of one run, and is valid only if the form of the law is."
+)
 
 
-def write_study(found: Study, folder: Path, command: str = "") -> Path:
-    """report.html, report.json and the pictures."""
+def write_study(found: ScalingStudy, folder: Path, command: str = "") -> Path:
+    """Write report.html, report.json and the charts."""
     charts = [chart for chart in (isoflop_chart(found), compute_chart(found)) if chart is not None]
     parts: list[Part] = [*[Verdict(line) for line in verdicts(found)]]
     parts += [Code(command)] if command else []
     parts += [Heading("The prediction"), charts[-1], Text(prediction_text(found))]
     parts += [Heading("The best size for a compute budget"), *charts[:-1], optimum_table(found)]
-    parts += [Heading("The laws"), law_table(found), Note(_how(found))]
+    parts += [Heading("The laws"), law_table(found), Note(METHOD)]
     parts += [Heading("The runs"), run_table(found)]
     page = write_report(folder, found.plan.question, f"Scaling of {found.plan.recipe}", parts, as_data(found))
     for chart, name in zip(charts[::-1], ("compute.png", "isoflop.png"), strict=False):
@@ -31,16 +38,17 @@ def write_study(found: Study, folder: Path, command: str = "") -> Path:
     return page
 
 
-def verdicts(found: Study) -> list[str]:
-    """What was found, in words."""
-    said, measured = found.prediction, found.measured
+def verdicts(found: ScalingStudy) -> list[str]:
+    """Return the results as sentences."""
+    predicted, measured = found.prediction, found.measured
     lines = []
     if measured is not None:
-        inside = said.loss.low <= measured.loss <= said.loss.high
+        inside = predicted.loss.low <= measured.loss <= predicted.loss.high
         near = abs(found.error) <= NEAR
         lines.append(
-            f"measured {measured.loss:.4f}, predicted {said.loss.value:.4f} ({said.loss.low:.4f} to "
-            f"{said.loss.high:.4f}): {'inside' if inside else 'outside'} its interval, {abs(found.error):.2%} off, "
+            f"measured {measured.loss:.4f}, predicted {predicted.loss.value:.4f} ({predicted.loss.low:.4f} to "
+            f"{predicted.loss.high:.4f}): {'inside' if inside else 'outside'} its interval, "
+            f"{abs(found.error):.2%} off, "
             f"{'within' if near else 'not within'} {NEAR:.0%}"
         )
     if found.backtest is not None:
@@ -49,55 +57,55 @@ def verdicts(found: Study) -> list[str]:
             f"the largest budget, predicted from the smaller ones: {found.backtest.inside} of "
             f"{counted(len(errors), 'run')} inside their interval, {max(errors):.2%} off at most"
         )
-    return lines + _doubts(found)
+    return lines + _caveats(found)
 
 
-def _doubts(found: Study) -> list[str]:
-    """What a reader should know before believing the numbers."""
+def _caveats(found: ScalingStudy) -> list[str]:
+    """Return warnings about the validity of the numbers."""
     lines = []
     if found.failed:
         names = ", ".join(outcome.name for outcome in found.failed)
-        lines.append(f"{counted(len(found.failed), 'run')} failed, left out here: {names}")
+        lines.append(f"{counted(len(found.failed), 'run')} failed and left out: {names}")
     law = found.best_fit.law.named
     if law["E"] < 0.02 * min(run.loss for run in found.runs):
-        lines.append("E is about zero: the runs do not reach far enough to show where the loss ends")
+        lines.append("E is about zero: the runs are too small to show the irreducible loss")
     epochs = max([run.epochs for run in found.runs] + [found.prediction.tokens * _epochs_per_token(found)])
     if epochs > 2:
-        lines.append(f"up to {epochs:.1f} epochs: repeated text counts as new in D, though it teaches less")
+        lines.append(f"up to {epochs:.1f} epochs: D counts repeated text as new, although less is learnt from it")
     if found.iso is not None and len(found.iso.minima) < len(found.iso.valleys):
         missed = [short(valley.flops) for valley in found.iso.valleys if not valley.inside]
-        lines.append(f"no minimum among the sizes at {', '.join(missed)} FLOPs: widen --sizes")
+        lines.append(f"no minimum within the sizes at {', '.join(missed)} FLOPs: widen --sizes")
     if found.iso is not None and len(found.iso.minima) > 1 and found.iso.size_exponent is None:
-        lines.append("the minima of the parabolas are too unsure for an exponent of N*: more sizes or seeds would help")
+        lines.append("the minima of the parabolas are too uncertain for an exponent of N*: add sizes or seeds")
     return lines
 
 
-def prediction_text(found: Study) -> str:
-    """The prediction as a sentence."""
-    said = found.prediction
-    others = ", ".join(f"{name} {loss.text(4)}" for name, loss in said.others.items())
+def prediction_text(found: ScalingStudy) -> str:
+    """Describe the prediction in a sentence."""
+    one = found.prediction
+    others = ", ".join(f"{name} {loss.text(4)}" for name, loss in one.others.items())
     return (
-        f"Size {said.size} (N = {said.parameters:,}) with {short(said.flops)} FLOPs, {said.times:g} times the largest "
-        f"of the grid, that is {said.tokens:,.0f} tokens: {said.loss.value:.4f} nats, between {said.loss.low:.4f} and "
-        f"{said.loss.high:.4f} with 95 % ({said.form} form; {others})."
+        f"Size {one.size} (N = {one.parameters:,}) with {short(one.flops)} FLOPs, {one.times:g} times the largest "
+        f"budget of the grid ({one.tokens:,.0f} tokens): {one.loss.value:.4f} nats, 95 % interval {one.loss.low:.4f} "
+        f"to {one.loss.high:.4f} ({one.form} form; {others})."
     )
 
 
-def run_table(found: Study) -> Table:
-    """Every run, the predicted one last."""
+def run_table(found: ScalingStudy) -> Table:
+    """Build the table of all runs, the predicted one last."""
     rows = [_row(run, found) for run in found.runs] + ([_row(found.measured, found)] if found.measured else [])
     return Table(["run", "N", "FLOPs", "tokens", "epochs", "seconds", "loss", "fit"], rows)
 
 
-def _row(run: Run, found: Study) -> list[str]:
+def _row(run: ScalingRun, found: ScalingStudy) -> list[str]:
     law = found.best_fit.law.loss(run.parameters, run.tokens)
     epochs = "–" if math.isnan(run.epochs) else f"{run.epochs:.2f}"
     cells = [run.name, f"{run.parameters:,}", short(run.flops), f"{run.tokens:,}", epochs, f"{run.seconds:.0f}"]
     return [*cells, f"{run.loss:.4f}", f"{law:.4f}"]
 
 
-def law_table(found: Study) -> Table:
-    """Every fit: its parameters with intervals, and its noise."""
+def law_table(found: ScalingStudy) -> Table:
+    """Build the table of all fits: parameters with intervals, and noise."""
     rows = []
     for name, fit in {**{f"L(N, D), {key}": fit for key, fit in found.fits.items()}, **found.single}.items():
         rows += [[name, key, value.text()] for key, value in fit.estimates().items()]
@@ -105,19 +113,19 @@ def law_table(found: Study) -> Table:
     return Table(["law", "parameter", "value (95 %)"], rows + _slices(found))
 
 
-def _slices(found: Study) -> list[list[str]]:
-    """L(N) with data without end and L(D) of a model without end, as the joint fits have them."""
+def _slices(found: ScalingStudy) -> list[list[str]]:
+    """Return the limits of the joint fits: L(N) for infinite data and L(D) for an infinite model."""
     c, k = found.fits["Chinchilla"].law.named, found.fits["Kaplan"].law.named
     return [
-        ["L(N), D without end", "Chinchilla", f"{c['E']:.3g} + {c['A']:.3g} / N^{c['alpha']:.3g}"],
-        ["L(N), D without end", "Kaplan", f"({k['N_c']:.3g} / N)^{k['alpha_N']:.3g}"],
-        ["L(D), N without end", "Chinchilla", f"{c['E']:.3g} + {c['B']:.3g} / D^{c['beta']:.3g}"],
-        ["L(D), N without end", "Kaplan", f"({k['D_c']:.3g} / D)^{k['alpha_D']:.3g}"],
+        ["L(N), D infinite", "Chinchilla", f"{c['E']:.3g} + {c['A']:.3g} / N^{c['alpha']:.3g}"],
+        ["L(N), D infinite", "Kaplan", f"({k['N_c']:.3g} / N)^{k['alpha_N']:.3g}"],
+        ["L(D), N infinite", "Chinchilla", f"{c['E']:.3g} + {c['B']:.3g} / D^{c['beta']:.3g}"],
+        ["L(D), N infinite", "Kaplan", f"({k['D_c']:.3g} / D)^{k['alpha_D']:.3g}"],
     ]
 
 
-def optimum_table(found: Study) -> Table:
-    """N* and D* by both approaches."""
+def optimum_table(found: ScalingStudy) -> Table:
+    """Build the table of N* and D* by both approaches."""
     budgets = sorted({run.budget for run in found.runs}) if found.plan.unit == "flops" else []
     compute = [*budgets, found.prediction.flops]
     sizes, losses, _, _ = best_sizes(found, compute)
@@ -134,8 +142,8 @@ def optimum_table(found: Study) -> Table:
     return Table(["FLOPs", "N* by parabola", "N* by law", "D* by law", "loss by law"], rows)
 
 
-def isoflop_chart(found: Study) -> Chart | None:
-    """Loss over N, a curve for each compute budget, with its parabola and its minimum."""
+def isoflop_chart(found: ScalingStudy) -> Chart | None:
+    """Draw loss over N for each compute budget, with its parabola and minimum."""
     if found.iso is None or not found.iso.valleys:
         return None
     curves = []
@@ -147,7 +155,7 @@ def isoflop_chart(found: Study) -> Chart | None:
     best = [valley.best.value for valley in minima]
     curves.append(Curve("minima", best, [valley.least for valley in minima], style="stars", colour=8))
     return Chart(
-        "Isoflop curves: which size is best for a compute budget",
+        "Isoflop curves: the best size for each compute budget",
         "parameters N, without embeddings",
         "held-out loss (nats per token)",
         curves,
@@ -155,10 +163,10 @@ def isoflop_chart(found: Study) -> Chart | None:
     )
 
 
-def compute_chart(found: Study) -> Chart:
-    """Loss over compute: runs, the law's best loss, the prediction with its interval, and what was measured."""
-    said = found.prediction
-    flops = np.geomspace(min(run.flops for run in found.runs), said.flops * 1.2, SHOWN)
+def compute_chart(found: ScalingStudy) -> Chart:
+    """Draw loss over compute: the runs, the law at its best size, the prediction, and the measurement."""
+    predicted = found.prediction
+    flops = np.geomspace(min(run.flops for run in found.runs), predicted.flops * 1.2, SHOWN)
     _, loss, low, high = best_sizes(found, flops)
     curves = [
         Curve(
@@ -170,11 +178,11 @@ def compute_chart(found: Study) -> Chart:
         ),
         Curve("law, best size", flops.tolist(), loss.tolist(), low.tolist(), high.tolist(), colour=0),
         Curve(
-            f"predicted, {said.times:g} x compute",
-            [said.flops],
-            [said.loss.value],
-            [said.loss.low],
-            [said.loss.high],
+            f"predicted, {predicted.times:g} x compute",
+            [predicted.flops],
+            [predicted.loss.value],
+            [predicted.loss.low],
+            [predicted.loss.high],
             style="points",
             colour=1,
         ),
@@ -182,7 +190,7 @@ def compute_chart(found: Study) -> Chart:
     if found.measured is not None:
         curves.append(Curve("measured", [found.measured.flops], [found.measured.loss], style="stars", colour=8))
     return Chart(
-        "Loss against compute: fitted on small runs, then checked on a larger one",
+        "Loss against compute: fitted to small runs, checked on a larger one",
         "compute C (FLOPs)",
         "held-out loss (nats per token)",
         curves,
@@ -191,8 +199,8 @@ def compute_chart(found: Study) -> Chart:
     )
 
 
-def as_data(found: Study) -> dict[str, Any]:
-    """The numbers for machines."""
+def as_data(found: ScalingStudy) -> dict[str, Any]:
+    """Return the content of report.json."""
     iso = found.iso
     of_size, of_data = best_exponents(found)
     return {
@@ -221,15 +229,5 @@ def as_data(found: Study) -> dict[str, Any]:
     }
 
 
-def _epochs_per_token(found: Study) -> float:
+def _epochs_per_token(found: ScalingStudy) -> float:
     return found.runs[0].epochs / found.runs[0].tokens
-
-
-def _how(found: Study) -> str:
-    return (
-        "N counts trained numbers without embeddings and the last projection; C is what the model states, forward and "
-        "backward; D counts predicted tokens, repeated ones too. Every run has a whole schedule of its own and is "
-        "evaluated once, at its end. Fits: Huber loss (delta 0.01) of log L, L-BFGS from many starts; intervals: "
-        "parametric bootstrap with the noise of the residuals. The interval of the prediction includes the noise of "
-        "one run, and holds if the form of the law does."
-    )

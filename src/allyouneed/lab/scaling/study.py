@@ -1,26 +1,23 @@
 """`allyouneed scaling`: a grid of runs, the laws fitted to it, a prediction, and the run that tests the prediction.
 
-    found = study(plan, folder)             # runs the grid (finished runs are not made again), fits, predicts
-    checked = verify(found, folder)         # makes the predicted run, and compares
+    found = study(plan, folder)             # train the grid (finished runs are skipped), fit, predict
+    checked = verify(found, folder)         # train the predicted run, and compare
 
-The prediction is written to `prediction.json` before that run begins, and never after: a grid that was extended may
-change it only as long as the run that it speaks of does not exist.
+The prediction is written to `prediction.json` before the predicted run starts (`prediction.py`).
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from allyouneed.errors import ConfigError, DataError, TrainingError
-from allyouneed.lab.report import to_json
-from allyouneed.lab.runs import Outcome, Place, Watch, run_all
+from allyouneed.errors import ConfigError, TrainingError
+from allyouneed.lab.jobs import Backend, Outcome, RunProgress
+from allyouneed.lab.runs import run_all
 from allyouneed.lab.scaling.isoflop import Isoflops, isoflops, slope
 from allyouneed.lab.scaling.laws import (
     CHINCHILLA,
@@ -37,8 +34,8 @@ from allyouneed.lab.scaling.laws import (
 )
 from allyouneed.lab.scaling.plan import (
     GridJob,
-    Measured,
-    Plan,
+    MeasuredSize,
+    ScalingPlan,
     candidates,
     grid,
     job_of,
@@ -48,44 +45,29 @@ from allyouneed.lab.scaling.plan import (
     require_budgets,
     short,
 )
-from allyouneed.storage import write_atomic, writing
-from allyouneed.version import __version__
+from allyouneed.lab.scaling.prediction import Prediction, write_prediction
+from allyouneed.storage import writing
 from allyouneed.words import counted
 
-FORMS: tuple[Form, ...] = (CHINCHILLA, KAPLAN)  # the first one predicts
-NEAR = 0.03  # a prediction should be as near as this
-BEYOND = 30.0  # times the sizes tried, either way, the law's best one is sought
-TRIED = 4000  # numbers of parameters there
+FORMS: tuple[Form, ...] = (CHINCHILLA, KAPLAN)  # the first one makes the prediction
+NEAR = 0.03  # relative error within which a prediction counts as close
+BEYOND = 30.0  # the best size by the law is searched up to this factor beyond the given sizes, in both directions
+TRIED = 4000  # parameter counts tried in that search
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run of the grid: one point of the fit."""
+class ScalingRun:
+    """A finished run of the grid: a point of the fit."""
 
     name: str
     size: str
-    parameters: int  # without tables
+    parameters: int  # without embeddings and output projection
     budget: float
     flops: float
     tokens: int
     seconds: float
     loss: float  # on held-out text, at the end of its schedule
-    epochs: float  # nan where the data has no end
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a run will give, said before it is made."""
-
-    run: str
-    size: str
-    parameters: int
-    flops: float
-    tokens: float
-    times: float  # the largest compute of the fit
-    form: str
-    loss: Estimate
-    others: Mapping[str, Estimate]  # what the other forms say
+    epochs: float  # NaN for unlimited data
 
 
 @dataclass(frozen=True)
@@ -93,70 +75,70 @@ class Backtest:
     """The runs of the largest budget, predicted from the others."""
 
     errors: Mapping[str, float]  # relative, predicted minus measured
-    inside: int  # how many lay in their interval
+    inside: int  # number of runs inside their interval
 
 
 @dataclass(frozen=True)
-class Study:
-    """All that was found."""
+class ScalingStudy:
+    """The runs, fits and prediction of a scaling study."""
 
-    plan: Plan
-    runs: Sequence[Run]
+    plan: ScalingPlan
+    runs: Sequence[ScalingRun]
     failed: Sequence[Outcome]
-    fits: Mapping[str, Fit]  # by form, of L(N, D)
-    single: Mapping[str, Fit]  # of one variable, where runs share the other: "L(N) at 1e6 tokens"
+    fits: Mapping[str, Fit]  # of L(N, D), by form
+    single: Mapping[str, Fit]  # of one variable, if runs share the other: "L(N) at 1e6 tokens"
     iso: Isoflops | None
-    sizes: Sequence[Measured]  # that a larger run may have
+    sizes: Sequence[MeasuredSize]  # candidate sizes of a larger run
     backtest: Backtest | None
     prediction: Prediction
-    job: GridJob  # the run that the prediction is of
-    measured: Run | None = None
+    job: GridJob  # the predicted run
+    measured: ScalingRun | None = None
 
     @property
     def best_fit(self) -> Fit:
-        """The one that predicts."""
+        """Return the fit that makes the prediction."""
         return self.fits[FORMS[0].name]
 
     @property
     def error(self) -> float:
-        """Predicted minus measured, relative to what was measured; nan before the run."""
+        """Return the relative error of the prediction; NaN before the run."""
         if self.measured is None:
             return float("nan")
         return self.prediction.loss.value / self.measured.loss - 1
 
 
 @dataclass(frozen=True)
-class How:
-    """How runs are made."""
+class RunOptions:
+    """How the runs of a study are executed."""
 
     workers: int = 0
     cores: int = 1
-    on: Place = "local"
-    watch: Watch | None = None
+    on: Backend = "local"
+    progress: RunProgress | None = None
 
-    def make(self, jobs: Sequence[GridJob], folder: Path) -> list[Outcome]:
-        """The outcomes of jobs."""
+    def execute(self, jobs: Sequence[GridJob], folder: Path) -> list[Outcome]:
+        """Train all jobs and return their outcomes."""
         return run_all(
             [item.job for item in jobs],
             folder / "runs",
             workers=self.workers,
             cores=self.cores,
             on=self.on,
-            watch=self.watch,
+            progress=self.progress,
         )
 
 
 def study(
-    plan: Plan,
+    plan: ScalingPlan,
     folder: Path,
     times: float = 6.0,
     at: str | None = None,
-    how: How | None = None,
+    how: RunOptions | None = None,
     draws: int = DRAWS,
-) -> Study:
-    """Runs the grid, fits, and predicts a run of `times` the largest compute; `at`: of this size, not of the best."""
+) -> ScalingStudy:
+    """Train the grid, fit, and predict a run with `times` the largest compute; `at`: its size (default: the best)."""
     if not 1 < times < math.inf:
-        raise ConfigError(f"--predict {times:g}: should be above 1: times the largest compute of the grid")
+        raise ConfigError(f"--predict {times:g}: should be above 1; it multiplies the largest compute of the grid")
     recipe = plan.load()
     wanted, sizes = None if at is None else read_size(plan, at), read_sizes(plan)
     require_budgets(plan)
@@ -166,7 +148,7 @@ def study(
     data = recipe.task.prepare(folder / "data", recipe.seed)
     chosen = None if wanted is None else measure(plan, wanted, data)
     jobs = grid(plan, [measure(plan, size, data) for size in sizes])
-    outcomes = (how or How()).make(jobs, folder)
+    outcomes = (how or RunOptions()).execute(jobs, folder)
     failed = [outcome for outcome in outcomes if outcome.failed]
     unique = float("nan") if data.train_tokens is None else float(data.train_tokens)
     runs = [_run(job, outcome, unique) for job, outcome in zip(jobs, outcomes, strict=True) if not outcome.failed]
@@ -178,7 +160,7 @@ def study(
     larger = candidates(plan, data)
     prediction, job = _predict(plan, runs, fits, larger if chosen is None else [chosen], times)
     iso = _isoflops(runs, fits[FORMS[0].name], plan, larger)
-    found = Study(
+    found = ScalingStudy(
         plan,
         runs,
         failed,
@@ -190,21 +172,22 @@ def study(
         prediction,
         job,
     )
-    _write_prediction(found, folder)
+    laws = {name: fitted.law.named for name, fitted in fits.items()}
+    write_prediction(folder, prediction, laws, {run.name: run.loss for run in runs})
     return found
 
 
-def verify(found: Study, folder: Path, how: How | None = None) -> Study:
-    """Makes the predicted run."""
-    (outcome,) = (how or How()).make([found.job], folder)
+def verify(found: ScalingStudy, folder: Path, how: RunOptions | None = None) -> ScalingStudy:
+    """Train the predicted run and add its result to the study."""
+    (outcome,) = (how or RunOptions()).execute([found.job], folder)
     if outcome.failed:
         raise TrainingError(f"{outcome.name}: {outcome.error}")
     epochs = found.runs[0].epochs / found.runs[0].tokens
     return replace(found, measured=_run(found.job, outcome, 1 / epochs))
 
 
-def best_sizes(found: Study, flops: Any) -> tuple[list[Measured], Array, Array, Array]:
-    """For each compute: the best size by the fit, its loss, and the interval of that loss (without a run's noise)."""
+def best_sizes(found: ScalingStudy, flops: Any) -> tuple[list[MeasuredSize], Array, Array, Array]:
+    """Return for each compute budget the best size by the fit, its loss, and the loss interval without run noise."""
     compute_G1 = np.atleast_1d(np.asarray(flops, dtype=np.float64))[:, None]
     n_M = np.array([size.parameters for size in found.sizes], dtype=np.float64)
     d_GM = compute_G1 / np.array([size.flops_per_token for size in found.sizes])
@@ -214,11 +197,11 @@ def best_sizes(found: Study, flops: Any) -> tuple[list[Measured], Array, Array, 
     return [found.sizes[place] for place in loss_GM.argmin(axis=1)], loss_GM.min(axis=1), low_G, high_G
 
 
-def best_exponents(found: Study) -> tuple[Estimate, Estimate]:
-    """Of N*(C) and D*(C) by the fit: slopes over the compute of the grid, as those of the parabolas are.
+def best_exponents(found: ScalingStudy) -> tuple[Estimate, Estimate]:
+    """Return the exponents of N*(C) and D*(C) by the fit: slopes over the compute of the grid, as for the parabolas.
 
-    Hoffmann's beta / (alpha + beta) holds where C = 6 N D. Here C has attention and the last projection in it, so a
-    token costs less than N times as much in a larger model; N* is sought with the costs that the sizes have.
+    Hoffmann's beta / (alpha + beta) holds if C = 6 N D. Here C includes attention and the output projection, so the
+    cost of a token grows more slowly than N. N* is therefore searched with the actual costs of the sizes.
     """
     flops = found.plan.budgets if found.plan.unit == "flops" else [run.flops for run in found.runs]
     log_c = np.log(sorted(set(flops)))
@@ -236,7 +219,7 @@ def best_exponents(found: Study) -> tuple[Estimate, Estimate]:
     return estimate(by_law[0], drawn_R2[:, 0]), estimate(by_law[1], drawn_R2[:, 1])
 
 
-def _require_enough(plan: Plan, sizes: int) -> None:
+def _require_enough(plan: ScalingPlan, sizes: int) -> None:
     fewest = len(CHINCHILLA.parameters) + 1
     budgets = len(plan.budgets)
     runs = sizes * budgets * len(plan.seeds)
@@ -247,8 +230,8 @@ def _require_enough(plan: Plan, sizes: int) -> None:
         )
 
 
-def _run(item: GridJob, outcome: Outcome, unique: float) -> Run:
-    return Run(
+def _run(item: GridJob, outcome: Outcome, unique: float) -> ScalingRun:
+    return ScalingRun(
         outcome.name,
         item.size.name,
         item.size.parameters,
@@ -261,44 +244,45 @@ def _run(item: GridJob, outcome: Outcome, unique: float) -> Run:
     )
 
 
-def _variables(runs: Sequence[Run]) -> list[list[float]]:
+def _variables(runs: Sequence[ScalingRun]) -> list[list[float]]:
     return [[run.parameters for run in runs], [run.tokens for run in runs]]
 
 
-def _losses(runs: Sequence[Run]) -> list[float]:
+def _losses(runs: Sequence[ScalingRun]) -> list[float]:
     return [run.loss for run in runs]
 
 
 def _predict(
-    plan: Plan, runs: Sequence[Run], fits: Mapping[str, Fit], sizes: Sequence[Measured], times: float
+    plan: ScalingPlan, runs: Sequence[ScalingRun], fits: Mapping[str, Fit], sizes: Sequence[MeasuredSize], times: float
 ) -> tuple[Prediction, GridJob]:
-    """The size that the fit holds for the best at that compute, and the loss it should have."""
+    """Predict the loss of the best size at `times` the largest compute."""
     flops = times * max(run.flops for run in runs)
     law = fits[FORMS[0].name].law
     size = min(sizes, key=lambda size: law.loss(size.parameters, flops / size.flops_per_token))
     tokens = flops / size.flops_per_token
-    said = {name: found.predict(size.parameters, tokens) for name, found in fits.items()}
+    losses = {name: found.predict(size.parameters, tokens) for name, found in fits.items()}
     job = job_of(plan, size, flops, plan.seeds[0], "flops")
     job = replace(job, job=replace(job.job, name=f"predicted-{job.job.name}"))
     first = FORMS[0].name
-    others = {name: loss for name, loss in said.items() if name != first}
-    return Prediction(job.job.name, size.name, size.parameters, flops, tokens, times, first, said[first], others), job
+    others = {name: loss for name, loss in losses.items() if name != first}
+    found = Prediction(job.job.name, size.name, size.parameters, flops, tokens, times, first, losses[first], others)
+    return found, job
 
 
-def _backtest(runs: Sequence[Run], draws: int) -> Backtest | None:
-    """How well the law would have predicted the largest budget from the smaller ones."""
+def _backtest(runs: Sequence[ScalingRun], draws: int) -> Backtest | None:
+    """Predict the runs of the largest budget from the smaller ones; None if these are too few."""
     top = max(run.budget for run in runs)
-    known, kept = [run for run in runs if run.budget < top], [run for run in runs if run.budget == top]
+    known, held_out = [run for run in runs if run.budget < top], [run for run in runs if run.budget == top]
     if len(known) <= len(CHINCHILLA.parameters) or len({run.budget for run in known}) < 2:
         return None
     earlier = fit(FORMS[0], _variables(known), _losses(known), draws)
-    said = {run.name: earlier.predict(run.parameters, run.tokens) for run in kept}
-    inside = sum(said[run.name].low <= run.loss <= said[run.name].high for run in kept)
-    return Backtest({run.name: said[run.name].value / run.loss - 1 for run in kept}, inside)
+    predicted = {run.name: earlier.predict(run.parameters, run.tokens) for run in held_out}
+    inside = sum(predicted[run.name].low <= run.loss <= predicted[run.name].high for run in held_out)
+    return Backtest({run.name: predicted[run.name].value / run.loss - 1 for run in held_out}, inside)
 
 
-def _single(runs: Sequence[Run], plan: Plan, draws: int) -> dict[str, Fit]:
-    """L(N) over the runs with the most data, L(D) over those of the largest model: where a grid of tokens has them."""
+def _single(runs: Sequence[ScalingRun], plan: ScalingPlan, draws: int) -> dict[str, Fit]:
+    """For a grid of tokens, fit L(N) to the runs with the most data, and L(D) to those of the largest model."""
     if plan.unit != "tokens":
         return {}
     most, largest = max(run.budget for run in runs), max(run.parameters for run in runs)
@@ -317,7 +301,7 @@ def _single(runs: Sequence[Run], plan: Plan, draws: int) -> dict[str, Fit]:
 
 
 def _of_compute(iso: Isoflops | None, draws: int) -> dict[str, Fit]:
-    """L(C): through the minima of the isoflop curves, if there are enough of them."""
+    """Fit L(C) to the minima of the isoflop curves, if there are enough of them."""
     minima = iso.minima if iso is not None else []
     form = PowerForm("C")
     if len(minima) <= len(form.parameters):
@@ -326,7 +310,9 @@ def _of_compute(iso: Isoflops | None, draws: int) -> dict[str, Fit]:
     return {f"L(C) at the best sizes, {form.name}": fit(form, values, losses, draws)}
 
 
-def _isoflops(runs: Sequence[Run], law: Fit, plan: Plan, sizes: Sequence[Measured]) -> Isoflops | None:
+def _isoflops(
+    runs: Sequence[ScalingRun], law: Fit, plan: ScalingPlan, sizes: Sequence[MeasuredSize]
+) -> Isoflops | None:
     if plan.unit != "flops":
         return None
     by_budget: dict[float, list[tuple[float, float]]] = {}
@@ -335,10 +321,10 @@ def _isoflops(runs: Sequence[Run], law: Fit, plan: Plan, sizes: Sequence[Measure
     return isoflops(by_budget, _flops_of(sizes), law.noise_R)
 
 
-def _flops_of(sizes: Sequence[Measured]) -> Callable[[Any], Any]:
-    """FLOPs a token over N: a smooth curve through the sizes, on logarithmic axes, and straight on beyond them.
+def _flops_of(sizes: Sequence[MeasuredSize]) -> Callable[[Any], Any]:
+    """Return FLOPs per token as a function of N: a smooth log-log interpolation, linear beyond the given sizes.
 
-    Straight lines between the sizes would not do: a best size is drawn to where they meet.
+    Piecewise linear interpolation is not enough: it would pull the best size to its kinks.
     """
     by_n = {size.parameters: size.flops_per_token for size in sizes}
     log_n, log_f = np.log(sorted(by_n)), np.log([by_n[n] for n in sorted(by_n)])
@@ -353,44 +339,3 @@ def _flops_of(sizes: Sequence[Measured]) -> Callable[[Any], Any]:
         return np.exp(curve(np.clip(x, log_n[0], log_n[-1])) + beyond)
 
     return cost
-
-
-def _write_prediction(found: Study, folder: Path) -> None:
-    path = folder / "prediction.json"
-    said = {
-        "prediction": asdict(found.prediction),
-        "law": {name: estimate.law.named for name, estimate in found.fits.items()},
-        "from": {run.name: run.loss for run in found.runs},
-    }
-    said = json.loads(to_json(said))
-    made = sorted(file.parent for file in (folder / "runs").glob("predicted-*/recipe.toml"))
-    if made and not path.exists():
-        raise ConfigError(
-            f"{made[0]}: exists, but {path}, which came before it, does not. What is said afterwards is no prediction: "
-            "put it back, remove the run, or choose another --out"
-        )
-    if path.exists():
-        try:
-            old = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise DataError(f"{path}: is no JSON; remove it to predict again") from None
-        if {name: old.get(name) for name in said} == said:
-            return  # the same prediction keeps its date
-        if made:
-            raise ConfigError(
-                f"{path}: was made {_other(old, said)}, and the run it predicts exists: {made[0]}. "
-                "A prediction is not changed afterwards: choose another --out"
-            )
-    head = {"allyouneed": __version__, "made": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_atomic(path, to_json(head | said))
-
-
-def _other(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """In what an earlier prediction differs, in words."""
-    before, after = old.get("prediction", {}), new["prediction"]
-    words = ["from other runs"] if old.get("from") != new["from"] else []
-    if before.get("times") != after["times"]:
-        words.append(f"for {before.get('times')} times the compute, now --predict is {after['times']:g}")
-    if before.get("size") != after["size"]:
-        words.append(f"for size {before.get('size')}, now it is {after['size']}")
-    return "; ".join(words) or "with other numbers from the same runs"

@@ -1,25 +1,25 @@
-"""Small tasks as files of lines, made for one question each.
+"""Small tasks as files of lines, each made for one claim.
 
-    the cat chased the dog -> cat             who did it? nobody can say who is blind to order
-    7 3 9 .. 4 -> 7                           what came first? nobody can say who does not reach it
+    the cat chased the dog -> cat             the agent of the sentence; needs the order of words
+    7 3 9 .. 4 -> 7                           the first digit; needs a long reach
 
-Held-out lines are not in training; of the animals, the two of a held-out line never meet in training, in neither order:
-whoever knows which two there are, but not their order, is right half of the time.
+Held-out lines are not in the training data. The two animals of a held-out sentence never occur together in training, in
+either order: a model that sees which two there are, but not their order, is right half of the time.
 """
 
 import random
 from typing import Any
 
-from allyouneed.lab.claims.trial import scratch
+from allyouneed.lab.claims.small_runs import scratch
 
 ANIMALS = "ant bat bear bee cat cow crab deer dog dove duck fox frog goat hen lion mole mouse owl pig rat seal wolf yak"
 VERBS = "chased saw heard liked"
-HELD_OUT = 6  # of so many pairs one
-TRAIN, VALID = 6000, 300  # lines of the other tasks
+HELD_OUT = 6  # one pair in this many is held out
+TRAIN, VALID = 6000, 300  # lines of the digit task
 
 
-def who_did_it(seed: int, *, classes: bool, batch: int = 64) -> dict[str, Any]:
-    """Who did it, as classification (an encoder answers) or as translation (whoever writes answers)."""
+def agent_task(seed: int, *, classes: bool, batch: int = 64) -> dict[str, Any]:
+    """Return the agent task, as classification (for encoders) or as translation (for models that generate)."""
     rows: dict[str, list[str]] = {"train": [], "valid": []}
     animals, dice = ANIMALS.split(), random.Random(seed)
     for number, one in enumerate(animals):
@@ -32,8 +32,8 @@ def who_did_it(seed: int, *, classes: bool, batch: int = 64) -> dict[str, Any]:
     return _task("classification" if classes else "translation", rows, f"who {seed} {classes}", 7 * batch)
 
 
-def first_word(seed: int, length: int = 32, batch: int = 32) -> dict[str, Any]:
-    """The first of `length` random digits."""
+def first_digit(seed: int, length: int = 32, batch: int = 32) -> dict[str, Any]:
+    """Return the task of finding the first of `length` random digits."""
     dice, lines = random.Random(seed), []
     for _ in range(TRAIN + VALID):
         digits = [str(int(dice.random() * 10)) for _ in range(length)]

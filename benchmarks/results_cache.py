@@ -1,4 +1,4 @@
-"""Results of long runs, kept beside them: what a benchmark has measured once it does not measure again."""
+"""Results of long runs, stored next to their folders, so that benchmarks do not repeat finished measurements."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from allyouneed.training import Recipe
 from allyouneed.training.recipe_files import require_same_recipe
 
 
-def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of a run of this very recipe: read from the file beside its folder, or made and written there."""
+def cached_result(run: Path, recipe: Recipe, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the stored result of a run of exactly this recipe; if there is none, measure and store it."""
     try:
         require_same_recipe(run, recipe)
     except ConfigError as error:
@@ -19,6 +19,6 @@ def kept(run: Path, recipe: Recipe, make: Callable[[], dict[str, Any]]) -> dict[
     file = run.with_suffix(run.suffix + ".json")
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(make()))
+        file.write_text(json.dumps(measure()))
     result: dict[str, Any] = json.loads(file.read_text())
     return result

@@ -1,7 +1,7 @@
-"""A run in a process of its own: `python -m allyouneed.lab.job`, started by `lab.runs`.
+"""A training run in its own process: `python -m allyouneed.lab.job_process`, started by `lab.runs`.
 
-Standard input holds one line, the job as JSON, and then nothing: when it ends, whoever started this is gone, and the
-run saves itself and stops. Progress goes to standard output, a line a record; what is wrong to standard error.
+Standard input holds one line, the job as JSON, and stays open. When it closes, the parent process is gone, and the run
+saves a checkpoint and stops. Progress goes to standard output, one line per record; errors go to standard error.
 """
 
 import json
@@ -14,23 +14,23 @@ from typing import Any
 
 from allyouneed.config import parse
 from allyouneed.errors import UserError
-from allyouneed.lab.runs import run_job
+from allyouneed.lab.jobs import run_job
 from allyouneed.training import Recipe
 
 
 class Reporter:
-    """Tells the parent how far the run is."""
+    """Reports the progress of the run to the parent process."""
 
     def note(self, line: str) -> None:
-        """Notes of single runs would be too many."""
+        """Drop notes: those of many runs would be too many."""
 
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
-        """A step was logged, or an evaluation made."""
+        """Print the record of a logged step or evaluation."""
         print(json.dumps({"fraction": fraction, "record": record}), flush=True)
 
 
 def main() -> int:
-    """Reads the job, makes the run."""
+    """Read the job and train."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _stop_with_parent() -> None:
-    # By the descriptor itself: a buffered reader would hold a lock that the interpreter wants when it ends.
+    # Read the descriptor directly: a buffered reader would hold a lock that the interpreter needs at exit.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

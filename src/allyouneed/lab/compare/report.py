@@ -1,4 +1,4 @@
-"""The report of a comparison: verdicts first, then what they rest on, then how to repeat it."""
+"""The report of a comparison: verdicts, then the evidence, then the command."""
 
 import math
 import platform
@@ -11,26 +11,25 @@ import torch
 
 from allyouneed.lab.charts import AnyChart, save_chart
 from allyouneed.lab.compare.charts import AXES, all_charts, worth_drawing
-from allyouneed.lab.compare.comparison import Comparison, summary, without_result
+from allyouneed.lab.compare.comparison import Comparison, missing_comparisons, summary
 from allyouneed.lab.compare.plan import BASELINE, System, TaskFacts, settings_that_differ, slug
+from allyouneed.lab.jobs import Outcome
 from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
-from allyouneed.lab.runs import Outcome
 from allyouneed.lab.statistics import FEW
 from allyouneed.words import counted, plural
 
 METHOD = (
-    f"Intervals hold the mean over seeds with 95 %: Student's t for fewer than {FEW} seeds, else a bootstrap. "
-    "Differences are paired: the runs of one seed share the data and its order. A difference counts as shown if its "
-    "interval leaves out zero and a paired t-test agrees after Holm's correction for all tests on this page; one that "
-    "is the same for every seed is given a spread of one held-out item. Effects are Hedges' g, positive where a system "
-    "is better. "
-    "Scores are of the validation split, of the weights that were best there by the recipe's own measure."
+    f"Intervals are 95 % intervals of the mean over seeds: Student's t for fewer than {FEW} seeds, else a bootstrap. "
+    "Differences are paired: runs with the same seed share the data and its order. A difference counts as shown if its "
+    "interval excludes zero and a paired t-test agrees after Holm's correction for all tests on this page. If all "
+    "seeds tie, a spread of one held-out item is assumed. Effects are Hedges' g, positive if a system is better. "
+    "Scores are measured on the validation split, with the weights that were best there by the recipe's own metric."
 )
-PLACE = "Seconds are wall clock of each run, everything included, beside whatever else the machine did."
+TIMING = "Seconds are the wall-clock time of each complete run, including any slowdown by other work on the machine."
 
 
 def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path:
-    """report.html, report.json and the pictures."""
+    """Write report.html, report.json and the charts."""
     charts = all_charts(comparison)
     plan = comparison.plan
     title = f"{len(plan.systems)} systems compared on {', '.join(task.name for task in plan.tasks)}"
@@ -43,7 +42,7 @@ def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path
 def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) -> list[Part]:
     plan = comparison.plan
     parts: list[Part] = [Text(_question(comparison)), Verdict(f"{summary(comparison)}.")]
-    parts += [Text(f"{words}.") for words in words_of(comparison)]
+    parts += [Text(f"{words}.") for words in verdict_lines(comparison)]
     parts += [Note(f"Failed: {outcome.name}: {outcome.error}") for outcome in comparison.failures()]
     if "matrix" in charts:
         parts += [Heading("Do they transfer?"), *map(Text, transfer(comparison)), charts["matrix"]]
@@ -54,14 +53,14 @@ def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) ->
         parts += [Heading(f"Learning curves ({task.name})")]
         parts += [charts[f"{task.name}-loss-over-{axis.lower()}"] for axis in AXES]
     parts += [Heading("What differs"), _difference_table(comparison), *map(Note, plan.notes)]
-    parts += [Heading("All runs"), _run_table(comparison), Heading("How it was measured"), Text(METHOD), Note(PLACE)]
+    parts += [Heading("All runs"), _run_table(comparison), Heading("How it was measured"), Text(METHOD), Note(TIMING)]
     parts += [Note(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}")]
-    return [*parts, Heading("The same again"), Code(command), Note("The folder `runs` holds each run with its recipe.")]
+    return [*parts, Heading("Reproduce"), Code(command), Note("The folder `runs` holds each run with its recipe.")]
 
 
-def words_of(comparison: Comparison) -> list[str]:
-    """What came out of each comparison with the baseline; those that came to nothing last."""
-    return [*(found.words for found in comparison.found.values()), *without_result(comparison)]
+def verdict_lines(comparison: Comparison) -> list[str]:
+    """Return a verdict for each comparison with the baseline, then the comparisons that failed."""
+    return [*(found.verdict for found in comparison.found.values()), *missing_comparisons(comparison)]
 
 
 def _question(comparison: Comparison) -> str:
@@ -71,18 +70,18 @@ def _question(comparison: Comparison) -> str:
     return (
         f"{len(plan.systems)} systems on {', '.join(task.name for task in plan.tasks)}, "
         f"{counted(len(plan.seeds), 'seed')} each: {runs} runs of {' or '.join(budgets)}. "
-        + ("The baseline is the recipe as it is." if plan.baseline.name == BASELINE else "The first is the baseline.")
+        + ("The baseline is the unchanged recipe." if plan.baseline.name == BASELINE else "The first is the baseline.")
     )
 
 
 def budget_text(task: TaskFacts) -> str:
-    """What every run on a task may spend."""
+    """Describe the budget of each run on a task."""
     ((name, amount),) = task.baseline.train.budget.model_dump(exclude_none=True).items()
     return f"{short(amount)} {'FLOPs' if name == 'flops' else plural(amount, name.removesuffix('s'))}"
 
 
 def result_table(comparison: Comparison, task: TaskFacts) -> Table:
-    """The metric, what differs from the baseline, and the other scores."""
+    """Build the table of the metric, its difference from the baseline, and the other scores."""
     names = [task.metric, *(name for name in _scores(comparison, task) if name != task.metric)]
     rows = []
     for system in comparison.plan.systems:
@@ -104,7 +103,7 @@ def result_table(comparison: Comparison, task: TaskFacts) -> Table:
 
 
 def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
-    """How many runs ended, and all four budgets, whichever was the equal one; means over seeds."""
+    """Build the table of finished runs and mean cost in all four budget units."""
     rows = []
     for system in comparison.plan.systems:
         outcomes = comparison.outcomes.get((task.name, system.name), ())
@@ -133,7 +132,7 @@ def cost_table(comparison: Comparison, task: TaskFacts) -> Table:
 
 
 def transfer(comparison: Comparison) -> list[str]:
-    """For each change, on how many tasks it helped."""
+    """Describe for each change on how many tasks it helped."""
     lines = []
     for system in comparison.plan.systems[1:]:
         cells = [(task, comparison.found.get((task.name, system.name))) for task in comparison.plan.tasks]
@@ -142,7 +141,7 @@ def transfer(comparison: Comparison) -> list[str]:
         if tried:
             lines.append(
                 f"{system.name}: better on {sum(shown)}, worse on {len(shown) - sum(shown)}, "
-                f"not told apart on {len(tried) - len(shown)} of {counted(len(tried), 'task')}."
+                f"no difference shown on {len(tried) - len(shown)} of {counted(len(tried), 'task')}."
             )
     return lines
 
@@ -151,13 +150,13 @@ def _difference_table(comparison: Comparison) -> Table:
     rows = []
     for system in comparison.plan.systems[1:]:
         differ = _settings(comparison, system)
-        told = "; ".join(f"{name} = {_value(ours)} ({_value(theirs)})" for name, (ours, theirs) in differ.items())
-        rows.append([system.name, told])
+        text = "; ".join(f"{name} = {_value(ours)} ({_value(theirs)})" for name, (ours, theirs) in differ.items())
+        rows.append([system.name, text])
     return Table(["system", "setting = its value (the baseline's)"], rows)
 
 
 def _settings(comparison: Comparison, system: System) -> dict[str, tuple[Any, Any]]:
-    """What a system has otherwise than the baseline, on the first of its tasks."""
+    """Return the settings in which a system differs from the baseline, on its first task."""
     task, recipe = next(iter(system.recipes.items()))
     return settings_that_differ(recipe, comparison.plan.baseline.recipes[task])
 
@@ -178,7 +177,7 @@ def _run_table(comparison: Comparison) -> Table:
 
 
 def as_data(comparison: Comparison, command: str) -> dict[str, Any]:
-    """Everything for machines."""
+    """Return the content of report.json."""
     plan = comparison.plan
     runs = []
     for (task, system), outcomes in comparison.outcomes.items():
@@ -194,7 +193,7 @@ def as_data(comparison: Comparison, command: str) -> dict[str, Any]:
             "p": found.difference.p,
             "effect": found.better,
             "shown": found.shown,
-            "words": found.words,
+            "words": found.verdict,
         }
         for (task, system), found in comparison.found.items()
     ]
@@ -225,12 +224,12 @@ def as_data(comparison: Comparison, command: str) -> dict[str, Any]:
 
 
 def short(number: float) -> str:
-    """A count for people: 4,000 or 34.7 or 2.5e+11."""
+    """Format a count compactly: 4,000 or 34.7 or 2.5e+11."""
     return f"{number:,.0f}" if 100 <= number < 1e9 else f"{number:.3g}"
 
 
 def _scores(comparison: Comparison, task: TaskFacts) -> list[str]:
-    """Those that every run has."""
+    """Return the names of the scores that every finished run has."""
     ended = [outcome.scores for outcome in _of_task(comparison, task) if not outcome.failed]
     return [name for name in ended[0] if all(name in scores for scores in ended)] if ended else []
 

@@ -1,7 +1,7 @@
-"""Small experiments: a recipe trained in this process by the loop itself, and what is asked of the model afterwards.
+"""Small training runs in this process, and scores of the trained model.
 
-Nothing is saved: a cell takes seconds, and its numbers are what is kept. Prepared data are shared by the cells that a
-process measures.
+No checkpoint is saved: a cell takes seconds, and only its numbers are stored. Cells measured by the same process share
+prepared data.
 """
 
 import atexit
@@ -29,12 +29,12 @@ from allyouneed.training.loop import Run
 from allyouneed.training.progress import SilentListener
 
 Tree = Mapping[str, Any]
-WORST = 20.0  # nats: what a loss that is no number counts as
+WORST = 20.0  # nats, the value used for a NaN loss
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """A trained model and its data."""
+class TrainedModel:
+    """A trained model with its data."""
 
     model: Model
     data: TaskData
@@ -42,10 +42,12 @@ class Learnt:
     flops: float
 
 
-def learn(task: Tree, model: Tree, train: Tree, seed: int, change: Callable[[Model], None] | None = None) -> Learnt:
-    """Trains; `change` does to the untrained model what no setting does. A run that cannot go on ends early.
+def train_small(
+    task: Tree, model: Tree, train: Tree, seed: int, change: Callable[[Model], None] | None = None
+) -> TrainedModel:
+    """Train a model. `change` modifies the untrained model in ways no setting offers. A diverged run ends early.
 
-    The held-out loss is looked at only where a bad beginning shall be given up (`restart_above`).
+    The held-out loss is evaluated only if a bad start should be abandoned (`restart_above`).
     """
     recipe = parse(Recipe, {"seed": seed, "task": task, "model": model, "train": {"label_smoothing": 0.0, **train}})
     run = Run(recipe, scratch(repr((sorted(task.items()), seed))), SilentListener(), torch.device("cpu"), cores=1)
@@ -59,10 +61,10 @@ def learn(task: Tree, model: Tree, train: Tree, seed: int, change: Callable[[Mod
                 run.progress.held_out_loss = loss(run.model, run.data)
                 run.progress.evaluated_at = run.progress.spent.steps
     except TrainingError:
-        pass  # the gradient is no number any more: what the model is worth then is the result
+        pass  # the gradient is NaN: the model as it is now is the result
     finally:
         run.close()
-    return Learnt(run.model, run.data, run.progress.spent.seconds, run.progress.spent.flops)
+    return TrainedModel(run.model, run.data, run.progress.spent.seconds, run.progress.spent.flops)
 
 
 @cache
@@ -73,31 +75,31 @@ def _root() -> Path:
 
 
 def scratch(key: str) -> Path:
-    """A folder of this process for whatever the key names."""
+    """Return a temporary folder of this process for the key."""
     folder = _root() / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def loss(model: Model, data: TaskData, split: Split = "valid") -> float:
-    """Nats per prediction on held-out data."""
+    """Return the held-out loss in nats per prediction."""
     value = held_out_loss(model, data, split)[0].value
     return min(value, WORST) if value == value else WORST
 
 
-def answers(learnt: Learnt, chance: float) -> dict[str, float]:
-    """Loss and share right of a classifier; one whose loss is no number any more, or beyond all
-    bounds, counts as answering by chance, and is named."""
-    nats = loss(learnt.model, learnt.data)
+def classifier_scores(trained: TrainedModel, chance: float) -> dict[str, float]:
+    """Return loss and accuracy of a classifier. If the loss is NaN or above `WORST`, the accuracy is that of chance,
+    and the run counts as diverged."""
+    nats = loss(trained.model, trained.data)
     diverged = nats >= WORST
-    share = chance if diverged else right(learnt.model, learnt.data)[1]
+    share = chance if diverged else accuracies(trained.model, trained.data)[1]
     return {"right": share, "loss": nats, "diverged": float(diverged)}
 
 
-def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, float]:
-    """Shares of held-out predictions that are right, and of sequences without a wrong one.
+def accuracies(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, float]:
+    """Return the shares of correct held-out predictions and of sequences without an error.
 
-    The right prefix is given; a sequence without a wrong prediction is just what a greedy search would say.
+    Predictions are teacher-forced; a sequence without an error is exactly what greedy search would generate.
     """
     tokens = rows = good_tokens = good_rows = 0
     with evaluating(model):
@@ -120,11 +122,11 @@ def right(model: Model, data: TaskData, split: Split = "valid") -> tuple[float, 
     return good_tokens / max(1, tokens), good_rows / max(1, rows)
 
 
-# --- the usual settings ----------------------------------------------------------------------------------------------
+# --- default settings ------------------------------------------------------------------------------------------------
 
 
 def adam(steps: int, lr: float = 3e-3, warmup: float = 0.05, **more: Any) -> dict[str, Any]:
-    """Adam with a linear decay: what most of these experiments train with."""
+    """Return the training settings of most experiments: Adam with linear decay."""
     return {
         "budget": {"steps": steps},
         "optimizer": {"type": "adam", "lr": lr},
@@ -134,12 +136,12 @@ def adam(steps: int, lr: float = 3e-3, warmup: float = 0.05, **more: Any) -> dic
 
 
 def small(**more: Any) -> dict[str, Any]:
-    """The settings of a small Transformer."""
+    """Return the settings of a small Transformer."""
     return {"width": 64, "hidden": 128, "norm": "pre", "dropout": 0.0, "mixer": {"type": "softmax", "heads": 4}, **more}
 
 
 def shakespeare(context: int = 64, batch: int = 16, **more: Any) -> dict[str, Any]:
-    """Characters of Shakespeare; a fiftieth of the text is held out, which a cell can afford to read."""
+    """Return the task of predicting characters of Shakespeare; 2 % of the text is held out."""
     return {
         "type": "language",
         "train": "$DATA/lm/tinyshakespeare/input.txt",
@@ -152,7 +154,7 @@ def shakespeare(context: int = 64, batch: int = 16, **more: Any) -> dict[str, An
 
 
 def number_words(**more: Any) -> dict[str, Any]:
-    """English number words into French ones, word by word."""
+    """Return the task of translating English number words into French, word by word."""
     return {
         "type": "numbers",
         "source": "en",
