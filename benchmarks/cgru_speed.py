@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.malloc import keep_freed_memory
-from allyouneed.models.parts.cgru import CGRU, EDGE, Shape, convolved, shifted
+from allyouneed.models.parts.cgru import CGRU, EDGE, CGRUShape, convolved, shifted
 from allyouneed.version import __version__
 
 IMAGES = ((1, 22, 48), (1, 42, 48), (4, 42, 24))  # rows, columns, channels
@@ -80,7 +80,7 @@ def main() -> None:
     print("| image (rows x columns x channels) | by hand, CPU ms per step | autograd | by hand : autograd |")
     print("| --- | --- | --- | --- |")
     for rows, columns, channels in IMAGES:
-        unit = CGRU(channels, Shape(True, True, True, (1 if rows > 1 else 0, 1)), 0.06)
+        unit = CGRU(channels, CGRUShape(True, True, True, (1 if rows > 1 else 0, 1)), 0.06)
         s_BWLD = torch.randn(options.batch, rows, columns, channels)
         check_parity(unit, s_BWLD)
         times: dict[Step, list[float]] = {by_hand: [], by_autograd: []}

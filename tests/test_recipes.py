@@ -84,7 +84,7 @@ def test_extends_lays_a_file_over_another():
     ("name", "wrong", "message"),
     [
         ("ntm-copy", "task.bits=10", r"model.bits=8 should be task.bits=10"),
-        ("ntm-copy", "model.read_heads=0", "knows nothing of the source"),
+        ("ntm-copy", "model.read_heads=0", "needs a read head to depend on the source"),
         ("show-attend-tell-emoji", "model.size=64", "32 pixels a side"),
         ("show-attend-tell-emoji", 'task.fonts=["noto","noto"]', "at most once"),
         ("memn2n-babi", "model.linear_start=100000000", "should be below"),

@@ -10,7 +10,7 @@ from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers import select_rows
 from allyouneed.models.ntm import NTM, NTMConfig, bit_table
-from allyouneed.models.parts.ntm_run import Shape, run
+from allyouneed.models.parts.ntm_run import NTMShape, run
 from allyouneed.sizes import Sizes
 from helpers import tensors_of
 
@@ -71,18 +71,18 @@ def stacked(nested: object) -> Tensor:
     return nested if isinstance(nested, Tensor) else torch.stack([stacked(item) for item in nested])  # type: ignore[attr-defined]
 
 
-def inputs_of_run(B: int, K: int, M: int, T: int, shape: Shape) -> list[Tensor]:
+def inputs_of_run(B: int, K: int, M: int, T: int, shape: NTMShape) -> list[Tensor]:
     """All that `run` differentiates, in its order; the controller has 2 cells."""
     heads, gates = shape.reads + shape.writes, 8 if shape.recurrent else 2
     fed_back = shape.reads * K + (2 if shape.recurrent else 0)
     sizes = [(T, B, gates), (B, 2), (B, 2), (B, K, M), (B, heads, M), (B, shape.reads, K), (gates, fed_back)]
-    sizes += [(sum(shape.told()), 2), (sum(shape.told()),)]
+    sizes += [(sum(shape.parameter_sizes()), 2), (sum(shape.parameter_sizes()),)]
     values = [torch.randn(size, dtype=torch.float64) for size in sizes]
     values[4] = values[4].softmax(dim=2)
     return [value.requires_grad_() for value in values]
 
 
-def run_by_the_paper(inputs: list[Tensor], shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_by_the_paper(inputs: list[Tensor], shape: NTMShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """torch's own cell as the controller, then the loops."""
     x_TBG, h, c, memory, weight, read, recurrence, tell, tell_bias = inputs
     outputs, weights = [], []
@@ -104,16 +104,16 @@ def run_by_the_paper(inputs: list[Tensor], shape: Shape) -> tuple[Tensor, Tensor
 
 
 SHAPES = [
-    Shape(True, 1, 1, 3),
-    Shape(False, 1, 1, 3),
-    Shape(True, 2, 1, 3),
-    Shape(False, 1, 2, 3),
-    Shape(True, 2, 3, 3),
+    NTMShape(True, 1, 1, 3),
+    NTMShape(False, 1, 1, 3),
+    NTMShape(True, 2, 1, 3),
+    NTMShape(False, 1, 2, 3),
+    NTMShape(True, 2, 3, 3),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_run_is_the_papers_equations(shape: Shape) -> None:
+def test_a_run_is_the_papers_equations(shape: NTMShape) -> None:
     inputs = inputs_of_run(2, 3, 5, 3, shape)
     fast, slow = run(*inputs, shape), run_by_the_paper(inputs, shape)  # type: ignore[call-arg, arg-type]
     noises = [torch.randn_like(part) for part in slow]
@@ -125,11 +125,11 @@ def test_a_run_is_the_papers_equations(shape: Shape) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
 
 
-ALONE = Shape(True, 0, 1, 3)  # nothing is read: the controller works alone
+ALONE = NTMShape(True, 0, 1, 3)  # nothing is read: the controller works alone
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[4], ALONE], ids=str)
-def test_gradients_are_those_of_small_differences(shape: Shape) -> None:
+def test_gradients_are_those_of_small_differences(shape: NTMShape) -> None:
     inputs = inputs_of_run(1, 3, 4, 2, shape)
     assert torch.autograd.gradcheck(lambda *x: run(*x, shape), inputs)
 

@@ -1,26 +1,26 @@
-"""End-to-End Memory Network: a question reads a memory of sentences several times before it is answered.
+"""End-to-End Memory Network: a question reads a memory of sentences several times, then is answered.
 
     m_i = sum_j l_j . A x_ij + T_A(i),    c_i = sum_j l_j . C x_ij + T_C(i),    u = sum_j l_j . B q_j
     p_i = softmax_i(u . m_i),   o = sum_i p_i c_i,   u' = u + o                 one hop; the next one starts from u'
     P(answer) = softmax(W u)                                                    after the last
 
-x_ij is word j of sentence i, one-hot; i = 1 is the latest sentence. Words are weighed by their place in the sentence:
+x_ij is word j of sentence i, one-hot; i = 1 is the latest sentence. Words are weighted by their place in the sentence:
 
     l_kj = (1 - j / J) - (k / d) (1 - 2 j / J)       position encoding: J words, coordinate k of d (both from 1)
     l_kj = 1                                         bag of words
 
 Tying `adjacent`: A^1 = B, A^{k+1} = C^k, W^T = C^K, likewise T. Tying `layer-wise` (an RNN): A and C are those of every
 hop, B and W matrices of their own, and u' = H u + o.
-Linear start: the softmax is left out (p_i = u . m_i) for the first `linear_start` steps of training.
-Noise: in training, up to `noise` empty memories for each sentence stand at random places and shift T's argument.
+Linear start: the softmax is omitted (p_i = u . m_i) for the first `linear_start` steps of training.
+Noise: in training, up to `noise` empty memories per sentence are inserted at random places and shift T's argument.
 
-A source is sentences with separators between them, the question last: `BOS s_1 . s_2 . question` of tasks/babi.py.
-x is never looked up: words are counted into sentences (weighed by l, the sentence's time as one word more), and one
-product with all matrices side by side makes the memories of every hop.
+A source is sentences with separators, the question last: `BOS s_1 . s_2 . question` of tasks/babi.py. Words are not
+looked up: they are counted per sentence (weighted by l, with the sentence's time as one more word), and one product
+with all matrices concatenated gives the memories of every hop.
 Cost: O(M (V + M) D K) for M sentences and a vocabulary of V, which is small (bAbI: 20 to 160); path 1.
 Paper: Sukhbaatar et al. 2015, arXiv:1503.08895.
-Differs: the softmax enters after a number of steps, where the paper waits for the validation loss to stop falling; an
-empty memory takes no attention itself; W is the tied matrix only where answers are words (`Sizes.shared`).
+Differs: the softmax is inserted after a number of steps, where the paper waits for the validation loss to stop falling;
+an empty memory gets no attention; W is the tied matrix only if answers are words (`Sizes.shared`).
 """
 
 import math
@@ -35,7 +35,7 @@ from allyouneed.mixers.base import map_sink
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.sizes import Sizes
 
-DEVIATION = 0.1  # of every initial weight (section 4.2)
+DEVIATION = 0.1  # standard deviation of initial weights (section 4.2)
 
 
 class MemN2NConfig(ModelConfig):
@@ -47,10 +47,10 @@ class MemN2NConfig(ModelConfig):
     width: PositiveInt = 20
     hops: PositiveInt = 3
     tying: Literal["adjacent", "layer-wise"] = "adjacent"
-    words: Literal["position", "bag"] = "position"  # how the words of a sentence become one vector
-    memory: PositiveInt = 50  # the latest sentences; older ones are forgotten
-    noise: Annotated[float, Field(ge=0, le=1)] = 0.1  # empty memories for each sentence, at most, while training
-    linear_start: NonNegativeInt = 0  # steps of training without softmax
+    words: Literal["position", "bag"] = "position"  # how the words of a sentence are combined
+    memory: PositiveInt = 50  # number of sentences kept; older ones are dropped
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.1  # maximum of empty memories per sentence, in training
+    linear_start: NonNegativeInt = 0  # training steps without softmax
     separators: tuple[NonNegativeInt, ...] = (1, 4)  # ids between sentences: BOS and the full stop of tasks/babi.py
 
     def check_steps(self, steps: int) -> None:
@@ -65,7 +65,7 @@ class Hop(nn.Module):
     """p = softmax(u . m), o = sum p c."""
 
     def forward(self, u_BD: Tensor, m_BMD: Tensor, c_BMD: Tensor, mask_BM1: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the memory answers, and how much each sentence had part in it; no mask: without the softmax."""
+        """Return the output of the memory and the weight of each sentence; without a mask, without the softmax."""
         u_BD1 = u_BD.unsqueeze(2)
         score_BM1 = torch.bmm(m_BMD, u_BD1) if mask_BM1 is None else torch.baddbmm(mask_BM1, m_BMD, u_BD1)
         p_BM1 = score_BM1 if mask_BM1 is None else score_BM1.softmax(dim=1)
@@ -73,10 +73,10 @@ class Hop(nn.Module):
 
 
 class Sentences:
-    """Which sentence each word of a source stands in. A sentence is a run of words; the last run is the question.
+    """The sentence of each word of a source. A sentence is a run of words; the last run is the question.
 
-    Places are numbered as in the paper: 0 is the question, 1 the latest sentence, M the oldest that is kept; M + 1
-    takes what is forgotten, and what is no word.
+    Places are numbered as in the paper: 0 is the question, 1 the latest sentence, M the oldest one kept; M + 1 is for
+    dropped sentences and for ids that are not words.
     """
 
     def __init__(self, source_BS: Tensor, mask_BS: Tensor | None, separators: tuple[int, ...], places: int) -> None:
@@ -86,7 +86,7 @@ class Sentences:
             parts_BS |= source_BS == separator
         parts_BS &= real_BS
         word_BS = real_BS & ~parts_BS
-        # Runs are told apart by the separators before them, sentences by the runs that have words.
+        # A run is identified by the number of separators before it; runs with words are sentences.
         run_BS = parts_BS.long().cumsum(dim=1)
         latest_BS = run_BS.masked_fill(~word_BS, -1).cummax(dim=1).values
         first_BS = word_BS & (run_BS > nn.functional.pad(latest_BS[:, :-1], (1, 0), value=-1))
@@ -103,7 +103,7 @@ class Sentences:
         self.length_BS = sizes_BP.scatter_add(1, self.place_BS, word_BS.long()).gather(1, self.place_BS).clamp(min=1)
 
     def on_words(self, p_BM: Tensor) -> Tensor:
-        """The weights of sentences, each shared equally by its words."""
+        """Distribute the weight of each sentence equally over its words."""
         p_BP = nn.functional.pad(p_BM, (1, 1))
         return p_BP.gather(1, self.place_BS) / self.length_BS
 
@@ -137,7 +137,7 @@ class MemN2N(Model):
         real_BM = torch.arange(M, device=source_BS.device) < sentences.count_B1
         counts_PBX = self._count(source_BS, sentences, real_BM)
         table_XW = torch.cat([self._weighed(self.words[: len(self.times)]), torch.cat(list(self.times), dim=1)])
-        # Places without a sentence have no counts, so they are zero and add nothing; here places come before rows.
+        # Places without a sentence have no counts, so they are zero; here places come before rows.
         memories = (counts_PBX[1 : M + 1] @ table_XW).transpose(0, 1).split(D, dim=-1)
         adjacent = self.h_DD is None
         u_BD = counts_PBX[0, :, :V] @ self._weighed(self.words[:1] if adjacent else self.words[2:])
@@ -155,11 +155,11 @@ class MemN2N(Model):
         return logits_BV
 
     def _places(self, length: int) -> int:
-        """How many sentences are kept of a source of so many ids: it cannot hold more than half as many."""
+        """Return how many sentences are kept of a source of `length` ids, which has at most half as many."""
         return max(1, min(self.config.memory, length // 2))
 
     def _count(self, source_BS: Tensor, sentences: Sentences, real_BM: Tensor) -> Tensor:
-        """What each place holds: words weighed by position, of two kinds since l_kj = a_j - (k / d) b_j; its time."""
+        """Return the counts of each place: weighted words, of two kinds as l_kj = a_j - (k / d) b_j, and its time."""
         (B, M), V, kinds, dtype = real_BM.shape, self.sizes.source, self._kinds, self.head.weight_VD.dtype
         X, device = kinds * V + self.config.memory, source_BS.device
         share_BS = sentences.j_BS.to(dtype) / sentences.length_BS
@@ -179,7 +179,7 @@ class MemN2N(Model):
         return 2 if self.config.words == "position" else 1
 
     def _weighed(self, words: nn.ParameterList) -> Tensor:
-        """Matrices side by side; below them, for the second kind of count, what it takes away."""
+        """Return the concatenated matrices; below them, for the second kind of count, the subtracted term."""
         words_VW = torch.cat(list(words), dim=1)
         if self._kinds == 1:
             return words_VW
@@ -188,14 +188,14 @@ class MemN2N(Model):
         return torch.cat([words_VW, words_VW * k_D.repeat(len(words))])
 
     def _times(self, count_B1: Tensor, M: int) -> Tensor:
-        """The time of the sentence in each place; in training some are skipped as if empty memories had them."""
+        """Return the time of the sentence in each place; in training some times are skipped, for empty memories."""
         place_M = torch.arange(M, device=count_B1.device)
         if not (self.training and self.config.noise):
             return place_M.expand(count_B1.shape[0], M)
         most_B1 = (self.config.noise * count_B1).ceil()
         E = math.ceil(self.config.noise * M)
         random_2BE = uniform((2, count_B1.shape[0], E), count_B1.device)
-        # Up to `most` empty memories, any number being equally likely; each before a sentence at random, or the last.
+        # A uniform number of empty memories up to `most`; each is before a random sentence, or last.
         empty_B1 = (random_2BE[0, :, :1] * (most_B1 + 1)).floor()
         place_BE = (random_2BE[1] * (count_B1 + 1)).floor()
         place_BE = place_BE.masked_fill(torch.arange(E, device=count_B1.device) >= empty_B1, M)

@@ -1,6 +1,6 @@
-"""The Neural GPU: a gated convolution changes an image of the source, as often as the image has columns.
+"""The Neural GPU: a gated convolution is applied to an image of the source once per column of the image.
 
-    s_0[0, k] = E[source_k], zeros elsewhere           an image of W rows, n columns (`unfold` a token) and D channels
+    s_0[0, k] = E[source_k], zeros elsewhere           an image of W rows, n columns (`unfold` per token) and D channels
     u = f(U_u * s + b_u),   r = f(U_r * s + b_r),   c = g(U_c * (r . s) + b_c)         * : a convolution of 3 x 3
     CGRU(s) = u . s + (1 - u) . c
     s_n = CGRU applied n times (`layers` of them each time)
@@ -8,11 +8,11 @@
     parallel:  P(y_k) = softmax(O s_n[0, k] + b),   k = 0, 1, ..
     tape:      d_0 = s_n,   P(y_k) = softmax(O d_k[0, k] + b),   d_(k+1) = CGRU^d(d_k, a tape with y_0 .. y_k)
 
-Parallel, what is said depends on the source alone, not on what was said before, and beyond the last column only b
-speaks. With a tape (parts/tape.py) this is the Extended Neural GPU: each word depends on those before. How long an
-answer will be is not known when the image is drawn: n is the number of the source's tokens times `unfold`, rounded up.
+In parallel decoding the output depends on the source alone, not on earlier tokens, and after the last column on b
+alone. With a tape (parts/tape.py) this is the Extended Neural GPU: each token depends on the previous ones. The length
+of the target is not known in advance: n is the number of source tokens times `unfold`, rounded up.
 
-The non-linearities reach their limits, so that a gate can be shut:
+The non-linearities reach their limits, so that a gate can close completely:
 
     cutoff:  f(x) = 1.2 sigmoid(x) - 0.1 in [0, 1],   g(x) = 1.2 tanh(x) in [-1, 1]
     hard:    f(x) = (1 + x) / 2 in [0, 1],   g(x) = x in [-1, 1],  and for every step and
@@ -21,13 +21,13 @@ The non-linearities reach their limits, so that a gate can be shut:
 With diagonal gates u . s becomes u . shift(s): a third of the channels comes from the column on the left, a third from
 the one on the right. So a gate can carry a symbol along the image unchanged.
 
-Cost: O(n^2 W D^2) time; n layers of n columns that wait for each other, then nothing for a token but the head, or with
-a tape one more layer.
+Cost: O(n^2 W D^2) time; n sequential layers of n columns, then only the head for each token, or one more layer with a
+tape.
 Paper: Kaiser and Sutskever 2015, arXiv:1511.08228; the tape: Kaiser and Bengio 2016, arXiv:1610.08613 ("Extended Neural
 GPU"); diagonal gates, hard non-linearities and their loss: Freivalds and Liepins 2017, arXiv:1702.08727.
 Differs: g has limits too (the papers keep tanh); dropout acts on c; no relaxed parameter sharing and no noise on
-gradients. The papers pad source and target to one length, which is n; here n follows from the source alone, so that a
-model that decodes does what it did in training.
+gradients. The papers pad source and target to one length, which is n; here n follows from the source alone, so that
+decoding is the same as in training.
 """
 
 import math
@@ -45,7 +45,7 @@ from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.parts.cgru import CGRU, Shape
+from allyouneed.models.parts.cgru import CGRU, CGRUShape
 from allyouneed.models.parts.convolution import Columns, over_real
 from allyouneed.models.parts.stack import new_embedding
 from allyouneed.models.parts.tape import Tape, TapeState
@@ -63,15 +63,15 @@ class NeuralGPUConfig(ModelConfig):
     decoder: Literal["parallel", "tape"] = "parallel"
     rows: PositiveInt = 4
     channels: PositiveInt = 24
-    layers: PositiveInt = 2  # CGRUs a step
+    layers: PositiveInt = 2  # CGRUs per step
     unfold: Annotated[float, Field(ge=1)] = 1.0  # columns, and so steps, for each token of the source
-    diagonal: bool = False  # whether a third of the channels is shifted each way
+    diagonal: bool = False  # shift a third of the channels in each direction
     limits: Literal["cutoff", "hard"] = "cutoff"
     saturation: NonNegativeFloat | None = None  # the weight of the loss of hard limits; None: 5e-4
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.06
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
+    def _consistent(self) -> Self:
         if self.saturation is not None and self.limits != "hard":
             raise ValueError(
                 f'saturation {self.saturation:g} weighs the loss of hard limits; leave it out, or set limits = "hard"'
@@ -84,19 +84,19 @@ class NeuralGPUConfig(ModelConfig):
 
     @property
     def cost(self) -> float:
-        """The weight of the loss of limits."""
+        """Return the weight of the loss of limits."""
         if self.limits != "hard":
             return 0.0
         return SATURATION if self.saturation is None else self.saturation
 
     def columns(self, tokens: int) -> int:
-        """How wide the image of so many tokens is."""
+        """Return the width of the image of `tokens` tokens."""
         return math.ceil(self.unfold * tokens)
 
     def units(self) -> list[CGRU]:
-        """Those of one step, with random weights."""
-        # In an image of one row the other rows of a kernel would only ever meet zeros.
-        shape = Shape(self.limits == "hard", self.cost > 0, self.diagonal, (1 if self.rows > 1 else 0, 1))
+        """Return the units of one step, with random weights."""
+        # In an image of one row the other rows of a kernel would only see zeros.
+        shape = CGRUShape(self.limits == "hard", self.cost > 0, self.diagonal, (1 if self.rows > 1 else 0, 1))
         return [CGRU(self.channels, shape, self.dropout) for _ in range(self.layers)]
 
     def layer_counts(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class NeuralGPUConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class Image(Memory):
-    """The first row of the last image; all of it, for a tape; and what the limits cost each row of the batch."""
+    """The first row of the last image; the full image, for a tape; and the loss of the limits for each row."""
 
     image_BWLD: Tensor | None = None
     cost_B: Tensor | None = None
@@ -120,11 +120,11 @@ class Image(Memory):
 
 @dataclass(frozen=True)
 class NeuralGPUState:
-    """All that will be said, and how much of it was."""
+    """The columns that predict all tokens, and the number of tokens so far."""
 
     columns: Columns
     seen: int | Tensor = 0  # real tokens so far: one number, or one for each row (B)
-    cost_B: Tensor | None = None  # until the first tokens take it to the loss
+    cost_B: Tensor | None = None  # until it is sent to the loss with the first tokens
 
 
 @final
@@ -143,14 +143,14 @@ class NeuralGPU(Model):
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Image:
         if mask_BS is None or bool(mask_BS.all()):
             L = self.config.columns(source_BS.shape[1])
-            s_BWLD, cost_B = self._steps(self._drawn(source_BS, L), L)
+            s_BWLD, cost_B = self._steps(self._image(source_BS, L), L)
             return Image(s_BWLD[:, 0], None, s_BWLD, cost_B)
         source_BS, length_B = source_BS.gather(1, pushed_left(mask_BS)), mask_BS.sum(dim=1)
         columns_B = (self.config.unfold * length_B.double()).ceil().long()
         L = max(1, int(columns_B.max()))
         place_L = torch.arange(L, device=source_BS.device)
         drawn_BL, real_BL = place_L < length_B[:, None], place_L < columns_B[:, None]
-        s_BWLD = self._drawn(source_BS[:, :L], L).masked_fill(~drawn_BL[:, None, :, None], 0.0)
+        s_BWLD = self._image(source_BS[:, :L], L).masked_fill(~drawn_BL[:, None, :, None], 0.0)
 
         def run_some(state: tuple[Tensor, Tensor], row_P: Tensor, steps: slice) -> tuple[Tensor, Tensor]:
             s_PWLD, cost_P = self._steps(state[0], steps.stop - steps.start, real_BL[row_P])
@@ -160,16 +160,16 @@ class NeuralGPU(Model):
         s_BWLD, cost_B = run_by_length(columns_B, (s_BWLD, s_BWLD.new_zeros(len(columns_B))), run_some)
         return Image(s_BWLD[:, 0], real_BL, s_BWLD, cost_B)
 
-    def _drawn(self, source_BS: Tensor, columns: int) -> Tensor:
-        """The first image: tokens in its first row, from the left."""
+    def _image(self, source_BS: Tensor, columns: int) -> Tensor:
+        """Return the first image: tokens in its first row, from the left."""
         x_BSD = nn.functional.embedding(source_BS, self.source_VD)
         more = columns - source_BS.shape[1]
         return nn.functional.pad(x_BSD.unsqueeze(1), (0, 0, 0, more, 0, self.config.rows - 1))
 
     def _steps(self, s_BWLD: Tensor, steps: int, real_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The image after so many steps, and the loss of the limits on the way."""
+        """Return the image after `steps` steps, and the total loss of the limits."""
         total_B = s_BWLD.new_zeros(s_BWLD.shape[0])
-        with full_precision(s_BWLD):  # many steps add up their rounding
+        with full_precision(s_BWLD):  # rounding errors accumulate over many steps
             for _ in range(steps):
                 for layer in self.layers:
                     s_BWLD, cost_B = layer(s_BWLD, real_BL)
@@ -178,7 +178,7 @@ class NeuralGPU(Model):
 
     def start(self, memory: Memory | None = None) -> NeuralGPUState | TapeState:
         if not isinstance(memory, Image) or memory.image_BWLD is None:
-            raise ConfigError("a neural-gpu answers in the image of its source; no source was given")
+            raise ConfigError("a neural-gpu needs a source; no source was given")
         if self.tape is not None:
             return self.tape.start(memory.image_BWLD, memory.mask_BS)
         return NeuralGPUState(Columns(memory.x_BSD), 0, memory.cost_B)
@@ -191,10 +191,10 @@ class NeuralGPU(Model):
                 sink(self.config.cost * state.cost_B.sum())
             state = replace(state, cost_B=None)
         if mask_BT is None:
-            return self._said(tokens_BT, state, None)
-        return over_real(lambda tokens, real_B: self._said(tokens, state, real_B), tokens_BT, mask_BT)
+            return self._predict(tokens_BT, state, None)
+        return over_real(lambda tokens, real_B: self._predict(tokens, state, real_B), tokens_BT, mask_BT)
 
-    def _said(
+    def _predict(
         self, tokens_BT: Tensor, state: NeuralGPUState | TapeState, real_B: Tensor | None
     ) -> tuple[Tensor, NeuralGPUState | TapeState]:
         if isinstance(state, TapeState):

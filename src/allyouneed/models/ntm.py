@@ -1,24 +1,23 @@
-"""The Neural Turing Machine: a controller that reads and writes a memory while it reads the source, then answers.
+"""The Neural Turing Machine: a controller with a memory reads the source, then generates the target.
 
     h_t = Controller(x_t, r_(t-1), h_(t-1));   M_t, w_t, r_t = Heads(h_t, M_(t-1), w_(t-1));   y_t = W [h_t; r_t] + b
 
-The source comes first, token by token; its end is its last token. Then the machine answers with empty input, as in the
-paper (`feedback` gives it what it said before). The controller is an LSTM, or feed-forward: tanh(W [x; r] + b).
+The source is read first, token by token, including its end token. Then the machine generates with empty input, as in
+the paper (`feedback` feeds back the previous token). The controller is an LSTM, or feed-forward: tanh(W [x; r] + b).
 
-With `embedding = "bits"` the ids after the special ones are all vectors of so many bits, in the order of the numbers
-they write. They enter as their bits; other ids have a channel each. The answer is a number z_b for each bit and
-z_s for each other id,
+With `embedding = "bits"` the ids after the special ones are all vectors of `bits` bits, in numeric order. Their input
+is their bits; other ids have one channel each. The output is a number z_b for each bit and z_s for each other id,
 
     log P(v | a vector) = sum_b v_b z_b - log(1 + exp z_b),      odds of s against any vector = exp z_s,
 
 which is one softmax over all ids with a fixed matrix: a product of independent Bernoulli(sigmoid(z_b)), so that the
-cross-entropy of tokens is the paper's of bits, and the best token has each bit right of one half.
+cross-entropy of tokens is the paper's cross-entropy of bits, and the best token has every bit with probability > 1/2.
 
-Cost: O(T H^2 + T M K) time; every step waits for the one before.
+Cost: O(T H^2 + T M K) time; each step depends on the previous one.
 Paper: Graves et al. 2014, arXiv:1410.5401.
-Differs: a target ends in an end token, which the machine has to say; nothing of the state before the first token is
-learnt: the memory is constant, every head is at the first slot. Bits come with a channel that says that there are some.
-The paper does not say how weights begin; here what the heads are told at first is chosen (below).
+Differs: a target ends with an end token, which the machine must generate; the state before the first token is not
+learned: the memory is constant, every head is at the first slot. Bits have an additional channel that marks a vector.
+The paper does not describe initialisation; here the initial head parameters are chosen (below).
 """
 
 from dataclasses import dataclass
@@ -36,18 +35,18 @@ from allyouneed.mixers.parts.kv_cache import pushed_left
 from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
-from allyouneed.models.parts.ntm_run import Shape, run
+from allyouneed.models.parts.ntm_run import NTMShape, run
 from allyouneed.models.parts.stack import new_embedding
 from allyouneed.sizes import Sizes, Traits
 
-BLANK = 1e-6  # what every number of a memory is at first (Collier and Beel 2018: constants train best)
-# How a machine with an LSTM begins decides whether it learns (copy, over seeds). What comes in stirs it at once, by so
-# many times 1 / sqrt(inputs), while its own cells hardly do: else it first learns to keep the input in them, and is
-# slow to turn to the memory, or runs wild beyond the lengths it knows. Heads begin by moving from where they were (a
-# gate of sigmoid(-2)). Without an LSTM they also begin sharp, and more likely to step on than to stay or to go back:
-# with three equal shifts a weighting is a blur after a few steps, and it is chance whether that clears up.
+BLANK = 1e-6  # initial value of the memory (Collier and Beel 2018: constants train best)
+# The initialisation of an LSTM machine decides whether it learns (copy, over seeds). Input weights are large (BOLD
+# times 1 / sqrt(inputs)) and recurrent weights small: otherwise it first learns to store the input in its cells, is
+# slow to use the memory, or fails beyond the training lengths. Heads start by moving from their previous place (a gate
+# of sigmoid(-2)). Without an LSTM they also start sharp, and more likely to shift forward than to stay or go back: with
+# three equal shifts a weighting is blurred after a few steps, and only some seeds recover.
 BOLD, KEEPING, SHARP, MOVING = 5.0, -2.0, 2.0, 1.0
-SPECIAL = 4  # the first ids of every vocabulary stand for no words
+SPECIAL = 4  # the first ids of every vocabulary are special tokens
 
 
 class NTMConfig(ModelConfig):
@@ -58,18 +57,18 @@ class NTMConfig(ModelConfig):
     type: Literal["ntm"] = "ntm"
     controller: Literal["lstm", "feedforward"] = "lstm"
     hidden: PositiveInt = 100  # of the controller
-    slots: Annotated[int, Field(ge=3)] = 128  # a step of -1, 0 and 1 should lead to three places
+    slots: Annotated[int, Field(ge=3)] = 128  # shifts of -1, 0 and 1 must reach three different slots
     slot_width: PositiveInt = 20
-    read_heads: NonNegativeInt = 1  # 0: nothing written is ever read, so the controller works alone
+    read_heads: NonNegativeInt = 1  # 0: the memory is never read, so the controller works alone
     write_heads: PositiveInt = 1
     embedding: Literal["bits", "learned"] = "learned"
-    bits: Annotated[int, Field(ge=1, le=16)] = 8  # of a vector: embedding = "bits" only
-    feedback: bool = False  # whether what was said before is read while answering
+    bits: Annotated[int, Field(ge=1, le=16)] = 8  # per vector; for embedding = "bits" only
+    feedback: bool = False  # feed back the previous token while generating
 
     @model_validator(mode="after")
     def _remembers(self) -> "NTMConfig":
         if self.controller == "feedforward" and not self.read_heads:
-            raise ValueError("read_heads=0: a feed-forward controller that reads nothing knows nothing of the source")
+            raise ValueError("read_heads=0: a feed-forward controller needs a read head to depend on the source")
         if self.embedding != "bits" and self.bits != type(self).model_fields["bits"].default:
             raise ValueError(f"bits={self.bits} has no effect with embedding={self.embedding!r}; remove it")
         return self
@@ -88,18 +87,18 @@ class NTMConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class NTMState:
-    """What the past leaves behind."""
+    """The state of a machine."""
 
     hidden_BF: Tensor
     cell_BF: Tensor  # of an LSTM; else zeros
     memory_BKM: Tensor  # K numbers in each of M slots
-    weight_BHM: Tensor  # where each head looked: those that read first, then those that write
+    weight_BHM: Tensor  # weighting of each head: read heads, then write heads
     read_BRK: Tensor
 
 
 @dataclass(frozen=True)
 class Written(Memory):
-    """What is left of a source: the slots of the memory, and the machine that wrote them."""
+    """An encoded source: the slots of the memory, and the state of the machine."""
 
     state: NTMState | None = None
 
@@ -116,7 +115,7 @@ class NTM(Model):
     def __init__(self, config: NTMConfig, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.sizes = config, sizes
-        self.shape = Shape(config.controller == "lstm", config.read_heads, config.write_heads, config.slot_width)
+        self.shape = NTMShape(config.controller == "lstm", config.read_heads, config.write_heads, config.slot_width)
         hidden, reads = config.hidden, config.read_heads * config.slot_width
         gates = 4 * hidden if self.shape.recurrent else hidden
         self.source = Input(config, sizes.source, gates)
@@ -128,10 +127,10 @@ class NTM(Model):
             bound = BOLD / (self.source.weight.shape[1] + hidden + reads) ** 0.5
             for weight in (self.controller.weight[:, hidden:], self.source.weight):
                 nn.init.uniform_(weight, -bound, bound)
-        self.heads = nn.Linear(hidden, sum(self.shape.told()))
+        self.heads = nn.Linear(hidden, sum(self.shape.parameter_sizes()))
         nn.init.xavier_uniform_(self.heads.weight, gain=1.4)
         nn.init.zeros_(self.heads.bias)
-        *_, gates_H, _, gammas_H, shifts_3 = self.heads.bias.detach().split(self.shape.told())
+        *_, gates_H, _, gammas_H, shifts_3 = self.heads.bias.detach().split(self.shape.parameter_sizes())
         nn.init.constant_(gates_H, KEEPING)
         if not self.shape.recurrent:
             nn.init.constant_(gammas_H, SHARP)
@@ -150,11 +149,11 @@ class NTM(Model):
         return Written(state.memory_BKM.mT, None, state)
 
     def _blank(self, rows: int) -> NTMState:
-        """Nothing is written, and every head looks at the first slot."""
+        """Return the state before the first token: a constant memory, every head at the first slot."""
         config, new = self.config, self.heads.weight.new_full
         heads = config.read_heads + config.write_heads
         weight_BHM = new((rows, heads, config.slots), 0)
-        weight_BHM[:, :, 0] = 1  # a weighting that is learnt instead, or uniform, is far harder to train
+        weight_BHM[:, :, 0] = 1  # a learned or uniform initial weighting is far harder to train
         return NTMState(
             new((rows, config.hidden), 0),
             new((rows, config.hidden), 0),
@@ -165,7 +164,7 @@ class NTM(Model):
 
     def start(self, memory: Memory | None = None) -> NTMState:
         if not isinstance(memory, Written) or memory.state is None:
-            raise ConfigError("an ntm answers for a source: it starts from what its own `encode` gives")
+            raise ConfigError("an ntm needs a source: it starts from the output of its own `encode`")
         return memory.state
 
     def hidden(self, tokens_BT: Tensor, state: NTMState, mask_BT: Tensor | None = None) -> tuple[Tensor, NTMState]:
@@ -177,8 +176,7 @@ class NTM(Model):
         return self._answer(y_BTD), state
 
     def _answer(self, y_BTD: Tensor) -> Tensor:
-        """What the head projects: h and the reads, or logits of bits, of other ids, and the sum that makes the vectors'
-        probabilities add up to one."""
+        """Return the head's input: h and the reads, or logits of bits and other ids, and the normaliser of the bits."""
         if self.output is None:
             return y_BTD
         z_BTN = self.output(y_BTD)
@@ -186,7 +184,7 @@ class NTM(Model):
         return torch.cat([z_BTN, -total_BT1], dim=-1)
 
     def _run(self, x_BTG: Tensor, state: NTMState, mask_BT: Tensor | None) -> tuple[Tensor, NTMState]:
-        """[h; r] of every position (zeros where nothing is valid), and the state after the last valid one."""
+        """Return [h; r] of every position (zeros for padding), and the state after the last real one."""
         x_BTG = x_BTG + self.controller.bias
         if mask_BT is not None and not bool(mask_BT.all()):
             return self._run_padded(x_BTG, state, mask_BT)
@@ -196,7 +194,7 @@ class NTM(Model):
         return y_TBD.transpose(0, 1), state
 
     def _run_padded(self, x_BTG: Tensor, state: NTMState, mask_BT: Tensor) -> tuple[Tensor, NTMState]:
-        """The same, valid positions before others: rows that have ended cost no more."""
+        """Run rows of different lengths: real positions are moved left, and finished rows are not computed."""
         B, T = mask_BT.shape
         place_BT = pushed_left(mask_BT)
         all_B1 = torch.arange(B, device=mask_BT.device)[:, None]
@@ -216,7 +214,7 @@ class NTM(Model):
         return y_BTD[all_B1, back_BT], state
 
     def _steps(self, x_TBG: Tensor, state: NTMState) -> tuple[Tensor, Tensor, NTMState]:
-        """[h; r] and weightings of every step, and the state after the last."""
+        """Return [h; r] and weightings of every step, and the state after the last."""
         with full_precision(x_TBG):  # the gradient is written for one precision
             y_TBD, cell_BF, memory_BKM, weight_TBHM = run(
                 x_TBG.to(self.heads.weight.dtype),
@@ -230,7 +228,7 @@ class NTM(Model):
                 self.heads.bias,
                 self.shape,
             )
-        # Copies, again: a view would hold every step.
+        # Copies: a view would keep every step alive.
         hidden_BF, read_BN = y_TBD[-1].clone().split([self.config.hidden, y_TBD.shape[2] - self.config.hidden], dim=1)
         read_BRK = read_BN.unflatten(1, (self.config.read_heads, self.config.slot_width))
         return y_TBD, weight_TBHM, NTMState(hidden_BF, cell_BF, memory_BKM, weight_TBHM[-1].clone(), read_BRK)
@@ -253,7 +251,7 @@ class NTM(Model):
 
 
 class Input(nn.Module):
-    """W x for ids, x being their bits; or, learnt, one-hot: then W x is a row of a table."""
+    """W x for ids, where x is their bits, or one-hot (learned): then W x is a row of a table."""
 
     def __init__(self, config: NTMConfig, ids: int, gates: int) -> None:
         super().__init__()
@@ -273,15 +271,15 @@ class Input(nn.Module):
         return F.linear(F.embedding(tokens_BT, self.table_VN), self.weight)
 
     def flops(self) -> int:
-        """Of one token."""
+        """Return the FLOPs for one token."""
         return 0 if self.table_VN is None else 2 * self.weight.numel()
 
 
 def bit_table(ids: int, bits: int) -> Tensor:
-    """A row for each id: its bits, the highest first; a channel for each id that is no vector; one for all that are.
+    """Return a row for each id: its bits, highest first; a channel for each id that is not a vector; one for vectors.
 
-    The first ids are special ones, then come the 2^bits vectors, then others. The last channel tells a machine a vector
-    of zeros from no input at all: a controller without a state of its own could not know whether it is to answer.
+    The first ids are special, then come the 2^bits vectors, then others. The last channel distinguishes a vector of
+    zeros from no input: otherwise a controller without a recurrent state could not know whether to generate.
     """
     id_V = torch.arange(ids)
     vector_V = id_V - SPECIAL

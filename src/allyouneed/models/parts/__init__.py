@@ -1,1 +1,1 @@
-"""What several models share: stacks, encoders, decoders and their cells."""
+"""Parts that several models share: stacks, encoders, decoders and their cells."""

@@ -1,14 +1,14 @@
-"""A convolutional gated recurrent unit; one step of it, with its gradient written out by hand.
+"""One step of a convolutional gated recurrent unit, with its gradient written by hand.
 
     (u, r) = f(U * s + b + t),   c = g(V * (r . s) + d + t'),   s' = u . k + (1 - u) . m . c,   k = s, or s shifted
 
-t and t' are what else the unit is told, if anything; m is a mask of dropout. Only u, r and c are kept for the gradient:
-what f and g are follows from their values,
+t and t' are optional further inputs; m is a dropout mask. Only u, r and c are kept for the gradient: the derivatives of
+f and g follow from their values,
 
     cutoff:  f' = 1.2 q (1 - q),  q = (f + 0.1) / 1.2;     g' = 1.2 - g^2 / 1.2;      hard:  f' = 1/2,  g' = 1
 
-inside their limits, and 0 at them. Channels stand last throughout: on a CPU that is the faster order for a convolution.
-By hand a step takes about three quarters of autograd's time (docs/neural-gpu.md).
+inside their limits, and 0 at the limits. Channels are last: on a CPU that is the faster layout for a convolution. This
+step takes about three quarters of autograd's time (docs/neural-gpu.md).
 """
 
 from dataclasses import dataclass, replace
@@ -22,24 +22,24 @@ from torch.nn import functional as F
 from allyouneed.dropout import dropout_mask
 from allyouneed.torch_private import convolution_backward
 
-OPEN = (0.7, 0.5)  # biases of u and r at first: mostly keep, mostly read
-EDGE = 0.9  # where hard limits begin to cost
+OPEN = (0.7, 0.5)  # initial biases of u and r: mostly keep, mostly read
+EDGE = 0.9  # |x| from which hard limits have a loss
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What kind of unit it is."""
+class CGRUShape:
+    """The kind of a unit."""
 
     hard: bool
-    costs: bool  # whether its limits cost: hard ones only
+    costs: bool  # whether its limits have a loss: hard ones only
     diagonal: bool
-    around: tuple[int, int]  # zeros beside the image, for the kernel
+    around: tuple[int, int]  # padding of the image: above and below, left and right
 
 
 class CGRU(nn.Module):
-    """One unit: both gates are one product."""
+    """One unit. Both gates are one convolution."""
 
-    def __init__(self, channels: int, shape: Shape, dropout: float) -> None:
+    def __init__(self, channels: int, shape: CGRUShape, dropout: float) -> None:
         super().__init__()
         self.channels, self.shape, self.dropout = channels, shape, dropout
         kernel = (2 * shape.around[0] + 1, 2 * shape.around[1] + 1)
@@ -54,36 +54,39 @@ class CGRU(nn.Module):
                 bias_D.fill_(value)
 
     def forward(
-        self, s_BWLD: Tensor, real_BL: Tensor | None = None, told_BRLN: Tensor | None = None
+        self, s_BWLD: Tensor, real_BL: Tensor | None = None, added_BRLN: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The next image, and what the limits cost each row: the sum over its columns of means of (|x| - 0.9)_+ for u,
-        r and c, where x is what f or g is given (zeros if they cost nothing, or no gradient is taken).
+        """Return the next image and the loss of the limits for each row.
 
-        Columns that are not real (None: all are) stay zero, as beyond the image, and cost nothing. `told` is added to
-        what the first rows of the image (R) give u, r and c: N = 3 D.
+        The loss is the sum over columns of means of (|x| - 0.9)_+ for u, r and c, where x is the input of f or g. It is
+        zero without hard limits or without gradients. Columns that are padding (`real_BL`; None: no padding) stay zero,
+        as beyond the image, and have no loss. `added` is added to the inputs of u, r and c in the first R rows of the
+        image: N = 3 D.
         """
         mask = dropout_mask(s_BWLD, self.dropout) if self.training and self.dropout else None
         real = None if real_BL is None else real_BL[:, None, :, None].to(s_BWLD.dtype)
         gates, candidate = self.gates, self.candidate
         shape = self.shape if torch.is_grad_enabled() else replace(self.shape, costs=False)
         new: tuple[Tensor, Tensor] = _Step.apply(
-            s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, told_BRLN, mask, real, shape
+            s_BWLD, gates.weight, gates.bias, candidate.weight, candidate.bias, added_BRLN, mask, real, shape
         )
         return new
 
     def flops(self, cells: int) -> int:
-        """FLOPs of one step over an image of so many cells."""
+        """Return the FLOPs of one step over an image of `cells` cells."""
         return 2 * cells * (self.gates.weight.numel() + self.candidate.weight.numel())
 
 
 def convolved(s_BWLD: Tensor, weight: Tensor, bias_N: Tensor, around: tuple[int, int]) -> Tensor:
-    """U * s + b: (B, W, L, N)."""
+    """Return U * s + b: (B, W, L, N)."""
     return F.conv2d(s_BWLD.permute(0, 3, 1, 2), weight, bias_N, padding=around).permute(0, 2, 3, 1)
 
 
 def shifted(s_BWLD: Tensor, back: bool = False) -> Tensor:
-    """The last third of the channels from the next column, the third before it from the previous one; zeros from
-    beyond the image. Back: the other way round, which is its gradient."""
+    """Take the last third of the channels from the next column, the third before it from the previous one.
+
+    Values from beyond the image are zero. `back` shifts in the other direction, which is the gradient.
+    """
     D, third = s_BWLD.shape[3], s_BWLD.shape[3] // 3
     y_BWLD = torch.zeros_like(s_BWLD)
     y_BWLD[..., : D - 2 * third] = s_BWLD[..., : D - 2 * third]
@@ -98,17 +101,17 @@ def shifted(s_BWLD: Tensor, back: bool = False) -> Tensor:
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        s_BWLD, gates, gates_bias, candidate, candidate_bias, told, mask, real, shape = inputs
+        s_BWLD, gates, gates_bias, candidate, candidate_bias, added, mask, real, shape = inputs
         D = s_BWLD.shape[3]
         x_BWLN = convolved(s_BWLD, gates, gates_bias, shape.around)
-        if told is not None:
-            x_BWLN[:, : told.shape[1]] += told[..., : 2 * D]
+        if added is not None:
+            x_BWLN[:, : added.shape[1]] += added[..., : 2 * D]
         cost_B = _beyond(x_BWLN, real, D) if shape.costs else s_BWLD.new_zeros(s_BWLD.shape[0])
         x_BWLN = x_BWLN.mul_(0.5).add_(0.5) if shape.hard else x_BWLN.sigmoid_().mul_(1.2).sub_(0.1)
         gate_BWLN = x_BWLN.clamp_(0, 1)
         y_BWLD = convolved(gate_BWLN[..., D:] * s_BWLD, candidate, candidate_bias, shape.around)
-        if told is not None:
-            y_BWLD[:, : told.shape[1]] += told[..., 2 * D :]
+        if added is not None:
+            y_BWLD[:, : added.shape[1]] += added[..., 2 * D :]
         if shape.costs:
             cost_B += _beyond(y_BWLD, real, D)
         if not shape.hard:
@@ -116,7 +119,7 @@ class _Step(torch.autograd.Function):
         c_BWLD = y_BWLD.clamp_(-1, 1)
         kept_BWLD = shifted(s_BWLD) if shape.diagonal else s_BWLD
         ctx.save_for_backward(s_BWLD, gates, candidate, mask, real, gate_BWLN, c_BWLD)
-        ctx.shape, ctx.told = shape, 0 if told is None else told.shape[1]
+        ctx.shape, ctx.added = shape, 0 if added is None else added.shape[1]
         new_BWLD = torch.lerp(c_BWLD if mask is None else c_BWLD * mask, kept_BWLD, gate_BWLN[..., :D])
         return new_BWLD if real is None else new_BWLD.mul_(real), cost_B
 
@@ -145,20 +148,20 @@ class _Step(torch.autograd.Function):
         d_s_BWLD, d_gates, d_gates_bias = _back(d_x_BWLN, s_BWLD, gates, shape)
         d_s_BWLD = d_s_BWLD.addcmul_(d_reset_BWLD, r_BWLD)
         d_s_BWLD += shifted(d_kept_BWLD, back=True) if shape.diagonal else d_kept_BWLD
-        d_told = torch.cat([d_x_BWLN[:, : ctx.told], d_y_BWLD[:, : ctx.told]], dim=3) if ctx.told else None
-        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, d_told, None, None, None
+        d_added = torch.cat([d_x_BWLN[:, : ctx.added], d_y_BWLD[:, : ctx.added]], dim=3) if ctx.added else None
+        return d_s_BWLD, d_gates, d_gates_bias, d_candidate, d_candidate_bias, d_added, None, None, None
 
 
 def _beyond(x_BWLN: Tensor, real: Tensor | None, channels: int) -> Tensor:
-    """sum (|x| - 0.9)_+ over the real cells and the channels of each row, for each of its rows and `channels`."""
+    """Return the sum of (|x| - 0.9)_+ over the real cells and channels of each row, per image row and channel."""
     over_BWLN = F.softshrink(x_BWLN, EDGE).abs_()
     if real is not None:
         over_BWLN.mul_(real)
     return over_BWLN.sum(dim=(1, 2, 3)).div_(x_BWLN.shape[1] * channels)
 
 
-def _through(d: Tensor, g: Tensor, factor: float, d_cost: Tensor, shape: Shape) -> Tensor:
-    """The gradient of x, from that of factor . g(x) and that of the cost of x; both follow from g alone."""
+def _through(d: Tensor, g: Tensor, factor: float, d_cost: Tensor, shape: CGRUShape) -> Tensor:
+    """Return the gradient of x from those of factor . g(x) and of the loss of x; both need only g."""
     slope = g.abs().lt_(1).mul_(factor)
     if not shape.hard:
         slope.mul_(g.square().div_(-1.2).add_(1.2))
@@ -166,8 +169,8 @@ def _through(d: Tensor, g: Tensor, factor: float, d_cost: Tensor, shape: Shape) 
     return d.addcmul_(F.softshrink(g, EDGE).sign_(), d_cost) if shape.costs else d
 
 
-def _back(d_BWLN: Tensor, s_BWLD: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what a convolution read, of its weight and of its bias."""
+def _back(d_BWLN: Tensor, s_BWLD: Tensor, weight: Tensor, shape: CGRUShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of a convolution's input, weight and bias."""
     d_s, d_weight, d_bias = convolution_backward(
         d_BWLN.permute(0, 3, 1, 2),
         s_BWLD.permute(0, 3, 1, 2),
