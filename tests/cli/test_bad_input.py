@@ -118,7 +118,7 @@ OPTIONS = {
     "no steps": (["train", "copy", "--steps", "0"], ["train.budget.steps", "found 0"]),
     "half a set": (["train", "copy", "--set", "model.layers"], ["should look like model.layers=3"]),
     "unknown set": (["train", "copy", "--set", "model.widht=3"], ["did you mean 'width'?"]),
-    "no such device": (["train", "copy", "--device", "abacus"], ["--device abacus", "cpu always is"]),
+    "no such device": (["train", "copy", "--device", "abacus"], ["--device abacus", "cpu always works"]),
     "nothing to resume": (["train", "copy", "--resume", "must", "--out", "none"], ["holds no run"]),
     "no such command": (["tranlsate"], ["No such command 'tranlsate'", "translate'?", "(allyouneed --help)"]),
     "nothing like a command": (["bogus"], ["No such command 'bogus'", "(allyouneed --help)"]),
@@ -208,7 +208,7 @@ def test_lines_before_a_bad_one_are_answered(bad: bytes, run: Commands, numbers:
 def test_what_was_never_seen_in_training_is_mentioned(run: Commands, numbers: str):
     done = run("translate", numbers, given="twenty\n日本\n")
     assert done.out.count("\n") == 2
-    assert "line 2 held something that the model never saw" in done.err
+    assert "line 2 has text that the model did not see" in done.err
     assert run("translate", numbers, given="twenty\n").err == ""
 
 

@@ -113,7 +113,7 @@ def test_from_files(run: Commands, listed: Path, tmp_path: Path) -> None:
     assert done.status == 0, done.err
     assert "100 pairs" in done.err
     assert "1 of 101 skipped: empty source" in done.err
-    assert re.search(r"what the model says to texts of the files: \d+\.\d% of the words are allowed", done.err)
+    assert re.search(r"the model's answers to texts of the files: \d+\.\d% of the words are allowed", done.err)
     done = run("shortlist", str(folder), "--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"))
     assert done.status == 0, done.err
 
@@ -129,7 +129,8 @@ def test_files_the_wrong_way_round_are_noticed(run: Commands, listed: Path, tmp_
     )
     assert done.status == 2
     assert (
-        "of what the model says to texts of the files would be allowed; are they of the model's languages" in done.err
+        "of the model's answers to texts of the files would be allowed; are the files in the model's languages"
+        in done.err
     )
     assert (folder / "shortlist.safetensors").read_bytes() == before
 
@@ -146,7 +147,7 @@ def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: 
         assert done.status == 2
         assert re.fullmatch(r"error: \S+: task '\S+' does not translate one text into another; .*\n", done.err)
     done = run("shortlist", numbers, "--source", "x")
-    assert (done.status, done.err) == (2, "error: --source and --reference belong together; give both, or --data\n")
+    assert (done.status, done.err) == (2, "error: --source and --reference need each other; give both, or --data\n")
     (tmp_path / "empty.tsv").write_text("\n\n")
     done = run("shortlist", numbers, "--data", str(tmp_path / "empty.tsv"))
     assert done.status == 2

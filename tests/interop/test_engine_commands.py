@@ -176,7 +176,7 @@ def test_an_export_is_verified(
 ) -> None:
     assert run(["export", translator, "--to", to, "--out", str(tmp_path / "o")]) == 0
     assert run(["verify", str(tmp_path / "o")]) == 0
-    assert f"{tmp_path / 'o'}: an export for {named}, as it was written\n" in capsys.readouterr().out
+    assert f"{tmp_path / 'o'}: an export for {named}, unchanged\n" in capsys.readouterr().out
 
 
 def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_an_export_is_verified(tmp_path: Path, talk: Talk) -> None:
     assert talk("export", tmp_path / "ours", "--to", "hf", "--out", out)[0] == 0
     status, said, _ = talk("verify", out)
     assert status == 0
-    assert f"ok       export      {out}: an export for transformers of Hugging Face, as it was written\n" in said
+    assert f"ok       export      {out}: an export for transformers of Hugging Face, unchanged\n" in said
     (out / "config.json").write_text((out / "config.json").read_text().replace("llama", "lLama"))
     status, said, err = talk("verify", out)
     assert status == 2

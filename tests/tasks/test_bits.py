@@ -106,9 +106,9 @@ def test_scores_are_exact_match_and_bit_errors() -> None:
     [
         ("repeat-copy", {"repeats": [3, 2]}, "fewest, most"),
         ("repeat-copy", {"repeats": [1, 256]}, "below 256"),
-        ("recall-bits", {"lengths": [1, 3]}, "2 items or more"),
+        ("recall-bits", {"lengths": [1, 3]}, "at least 2 items"),
         ("recall-bits", {"bits": 1, "item": 1}, "too few different items"),
-        ("priority-sort", {"bits": 2}, "as many different priorities"),
+        ("priority-sort", {"bits": 2}, "at least 5 different priorities"),
     ],
 )
 def test_impossible_settings(name: str, settings: dict[str, object], message: str) -> None:

@@ -19,7 +19,7 @@ XL: dict[str, object] = {"type": "xl", "heads": 2, "memory": 5}
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_equals_torch(smoothing: float, with_bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE_BYTES", 11 * 8 * rows)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 11 * 8 * rows)
     x = torch.randn(37, 7, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 7, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(11, dtype=torch.float64, requires_grad=True) if with_bias else None

@@ -170,7 +170,7 @@ def test_blocks_name_the_line_and_the_byte(content: str, bad: bytes, data: st.Da
 
 def test_tsv_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a\tb\na\tb\tc\n")
-    with pytest.raises(DataError, match=r"x.tsv: line 2: 3 columns; should be 2, parted by TABs: source, target"):
+    with pytest.raises(DataError, match=r"x.tsv: line 2: 3 columns; should be 2, separated by TABs: source, target"):
         list(text.pairs([str(tmp_path / "x.tsv")]))
     (tmp_path / "x.tsv").write_text("a\tb\n\nc\td\n")
     assert list(text.pairs([str(tmp_path / "x.tsv")])) == [("a", "b"), ("", ""), ("c", "d")]

@@ -1,6 +1,6 @@
-"""The command line: one file a command. Each parses, calls the library and prints.
+"""The command line: one file for each command. A command parses its arguments, calls the library and prints.
 
-Nothing here imports torch before a command runs, so that `allyouneed --help` answers at once.
+Nothing here imports torch before a command runs, so `allyouneed --help` is fast.
 """
 
 import faulthandler
@@ -60,10 +60,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export.command,
 }
 LONG_RUNS = ("train", "distill", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
-# What typer raises for a wrong option. Its own name has moved between modules from version to version.
+# What typer raises for a wrong option. The name of the class moves between modules from version to version.
 UsageError: Any = typer.BadParameter.__base__
 
-# Plain help texts: the coloured ones cost more time than all the rest of `--help`.
+# Plain help texts: coloured ones take more time than the rest of `--help`.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 for name, command in COMMANDS.items():
     app.command(name)(command)
@@ -82,11 +82,11 @@ def _program(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Is attention all you need? Train Transformers on your own data, and use them."""
+    """Train, use and compare Transformers and their relatives on your own data."""
 
 
 def main() -> None:
-    """The program `allyouneed`."""
+    """Run the program `allyouneed`."""
     faulthandler.enable()  # a crash in native code leaves a traceback
     arguments = sys.argv[1:]
     if not arguments or arguments[0] not in LONG_RUNS:
@@ -97,37 +97,37 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command. What a user can cause ends in one line on standard error; bugs of ours keep their traceback."""
+    """Run one command; return its exit status. User errors print one line; bugs keep their traceback."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         status = app(arguments or ["--help"], prog_name="allyouneed", standalone_mode=False)
         sys.stdout.flush()
     except UserError as error:
-        return _complain(str(error), error.status)
+        return _print_error(str(error), error.status)
     except UsageError as error:
         message = error.format_message().replace("Value error, ", "")
         known = [name for name in arguments[:1] if name in COMMANDS or name == "rasp"]
-        return _complain(f"{message} ({' '.join(['allyouneed', *known, '--help'])})", 2)
+        return _print_error(f"{message} ({' '.join(['allyouneed', *known, '--help'])})", 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except OSError as error:
-        _forget_output()
+        _discard_output()
         where = f"{error.filename}: " if error.filename is not None else "standard output: "
-        return _complain(f"{where}{error.strerror or error}", 1)
+        return _print_error(f"{where}{error.strerror or error}", 1)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
             raise
-        return _complain("not enough memory; make the model, the batches or the texts smaller", 1)
-    return int(status or 0)  # typer makes one of an interruption; commands give none
+        return _print_error("not enough memory; make the model, the batches or the texts smaller", 1)
+    return int(status or 0)  # typer returns a status for an interruption; commands return none
 
 
-def _complain(message: str, status: int) -> int:
-    if message:  # else another process of the run says it
+def _print_error(message: str, status: int) -> int:
+    if message:  # otherwise another process of the run prints it
         print(f"error: {printable(message)}", file=sys.stderr)
     return status
 
 
-def _forget_output() -> None:
-    """What could not be written is not tried again when the interpreter ends."""
+def _discard_output() -> None:
+    """Redirect standard output, so that the interpreter does not retry a failed write when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

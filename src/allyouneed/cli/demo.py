@@ -1,4 +1,4 @@
-"""`allyouneed demo`: train English -> German number words, measure, translate unseen numbers, draw the attention."""
+"""`allyouneed demo`: train on English-German number words, measure, translate unseen numbers, draw the attention."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from allyouneed.training import Recipe
 
 RECIPE = "numbers-en-de"
-WANTED = (41, 1_234, 987_654)  # translated if training has not shown them, and some of the test numbers
+WANTED = (41, 1_234, 987_654)  # translated if not in the training data, together with some test numbers
 INVERTED = "forty-one"
 PARTS = re.compile(
     "(?:ein|zwei|drei|vier|fünf|sechs|sieben|acht|neun|sech|sieb|zwan)(?:zehn|zig|ßig)|zehn|elf|zwölf|hundert|tausend|und"
@@ -23,7 +23,10 @@ PARTS = re.compile(
 
 
 def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo")) -> None:
-    """Learn number words, and show where it looked."""
+    """Train on number words, translate and draw the attention.
+
+    The words are English and German. The model translates numbers that it was not trained on.
+    """
     from allyouneed.cli.terminal import note
     from allyouneed.evaluation.measure import task_data
     from allyouneed.folder import load_folder
@@ -31,7 +34,7 @@ def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/
     from allyouneed.training.progress_display import show_progress
 
     recipe = load_recipe(RECIPE)
-    note(f"learning English -> German number words from {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]
+    note(f"training on English -> German number words: {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]
     with show_progress(recipe.train.metric) as listener:
         bundle = load_folder(train(recipe, out, listener))
     data = task_data(bundle, out / "data")
@@ -39,7 +42,7 @@ def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/
     for score in evaluate(bundle.model, data, "test", recipe.decode):
         print(f"  {score.name} = {score.value:.4f}  {score.signature}")
     _translate_unseen(bundle, data, recipe)
-    print(f"\nWhere it looked: {_draw(bundle, data, out / 'attention.png')}")
+    print(f"\nAttention: {_draw(bundle, data, out / 'attention.png')}")
     print("\nNext:")
     print(f"  echo seven hundred and seventy-seven | allyouneed translate {out}")
     print("  allyouneed list recipes")
@@ -50,18 +53,18 @@ def _translate_unseen(bundle: "Bundle", data: "TaskData", recipe: "Recipe") -> N
     from allyouneed.tasks.numbers import NumbersConfig, number_words
 
     assert isinstance(recipe.task, NumbersConfig)
-    seen = {source for split in ("train", "valid") for source, _ in recipe.task.rows(split, recipe.seed)}
+    known = {source for split in ("train", "valid") for source, _ in recipe.task.rows(split, recipe.seed)}
     wanted = [tuple(number_words(number, language) for language in ("en", "de")) for number in WANTED]
-    shown = [(source, right) for source, right in [*wanted, *data.examples("test")[:3]] if source not in seen]
+    shown = [(source, right) for source, right in [*wanted, *data.examples("test")[:3]] if source not in known]
     answers = translate(bundle.model, bundle.codec, [source for source, _ in shown], recipe.decode)
-    print(f"\nNumbers that are not among the {len(seen):,} it was trained and tuned on:")
+    print(f"\nNumbers that are not in the {len(known):,} training and validation examples:")
     for (source, right), ranked in zip(shown, answers, strict=True):
         verdict = "right" if ranked[0].text == right else f"wrong: {right}"
         print(f"  {source} -> {ranked[0].text}  ({verdict})")
 
 
 def _draw(bundle: "Bundle", data: "TaskData", path: Path) -> Path:
-    """A held-out number that ends in forty-one, and the head that shows best that German says the one first."""
+    """Draw the attention of a held-out number that ends in forty-one, for the head with the clearest inversion."""
     from allyouneed.inspection.maps import heads_of, translation_maps
     from allyouneed.inspection.pictures import Group, draw_attention
 
@@ -78,14 +81,14 @@ def _draw(bundle: "Bundle", data: "TaskData", path: Path) -> Path:
         found.source,
         found.target,
         title=f"{''.join(_spaced(found.source[:-1]))}  →  {written}",
-        note=f"{name}. A column: what is being written; its rows: what is read for that. German says one-and-forty.",
+        note=f"{name}. Column: the token being written; rows: the tokens it reads. German writes one-and-forty.",
         groups=[Group(part, len(part), place in marked) for place, part in enumerate(parts)],
         marked=[len(found.source) - 4, len(found.source) - 2],  # forty - one end
     )
 
 
 def _inversion(weights_TS: "Tensor") -> float:
-    """How much of "ein" was read from "one", or of "vierzig" from "forty", whichever is less."""
+    """Return the attention of "ein" to "one", or of "vierzig" to "forty", whichever is less."""
     end, ein, vierzig = len(weights_TS) - 1, len("einundvierzig"), len("vierzig")
     one = weights_TS[end - ein : end - ein + len("ein"), -2].mean()
     forty = weights_TS[end - vierzig : end, -4].mean()
@@ -93,6 +96,6 @@ def _inversion(weights_TS: "Tensor") -> float:
 
 
 def _spaced(words: list[str]) -> list[str]:
-    """Words with blanks between them, but none around a hyphen."""
+    """Return words with blanks between them, but not around a hyphen."""
     pairs = zip(words, [*words[1:], "-"], strict=True)
     return [word if "-" in (word, after) else f"{word} " for word, after in pairs]

@@ -1,28 +1,34 @@
-"""`allyouneed evaluate`: scores with signatures, on held-out data or on given files."""
+"""`allyouneed evaluate`: scores with signatures, on held-out data or on files."""
 
 from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device, Int8, Listed, open_model, pair_files, shortlist_of
+from allyouneed.cli.model_options import Device, Int8, Listed, ModelFolder, open_model, pair_files, shortlist_of
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    model: ModelFolder,
     split: Annotated[
         Literal["valid", "test"] | None,
-        typer.Option(help="Of the model's own task.", show_default="test if there is one"),
+        typer.Option(help="Held-out split of the model's own task.", show_default="test if there is one"),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Source texts, one a line (with --reference).")] = None,
-    reference: Annotated[str | None, typer.Option(help="What should come out, one a line.")] = None,
+    source: Annotated[str | None, typer.Option(help="File of source texts, one per line (with --reference).")] = None,
+    reference: Annotated[str | None, typer.Option(help="File of expected outputs, one per line.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="TSV file like the task's own; for a language model a text file.")
+        str | None, typer.Option(help="TSV file in the format of the task; for a language model, a text file.")
     ] = None,
-    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side.", show_default="the recipe's")] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Alpha.", show_default="the recipe's")] = None,
+    beam: Annotated[
+        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="the recipe's")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="the recipe's")
+    ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any setting that is no part of the weights: --set model.mixer.memory=512."),
+        typer.Option(
+            "--set", help="Override a setting that does not affect the weights: --set model.mixer.memory=512."
+        ),
     ] = None,
     int8: Int8 = False,
     shortlist: Listed = False,
@@ -30,7 +36,8 @@ def command(
 ) -> None:
     """Measure a model on held-out data or on files.
 
-    BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per character: what its task can be measured by.
+    Prints the metrics of the model's task: BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per
+    character.
     """
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError

@@ -1,4 +1,4 @@
-"""`allyouneed generate`: what a model says next, token by token."""
+"""`allyouneed generate`: continue a text, token by token."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.model_options import Device, Engine, Int8, check_engine, open_model
+from allyouneed.cli.model_options import Device, Engine, Int8, ModelFolder, check_engine, open_model
 from allyouneed.cli.stdin import NAME, read_all, text_argument
 
 if TYPE_CHECKING:
@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    model: ModelFolder,
     prompt: Annotated[
-        str | None, typer.Option(help="The text to go on from.", show_default="standard input", callback=text_argument)
+        str | None, typer.Option(help="Text to continue.", show_default="standard input", callback=text_argument)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0: always the most probable token.", show_default="1")
+        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.", show_default="1")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only the k most probable tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the most probable tokens that reach p together.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Only tokens p times as probable as the best.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default="0")] = None,
-    max_length: Annotated[int | None, typer.Option(help="New tokens at most.", show_default="256")] = None,
-    n: Annotated[int | None, typer.Option("--n", help="How many samples.", show_default="1")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most probable tokens whose sum reaches p.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample from tokens at least p times as probable as the best.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; the same seed samples the same text.", show_default="0")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Maximum number of new tokens.", show_default="256")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="Number of samples.", show_default="1")] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
     device: Device = "cpu",
 ) -> None:
     """Continue a text, token by token.
 
-    A model that has a source samples an answer to the text instead. Only what is new is printed. `--engine ctranslate2`
-    draws nothing: it needs `--temperature 0`.
+    A model with a source samples an answer to the text instead. Only new text is printed. `--engine ctranslate2` does
+    not sample: it needs `--temperature 0`.
     """
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig
@@ -45,9 +51,9 @@ def command(
     from allyouneed.folder import load_folder
     from allyouneed.text.checks import require_short
 
-    asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    asked |= {"seed": seed, "max_length": max_length, "n": n}
-    config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    given |= {"seed": seed, "max_length": max_length, "n": n}
+    config = parse(SampleConfig, {name: value for name, value in given.items() if value is not None})
     check_engine(engine, device)
     if engine == "ctranslate2":
         from allyouneed.interop.ctranslate2.engine import refuse_sampling
@@ -61,21 +67,21 @@ def command(
     require_short(codec.source or codec.target, [text], where)
     begin = [] if codec.source is not None else codec.encode_prompt(text)[1:]
     source = codec.encode_source(text) if codec.source is not None else None
-    said = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)
-    samples = said(bundle, begin, config, source)
+    decode = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)
+    samples = decode(bundle, begin, config, source)
     if config.n == 1:
         for piece in _pieces(codec, begin, next(samples)):
-            _say(piece)
-        _say("\n")
+            _print(piece)
+        _print("\n")
         return
     for number, ids in enumerate(samples, start=1):
-        _say(f"--- {number}\n{''.join(_pieces(codec, begin, ids))}\n")
+        _print(f"--- {number}\n{''.join(_pieces(codec, begin, ids))}\n")
 
 
 def _in_torch(
     bundle: "Bundle", begin: list[int], config: "SampleConfig", source: list[int] | None
 ) -> Iterator[Iterator[int]]:
-    """The ids of each sample; of a single one as they come."""
+    """Yield the ids of each sample; those of a single sample as they are generated."""
     from allyouneed.decode import sample, stream
 
     if config.n == 1:
@@ -88,7 +94,7 @@ def _in_torch(
 def _in_ctranslate2(
     int8: bool, bundle: "Bundle", begin: list[int], config: "SampleConfig", source: list[int] | None
 ) -> Iterator[Iterator[int]]:
-    """The same, of an engine that draws nothing: what it says again is what it said."""
+    """Yield the same ids for each sample: this engine does not sample."""
     from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 
     engine, given = CTranslate2Engine(bundle, int8), begin if source is None else source
@@ -97,19 +103,19 @@ def _in_ctranslate2(
 
 
 def _pieces(codec: "Codec", begin: Sequence[int], ids: Iterator[int]) -> Iterator[str]:
-    """The text of new ids, as soon as it is certain: a character may need several tokens."""
-    said = list(begin)
-    known = codec.decode_target(said)
+    """Yield the text of new ids as soon as it is complete: a character may need several tokens."""
+    generated = list(begin)
+    known = codec.decode_target(generated)
     for token in ids:
-        said.append(token)
-        text = codec.decode_target(said)
+        generated.append(token)
+        text = codec.decode_target(generated)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[len(known) :]
             known = text
-    yield codec.decode_target(said)[len(known) :]
+    yield codec.decode_target(generated)[len(known) :]
 
 
-def _say(piece: str) -> None:
+def _print(piece: str) -> None:
     from allyouneed.cli.terminal import shown
 
     sys.stdout.write(shown(piece))

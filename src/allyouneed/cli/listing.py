@@ -1,4 +1,4 @@
-"""`allyouneed list`: what there is, one line and the paper each."""
+"""`allyouneed list`: all mixers, positions, models, tasks and recipes, one line each."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,8 @@ KINDS: tuple[Kind, ...] = ("mixers", "positions", "models", "tasks", "recipes")
 Row = tuple[str, str, str]
 
 
-def command(kind: Annotated[Kind | None, typer.Argument(help="Which of them.", show_default="all")] = None) -> None:
-    """List what there is, with the paper each comes from."""
+def command(kind: Annotated[Kind | None, typer.Argument(help="What to list.", show_default="all")] = None) -> None:
+    """List mixers, positions, models, tasks and recipes."""
     for one in (kind,) if kind is not None else KINDS:
         rows = _rows(one)
         print(f"{one}:" if kind is None else "", end="\n" if kind is None else "")

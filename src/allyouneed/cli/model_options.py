@@ -1,4 +1,4 @@
-"""Opening a model that a command will only predict with."""
+"""Options that several commands share, and how they open a model for inference."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     from allyouneed.shortlist.table import Shortlist
 
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
+ModelFolder = Annotated[str, typer.Argument(help="Model folder or run folder.")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")]
 
 
-Int8 = Annotated[bool, typer.Option("--int8", help="Weights and products in bytes: faster, a little less exact.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Use int8 weights and products: faster, slightly less exact.")]
 Listed = Annotated[
     bool,
     typer.Option(
         "--shortlist",
-        help="Only words that the source allows (`allyouneed shortlist` says which): faster with large vocabularies "
-        "and beams; answers may differ a little.",
+        help="Decode only words of the model's shortlist (see `allyouneed shortlist`): faster with large vocabularies "
+        "and beams; answers may differ slightly.",
     ),
 ]
 Engine = Annotated[
     Literal["torch", "ctranslate2"],
-    typer.Option(help="What computes; ctranslate2 gives the same answers, once a model is trained."),
+    typer.Option(help="Inference engine; for a trained model ctranslate2 gives the same answers."),
 ]
 
 
@@ -41,7 +42,7 @@ def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8:
 
 
 def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
-    """The shortlist of a folder, if one is wanted."""
+    """Return the shortlist of a folder if `wanted`."""
     if not wanted:
         return None
     from allyouneed.shortlist.build import require_shortlist
@@ -50,16 +51,16 @@ def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
 
 
 def pair_files(source: str | None, reference: str | None, data: str | None) -> list[str]:
-    """The files that --source and --reference, or --data, name; none, if neither is given. Callers refuse both."""
+    """Return the files of --source and --reference, or of --data, or none. Callers refuse both."""
     if (source is None) != (reference is None):
-        raise ConfigError("--source and --reference belong together; give both, or --data")
+        raise ConfigError("--source and --reference need each other; give both, or --data")
     if data is not None:
         return [data]
     return [source, reference] if source is not None and reference is not None else []
 
 
 def check_engine(engine: str, device: str, shortlist: bool = False) -> None:
-    """Refuses an engine that is not there, or not for this device or shortlists."""
+    """Raise ConfigError if an engine is not installed, or does not support the device or shortlists."""
     if engine == "ctranslate2":
         from allyouneed.interop.ctranslate2.files import require_package
         from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
@@ -68,15 +69,17 @@ def check_engine(engine: str, device: str, shortlist: bool = False) -> None:
 
         require_package()
         if device != "cpu":
-            raise ConfigError(f"--engine ctranslate2 runs on the cpu, not on --device {device}; torch runs on both")
+            raise ConfigError(
+                f"--engine ctranslate2 runs on the cpu, not on --device {device}; --engine torch runs on both"
+            )
 
 
 def check_device(name: str) -> None:
-    """Refuses a device that is not there."""
+    """Raise ConfigError if a device is not available."""
     import torch
 
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # torch raises either, depending on the kind of device
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"--device {name}: not usable here: {reason}; cpu always is") from None
+        raise ConfigError(f"--device {name}: not usable here: {reason}; cpu always works") from None

@@ -1,4 +1,4 @@
-"""How far some work is: a bar on a terminal, a line now and then everywhere else. Both on standard error."""
+"""Progress of a long operation, on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
 import sys
 import time
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from allyouneed.cli.terminal import note
 
-SECONDS_A_LINE = 10.0
+SECONDS_PER_LINE = 10.0
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[float, str], None]]:
-    """A function that is told the fraction done and what is being done."""
+    """Return a function that shows the fraction done and a description."""
     if not sys.stderr.isatty():
         yield _lines()
         return
@@ -22,15 +22,16 @@ def progress() -> Iterator[Callable[[float, str], None]]:
     columns = [BarColumn(bar_width=24), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}")]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda fraction, words: bar.update(task, completed=fraction, description=words)
+        yield lambda fraction, description: bar.update(task, completed=fraction, description=description)
 
 
 def _lines() -> Callable[[float, str], None]:
-    said = [0.0]
+    last = 0.0
 
-    def tell(fraction: float, words: str) -> None:
-        if time.monotonic() - said[0] > SECONDS_A_LINE:
-            said[0] = time.monotonic()
-            note(f"{fraction:4.0%}  {words}")
+    def show(fraction: float, description: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_PER_LINE:
+            last = time.monotonic()
+            note(f"{fraction:4.0%}  {description}")
 
-    return tell
+    return show

@@ -1,21 +1,18 @@
-"""`allyouneed score`: how probable are given texts?"""
+"""`allyouneed score`: log probabilities of given texts."""
 
 import sys
-from typing import Annotated
 
-import typer
-
-from allyouneed.cli.model_options import Device, open_model
+from allyouneed.cli.model_options import Device, ModelFolder, open_model
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    model: ModelFolder,
     device: Device = "cpu",
 ) -> None:
-    """How probable are the lines of standard input?
+    """Print the log probability of each line of standard input.
 
-    Prints log probability (nats) and number of tokens, parted by a TAB. A line is source TAB target (text TAB class);
-    for a language model it is a text.
+    Prints the log probability (nats) and the number of tokens, separated by a TAB. An input line is source TAB target,
+    text TAB class, or for a language model a text.
     """
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.evaluation.probabilities import score_lines

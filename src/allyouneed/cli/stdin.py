@@ -1,6 +1,7 @@
-"""Standard input as lines, under the rules of `tasks.text`, in batches that never make a pipe wait.
+"""Standard input as lines, under the rules of `text/lines.py`, in batches that never block a pipe.
 
-What can be read without waiting is one batch: a file comes in large pieces, a slow writer is answered line by line.
+All that can be read without waiting is one batch: a file arrives in large batches, a slow writer gets line-by-line
+answers.
 """
 
 import os
@@ -15,13 +16,14 @@ from allyouneed.errors import DataError
 
 NAME = Path("standard input")
 MOST_LINES = 1024
-MARKS = b"\xef\xff\xfe\x00"  # how a byte order mark can begin; it may come in pieces
+MARKS = b"\xef\xff\xfe\x00"  # first bytes of byte order marks, which may arrive in pieces
 
 
 def line_batches(
     most: int = MOST_LINES, check: Callable[[str, int], None] = lambda line, before: None
 ) -> Iterator[list[str]]:
-    """Lines as they come. If one is refused, also by `check(line, lines before it)`, those before are given first."""
+    """Yield batches of lines as they arrive. A line that `check(line, lines before it)` or decoding refuses raises an
+    error after the lines before it were yielded."""
     batch: list[str] = []
     try:
         for number, (line, more) in enumerate(_lines(sys.stdin.fileno())):
@@ -39,23 +41,21 @@ def line_batches(
 
 
 def text_argument(value: str | None) -> str | None:
-    """A text among the arguments of a command; refuses bytes that are none, as those of standard input are refused."""
+    """Return a text argument of a command. Raise BadParameter if it is not UTF-8."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:
-        raise typer.BadParameter(
-            "holds bytes that are not UTF-8; the terminal, or a script, writes otherwise"
-        ) from None
+        raise typer.BadParameter("has bytes that are not UTF-8; set the terminal, or the script, to UTF-8") from None
     return value
 
 
 def read_all() -> str:
-    """The whole input as one text, without the last line end."""
+    """Return the whole input as one text, without the last line end."""
     return "\n".join(line for batch in line_batches() for line in batch)
 
 
 def _lines(file: int) -> Iterator[tuple[str, bool]]:
-    """Each line, and whether more can be had without waiting."""
+    """Yield each line, and whether more can be read without waiting."""
     from allyouneed.text.lines import BLOCK, LONGEST_LINE, decode_text, without_mark
 
     rest, number, first = b"", 0, True

@@ -1,4 +1,4 @@
-"""Text from anywhere, made safe to show: a terminal obeys control characters, so they are written as escapes."""
+"""Untrusted text, made safe to print: control characters, which a terminal would interpret, are escaped."""
 
 import shlex
 import sys
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 def shown(text: str) -> str:
-    """As it is into a pipe or file; with escapes where a terminal would obey it."""
+    """Return text for standard output: unchanged for a pipe or file, escaped for a terminal."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
 def one_line(text: str) -> str:
-    """An answer as one line, whatever a model has put into it."""
+    """Return a generated text as one line."""
     return shown(text.replace("\r\n", " ").replace("\n", " "))
 
 
 def note(line: str) -> None:
-    """One line for people, beside the output."""
+    """Print one line for the user on standard error."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
 def typed() -> str:
-    """The command line that is running, as it can be typed again."""
+    """Return the running command line, quoted for a shell."""
     return shlex.join(["allyouneed", *sys.argv[1:]])
 
 
 def text_table(table: "Table", *, ruled: bool = False) -> str:
-    """A table of a report: the first column on the left, numbers on the right; `ruled`: a line below the names."""
+    """Return a table as text; all columns but the first are right-aligned. `ruled`: a line below the header."""
     rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

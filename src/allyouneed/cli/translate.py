@@ -1,4 +1,4 @@
-"""`allyouneed translate`: lines in, as many lines out."""
+"""`allyouneed translate`: translate (or classify) standard input, line by line."""
 
 import sys
 from collections.abc import Callable
@@ -6,33 +6,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.model_options import Device, Engine, Int8, Listed, check_engine, open_model, shortlist_of
+from allyouneed.cli.model_options import (
+    Device,
+    Engine,
+    Int8,
+    Listed,
+    ModelFolder,
+    check_engine,
+    open_model,
+    shortlist_of,
+)
 
 if TYPE_CHECKING:
     from allyouneed.decode import Answer, SearchConfig
     from allyouneed.folder import Bundle
     from allyouneed.shortlist.table import Shortlist
 
-Say = Callable[[list[str]], "list[list[Answer]]"]
+Translate = Callable[[list[str]], "list[list[Answer]]"]
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
+    model: ModelFolder,
     beam: Annotated[
-        int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.", show_default="the recipe's")
+        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="the recipe's")
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Alpha; 0 ranks by probability.", show_default="the recipe's")
+        float | None,
+        typer.Option(help="Exponent of the length penalty; 0 ranks by probability.", show_default="the recipe's"),
     ] = None,
-    n_best: Annotated[int | None, typer.Option(help="Answers for each line, each after its line's number.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of an answer.", show_default="source + 50")] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Each answer after its score.")] = False,
+    n_best: Annotated[int | None, typer.Option(help="Answers per line; each is preceded by its line number.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Maximum tokens of an answer.", show_default="source + 50")
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each answer.")] = False,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
-    """Translate (or classify) standard input line by line."""
+    """Translate (or classify) standard input, line by line."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
     from allyouneed.evaluation.settings import require_source, search_config
@@ -42,23 +54,23 @@ def command(
     check_engine(engine, device, shortlist)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_source(bundle, "translate")
-    asked = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
-    search = search_config(bundle, asked)
+    changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
+    search = search_config(bundle, changes)
     if engine == "ctranslate2":
-        say = _in_ctranslate2(bundle, search, int8, scores)
+        answer_texts = _in_ctranslate2(bundle, search, int8, scores)
     else:
-        say = _in_torch(bundle, search, shortlist_of(bundle, shortlist))
-    number, strange = 0, []
+        answer_texts = _in_torch(bundle, search, shortlist_of(bundle, shortlist))
+    number, unknown = 0, []
 
     def check(text: str, before: int) -> None:
         require_short(bundle.codec.source, [text], str(NAME), before)
         require_known(bundle.codec, [text], str(NAME), before)
         if has_unknown(bundle.codec, text):
-            strange.append(before + 1)
+            unknown.append(before + 1)
 
     for texts in line_batches(check=check):
         filled = [text for text in texts if text.strip()]
-        answers = iter(say(filled))
+        answers = iter(answer_texts(filled))
         for text in texts:
             number += 1
             for answer in next(answers) if text.strip() else [None]:
@@ -66,18 +78,18 @@ def command(
                 columns += [f"{answer.score if answer else 0.0:.4f}"] if scores else []
                 print(*columns, one_line(answer.text) if answer else "", sep="\t")
         sys.stdout.flush()
-    if strange:
-        what = f"line {strange[0]}" if len(strange) == 1 else f"{len(strange):,} lines, the first of them {strange[0]},"
-        note(f"{what} held something that the model never saw in training; its answer may mean nothing")
+    if unknown:
+        where = f"line {unknown[0]} has" if len(unknown) == 1 else f"{len(unknown):,} lines (first: {unknown[0]}) have"
+        note(f"{where} text that the model did not see in training; the answer may be meaningless")
 
 
-def _in_torch(bundle: "Bundle", search: "SearchConfig", shortlist: "Shortlist | None") -> Say:
+def _in_torch(bundle: "Bundle", search: "SearchConfig", shortlist: "Shortlist | None") -> Translate:
     from allyouneed.decode import translate
 
     return lambda texts: translate(bundle.model, bundle.codec, texts, search, shortlist=shortlist)
 
 
-def _in_ctranslate2(bundle: "Bundle", search: "SearchConfig", int8: bool, scores: bool) -> Say:
+def _in_ctranslate2(bundle: "Bundle", search: "SearchConfig", int8: bool, scores: bool) -> Translate:
     from allyouneed.decode.translate import as_answers
     from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 

@@ -1,4 +1,4 @@
-"""`allyouneed verify`: whether a model folder, a run folder or an export is what it says."""
+"""`allyouneed verify`: check a model folder, a run folder or an export."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +9,15 @@ from allyouneed.errors import FolderError
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A model folder, a run folder, or an export.")],
+    folder: Annotated[Path, typer.Argument(help="Model folder, run folder or export.")],
     scores: Annotated[
-        bool, typer.Option("--scores/--no-scores", help="Measure again what the model card states.")
+        bool, typer.Option("--scores/--no-scores", help="Measure the scores on the model card again.")
     ] = True,
 ) -> None:
-    """Check every byte, shape and number of a folder, that it loads, and that it gives its recorded scores.
+    """Check that a folder is intact and reproduces its scores.
 
-    One line for each thing looked at, a table at the end; the exit status is 2 if something is wrong.
+    Checks every byte, shape and number of the folder, and that the model reproduces its recorded scores. Prints
+    one line for each check and a table at the end. The exit status is 2 if a check fails.
     """
     from allyouneed.cli.terminal import text_table
     from allyouneed.lab.report import Table

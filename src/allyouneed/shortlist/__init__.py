@@ -1,1 +1,1 @@
-"""Vocabulary shortlists: the table of target words that a source allows, and how to learn it."""
+"""Vocabulary shortlists: the target words that a source allows, and how to learn them."""

@@ -1,17 +1,18 @@
-"""Which words translate which, from pairs of texts alone: IBM Model 1, by expectation maximisation.
+"""A lexicon of word translations, learnt from pairs of texts alone: IBM Model 1, by expectation maximisation.
 
     P(y_1 .. y_T | x_1 .. x_S)  ~  prod_t sum_s t(y_t | x_s),    s = 0 .. S, and x_0 is NULL, a word of every source
     E:  c(y, x) = sum over pairs, t and s  of  t(y_t | x_s) / sum_r t(y_t | x_r)
     M:  t(y | x) = c(y, x) / sum_y c(y, x)
 
-All t are alike at first, so the first E step only counts who stands in a pair with whom.
+All t are equal at first, so the first E step only counts which words occur together in a pair.
 
-Cost: time grows with the sum of S T over all pairs. Memory grows with the number of different (x, y) that stand in a
-pair, up to MOST of them: less than 160 bytes each (tests/shortlist/test_lexicon.py measures it), so less than 2.5 GiB.
+Cost: time grows with the sum of S T over all pairs. Memory grows with the number of different (x, y) that occur
+together, up to MOST of them: less than 160 bytes each (tests/shortlist/test_lexicon.py measures it), so less than
+2.5 GiB.
 Paper: Brown et al. 1993, "The Mathematics of Statistical Machine Translation", Computational Linguistics 19(2), section
 4.1.
-Differs: of very many different (x, y) those are forgotten, while they are counted, that were seen least with an x that
-was seen with very many y; of more than SENTENCES pairs every n-th is read.
+Differs: if there are more than MOST different (x, y), the least frequent ones of each x are dropped while counting; if
+there are more than SENTENCES pairs, every n-th is read.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import numpy as np
 from allyouneed.text.ragged import Array, Ragged
 from allyouneed.text.specials import PAD
 
-NULL = PAD  # an id that no text has
+NULL = PAD  # an id that does not occur in texts
 CELLS = 1 << 21  # of a chunk: (target position, source position) of one pair each
 MOST = 1 << 24  # different (x, y) that are kept
 SENTENCES = 500_000
@@ -31,14 +32,14 @@ SENTENCES = 500_000
 
 @dataclass(frozen=True)
 class Lexicon:
-    """t(y | x) of all (x, y) that were seen together, sorted by x, then y."""
+    """t(y | x) of all (x, y) that occur together, sorted by x, then y."""
 
     source: Array
     target: Array
     probability: Array
 
     def best(self, count: int) -> "Lexicon":
-        """The `count` likeliest targets of each source word; of equals those with smaller ids."""
+        """Return the `count` most probable targets of each source word; smaller ids win ties."""
         kept = _largest(self.probability, self.source, count)
         return Lexicon(self.source[kept], self.target[kept], self.probability[kept])
 
@@ -49,7 +50,7 @@ def learn_lexicon(
     iterations: int = 5,
     progress: Callable[[float], None] | None = None,
 ) -> Lexicon:
-    """t(y | x) from the ids of pairs, without special ones. `progress` hears which part of the work is done."""
+    """Learn t(y | x) from the ids of pairs, without special ids. `progress` receives the fraction done."""
     width = 1 + int(targets.values.max(initial=0))
     step = max(1, -(-len(sources) // SENTENCES))
     spans = _spans(sources.lengths()[::step], targets.lengths()[::step])
@@ -71,7 +72,7 @@ def learn_lexicon(
         counts = np.zeros(len(keys))
         for chunk in cells():
             place = np.minimum(np.searchsorted(keys, chunk.keys), len(keys) - 1)
-            value = np.where(keys[place] == chunk.keys, probability[place], 0.0)  # 0: forgotten
+            value = np.where(keys[place] == chunk.keys, probability[place], 0.0)  # 0: dropped
             np.add.at(counts, place, chunk.shares(value))
         probability = _normalised(counts, source)
     known = source != NULL
@@ -79,7 +80,7 @@ def learn_lexicon(
 
 
 class _Cells:
-    """Every target position of some pairs with every source position of its pair: the ids of both as one number."""
+    """All (target position, source position) of some pairs: the ids of both as one number."""
 
     def __init__(self, sources: Ragged, targets: Ragged, members: Array, width: int) -> None:
         lengths = sources.lengths_of(members) + 1
@@ -88,15 +89,15 @@ class _Cells:
         real = np.ones(len(given), dtype=bool)
         real[begins] = False
         given[real] = sources.joined(members)
-        said = targets.joined(members).astype(np.int64)
+        target_ids = targets.joined(members).astype(np.int64)
         pair = np.repeat(np.arange(len(members)), targets.lengths_of(members))
-        self._lengths = lengths[pair]  # cells of each target position, which follow each other
+        self._lengths = lengths[pair]  # number of cells of each target position; they are adjacent
         self._begins = np.cumsum(self._lengths) - self._lengths
         place = np.arange(int(self._lengths.sum())) + np.repeat(begins[pair] - self._begins, self._lengths)
-        self.keys = given[place] * width + np.repeat(said, self._lengths)
+        self.keys = given[place] * width + np.repeat(target_ids, self._lengths)
 
     def shares(self, value: Array) -> Array:
-        """Each cell's part of the sum over its target position."""
+        """Return the fraction of each cell in the sum over its target position."""
         if not len(value):
             return value
         total = np.add.reduceat(value, self._begins)
@@ -104,7 +105,7 @@ class _Cells:
 
 
 def _spans(source_lengths: Array, target_lengths: Array) -> list[tuple[int, int]]:
-    """Pairs in chunks of about CELLS cells."""
+    """Split the pairs into chunks of about CELLS cells."""
     ends = np.cumsum((source_lengths + 1) * target_lengths)
     chunk = ends // CELLS
     cuts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(ends)]
@@ -112,12 +113,12 @@ def _spans(source_lengths: Array, target_lengths: Array) -> list[tuple[int, int]
 
 
 def _first_counts(chunks: Iterator[_Cells], width: int) -> tuple[Array, Array]:
-    """All different cells, sorted, and c(y, x) while all t are alike."""
+    """Return all different cells, sorted, and c(y, x) for equal t."""
     kept, waiting, size = (np.zeros(0, dtype=np.int64), np.zeros(0)), [], 0
     for chunk in chunks:
         waiting.append(_summed(chunk.keys, chunk.shares(np.ones(len(chunk.keys)))))
         size += len(waiting[-1][0])
-        if size > max(len(kept[0]), 4 * CELLS):  # seldom, as all that is kept is sorted again
+        if size > max(len(kept[0]), 4 * CELLS):  # rarely, because all kept cells are sorted again
             kept, waiting, size = _fewer(*_joined([kept, *waiting]), width), [], 0
     return _fewer(*_joined([kept, *waiting]), width)
 
@@ -127,7 +128,7 @@ def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _summed(keys: Array, counts: Array) -> tuple[Array, Array]:
-    """Each key once."""
+    """Merge equal keys and sum their counts."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
@@ -135,7 +136,7 @@ def _summed(keys: Array, counts: Array) -> tuple[Array, Array]:
 
 
 def _fewer(keys: Array, counts: Array, width: int) -> tuple[Array, Array]:
-    """At most MOST, as many of each source word, so that rare ones keep theirs."""
+    """Keep at most MOST cells, equally many of each source word, so that rare words keep theirs."""
     if len(keys) <= MOST:
         return keys, counts
     source = keys // width
@@ -144,7 +145,7 @@ def _fewer(keys: Array, counts: Array, width: int) -> tuple[Array, Array]:
 
 
 def _largest(value: Array, source: Array, count: int) -> Array:
-    """Where the `count` largest values of each source word stand; of equals the first ones."""
+    """Return the indices of the `count` largest values of each source word; the first ones win ties."""
     order = np.lexsort((-value, source))
     sorted_source = source[order]
     rank = np.arange(len(order)) - np.searchsorted(sorted_source, sorted_source)

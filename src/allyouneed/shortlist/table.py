@@ -1,13 +1,13 @@
-"""A shortlist: the target words that a source allows. Decoding with it looks at some hundred words instead of all.
+"""A shortlist: the target words that a source allows. Decoding then scores a few hundred words instead of all.
 
     allowed(x_1 .. x_S) = always + words(x_1) + .. + words(x_S)
 
     always    special ids and the most frequent target words
-    words(x)  the likeliest translations of a source word by lexicon.py, and the word itself where both sides share
-              their vocabulary: names and numbers are copied
+    words(x)  the most probable translations of a source word by lexicon.py; with a shared vocabulary also the word
+              itself, because names and numbers are copied
 
-In a model folder it is `shortlist.safetensors`: `always` (A), `words` of all source words, one after the other, and
-`ends` (one for each source word), where those of each end.
+In a model folder it is `shortlist.safetensors`: `always` (A), `words` of all source words, concatenated, and `ends`
+(one for each source word), where the words of each source word end.
 
 Paper: Jean et al. 2015, arXiv:1412.2007 (candidate lists); L'Hostis et al. 2016, arXiv:1610.00072 (how to choose them).
 """
@@ -28,13 +28,13 @@ from allyouneed.shortlist.lexicon import Lexicon
 from allyouneed.text.ragged import Array
 from allyouneed.text.specials import UNK
 
-SPECIALS = UNK + 1  # PAD and BOS are among them: nobody says them, but they have probabilities
+SPECIALS = UNK + 1  # includes PAD and BOS, which are never generated but have probabilities
 BEST, ALWAYS = 50, 100
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Which target words each source word allows. Ids are sorted."""
+    """The target words that each source word allows, as sorted ids."""
 
     always: Tensor
     words: Tensor
@@ -47,17 +47,17 @@ class Shortlist:
 
     @cached_property
     def _arrays(self) -> tuple[Array, Array, Array]:
-        """The same for numpy."""
+        """The tensors as numpy arrays."""
         return self.always.numpy(), self.words.numpy(), self.ends.numpy()
 
     def lists(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The words that each source allows, in order (N, L), padded with zeros behind, and how many they are (N)."""
+        """Return the sorted words that each source allows (N, L), zero-padded on the right, and their counts (N)."""
         (always, words, ends), size = self._arrays, self.last + 1
         given = np.array([word for source in sources for word in source], dtype=np.int64)
         row = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
         last = ends[given]
         count = last - np.where(given > 0, ends[given - 1], 0)
-        # The numbers of all words of one source word after the other.
+        # The indices of the words of all source words, concatenated.
         place = np.arange(count.sum()) + np.repeat(last - count.cumsum(), count)
         allowed = np.zeros((len(sources), size), dtype=bool)  # sorting the words would take longer
         allowed[:, always] = True
@@ -71,21 +71,21 @@ class Shortlist:
         return torch.from_numpy(word), torch.from_numpy(counts)
 
     def of(self, source_word: int) -> list[int]:
-        """What one source word allows by itself."""
+        """Return the words that one source word allows."""
         begin = int(self.ends[source_word - 1]) if source_word else 0
         found: list[int] = self.words[begin : int(self.ends[source_word])].tolist()
         return found
 
     @property
     def signature(self) -> str:
-        """What a score of decoded text must say of it: the longest list of a source word, how much is always allowed,
-        and which table it is: the sha256 of its file begins so."""
+        """A short name for the signatures of scores: the longest list of a source word, the number of words that are
+        always allowed, and the start of the sha256 of the stored file."""
         longest = int(self.ends.diff(prepend=self.ends.new_zeros(1)).max()) if len(self.ends) else 0
         digest = hashlib.sha256(save(self.tensors())).hexdigest()
         return f"shortlist:{longest}+{len(self.always) - SPECIALS}:{digest[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored."""
+        """Return the tensors of the stored file."""
         return {
             "always": self.always.to(torch.int32),
             "words": self.words.to(torch.int32),
@@ -96,11 +96,11 @@ class Shortlist:
 def make_shortlist(
     lexicon: Lexicon, frequency: np.ndarray, sources: int, *, best: int = BEST, always: int = ALWAYS, shared: bool
 ) -> Shortlist:
-    """The `best` likeliest translations of each of so many source words, and the `always` most frequent target words.
+    """Return a shortlist: `best` translations of each source word, and the `always` most frequent target words.
 
-    `frequency` has a number for each target word; `shared`: a source word is the target word of the same id.
+    `frequency`: the count of each target word. `shared`: source and target have one vocabulary.
     """
-    named = (lexicon.source >= SPECIALS) & (lexicon.target >= SPECIALS)  # what is unknown is translated by anything
+    named = (lexicon.source >= SPECIALS) & (lexicon.target >= SPECIALS)  # an unknown word has no particular translation
     likely = Lexicon(lexicon.source[named], lexicon.target[named], lexicon.probability[named]).best(best)
     source, target = likely.source.astype(np.int64), likely.target.astype(np.int64)
     if shared:
@@ -118,7 +118,7 @@ def make_shortlist(
 
 
 def read_shortlist(tensors: dict[str, Tensor], sources: int, targets: int, where: Path) -> Shortlist:
-    """A shortlist from what is stored, for so many source and target words; FolderError, if it is not one."""
+    """Return a stored shortlist. Raise FolderError if it does not fit the numbers of source and target words."""
     types = {"always": torch.int32, "words": torch.int32, "ends": torch.int64}
     if tensors.keys() != types.keys():
         raise FolderError(f"{where}: holds {', '.join(sorted(tensors)) or 'nothing'}; should hold {', '.join(types)}")
@@ -134,9 +134,9 @@ def read_shortlist(tensors: dict[str, Tensor], sources: int, targets: int, where
     if len(ends) != sources:
         raise FolderError(f"{where}: for {len(ends):,} source words, but the model has {sources:,}; make it again")
     begins = torch.cat([ends.new_zeros(1), ends])
-    # Compared, not subtracted: a difference of numbers from a file may overflow.
+    # Compared, not subtracted: the difference of numbers from a file can overflow.
     if bool((begins[1:] < begins[:-1]).any()) or int(begins[-1]) != len(words):
-        raise FolderError(f"{where}: ends should rise to the {len(words):,} words that there are")
+        raise FolderError(f"{where}: ends should rise to the number of words, {len(words):,}")
     inside = torch.ones(len(words), dtype=torch.bool)
     inside[ends[ends < len(words)]] = False
     if bool((words.diff() <= 0)[inside[1:]].any()):

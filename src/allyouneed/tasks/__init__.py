@@ -1,4 +1,4 @@
-"""What is learnt: one task a file, and this table."""
+"""What is learnt: one file for each task or family of tasks, and the table of all of them."""
 
 from typing import Annotated
 

@@ -2,10 +2,9 @@
 
     padded tokens of a batch = rows x longest <= budget, on the source side and on the target side
 
-Examples are sorted by their longer side, rounded up to one of a few bucket sizes, and packed once; as packing
-sees only the bucket sizes, every epoch has the same number of batches. An epoch mixes the examples of each
-bucket (those with similar shorter sides stay near each other, which saves padding) and the order of the
-batches.
+Examples are sorted by their longer side, rounded up to one of a few bucket sizes, and packed once. Packing depends only
+on the bucket sizes, so every epoch has the same number of batches. An epoch shuffles the examples of each bucket (those
+with similar shorter sides stay close, which saves padding) and the order of the batches.
 """
 
 from collections.abc import Callable
@@ -17,26 +16,26 @@ from allyouneed.randomness import generator
 from allyouneed.text.ragged import Array
 
 Pair = tuple[Array, Array]  # source, target
-STEPS = 8  # buckets for each doubling of the length: at most an eighth of a row is padding for this reason
+STEPS = 8  # buckets for each doubling of the length: rounding up pads a row by at most an eighth
 
 
 def shuffled(count: int, random: np.random.Generator) -> Array:
-    """A permutation. Only `random()` is used: numpy promises no stability for its own shuffling."""
+    """Return a random permutation. Only `random()` is used: numpy does not guarantee a stable `shuffle`."""
     return np.argsort(random.random(count), kind="stable")
 
 
 def bucket_sizes(lengths: Array) -> Array:
-    """Each length rounded up to a bucket: exact up to 2 x STEPS, then STEPS sizes for each doubling."""
+    """Round each length up to a bucket size: exact up to 2 x STEPS, then STEPS sizes for each doubling."""
     doublings = np.maximum(1, np.ceil(np.log2(np.maximum(lengths, 1)))).astype(np.int64)
     step = np.maximum(1, 2 ** (doublings - 1) // STEPS)
     return -(-lengths // step) * step
 
 
 def pack(sizes: Array, budget: int) -> Array:
-    """Where each batch ends in a list of sizes in rising order, so that rows x largest <= budget."""
+    """Return where each batch ends in an ascending list of sizes, so that rows x largest <= budget."""
     ends, start, count = [], 0, len(sizes)
     while start < count:
-        # (end - start) * sizes[end - 1] rises with `end`: a binary search finds the last one that fits.
+        # (end - start) * sizes[end - 1] grows with `end`, so a binary search finds the last end that fits.
         low, high = start + 1, min(count, start + max(1, budget // int(sizes[start])))
         while low < high:
             middle = (low + high + 1) // 2
@@ -50,43 +49,43 @@ def pack(sizes: Array, budget: int) -> Array:
 
 
 def _sorted_sides(lengths: Pair) -> Pair:
-    """The longer and the shorter side of each example."""
+    """Return the longer and the shorter side of each example."""
     return np.maximum(*lengths), np.minimum(*lengths)
 
 
 class Batches:
-    """Which examples form batch number `index`. Lengths count every token, the special ones included.
+    """The examples of each batch, by its index. Lengths count every token, special ones included.
 
-    If lengths differ from epoch to epoch (`resample`), the rows of each batch stay and the examples are sorted anew:
-    sorted lengths hardly change, so a batch exceeds its budget seldom and by little (an eighth on Multi30k).
+    If lengths differ from epoch to epoch (`resample`), each batch keeps its number of rows and the examples are sorted
+    again. Sorted lengths hardly change, so a batch rarely exceeds its budget, and by little (an eighth on Multi30k).
     """
 
     def __init__(self, lengths: Pair, budget: int, resample: Callable[[int, int], Pair] | None = None) -> None:
         longer, _ = _sorted_sides(lengths)
         if not len(longer):
-            raise DataError("no example is left to make batches of")
+            raise DataError("no examples are left")
         if (longest := int(longer.max())) > budget:
             raise DataError(f"an example has {longest} tokens, but a batch may hold {budget}; raise batch_tokens")
         self._lengths, self._resample = lengths, resample
-        # A bucket may be larger than the budget even if no example is.
+        # A bucket size can exceed the budget even if no example does.
         self._ends = pack(np.sort(np.minimum(bucket_sizes(longer), budget)), budget)
         self._cached: tuple[tuple[int, int], Array, Array] | None = None
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self._ends)
 
     def epoch(self, index: int) -> int:
-        """The epoch that batch `index` belongs to."""
+        """Return the epoch of batch `index`."""
         return index // len(self)
 
     def members(self, seed: int, index: int) -> Array:
-        """The examples of training batch `index`."""
+        """Return the examples of training batch `index`."""
         examples, batches = self._epoch(seed, self.epoch(index))
         return self._slice(examples, int(batches[index % len(self)]))
 
     def in_order(self) -> list[Array]:
-        """Every example once, by length: for held-out data."""
+        """Return batches with every example once, by length: for held-out data."""
         longer, shorter = _sorted_sides(self._lengths)
         examples = np.lexsort((shorter, bucket_sizes(longer)))
         return [self._slice(examples, number) for number in range(len(self))]
@@ -100,7 +99,7 @@ class Batches:
             random = generator(seed, epoch)
             longer, shorter = _sorted_sides(self._resample(seed, epoch) if self._resample else self._lengths)
             sizes = bucket_sizes(longer)
-            # Neighbours within an eighth (and two tokens) of the shorter side change places freely.
+            # Noise of up to an eighth of the size (and two tokens) shuffles examples with similar shorter sides.
             blur = shorter + random.random(len(shorter)) * (2 + sizes / STEPS)
             examples = np.lexsort((blur, sizes)).astype(np.uint32)
             self._cached = (seed, epoch), examples, shuffled(len(self), random)

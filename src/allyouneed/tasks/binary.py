@@ -3,14 +3,14 @@
     1011+0110 -> 11001    (13 + 6 = 19)         n bits each: a sum has n + 1 bits, a product 2n, so the length of the
     11*11     -> 1001     (3 * 3 = 9)           answer follows from that of the question
 
-Lengths are bits of an operand. All items of a training batch have one length, so none is padded. With `curriculum = c`
-the longest length of batch i grows in a straight line from lengths[0], at i = 0, to lengths[1], at i = c and after;
-seven batches in ten have the longest length of their time, the others any up to it, so that short ones are not
-forgotten.
+Lengths are bits of an operand. All items of a training batch have one length, so there is no padding. With
+`curriculum = c` the longest length of batch i grows linearly from lengths[0], at i = 0, to lengths[1], at i = c and
+after. Seven batches in ten have the current longest length; the others have a random length up to it, so that short
+ones are not forgotten.
 
 Paper: Kaiser and Sutskever 2015, arXiv:1511.08228; Zaremba and Sutskever 2014, arXiv:1410.4615 (mixing the curriculum).
-Differs: the papers go on to a longer length when the error is small. Batches are addressed by number here, whatever was
-learnt from those before, so the curriculum is fixed.
+Differs: the papers increase the length when the error is small. Here batches are addressed by index, independently of
+what was learnt before, so the curriculum is fixed.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,7 @@ from allyouneed.tasks.algorithms import AlgorithmTask, Dice, Lengths, one_tokeni
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair
 
-LONGEST = 0.7  # of the batches are as long as the curriculum is then
+LONGEST = 0.7  # the fraction of batches with the curriculum's current longest length
 
 
 class BinaryTask(AlgorithmTask):
@@ -31,17 +31,17 @@ class BinaryTask(AlgorithmTask):
     paper = "Kaiser and Sutskever 2015, arXiv:1511.08228"
     sign: ClassVar[str]
 
-    curriculum: Annotated[int, Field(ge=0)] = 0  # training batches until lengths[1] is reached; 0: from the first
+    curriculum: Annotated[int, Field(ge=0)] = 0  # training batches until lengths[1] is reached; 0: no curriculum
 
     @abstractmethod
     def answer(self, left: int, right: int, length: int) -> tuple[int, int]:
-        """The result for two numbers of `length` bits, and how many bits it is written with."""
+        """Return the result for two numbers of `length` bits, and the number of bits to write it with."""
 
     def codec(self) -> Codec:
         return one_tokenizer(f"01{self.sign}", "characters")
 
     def longest(self, index: int) -> int:
-        """The longest length at training batch `index`."""
+        """Return the longest length at training batch `index`."""
         low, high = self.lengths
         return high if index >= self.curriculum else low + (high - low) * index // self.curriculum
 

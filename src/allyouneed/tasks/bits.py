@@ -1,12 +1,12 @@
 """The algorithms of the Neural Turing Machine paper, on random vectors of bits: copy, repeat copy, associative recall,
 priority sort.
 
-A token is a vector, written as its bits: 01101000. The ids of all vectors come first among the words, in the order of
-the numbers they write; marks come after them. All items of a training batch have one length, so none is padded.
+A token is a vector, written as its bits: 01101000. The ids of all vectors come first, ordered by the binary numbers
+that they spell; marks come after them. All items of a training batch have one length, so there is no padding.
 
 Paper: Graves et al. 2014, arXiv:1410.5401, sections 4.1 to 4.5.
-Differs: the end of a source is its end token. What the paper gives as a number on a channel of its own (how often to
-repeat, how urgent a vector is) is a vector of bits here, so that it is a token.
+Differs: the end of a source is its end token. Numbers that the paper passes on a separate channel (the number of
+repeats, the priority of a vector) are vectors of bits here, so that they are tokens.
 """
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ class BitsTask(AlgorithmTask):
     @property
     @abstractmethod
     def marks(self) -> Sequence[str]:
-        """Words that are no vectors."""
+        """Words that are not vectors."""
 
     def codec(self) -> Codec:
         # Words are sorted: ; ? and letters come after 0 and 1.
@@ -50,12 +50,12 @@ class BitsTask(AlgorithmTask):
         return [exact_match(hypotheses, references), bit_errors(hypotheses, references)]
 
     def vectors(self, dice: Dice, count: int) -> list[str]:
-        """Random ones."""
+        """Draw random vectors."""
         return [f"{dice.below(2**self.bits):0{self.bits}b}" for _ in range(count)]
 
 
 class CopyBitsConfig(BitsTask):
-    summary = "say the same vectors of bits"
+    summary = "repeat vectors of bits"
 
     type: Literal["copy-bits"] = "copy-bits"
 
@@ -69,7 +69,7 @@ class CopyBitsConfig(BitsTask):
 
 
 class RepeatCopyConfig(BitsTask):
-    summary = "say the same vectors of bits as often as the last one says"
+    summary = "repeat vectors of bits as often as the last one states"
 
     type: Literal["repeat-copy"] = "repeat-copy"
     lengths: Lengths = (1, 10)
@@ -96,7 +96,7 @@ class RepeatCopyConfig(BitsTask):
 
 
 class RecallBitsConfig(BitsTask):
-    summary = "say the item that came after the one asked for; an item is several vectors of bits"
+    summary = "recall the item that followed a given one; an item is several vectors of bits"
 
     type: Literal["recall-bits"] = "recall-bits"
     lengths: Lengths = (2, 6)  # items
@@ -107,7 +107,7 @@ class RecallBitsConfig(BitsTask):
     def _askable(self) -> Self:
         most = max(self.lengths[1], (self.test_lengths or self.lengths)[1])
         if min(self.lengths[0], (self.test_lengths or self.lengths)[0]) < 2:
-            raise ValueError("lengths: what comes after the item asked for needs 2 items or more")
+            raise ValueError("lengths: recalling the item after another needs at least 2 items")
         if 2 ** (self.bits * self.item) < 2 * most:
             raise ValueError(f"bits={self.bits}, item={self.item}: too few different items for {most} of them")
         return self
@@ -118,24 +118,24 @@ class RecallBitsConfig(BitsTask):
 
     def draw(self, dice: Dice, lengths: Lengths) -> Pair | None:
         items = [" ".join(self.vectors(dice, self.item)) for _ in range(dice.between(*lengths))]
-        asked = dice.below(len(items) - 1)
+        query = dice.below(len(items) - 1)
         if len(set(items)) < len(items):
             return None
-        return "; " + " ; ".join(items) + " ? " + items[asked], items[asked + 1]
+        return "; " + " ; ".join(items) + " ? " + items[query], items[query + 1]
 
 
 class PrioritySortConfig(BitsTask):
-    summary = "say the most urgent vectors of bits, the most urgent one first"
+    summary = "sort vectors of bits by priority, highest first"
 
     type: Literal["priority-sort"] = "priority-sort"
-    lengths: Lengths = (20, 20)  # vectors given, each followed by its priority
-    keep: Length = 16  # vectors said, at most
+    lengths: Lengths = (20, 20)  # vectors of the source, each followed by its priority
+    keep: Length = 16  # vectors of the target, at most
 
     @model_validator(mode="after")
     def _enough_priorities(self) -> Self:
         most = max(self.lengths[1], (self.test_lengths or self.lengths)[1])
         if most > 2**self.bits:
-            raise ValueError(f"bits={self.bits}: {most} vectors need as many different priorities")
+            raise ValueError(f"bits={self.bits}: {most} vectors need at least {most} different priorities")
         return self
 
     @property
@@ -154,14 +154,14 @@ class PrioritySortConfig(BitsTask):
 
 
 def bit_errors(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The share of wrong bits; all bits of a vector that is missing, or one too many, or no vector, are wrong."""
+    """Return the fraction of wrong bits. All bits of a missing, extra or malformed vector are wrong."""
     wrong = total = 0
-    for said, right in zip(hypotheses, references, strict=True):
-        said_words, right_words = said.split(), right.split()
-        bits = len(right_words[0])
-        for ours, theirs in zip(said_words, right_words, strict=False):
-            same = sum(a == b for a, b in zip(ours, theirs, strict=True)) if len(ours) == bits else 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        found, expected = hypothesis.split(), reference.split()
+        bits = len(expected[0])
+        for ours, theirs in zip(found, expected, strict=False):
+            same = sum(a == b for a, b in zip(ours, theirs, strict=True)) if len(ours) == len(theirs) else 0
             wrong += bits - same
-        wrong += bits * abs(len(said_words) - len(right_words))
-        total += bits * max(len(said_words), len(right_words))
+        wrong += bits * abs(len(found) - len(expected))
+        total += bits * max(len(found), len(expected))
     return Score("bit_errors", wrong / max(1, total), f"n:{len(references)}|bits:{total}", higher_is_better=False)

@@ -1,14 +1,14 @@
-"""Label-smoothed cross-entropy of a batch: the projection onto the vocabulary, the loss and its gradient in
-cache-sized pieces.
+"""Label-smoothed cross-entropy of a batch: the projection onto the vocabulary, the loss and its gradient, in chunks
+that fit the CPU cache.
 
     loss_n = logsumexp(z_n) - (1 - eps) z_n[target_n] - eps mean(z_n),      z_n = x_n W^T + b
     d loss_n / d z_n = softmax(z_n) - (1 - eps) onehot(target_n) - eps / V
 
-A vocabulary makes N x V logits the largest tensor of the whole model. Here they exist for a few hundred rows at a
-time: each piece is projected, turned into its loss and straight into its gradient while it is still in the cache,
-then overwritten. The smoothing terms are constant over the vocabulary, so they act on the mean row of W and the
-summed x instead of on N x V numbers. Paper: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Vaswani et al.
-2017, section 5.4 (eps = 0.1).
+N x V logits would be the largest tensor of the whole model. Here they exist for a few hundred rows at a time. Each
+chunk is projected and turned into its loss and its gradient while it is in the cache, then overwritten. The smoothing
+terms are constant over the vocabulary, so they act on the mean row of W and the summed x instead of on N x V numbers.
+
+Paper: Szegedy et al. 2016, arXiv:1512.00567 (label smoothing); Vaswani et al. 2017, section 5.4 (eps = 0.1).
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from allyouneed.mixers.parts.projections import is_autocast
 from allyouneed.tasks.base import NO_CLASS, Batch, Learner, Loss
 from allyouneed.text.specials import PAD
 
-PIECE_BYTES = 8 << 20  # of logits: measured best between 4 and 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
+CHUNK_BYTES = 8 << 20  # of logits: measured best at 4 to 8 MiB (V 4k-8k, D 128-256); 0.5 MiB is 1.7 times slower
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -33,7 +33,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, smoothing: float
     ) -> Tensor:
         N, V = x_ND.shape[0], weight_VD.shape[0]
-        rows = max(1, PIECE_BYTES // (V * x_ND.element_size()))
+        rows = max(1, CHUNK_BYTES // (V * x_ND.element_size()))
         mean_D = weight_VD.mean(dim=0)
         grad_x_ND, grad_weight_VD = torch.empty_like(x_ND), torch.zeros_like(weight_VD)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
@@ -46,7 +46,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if bias_V is not None:
                 logits_PV += bias_V
             torch.softmax(logits_PV, dim=1, out=p_PV)
-            # The largest probability is at least 1 / V, so its logarithm is safe where that of the target may not be.
+            # The largest probability is at least 1 / V, so its logarithm is finite; that of the target may not be.
             lse_P = logits_PV.amax(dim=1) - p_PV.amax(dim=1).log()
             total += lse_P.sum() - (1 - smoothing) * logits_PV.gather(1, target_P1).sum()
             p_PV.scatter_add_(1, target_P1, p_PV.new_full(target_P1.shape, smoothing - 1))
@@ -74,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """The summed loss of `target_N` under the logits x W^T + b, without ever holding all logits."""
+    """Return the summed loss of `target_N` under the logits x W^T + b, without storing all logits."""
     if not torch.is_grad_enabled() or is_autocast(x_ND):
         pieces = [
             F.cross_entropy(
@@ -92,17 +92,17 @@ def _widened(logits: Tensor) -> Tensor:
 
 
 def batch_loss(model: Learner, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """The summed loss over every prediction of a batch that counts."""
+    """Return the summed loss over every prediction of a batch that counts."""
     parts = list(losses(model, batch, smoothing))
     total, count = torch.stack([part.total for part in parts]).sum(), sum(part.count for part in parts)
     return Loss(total, count, sum(part.beside for part in parts))
 
 
 def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Loss]:
-    """The loss of each segment of a batch in turn; most batches are one segment.
+    """Yield the loss of each segment of a batch in turn; most batches are one segment.
 
-    A segment begins with the state that the one before it left, but its gradient ends there (SG(h) of Dai et al. 2019;
-    truncated backpropagation through time): whoever differentiates each loss when it comes holds one segment at a time.
+    A segment starts with the state after the one before it, but its gradient stops there (SG(h) of Dai et al. 2019;
+    truncated backpropagation through time). Calling backward on each loss as it comes keeps one segment in memory.
     """
     if batch.class_B is not None:
         assert batch.source_BS is not None
@@ -123,7 +123,7 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
     state = model.start() if source_BS is None else model.condition(source_BS, mask_BS)
     size = batch.segment or batch.input_BT.shape[1]
     for input_BT, output_BT in zip(batch.input_BT.split(size, 1), batch.output_BT.split(size, 1), strict=True):
-        # The padding of the target stands on its right, where no real position can see it.
+        # The padding of the target is on its right, where no real position reads it.
         beside: list[Tensor] = []
         with send_losses_to(beside.append) if torch.is_grad_enabled() else nullcontext():
             x_BTD, after = model.hidden(input_BT, state)

@@ -1,4 +1,4 @@
-"""Scores of decoded text, each with the signature that is needed to get the same number again."""
+"""Scores of decoded text, each with a signature that makes the number reproducible."""
 
 import re
 from collections import Counter
@@ -10,8 +10,8 @@ WORD = re.compile(r"\w+")
 
 
 def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str], tokens: str = "13a") -> list[Score]:
-    """BLEU (Papineni et al. 2002) and chrF (Popović 2015) of detokenised, mixed-case text, by sacreBLEU (Post 2018)."""
-    # Here, because importing it takes a quarter of a second.
+    """Return BLEU (Papineni et al. 2002) and chrF (Popović 2015) of detokenised text, by sacreBLEU (Post 2018)."""
+    # Imported here: it takes a quarter of a second.
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -23,13 +23,13 @@ def bleu_and_chrf(hypotheses: Sequence[str], references: Sequence[str], tokens: 
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The share of hypotheses that are the reference, apart from blanks at the ends."""
+    """Return the fraction of hypotheses that equal the reference, ignoring blanks at the ends."""
     equal = sum(ours.strip() == theirs.strip() for ours, theirs in zip(hypotheses, references, strict=True))
     return Score("exact", equal / max(1, len(references)), f"n:{len(references)}|match:whole text")
 
 
 def accuracy(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The share of right classes, with the count of each class: right of all."""
+    """Return the fraction of right classes; the signature has the counts of each class: right / all."""
     names = sorted(set(references))
     right = {name: [0, 0] for name in names}
     for ours, theirs in zip(hypotheses, references, strict=True):
@@ -41,17 +41,17 @@ def accuracy(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def word_scores(hypotheses: Sequence[str], references: Sequence[str]) -> list[Score]:
-    """How many words of the references were said, and how many said words are right, wherever they stand.
+    """Return the recall and the precision of words, in any order.
 
-    For texts too short for BLEU's sequences of four words.
+    For texts that are too short for BLEU's sequences of four words.
     """
-    said, wanted, right = 0, 0, 0
+    found, expected, right = 0, 0, 0
     for ours, theirs in zip(hypotheses, references, strict=True):
         words = [Counter(WORD.findall(text.lower())) for text in (ours, theirs)]
-        said, wanted = said + words[0].total(), wanted + words[1].total()
+        found, expected = found + words[0].total(), expected + words[1].total()
         right += (words[0] & words[1]).total()
-    signature = f"n:{len(references)}|words:{wanted}|case:lower|order:any"
+    signature = f"n:{len(references)}|words:{expected}|case:lower|order:any"
     return [
-        Score("word_recall", right / max(1, wanted), signature),
-        Score("word_precision", right / max(1, said), signature),
+        Score("word_recall", right / max(1, expected), signature),
+        Score("word_precision", right / max(1, found), signature),
     ]

@@ -1,1 +1,1 @@
-"""Text and ids: tokenisers, codecs, files of lines and of ids."""
+"""Text and ids: tokenisers, codecs, files of lines, ragged arrays of ids."""

@@ -1,8 +1,7 @@
-"""Reading text: streamed, in constant memory, and refused with the file, the line and the byte if it is not text.
+"""Reading text files: streamed, in constant memory. Bytes that are not text are refused with file, line and byte.
 
-A line is what LF ends. Nothing else ends one: U+2028, U+0085, VT, FF and a lone CR stay inside their line
-(`str.splitlines` cuts there and misaligns parallel files). The last LF is optional, a BOM at the start of a
-file and a CR before an LF are dropped.
+Only LF ends a line. U+2028, U+0085, VT, FF and a lone CR are part of their line (`str.splitlines` splits there and
+misaligns parallel files). The last LF is optional. A BOM at the start of a file and a CR before an LF are dropped.
 """
 
 import codecs
@@ -16,9 +15,9 @@ from typing import Any, BinaryIO, TypeVar
 from allyouneed.errors import DataError
 from allyouneed.words import counted
 
-LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without ever being held
-BLOCK = 1 << 20  # bytes read at a time
-CHUNK_ROWS = 2048  # rows tokenised at a time, or fewer if they are long
+LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without being read whole
+BLOCK = 1 << 20  # bytes of one read
+CHUNK_ROWS = 2048  # rows tokenised together, or fewer if they are long
 CHUNK_CHARACTERS = 1 << 20
 DATA_VARIABLE = "ALLYOUNEED_DATA"
 DATA_DEFAULT = "../shared/data"
@@ -34,51 +33,51 @@ T = TypeVar("T")
 
 
 def resolve(name: str) -> Path:
-    """The path a recipe means: relative to the current folder, or to $ALLYOUNEED_DATA if it begins with `$DATA/`."""
+    """Return the path of a recipe's file: in the current folder, or in $ALLYOUNEED_DATA if it starts with `$DATA/`."""
     if not name.startswith("$DATA/"):
         return Path(name)
     folder = Path(os.environ.get(DATA_VARIABLE, DATA_DEFAULT))
     if not folder.is_dir():
         raise DataError(
-            f"{name}: $DATA is {folder}, and there is no such folder; set {DATA_VARIABLE} to the folder with the data"
+            f"{name}: $DATA is {folder}, which is not a folder; set {DATA_VARIABLE} to the folder with the data"
         )
     return folder / name.removeprefix("$DATA/")
 
 
 def as_names(value: Any) -> Any:
-    """A recipe may give one file by its name alone."""
+    """Return one file name as a list: a recipe may give either."""
     return [value] if isinstance(value, str) else value
 
 
 def open_text(path: Path) -> BinaryIO:
-    """The file, opened for reading bytes, or one line that says why not."""
+    """Open a file for reading bytes. Raise DataError with the reason if that fails."""
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
         return path.open("rb")
     except FileNotFoundError:
         raise DataError(
-            f"{path}: no such file; those of a recipe are set by --set task.train=..., for example"
+            f"{path}: no such file; a recipe's files can be set, for example with --set task.train=..."
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, without their ends."""
+    """Yield the lines of a UTF-8 file, without line ends."""
     for number, raw in enumerate(_raw_lines(path), 1):
         yield decode_text(raw.removesuffix(b"\r"), path, number)
 
 
 def blocks(path: Path) -> Iterator[str]:
-    """The whole text of a UTF-8 file in pieces of at most about 1 MiB, each cut after an LF wherever there is one.
+    """Yield the whole text of a UTF-8 file in pieces of at most about 1 MiB, each cut after an LF where there is one.
 
-    CR LF becomes LF. Unlike `lines` this accepts lines of any length: running text need not have any.
+    CR LF becomes LF. Unlike `lines`, this accepts lines of any length, because running text may have no line ends.
     """
     rest, number, given, ended = b"", 1, 0, False
     for block in _blocks(path):
         rest += block
-        # An unfinished line is held back until its end is read, unless it is as long as a block.
+        # An incomplete line is kept until its end is read, unless it is as long as a block.
         cut = rest.rfind(b"\n") + 1 or (_whole_characters(rest) if len(rest) >= BLOCK else 0)
         if cut:
             yield decode_text(rest[:cut], path, number, given).replace("\r\n", "\n")
@@ -91,7 +90,7 @@ def blocks(path: Path) -> Iterator[str]:
 
 
 def _whole_characters(raw: bytes) -> int:
-    """How many bytes of `raw` end with a character's last byte (and not with a CR whose LF may follow)."""
+    """Return how many bytes of `raw` end with a complete character (and not with a CR whose LF may follow)."""
     end = len(raw)
     while end > len(raw) - 4 and raw[end - 1] & 0xC0 == 0x80:
         end -= 1
@@ -109,7 +108,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def without_mark(block: bytes, path: Path) -> bytes:
-    """The first bytes of a text without their BOM; that of another encoding is refused."""
+    """Return the first bytes of a text without a UTF-8 BOM. Raise DataError at the BOM of another encoding."""
     for mark, encoding in _OTHER_ENCODINGS.items():
         if block.startswith(mark):
             raise DataError(f"{path}: line 1: is {encoding}; convert it: iconv -f {encoding} -t UTF-8")
@@ -117,7 +116,7 @@ def without_mark(block: bytes, path: Path) -> bytes:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    parts: list[bytes] = []  # the line that has begun, in pieces: joining them once keeps this linear
+    parts: list[bytes] = []  # pieces of the current line: joining them once keeps this linear
     held, number = 0, 1
     for block in _blocks(path):
         *whole, tail = block.split(b"\n")
@@ -143,15 +142,13 @@ def _refuse_long(path: Path, number: int, length: int) -> None:
 
 
 def _refuse_lone_carriage_returns(path: Path, last: bytes, ended: bool) -> None:
-    """A file without LF, but with CR, has the line ends of an old Macintosh: it would be one line."""
+    """Raise DataError if a file has CR but no LF (line ends of old Macintoshes): it would be read as one line."""
     if not ended and b"\r" in last.removesuffix(b"\r"):
-        raise DataError(
-            f"{path}: line 1: the lines end in CR; lines should end in LF: tr '\\r' '\\n' converts the file"
-        )
+        raise DataError(f"{path}: line 1: lines end in CR; they should end in LF: tr '\\r' '\\n' converts the file")
 
 
 def decode_text(raw: bytes, path: Path, number: int, given: int = 0) -> str:
-    """Text from whole lines, the first of which is line `number`, `given` bytes of it being decoded already."""
+    """Decode whole lines. The first is line `number`, of which `given` bytes are decoded already."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -170,7 +167,7 @@ def decode_text(raw: bytes, path: Path, number: int, given: int = 0) -> str:
 
 @dataclass
 class Skips:
-    """What was left out of a corpus, and why: counted, never silent."""
+    """Counts of what was skipped in a corpus, by reason."""
 
     where: str
     read: int = 0
@@ -184,12 +181,12 @@ class Skips:
         return self.read - sum(self.reasons.values())
 
     def notes(self) -> list[str]:
-        """One line a reason."""
+        """Return one line for each reason."""
         return [f"{self.where}: {count:,} of {self.read:,} skipped: {why}" for why, count in self.reasons.items()]
 
 
 def parallel(source: Path, target: Path) -> Iterator[Pair]:
-    """The pairs of two files with as many lines each."""
+    """Yield the pairs of two files with the same number of lines."""
     ours, theirs = 0, 0
     for left, right in zip_longest(lines(source), lines(target)):
         ours, theirs = ours + (left is not None), theirs + (right is not None)
@@ -204,19 +201,19 @@ def parallel(source: Path, target: Path) -> Iterator[Pair]:
 
 
 def columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The rows of a file whose columns are parted by TABs. A row without any character is given as empty columns."""
+    """Yield the rows of a TAB-separated file. An empty line is a row of empty columns."""
     for number, line in enumerate(lines(path), 1):
         row = tuple(line.split("\t")) if line else ("",) * len(names)
         if len(row) != len(names):
             raise DataError(
                 f"{path}: line {number}: {counted(len(row), 'column')}; "
-                f"should be {len(names)}, parted by TABs: {', '.join(names)}"
+                f"should be {len(names)}, separated by TABs: {', '.join(names)}"
             )
         yield row
 
 
 def pairs(files: Sequence[str]) -> Iterator[Pair]:
-    """The pairs of [source file, target file] or of one TSV file."""
+    """Yield the pairs of [source file, target file] or of one TSV file."""
     paths = [resolve(name) for name in files]
     if len(paths) == 2:
         yield from parallel(*paths)
@@ -225,7 +222,7 @@ def pairs(files: Sequence[str]) -> Iterator[Pair]:
 
 
 def chunks(rows: Iterator[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-    """Rows in lists that are worth a call, but never fill the memory."""
+    """Yield rows in lists: long enough to be worth a call, short enough for constant memory."""
     chunk: list[tuple[str, T]] = []
     held = 0
     for row in rows:
@@ -239,7 +236,7 @@ def chunks(rows: Iterator[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
 
 
 def filled(rows: Iterator[Pair], skips: Skips, names: Pair = ("source", "target")) -> Iterator[Pair]:
-    """The pairs with something on both sides; the others are counted."""
+    """Yield the pairs without an empty side; count the others in `skips`."""
     for pair in rows:
         skips.read += 1
         missing = [name for name, text in zip(names, pair, strict=True) if not text.strip()]

@@ -1,3 +1,3 @@
-"""The special ids: the first of every vocabulary."""
+"""The special ids: the first four of every vocabulary."""
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3

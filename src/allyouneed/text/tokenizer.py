@@ -4,12 +4,11 @@
     unigram     pieces of bytes with probabilities (Kudo 2018, arXiv:1804.10959), never unknown, exact round trip
     characters  code points seen in training; others are unknown
     bytes       256 ids, never unknown, exact round trip
-    words       what blanks and hyphens part; others are unknown; a round trip makes every run of blanks one blank
+    words       split at blanks and hyphens; unseen words are unknown; a round trip makes every run of blanks one blank
 
-Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names hold raw blanks: pieces write blanks as another character,
-words hold a blank only in front and characters are single, so no text ever equals such a name, and nothing is
-matched against them. Text is never a control symbol. Tokenisers from elsewhere may have more such ids; their names are
-`control_name`s too.
+Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names contain blanks. Pieces write blanks as another character, words have a
+blank only in front, and characters are single. So no text ever equals such a name: text is never a control symbol.
+Imported tokenisers may have more such ids, with names from `control_name`.
 """
 
 import json
@@ -34,23 +33,23 @@ from allyouneed.text.tokenizer_file import check_tokenizer_file
 
 SPECIALS = ("< pad >", "< bos >", "< eos >", "< unk >")
 LARGEST_FILE = 64 << 20
-MOST_REASON = 200  # characters of what the library says is wrong
-# The trainers' time grows faster than the length of a word; what lies beyond this is rubbish or repetition.
+MOST_REASON = 200  # characters of the library's error message
+# Characters. Training time grows faster than the length of a word; longer texts are noise or repetition.
 LONGEST_TRAINED = 10_000
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
-AnyKind = Kind | Literal["wordpiece"]  # the last: only from elsewhere
+AnyKind = Kind | Literal["wordpiece"]  # wordpiece: only imported
 BYTES = 256
 
-# The library warns when a process that used its threads is forked. We say when threads are wanted.
+# The library warns when a process that used its threads is forked. `THREADS` enables threads explicitly.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TokenizerConfig(Config):
-    """How text becomes ids."""
+    """The settings of a tokeniser."""
 
     kind: Kind = "bpe"
-    size: Annotated[int, Field(ge=5, le=1 << 20)] = 8000  # ids at most, the four special ones included
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # bpe only: merges left out of training text, at random
+    size: Annotated[int, Field(ge=5, le=1 << 20)] = 8000  # most ids, the four special ones included
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # bpe only: the probability of skipping a merge in training text
 
     @model_validator(mode="after")
     def _consistent(self) -> "TokenizerConfig":
@@ -60,7 +59,7 @@ class TokenizerConfig(Config):
                 f"size={self.size}: a {self.kind} tokeniser needs at least {least} (256 bytes, 4 special ids)"
             )
         if self.dropout and self.kind != "bpe":
-            raise ValueError(f"dropout={self.dropout}: only a bpe tokeniser has merges to leave out, not {self.kind}")
+            raise ValueError(f"dropout={self.dropout}: only a bpe tokeniser has merges to skip, not {self.kind}")
         return self
 
 
@@ -75,37 +74,37 @@ class Tokenizer:
         self.controls = frozenset(number for name, number in self.vocabulary.items() if _is_control(name))
         self._characters = _character_table(self.vocabulary) if self.kind == "characters" else None
         names = [name for name, number in self.vocabulary.items() if number not in self.controls]
-        # Words may be of any length, and a normaliser may shorten a text.
+        # Words can have any length, and a normaliser can shorten a text.
         simple = library.normalizer is None or isinstance(library.normalizer, normalizers.Prepend)
-        # A text takes no longer than its length says: pieces of words are looked for from each of their letters on.
+        # Whether encoding takes time linear in the text: wordpiece searches from each letter of a word.
         self.linear_time = simple and self.kind != "wordpiece"
         known = self.linear_time and self.kind != "words"
         self._longest = max((len(name) for name in names), default=1) if known else 0
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; no special ids are added."""
+        """Return the ids of a text, without special ids."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts."""
+        """Return the ids of each text."""
         if self._characters is not None:
             return [self._encode_characters(text) for text in texts]
         with THREADS, _no_panic():
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special ids are left out."""
+        """Return the text of ids; special ids are ignored."""
         kept = [int(i) for i in ids if int(i) not in self.controls]
         with _no_panic():
             text: str = self._library.decode(kept, skip_special_tokens=False)
         return text
 
     def surely_longer(self, text: str, length: int) -> bool:
-        """Whether a text must have more than `length` ids: tells hopeless texts without encoding them."""
+        """Return whether a text must have more than `length` ids, without encoding it."""
         return len(text) > self._longest * length > 0
 
     def _encode_characters(self, text: str) -> list[int]:
-        # The library takes a microsecond a character, a table look-up a few nanoseconds. The ids are the same.
+        # The library takes a microsecond per character, a table lookup a few nanoseconds. The ids are the same.
         assert self._characters is not None
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         known = codes < len(self._characters)
@@ -113,32 +112,32 @@ class Tokenizer:
         return ids
 
     def words(self, text: str) -> list[str]:
-        """What the text is cut into before pieces are looked up."""
+        """Return the words that a text is split into before pieces are looked up."""
         normal = self._library.normalizer.normalize_str(text) if self._library.normalizer else text
         return [piece for piece, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
 
     def pieces(self, word: str) -> list[str]:
-        """The names of the ids of one word of `words`."""
+        """Return the names of the ids of one word of `words`."""
         return [token.value for token in self._library.model.tokenize(word)]
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
+        """Return the content of tokenizer.json."""
         text: str = self._library.to_str(pretty=True)
         return text
 
     @staticmethod
     def from_json(text: str, where: str) -> "Tokenizer":
-        """A tokeniser from the content of a tokenizer.json, which may come from anybody."""
+        """Return a tokeniser from the content of an untrusted tokenizer.json. Raise FolderError if it is not one."""
         if len(text) > LARGEST_FILE:
-            raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; no tokeniser is that large")
+            raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; a tokeniser is smaller")
         try:
             tree = json.loads(text)
             check_tokenizer_file(tree)
-            library = Library.from_str(json.dumps(tree))  # what was checked, whatever else the text may mean
+            library = Library.from_str(json.dumps(tree))  # exactly what was checked: the text might parse differently
             tokenizer = Tokenizer(library)
         except (KeyboardInterrupt, MemoryError):
             raise
-        except BaseException as error:  # the library raises bare Exception, and panics are not even that
+        except BaseException as error:  # the library raises bare Exception, and panics with BaseException
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise FolderError(f"{where}: not a tokeniser of allyouneed: {reason[:MOST_REASON]}") from None
         ids = sorted(tokenizer.vocabulary.values())
@@ -150,7 +149,7 @@ class Tokenizer:
 
     @staticmethod
     def load(path: Path) -> "Tokenizer":
-        """A tokeniser from a tokenizer.json."""
+        """Return a tokeniser from a tokenizer.json."""
         try:
             if path.stat().st_size > LARGEST_FILE:
                 raise FolderError(f"{path}: {path.stat().st_size:,} bytes; a tokeniser has at most {LARGEST_FILE:,}")
@@ -162,7 +161,7 @@ class Tokenizer:
 
 @contextmanager
 def _no_panic() -> Iterator[None]:
-    """The library panics over tables that do not fit together, which is no Exception, or raises a bare one."""
+    """Convert the library's panics and bare exceptions, which inconsistent tables cause, to FolderError."""
     try:
         yield
     except BaseException as error:
@@ -172,9 +171,9 @@ def _no_panic() -> Iterator[None]:
 
 
 def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:
-    """A tokeniser for these texts. `sentences`: each text stands for itself, so its first word is like any other word.
+    """Train a tokeniser on texts. `sentences`: the first word of each text is treated like any other word.
 
-    A running text (`sentences=False`) comes in pieces, which must not each begin with a blank.
+    A running text (`sentences=False`) comes in pieces, which must not each start with a blank.
     """
     if config.kind == "bytes":
         return Tokenizer(_pieces(models.BPE(vocab=_numbered(sorted(pre_tokenizers.ByteLevel.alphabet())), merges=[])))
@@ -192,7 +191,7 @@ def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True)
 
 
 def of_symbols(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Tokenizer:
-    """A tokeniser for a closed set of characters or words, known without training."""
+    """Return a tokeniser for a closed set of characters or words, without training."""
     marks = {" " + symbol for symbol in symbols} if kind == "words" else set(symbols)
     return _closed(sorted(marks), kind)
 
@@ -217,10 +216,10 @@ def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool
         with THREADS:
             library.train_from_iterator(texts, trainer)
     except Exception as error:
-        if type(error) is not Exception:  # ours, from reading; the library raises bare Exception
+        if type(error) is not Exception:  # raised while reading the texts; the library raises bare Exception
             raise
         raise ConfigError(f"tokenizer: training failed: {error}; a smaller size or more text may help") from None
-    # Training registers the special tokens to be matched in text; forgetting them keeps text text.
+    # Training registers the special tokens to be matched in text. Without them text never becomes a control symbol.
     tree = json.loads(library.to_str())
     tree["added_tokens"] = []
     if config.kind == "unigram":
@@ -229,10 +228,10 @@ def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool
 
 
 def _in_order(vocabulary: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Unigram pieces in an order that is no chance.
+    """Return unigram pieces in a deterministic order.
 
-    The trainer sums up in the order of a hash table, so last digits vary; and bytes that it never saw get the lowest
-    scores, a step of 0.0001 apart, in that order too. Here these scores go to them in the order of bytes.
+    The trainer sums in the order of a hash table, so the last digits of scores vary. Bytes that it never saw get the
+    lowest scores, in steps of 0.0001, in that order too. Here they get these scores in the order of bytes.
     """
     rest = [(name, round(score, 9)) for name, score in vocabulary[len(SPECIALS) :]]
     scores = sorted(score for name, score in rest if len(name) == 1)
@@ -256,7 +255,7 @@ def _closed(symbols: Sequence[str], kind: Literal["characters", "words"]) -> Tok
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         library.decoder = decoders.Fuse()
     else:
-        # The blank before a word belongs to it: "forty-one" is " forty", "-", "one"; joined they are the text again.
+        # The blank before a word is part of it: "forty-one" is " forty", "-", "one". Joined, they are the text again.
         blanks = normalizers.Replace(Regex(r"\s+"), " ")
         library.normalizer = normalizers.Sequence([blanks, normalizers.Strip(), normalizers.Prepend(" ")])
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^ -]+| ?-"), "removed", invert=True)
@@ -274,7 +273,7 @@ def _most_common(counts: "Counter[str]", size: int) -> list[str]:
 
 
 def control_name(name: str) -> str:
-    """The name of a control symbol: with blanks inside, as no piece of text has them."""
+    """Return the name of a control symbol, with blanks inside, which no piece of text has."""
     return f"< {name} >"
 
 
@@ -297,7 +296,7 @@ def _kind_of(library: Library) -> AnyKind:
 
 
 def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Ids by code point."""
+    """Return a table of ids by code point."""
     known = {ord(name): number for name, number in vocabulary.items() if len(name) == 1}
     table = np.full(max(known, default=0) + 1, UNK, dtype=np.int64)
     table[list(known)] = list(known.values())
@@ -305,10 +304,10 @@ def _character_table(vocabulary: dict[str, int]) -> "np.ndarray[Any, np.dtype[np
 
 
 class _Threads:
-    """The library may use threads inside `with THREADS`, and only there: a fork elsewhere is safe and silent.
+    """A context in which the library may use threads. Elsewhere it may not, so that a fork is safe and silent.
 
-    The setting belongs to the process and calls overlap in a server's threads: the first call to begin keeps what
-    was set, the last to end puts it back.
+    The setting is process-wide, and calls overlap in the threads of a server. The first call to enter stores the old
+    setting; the last one to leave restores it.
     """
 
     def __init__(self) -> None:

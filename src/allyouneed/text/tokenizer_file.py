@@ -1,9 +1,9 @@
-"""What a tokenizer.json may hold: parts from a closed table, each with settings of known sizes.
+"""The allowed contents of a tokenizer.json: parts from a closed table, with settings of bounded sizes.
 
-The library behind it reads any pipeline: expressions that take exponential time, letters replaced by long texts, tables
-of prefixes that it then cuts without looking (it panics). A file from anywhere chooses from these tables instead, so
-that whatever is accepted takes time and memory in proportion to the text. Own tokenisers need a few of the parts; the
-others are those of imported ones.
+The tokenizers library accepts any pipeline: expressions that take exponential time, letters replaced by long texts,
+tables of prefixes that it slices without a bounds check (it panics). An untrusted file may only use the parts in these
+tables, so that encoding takes time and memory in proportion to the text. Our tokenisers need a few of the parts; the
+others occur in imported ones.
 """
 
 import base64
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_PIECES = 1 << 20
-LONGEST_SETTING = 16  # characters that a part puts into a text, or takes out of it
+LONGEST_SETTING = 16  # characters that a part inserts into a text, or removes
 LARGEST_TABLE = 1 << 20  # characters of a table of normal forms
 LONGEST_FORM = 64  # bytes of one normal form in it
-DEEPEST, MOST_PARTS = 2, 8  # sequences inside each other, and parts of one
+DEEPEST, MOST_PARTS = 2, 8  # nesting of sequences, and parts of one sequence
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Every expression that may part a text: ours, and those of known families (GPT-2, Llama 3, Qwen 2, BLOOM). All of them
+# Every expression that may split a text: ours, and those of known families (GPT-2, Llama 3, Qwen 2, BLOOM). All of them
 # read each character a bounded number of times.
 EXPRESSIONS = frozenset(
     {
@@ -59,7 +59,7 @@ def _one_of(*names: str) -> Rule:
 
 
 def _table(value: Any) -> bool:
-    """Normal forms as SentencePiece writes them: a trie with its size before it, then texts that end in NUL."""
+    """Check normal forms as SentencePiece writes them: a trie preceded by its size, then NUL-terminated texts."""
     if value is None:
         return True
     if not isinstance(value, str) or len(value) > LARGEST_TABLE:
@@ -70,7 +70,7 @@ def _table(value: Any) -> bool:
 
 
 def _is_longer(part: dict[str, Any]) -> bool:
-    """Whether a replacement is longer than what it replaces: a row of them would grow without bounds."""
+    """Return whether a replacement is longer than what it replaces: a chain of them could grow without bound."""
     text = part.get("pattern", {}).get("String") or "x"
     return len(part.get("content", "")) > len(text)
 
@@ -116,7 +116,7 @@ MODELS: dict[str, dict[str, Rule]] = {
     "BPE": {
         "dropout": lambda value: value is None,
         "unk_token": _UNKNOWN,
-        # A prefix longer than a piece makes the library panic; a suffix would be a second way to write a piece.
+        # A prefix longer than a piece makes the library panic; a suffix would be a second spelling of a piece.
         **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), _NOTHING),
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), _flag),
     },
@@ -124,7 +124,7 @@ MODELS: dict[str, dict[str, Rule]] = {
     "WordLevel": {"unk_token": _UNKNOWN},
     "WordPiece": {"unk_token": _UNKNOWN, "continuing_subword_prefix": _short, "max_input_chars_per_word": _count},
 }
-# name of the list that a sequence of such parts holds, and the table of parts
+# name of a part: the field that lists the parts of a sequence, and the table of parts
 _PIPELINE: dict[str, tuple[str, dict[str, dict[str, Rule]]]] = {
     "normalizer": ("normalizers", NORMALIZERS),
     "pre_tokenizer": ("pretokenizers", SPLITTERS),
@@ -134,7 +134,7 @@ _NONE = ("truncation", "padding", "post_processor")
 
 
 def check_tokenizer_file(tree: Any) -> None:
-    """ValueError says what in the tree of a tokenizer.json is none of the known forms."""
+    """Raise ValueError if the tree of a tokenizer.json has a part or a setting that is not allowed."""
     if not isinstance(tree, dict) or not isinstance(tree.get("model"), dict):
         raise ValueError("should be a table with a model")
     unknown = tree.keys() - {"version", "added_tokens", "model", *_NONE, *_PIPELINE}
@@ -142,14 +142,14 @@ def check_tokenizer_file(tree: Any) -> None:
         raise ValueError(f"{', '.join(map(repr, sorted(unknown))) or 'version'}: should be of version 1.0")
     for name in _NONE:
         if tree.get(name) is not None:
-            raise ValueError(f"{name}: should be null: texts are framed, cut and padded elsewhere")
+            raise ValueError(f"{name}: should be null: special ids, truncation and padding are added elsewhere")
     check_pipeline(tree)
     _check_added(tree.get("added_tokens", []))
     _check_model(tree["model"])
 
 
 def check_pipeline(tree: Mapping[str, Any]) -> None:
-    """The same for the parts that a text passes: before a tokeniser from elsewhere is given its first text."""
+    """Check only the parts that process text, before an untrusted tokeniser encodes its first text."""
     for name, (listed, table) in _PIPELINE.items():
         if tree.get(name) is not None:
             _check_part(tree[name], name, listed, table)
@@ -159,7 +159,7 @@ def _check_part(part: Any, where: str, listed: str, table: Mapping[str, dict[str
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "Sequence" and depth < DEEPEST and isinstance(part.get(listed), list) and len(part) == 2:
         if len(part[listed]) > MOST_PARTS:
-            raise ValueError(f"{where}: a sequence of {len(part[listed])} parts; at most {MOST_PARTS} are read")
+            raise ValueError(f"{where}: a sequence of {len(part[listed])} parts; at most {MOST_PARTS} are allowed")
         for one in part[listed]:
             _check_part(one, where, listed, table, depth + 1)
         return
@@ -173,7 +173,7 @@ def _check_part(part: Any, where: str, listed: str, table: Mapping[str, dict[str
 def _check_settings(part: dict[str, Any], where: str, rules: Mapping[str, Rule]) -> None:
     for name, value in part.items():
         if name != "type" and (name not in rules or not rules[name](value)):
-            raise ValueError(f"{where}: {name} = {str(value)[:60]!r} is none of the known forms")
+            raise ValueError(f"{where}: {name} = {str(value)[:60]!r} is not an allowed value")
 
 
 def _check_added(added: Any) -> None:
@@ -184,7 +184,7 @@ def _check_added(added: Any) -> None:
         if not isinstance(content, str) or not 0 < len(content) <= 1000 or type(one.get("id")) is not int:
             raise ValueError("added_tokens: each should have an id and a content")
         if one.get("special") is not False:
-            raise ValueError("added_tokens: none may be special: text is never a control symbol")
+            raise ValueError("added_tokens: none may be special: text must not become a control symbol")
         flags = {name: value for name, value in one.items() if name not in ("id", "content")}
         if not all(isinstance(value, bool) for value in flags.values()):
             raise ValueError("added_tokens: settings should be true or false")
@@ -198,7 +198,7 @@ def _check_model(model: dict[str, Any]) -> None:
     _check_settings({name: value for name, value in model.items() if name not in parts}, f"model {kind}", MODELS[kind])
     vocabulary: Any = model.get("vocab")
     if isinstance(vocabulary, list | dict) and len(vocabulary) > MOST_PIECES:
-        raise ValueError(f"{len(vocabulary):,} pieces; at most {MOST_PIECES:,} are read")
+        raise ValueError(f"{len(vocabulary):,} pieces; at most {MOST_PIECES:,} are allowed")
     if kind == "Unigram":
         if not isinstance(vocabulary, list) or not all(_is_scored(item) for item in vocabulary):
             raise ValueError("model.vocab should be a list of [piece, score]")
@@ -227,4 +227,4 @@ def _check_merges(merges: Any, vocabulary: dict[str, int]) -> None:
         if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(half, str) for half in halves):
             raise ValueError("model.merges should be a list of pairs of pieces")
         if not {halves[0], halves[1], halves[0] + halves[1]} <= vocabulary.keys():
-            raise ValueError(f"model.merges: {pair!r} and what it makes should be in model.vocab")
+            raise ValueError(f"model.merges: {pair!r} and its result should be in model.vocab")

@@ -1,1 +1,1 @@
-"""Checks that a folder is intact: manifest, checksums, tensors, scores."""
+"""Verification of model folders, run folders and exports: `allyouneed verify`."""
