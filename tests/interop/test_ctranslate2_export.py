@@ -50,7 +50,7 @@ def test_rounded_weights_are_compared_with_weights_rounded_alike(kind: str, quan
     bundle = bundle_of(kind, {"feedforward": "swiglu", "norm": "pre"})
     before = {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
     notes = agreed(bundle, tmp_path / "out", quantization)
-    assert notes[1].startswith(f"{quantization} itself: log-probabilities of tokens move by ")
+    assert notes[1].startswith(f"effect of {quantization}: log-probabilities of tokens change by ")
     for name, tensor in bundle.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name  # their rounding is in place, and not in ours
 
@@ -95,7 +95,7 @@ def test_other_mechanisms_and_classes_are_refused(tmp_path: Path) -> None:
 def test_a_setting_that_nobody_taught_the_exporter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of("decoder", {"embedding_norm": True})
     monkeypatch.setattr(supported_settings, "MODEL", supported_settings.MODEL - {"embedding_norm", "embedding_scale"})
-    with pytest.raises(ConfigError, match=r"ctranslate2: model.embedding_norm True cannot be expressed there"):
+    with pytest.raises(ConfigError, match=r"ctranslate2: model.embedding_norm True is not supported"):
         export_folder(bundle, tmp_path / "out")
     export_folder(bundle_of("decoder", {}), tmp_path / "out")  # at its default it changes nothing
 

@@ -28,7 +28,7 @@ def listed(sharp: float = 3.0) -> Bundle:
     """A random model with a random shortlist."""
     bundle = bundle_of("encoder-decoder", {"output_bias": True}, sharp)
     size = bundle.codec.both()[0].size
-    first = 1 + bundle.codec.both()[0].vocabulary[" "]  # behind special ids and what vmap.txt cannot name
+    first = 1 + bundle.codec.both()[0].vocabulary[" "]  # behind special ids and what vmap.txt cannot contain
     lists = [sorted(set(torch.randint(first, size, (5 * (word >= first),)).tolist())) for word in range(size)]
     ends = torch.tensor([len(words) for words in lists]).cumsum(0)
     flat = torch.tensor([word for words in lists for word in words])
@@ -43,7 +43,7 @@ def test_an_export_has_it_and_was_compared(tmp_path: Path, quantization: str) ->
     assert any("vmap.txt is the shortlist" in note for note in notes)
     fractions = [fraction for fraction, _ in told]
     assert fractions == [stage / len(told) for stage in range(len(told))]  # none was left out
-    assert told[-1][1] == "both engines search with the shortlist"
+    assert told[-1][1] == "greedy search with the shortlist in both engines"
     assert (tmp_path / "out" / "vmap.txt").exists()
     assert "use_vmap=True" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
@@ -79,7 +79,7 @@ def test_an_export_that_allows_something_else_is_not_written(tmp_path: Path, mon
     assert bundle.shortlist is not None
     fewer = replace(bundle.shortlist, words=torch.full_like(bundle.shortlist.words, 9))
     monkeypatch.setattr(export, "write_vmap", lambda _, *rest: vmap.write_vmap(fewer, *rest))
-    with pytest.raises(FolderError, match=r"with vmap\.txt greedy search says something else"):
+    with pytest.raises(FolderError, match=r"greedy search with vmap\.txt differs"):
         export_folder(bundle, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -93,12 +93,12 @@ def test_names_that_cannot_be_written_leave_it_out(tmp_path: Path, monkeypatch: 
     assert vmap.unwritable_name(some, [*plain[:4], "x y", "b"], plain) is None  # it allows nothing, so it has no line
     monkeypatch.setattr(export, "unwritable_name", lambda *_: " ")
     notes = export_folder(listed(), tmp_path / "out")
-    assert any("the shortlist is left out: CTranslate2's vmap.txt cannot name ' '" in note for note in notes)
+    assert any("the shortlist is left out: CTranslate2's vmap.txt cannot contain ' '" in note for note in notes)
     assert not (tmp_path / "out" / "vmap.txt").exists()
 
 
 def test_decoders_have_none_there(tmp_path: Path) -> None:
     bundle = replace(bundle_of("decoder", {}), shortlist=listed().shortlist)
     notes = export_folder(bundle, tmp_path / "out")
-    assert "the shortlist is left out: CTranslate2 has a vmap.txt for encoder-decoder models alone" in notes
+    assert "the shortlist is left out: CTranslate2 supports vmap.txt for encoder-decoder models only" in notes
     assert not (tmp_path / "out" / "vmap.txt").exists()

@@ -104,7 +104,7 @@ def test_export_says_what_it_has_checked(translator: str, tmp_path: Path, capsys
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'o'}\n"
     assert "log-probabilities within" in captured.err
-    assert "0%  our engine reads random ids" in captured.err  # no terminal: a line now and then
+    assert "0%  running our engine on random ids" in captured.err  # no terminal: a line now and then
     assert {path.name for path in (tmp_path / "o").iterdir()} >= {"model.bin", "tokenizer.json", "README.md"}
 
 
@@ -145,16 +145,16 @@ def test_export_replaces_only_what_it_wrote_before(
     (tmp_path / "added" / "notes.txt").write_text("mine")
     before = content(tmp_path)
     refused = [
-        ("m", "m", "is what is read"),
-        ("m", "link/m", "is what is read"),
-        ("m", "m/onnx", "lies inside"),
-        ("m", ".", "holds"),
-        ("run", "run", "is what is read"),
-        ("run", "run/model", "lies inside"),
-        ("run/model", "run", "holds"),
+        ("m", "m", "is the folder to read"),
+        ("m", "link/m", "is the folder to read"),
+        ("m", "m/onnx", "is inside"),
+        ("m", ".", "contains"),
+        ("run", "run", "is the folder to read"),
+        ("run", "run/model", "is inside"),
+        ("run/model", "run", "contains"),
         ("m", "other", "is a model folder"),
-        ("m", "other/onnx", "lies inside"),
-        ("m", "added", "notes.txt was put there by somebody"),
+        ("m", "other/onnx", "is inside"),
+        ("m", "added", "notes.txt was added after the export"),
     ]
     capsys.readouterr()
     for to in ("onnx", "ctranslate2", "hf"):

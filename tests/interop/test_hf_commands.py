@@ -42,7 +42,7 @@ def test_a_translator(tmp_path: Path, talk: Talk) -> None:
     their.change_config(folder, num_beams=2, max_length=512, bad_words_ids=[[2]])
     status, out, err = talk("import", folder, "--out", tmp_path / "ours")
     assert (status, out) == (0, f"{tmp_path / 'ours'}\n"), err
-    assert err.splitlines()[-1].endswith("settings of generate that are not taken over: max_length=512")
+    assert err.splitlines()[-1].endswith("settings of generate that are not imported: max_length=512")
     assert load_folder(tmp_path / "ours").recipe["decode"]["beam"] == 2
     status, out, _ = talk("translate", tmp_path / "ours", "--max-length", 5, given="the cat\n\na dog\n")
     assert (status, len(out.splitlines())) == (0, 3)
@@ -101,7 +101,7 @@ def test_a_reader_without_classes(tmp_path: Path, talk: Talk) -> None:
     assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
     status, _, err = talk("translate", tmp_path / "ours", given="the cat\n")
     assert status == 2
-    assert "a model without classes answers nothing" in err
+    assert "a model without classes has no output" in err
     status, _, err = talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
     assert status == 2
     assert "has no classes" in err
@@ -125,8 +125,8 @@ def test_import_replaces_only_what_was_imported(tmp_path: Path, talk: Talk) -> N
     save_folder(tmp_path / "trained", bundle.model, bundle.codec, recipe, "")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "stdin"}
     for source, out, named in [
-        ("hf", "hf", "is what is read"),
-        ("hf", "hf/ours", "lies inside"),
+        ("hf", "hf", "is the folder to read"),
+        ("hf", "hf/ours", "is inside"),
         ("theirs", "hf", "is an export for transformers"),
         ("theirs", "trained", "is a model folder, which would be lost"),
         ("ours", "new", "is a model folder of allyouneed already"),

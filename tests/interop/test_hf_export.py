@@ -218,13 +218,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "norm": ({**PLAIN, "norm": "post"}, r"model.norm=post has no counterpart"),
     "normalisation": ({**PLAIN, "normalisation": "rms"}, r"model.normalisation: rms; gpt2 of transformers has layer"),
-    "feedforward": ({**PLAIN, "feedforward": "swiglu"}, r"model.feedforward: swiglu; one of relu, gelu"),
-    "rotary": ({**PLAIN, "positions": "rotary"}, r"model.feedforward: relu; Llama's is swiglu"),
+    "feedforward": ({**PLAIN, "feedforward": "swiglu"}, r"model.feedforward: swiglu; should be one of relu, gelu"),
+    "rotary": ({**PLAIN, "positions": "rotary"}, r"model.feedforward: relu; should be swiglu"),
     "embedding_norm": (
         {**PLAIN, **ROTARY, "embedding_norm": True},
         r"model.embedding_norm: True; llama of transformers has False",
     ),
-    "bias": ({**PLAIN, **ROTARY, "output_bias": True}, r"model.output_bias: llama has none"),
+    "bias": ({**PLAIN, **ROTARY, "output_bias": True}, r"model.output_bias: llama has no output bias"),
     "tied": ({**PAIRS, "tied": False}, r"model.tied: False; marian of transformers has True"),
     "cross": ({**PAIRS, "cross": {"heads": 6}}, r"model.cross: .*'heads': 6"),
     "widths": ({**PAIRS, "mixer": {"heads": 3, "key_width": 4}}, r"model.mixer: .*'key_width': 4"),
@@ -247,7 +247,9 @@ def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
     size = codec.both()[0].size
     some = Shortlist(torch.arange(SPECIALS), torch.arange(0), torch.zeros(size, dtype=torch.long))
     bundle = replace(bundle_of(PAIRS, codec, Sizes(size, size, shared=True)), shortlist=some)
-    assert export_folder(bundle, tmp_path / "theirs")[1:] == ["the shortlist is left out: transformers knows none"]
+    assert export_folder(bundle, tmp_path / "theirs")[1:] == [
+        "the shortlist is left out: transformers has no shortlists"
+    ]
 
 
 def test_a_folder_names_no_code(tmp_path: Path) -> None:

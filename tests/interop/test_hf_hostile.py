@@ -162,27 +162,27 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "index absolute": (index_absolute, r"is a path, not the name of a file in this folder"),
     "index of a pickle": (index_of_pickle, r"'evil.bin' is not a safetensors file"),
     "index of nothing": (index_of_nothing, r"has no weight_map"),
-    "auto_map": (config_with(auto_map={"AutoModel": "evil.Model"}), r"auto_map names code to run"),
-    "trust": (config_with(trust_remote_code=True), r"trust_remote_code names code to run"),
-    "unknown field": (config_with(rotary_gizmo=3), r"fields that are not understood here: rotary_gizmo"),
+    "auto_map": (config_with(auto_map={"AutoModel": "evil.Model"}), r"auto_map refers to code"),
+    "trust": (config_with(trust_remote_code=True), r"trust_remote_code refers to code"),
+    "unknown field": (config_with(rotary_gizmo=3), r"unsupported fields: rotary_gizmo"),
     "unknown model": (config_with(model_type="gpt3"), r"model_type: unknown name 'gpt3' \(did you mean 'gpt2'\?\)"),
     "unknown class": (
         config_with(architectures=["GPT2Model"]),
         r"architectures: .* should name one of GPT2LMHeadModel",
     ),
-    "other function": (config_with(activation_function="evil"), r"activation_function: 'evil' is not known here"),
+    "other function": (config_with(activation_function="evil"), r"activation_function: 'evil' is not supported"),
     "other scores": (
         config_with(scale_attn_weights=False),
-        r"scale_attn_weights: False; what is imported here computes",
+        r"scale_attn_weights: False; only",
     ),
-    "too many layers": (config_with(n_layer=10**9), r"n_layer: 1000000000; should be a whole number from 0 to 4,096"),
+    "too many layers": (config_with(n_layer=10**9), r"n_layer: 1000000000; should be an integer from 0 to 4,096"),
     "a layer more": (config_with(n_layer=3), r"tensor transformer.h.2.ln_1.weight is missing"),
     "a layer less": (
         config_with(n_layer=1),
-        r"tensor transformer.h.1.attn.c_attn.bias is no part of this architecture",
+        r"tensor transformer.h.1.attn.c_attn.bias is not part of this architecture",
     ),
     "too wide": (config_with(n_embd=3 << 20), r"far larger than the weights|has shape"),
-    "no number": (config_with(n_head="3"), r"n_head: '3'; should be a whole number"),
+    "no number": (config_with(n_head="3"), r"n_head: '3'; should be an integer"),
     "heads": (config_with(n_head=7), r"model.width 24 is not divisible by mixer.heads 7"),
     "ids beyond": (config_with(eos_token_id=10**6), r"id 1000000, but the model has"),
     "two ends": (config_with(eos_token_id=[0, 1]), r"eos_token_id: \[0, 1\]; should be one id"),
@@ -212,26 +212,26 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "prefix that is cut": (
         tokenizer_with(lambda tree: tree["model"].update(continuing_subword_prefix="ää")),
-        r"tokenizer.json: not a tokeniser",
+        r"tokenizer.json: not a tokenizer",
     ),
     "dropout of merges": (
         tokenizer_with(lambda tree: tree["model"].update(dropout=0.5)),
         r"model BPE: dropout = .* is not an allowed value",
     ),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"config.json: not readable: No such file"),
-    "one weight too many": (other_tensors(lambda all: all.update(extra=torch.ones(3))), r"tensor extra is no part of"),
+    "one weight too many": (other_tensors(lambda all: all.update(extra=torch.ones(3))), r"tensor extra is not part of"),
     "one too few": (other_tensors(lambda all: all.pop("transformer.ln_f.bias")), r"transformer.ln_f.bias is missing"),
     "another shape": (
         other_tensors(lambda all: all.update({"transformer.ln_f.bias": torch.ones(3)})),
         r"tensor decoder.norm.bias has shape 3, the model needs 24",
     ),
-    "whole numbers": (
+    "integers": (
         other_tensors(lambda all: all.update({"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)})),
         r"tensor decoder.norm.bias has dtype torch.int8",
     ),
     "a tie that is none": (
         other_tensors(lambda all: all.update({"lm_head.weight": torch.ones_like(all["transformer.wte.weight"])})),
-        r"lm_head.weight is not transformer.wte.weight, but the config says that they are tied",
+        r"lm_head.weight is not transformer.wte.weight, but config.json ties them",
     ),
 }
 
@@ -276,7 +276,7 @@ def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
     with pytest.raises(FolderError, match=f"{names[0]} is in, but not stated to be in, model-00001"):
         read_folder(folder)
     (folder / places[names[0]]).unlink()
-    with pytest.raises(FolderError, match=r"model-00001-of-00002.safetensors is missing, which .*index.json names"):
+    with pytest.raises(FolderError, match=r"model-00001-of-00002.safetensors is missing, which .*index.json lists"):
         read_folder(folder)
 
 

@@ -16,7 +16,7 @@ from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle
 from allyouneed.interop.onnx import transformer
-from allyouneed.interop.onnx.check import Written
+from allyouneed.interop.onnx.check import ExportedModel
 from allyouneed.interop.onnx.export import export_folder
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
@@ -72,7 +72,7 @@ def test_the_parts_may_be_of_different_kinds(settings: dict[str, Any], tmp_path:
 def test_a_constant_state_stays_as_large_as_it_is(mixer: dict[str, Any], tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": mixer})
     export_folder(bundle, tmp_path / "out")
-    written, numbers = Written(tmp_path / "out"), np.random.default_rng(0)
+    written, numbers = ExportedModel(tmp_path / "out"), np.random.default_rng(0)
     state = written.start(None, 2)
     sizes = {name: value.shape for name, value in state.items()}
     row = [BOS, *numbers.integers(4, 30, 99)]
@@ -88,7 +88,7 @@ def test_a_constant_state_stays_as_large_as_it_is(mixer: dict[str, Any], tmp_pat
 def test_rows_that_have_read_different_numbers_of_tokens_go_on_together(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": [{"type": "gru"}, LINEAR]})
     export_folder(bundle, tmp_path / "out")
-    written, rows = Written(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
+    written, rows = ExportedModel(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
     states = [written.step([row], written.start(None, 1))[1] for row in rows]
     joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
     found, _ = written.step([[10], [11]], joined)
@@ -103,7 +103,7 @@ def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
     some = Shortlist(
         torch.arange(SPECIALS), torch.arange(0), torch.zeros(bundle.codec.both()[0].size, dtype=torch.long)
     )
-    told = "the shortlist is left out: the graphs give the logits of all words"
+    told = "the shortlist is left out: the graphs compute the logits of all words"
     assert told in export_folder(replace(bundle, shortlist=some), tmp_path / "out")
     assert told not in export_folder(bundle, tmp_path / "out")
 
@@ -112,7 +112,7 @@ def test_far_distances_do_not_wrap_around(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"positions": {"type": "t5", "buckets": 8, "max_distance": 12}, "layers": 1})
     export_folder(bundle, tmp_path / "out")
     tokens = [[BOS, *np.random.default_rng(0).integers(4, 30, 3000)]]
-    written = Written(tmp_path / "out")
+    written = ExportedModel(tmp_path / "out")
     found, _ = written.step(tokens, written.start(None, 1))
     with torch.inference_mode():
         expected, _ = bundle.model.step(torch.tensor(tokens), bundle.model.start())

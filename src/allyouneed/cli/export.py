@@ -1,25 +1,25 @@
-"""`allyouneed export`: a model folder in the form of another program."""
+"""`allyouneed export`: write a model for another program."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-TARGETS = ("hf", "ctranslate2", "onnx")  # the lines of interop.EXPORTS, which needs torch
+TARGETS = ("hf", "ctranslate2", "onnx")  # the keys of interop.EXPORTS, whose import needs torch
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or the run folder that holds one.")],
-    to: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")],
-    out: Annotated[Path, typer.Option(help="The folder that is written; an export of the same kind is replaced.")],
+    model: Annotated[str, typer.Argument(help="A model folder, or a run folder that contains one.")],
+    to: Annotated[str, typer.Option(help=f"The target: {', '.join(TARGETS)}.")],
+    out: Annotated[Path, typer.Option(help="The folder to write. Replaces an export of the same kind.")],
     quantization: Annotated[
-        str | None, typer.Option(help="Of a ctranslate2 folder: float32, int16, int8.", show_default="float32")
+        str | None, typer.Option(help="With --to ctranslate2: float32, int16 or int8.", show_default="float32")
     ] = None,
 ) -> None:
     """Write a model for another program.
 
-    hf: a folder that Hugging Face's transformers loads. ctranslate2, onnx: folders that these engines run; both engines
-    are compared with ours first, and a folder that disagrees is not written.
+    hf: a folder that Hugging Face's transformers loads. ctranslate2, onnx: folders for these engines. The export is
+    compared with our engine first; if they disagree, nothing is written.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note
@@ -30,7 +30,9 @@ def command(
 
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
-    require_safe_output(out, Path(model), to)  # of a run folder all; an exporter knows the model folder in it alone
+    require_safe_output(
+        out, Path(model), to
+    )  # protects the whole run folder; exporters see only the model folder in it
     bundle = load_folder(model)
     with progress() as report:
         lines = EXPORTS[to](bundle, out, quantization, report)

@@ -1,4 +1,4 @@
-"""`allyouneed import`: a model of Hugging Face as a model folder."""
+"""`allyouneed import`: convert a Hugging Face folder to a model folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +8,9 @@ import typer
 
 def command(
     folder: Annotated[Path, typer.Argument(help="A folder with config.json, model.safetensors and tokenizer.json.")],
-    out: Annotated[Path, typer.Option(help="The model folder that is written.")],
+    out: Annotated[Path, typer.Option(help="The model folder to write.")],
 ) -> None:
-    """Make a model folder out of a Hugging Face folder. Nothing in it is run; what is not understood is refused."""
+    """Convert a Hugging Face folder to a model folder. Nothing in it is executed; unknown fields are refused."""
     from allyouneed.cli.terminal import note
     from allyouneed.interop.hf.load import import_folder
 

@@ -1,7 +1,7 @@
-"""Models from elsewhere, and ours elsewhere: explicit maps of names and settings; what is not understood is refused.
+"""Import and export of models: explicit maps of names and settings. Anything that is not understood is refused.
 
-`EXPORTS` is what `allyouneed export --to` knows: each writes a folder, tells how far it is, and gives the lines that a
-person should read.
+`EXPORTS` lists the targets of `allyouneed export --to`. Each writes a folder, reports its progress, and returns notes
+for the user.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,7 @@ def _onnx(bundle: Bundle, out: Path, quantization: str | None, report: ReportPro
 
 def _refuse(quantization: str | None, to: str) -> None:
     if quantization is not None:
-        raise ConfigError(
-            f"--quantization {quantization}: --to {to} writes the weights as they are; ctranslate2 rounds"
-        )
+        raise ConfigError(f"--quantization {quantization}: --to {to} does not quantize; use --to ctranslate2")
 
 
 Export = Callable[[Bundle, Path, str | None, ReportProgress], list[str]]

@@ -1,7 +1,8 @@
-"""Where a folder may be written: never over, into or around what it is made from, nor over anything of another kind.
+"""Checks where a folder may be written: not over, into or around its source, nor over anything of another kind.
 
-`storage.new_folder` replaces any folder that has a manifest, as training wants it of its own folders. Here a person
-chose the name: it may be that of a model which took days, so only what the same command wrote before is replaced.
+`storage.new_folder` replaces any folder that has a manifest, as training needs it for its own folders. Here the user
+chose the name, which may be that of a model that took days to train. Only an earlier output of the same command is
+replaced.
 """
 
 import os
@@ -16,20 +17,22 @@ OTHER_NAME = "choose another --out"
 
 
 def require_safe_output(out: Path, source: Path, kind: str, replaceable: Callable[[Path], bool] | None = None) -> None:
-    """Refuses an `out` where something would be lost. One of this kind may be there, unless `replaceable` denies it."""
+    """Raise ConfigError if writing `out` would lose data. A `replaceable` folder of this kind may be replaced."""
     place, origin = Path(os.path.realpath(out)), Path(os.path.realpath(source))
     if place == origin:
-        raise ConfigError(f"--out {out}: is what is read, which would be lost; {OTHER_NAME}")
+        raise ConfigError(f"--out {out}: is the folder to read, which would be lost; {OTHER_NAME}")
     if place.is_relative_to(origin):
-        raise ConfigError(f"--out {out}: lies inside {source}, which is read; {OTHER_NAME}")
+        raise ConfigError(f"--out {out}: is inside {source}, the folder to read; {OTHER_NAME}")
     if origin.is_relative_to(place):
-        raise ConfigError(f"--out {out}: holds {source}, which is read and would be lost; {OTHER_NAME}")
+        raise ConfigError(f"--out {out}: contains {source}, the folder to read, which would be lost; {OTHER_NAME}")
     for parent in place.parents:
         if _has_manifest(parent):
-            raise ConfigError(f"--out {out}: lies inside {parent}, which must stay as it was written; {OTHER_NAME}")
+            raise ConfigError(
+                f"--out {out}: is inside {parent}, which must not change after it was written; {OTHER_NAME}"
+            )
     with writing(out):
         if out.is_symlink() or not place.is_dir() or not any(place.iterdir()):
-            return  # nothing is there, or something that `new_folder` refuses
+            return  # empty, or refused by `new_folder`
     found = kind_of(place)
     if found != kind or (replaceable is not None and not replaceable(place)):
         what = KINDS[found][0] if found is not None else "a folder with files of another kind"
@@ -38,11 +41,11 @@ def require_safe_output(out: Path, source: Path, kind: str, replaceable: Callabl
 
 
 def _refuse_additions(out: Path) -> None:
-    """What somebody put into an export since it was written is not ours to remove."""
+    """Raise ConfigError if files were added to an export since it was written."""
     sealed, faults = compare_listing(out)
     for fault in faults:
         if fault.name not in sealed.files:
-            raise ConfigError(f"--out {out}: {fault.name} was put there by somebody and would be lost; {OTHER_NAME}")
+            raise ConfigError(f"--out {out}: {fault.name} was added after the export and would be lost; {OTHER_NAME}")
 
 
 def _has_manifest(folder: Path) -> bool:
@@ -50,6 +53,6 @@ def _has_manifest(folder: Path) -> bool:
         return False
     try:
         read_manifest(folder)
-    except FolderError:  # a manifest of somebody else
+    except FolderError:  # another program's manifest
         return False
     return True

@@ -1,7 +1,7 @@
-"""The settings of Transformers that engines of others are told about; one that is not listed is refused.
+"""The settings of Transformers that exporters support; a setting that is not listed is refused.
 
-A setting that is added to our models some day changes what they compute. Unless its exporter knows it, it must be at
-its default, which is what the model computed before there was the setting.
+A setting that is added to our models later changes what they compute. Until an exporter supports it, it must have its
+default value, with which the model computes what it did before.
 """
 
 from typing import Any
@@ -28,11 +28,9 @@ POSITIONS = {
 
 
 def require_supported(model: Model, engine: str, mechanisms: dict[str, set[str]] = MIXERS) -> EncoderDecoder | Decoder:
-    """The model, if all that it is made of has a name here, or among the mechanisms that an engine knows."""
+    """Return the model. Raise ConfigError if a type or setting is neither listed here nor in `mechanisms`."""
     if not isinstance(model, EncoderDecoder | Decoder):
-        raise ConfigError(
-            f"{engine}: model.type {model.config.type} cannot be expressed there; encoder-decoder and decoder can"
-        )
+        raise ConfigError(f"{engine}: model.type {model.config.type} is not supported; use encoder-decoder or decoder")
     config = model.config
     _require_fields(config, MODEL, f"{engine}: model")
     mixers: dict[str, Any] = {"mixer": config.mixer}
@@ -49,7 +47,7 @@ def require_supported(model: Model, engine: str, mechanisms: dict[str, set[str]]
 def _require_kind(config: Config, known: dict[str, set[str]], where: str) -> None:
     kind = str(getattr(config, "type", ""))
     if kind not in known:
-        raise ConfigError(f"{where} {kind} cannot be expressed there; {', '.join(known)} can")
+        raise ConfigError(f"{where} {kind} is not supported; supported: {', '.join(known)}")
     _require_fields(config, known[kind], where)
 
 
@@ -57,4 +55,4 @@ def _require_fields(config: Config, known: set[str], where: str) -> None:
     for name, field in type(config).model_fields.items():
         if name not in known and getattr(config, name) != field.default:
             value = getattr(config, name)
-            raise ConfigError(f"{where}.{name} {value} cannot be expressed there; its default {field.default} can")
+            raise ConfigError(f"{where}.{name} {value} is not supported; only its default {field.default} is")

@@ -1,10 +1,10 @@
-"""Does a written file compute what our model computes? Both engines run, on random ids and on texts of the task.
+"""Checks that an export computes what our model computes, on random ids and on texts of the task.
 
 - Log-probabilities of given targets must agree to `CLOSE`.
-- Greedy search must say the same; where it parts, the two words must be a tie to `CLOSE`.
+- Greedy search must give the same output; where it differs, the two tokens must be a tie to `CLOSE`.
 
-A quantised file is read back in float32 and compared with our model whose weights are rounded likewise (`rounded`):
-they must agree to `ROUNDED`. How far the rounding itself moves the model is measured apart, and told.
+A quantized file is read back in float32 and compared with our model with equally rounded weights (`rounded`): they must
+agree to `ROUNDED`. The effect of the rounding itself is measured separately and reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,21 @@ from allyouneed.text.codec import Codec
 from allyouneed.text.specials import BOS, EOS
 
 CLOSE = 1e-3  # nats; float32 of a few layers differs by 1e-6 to 1e-5
-ROUNDED = 1e-2  # a weight that stands between two steps may be rounded to either
-LONGEST = 40  # tokens that are said for each
+ROUNDED = 1e-2  # a weight half way between two steps may be rounded to either
+LONGEST = 40  # maximum tokens to generate
 Rows = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is given (a source, or the beginning of a text), and a target to look at."""
+    """The input of a model (a source or a prompt), and a target to score."""
 
     given: list[int]
     target: list[int]
 
 
-class Written:
-    """A folder, opened with CTranslate2, in the ids of our model."""
+class ExportedModel:
+    """A folder opened with CTranslate2, using our model's ids."""
 
     def __init__(self, model: Model, codec: Codec, folder: Path, compute: str) -> None:
         import ctranslate2
@@ -55,7 +55,7 @@ class Written:
         self._model = model
 
     def logprobs(self, prompts: Sequence[Prompt]) -> list[list[float]]:
-        """log P of each token of the targets and of EOS."""
+        """Return the log-probability of each target token and of EOS."""
         if self.paired:
             sources, targets = self._words([one.given for one in prompts], self.source), self._said(prompts)
             return [one.log_probs for one in self._engine.score_batch(sources, targets, max_input_length=0)]
@@ -64,7 +64,7 @@ class Written:
         return [row.log_probs[len(one.given) - 1 :] for one, row in zip(prompts, found, strict=True)]
 
     def greedy(self, given: Rows, listed: bool = False) -> list[list[int]]:
-        """What greedy search says, without EOS; `listed`: with its vmap.txt, each by itself."""
+        """Return the output of greedy search, without EOS. `listed`: with vmap.txt, each input by itself."""
         usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": SUPPRESSED}
         usual |= {"use_vmap": True, "max_batch_size": 1} if listed else {}
         longest = output_limit(self._model, given)
@@ -94,26 +94,26 @@ def check_folder(
     prompts: Sequence[Prompt],
     next_stage: Callable[[str], None] = lambda words: None,
 ) -> list[str]:
-    """Refuses a folder that disagrees; else says how far it agrees. `begin` hears what is done next."""
+    """Raise FolderError if the folder disagrees; else return notes on the agreement."""
     next_stage(f"log-probabilities of {len(prompts)} sequences in both engines")
     expected = rounded(model, quantization)
-    written = Written(model, codec, folder, "float32")
+    exported = ExportedModel(model, codec, folder, "float32")
     given = [one.given for one in prompts]
     ours = logprobs(expected, prompts)
-    furthest = _furthest(ours, written.logprobs(prompts))
+    furthest = _furthest(ours, exported.logprobs(prompts))
     close = CLOSE if quantization == "float32" else ROUNDED
     if furthest > close:
         raise FolderError(f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}; nothing was written")
     next_stage(f"greedy search for {len(prompts)} sequences in both engines")
-    said, theirs = greedy(expected, given), written.greedy(given)
+    said, theirs = greedy(expected, given), exported.greedy(given)
     for one, two, source in zip(said, theirs, given, strict=True):
         if one != two and not _tie(expected, source, one, two, close):
-            raise FolderError("ctranslate2: greedy search says something else than ours; nothing was written")
+            raise FolderError("ctranslate2: greedy search differs from ours; nothing was written")
     notes = [f"checked on {len(prompts)} sequences: log-probabilities within {furthest:.1e}, greedy search the same"]
     if quantization == "float32":
         return notes
-    next_stage(f"what {quantization} changes")
-    return [*notes, _moved(model, written, folder, codec, prompts, quantization)]
+    next_stage(f"the effect of {quantization}")
+    return [*notes, _moved(model, exported, folder, codec, prompts, quantization)]
 
 
 def check_shortlist(
@@ -124,44 +124,49 @@ def check_shortlist(
     prompts: Sequence[Prompt],
     shortlist: Shortlist,
 ) -> str:
-    """Refuses a folder whose vmap.txt allows something else than our shortlist; else says how it was compared."""
+    """Raise FolderError if vmap.txt differs from our shortlist in effect; else return a note on the comparison."""
     expected, given = rounded(model, quantization), [one.given for one in prompts]
     close = CLOSE if quantization == "float32" else ROUNDED
     said = greedy(expected, given, shortlist)
-    theirs = Written(model, codec, folder, "float32").greedy(given, listed=True)
+    theirs = ExportedModel(model, codec, folder, "float32").greedy(given, listed=True)
     for one, two, source in zip(said, theirs, given, strict=True):
         if one != two and not _tie(expected, source, one, two, close):
-            raise FolderError("ctranslate2: with vmap.txt greedy search says something else; nothing was written")
+            raise FolderError("ctranslate2: greedy search with vmap.txt differs from ours; nothing was written")
     return (
-        f"vmap.txt is the shortlist: with use_vmap=True greedy search says the same to {len(prompts)} single sequences"
+        f"vmap.txt is the shortlist: with use_vmap=True greedy search is the same for {len(prompts)} single sequences"
     )
 
 
 def _moved(
-    model: Model, written: Written, folder: Path, codec: Codec, prompts: Sequence[Prompt], quantization: Quantization
+    model: Model,
+    exported: ExportedModel,
+    folder: Path,
+    codec: Codec,
+    prompts: Sequence[Prompt],
+    quantization: Quantization,
 ) -> str:
-    """What rounding changes, as the folder is used."""
-    used = Written(model, codec, folder, quantization if computes(quantization) else "auto")
+    """Return a note on the effect of rounding, in the type that CTranslate2 will use."""
+    used = ExportedModel(model, codec, folder, quantization if computes(quantization) else "auto")
     ours, theirs = logprobs(model, prompts), used.logprobs(prompts)
     apart = [abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True)]
     given = [one.given for one in prompts]
     same = sum(one == two for one, two in zip(greedy(model, given), used.greedy(given), strict=True))
     average = sum(apart) / len(apart)
     return (
-        f"{quantization} itself: log-probabilities of tokens move by {average:.2g} on average, {max(apart):.2g} "
-        f"at most; greedy search says the same for {same} of {len(prompts)}"
+        f"effect of {quantization}: log-probabilities of tokens change by {average:.2g} on average, {max(apart):.2g} "
+        f"at most; greedy search is the same for {same} of {len(prompts)}"
     )
 
 
 def computes(quantization: Quantization) -> bool:
-    """Whether CTranslate2 has arithmetic of this type for this CPU; else it turns the weights into another."""
+    """Return True if CTranslate2 computes in this type on this CPU; else it converts the weights."""
     import ctranslate2
 
     return quantization in ctranslate2.get_supported_compute_types("cpu")
 
 
 def logprobs(model: Model, prompts: Sequence[Prompt]) -> list[list[float]]:
-    """log P of each token of the targets and of EOS, by our engine."""
+    """Return the log-probability of each target token and of EOS, by our engine."""
     if isinstance(model, EncoderDecoder):
         return [one.token_logprobs for one in score(model, [(one.given, one.target) for one in prompts])]
     return [_continuation(model, one) for one in prompts]
@@ -177,7 +182,7 @@ def _continuation(model: Model, prompt: Prompt) -> list[float]:
 
 
 def greedy(model: Model, given: Rows, shortlist: Shortlist | None = None) -> list[list[int]]:
-    """What our greedy search says."""
+    """Return the output of our greedy search."""
     longest = output_limit(model, given)
     if isinstance(model, EncoderDecoder):
         config = SearchConfig(beam=1, max_length=longest)
@@ -186,16 +191,16 @@ def greedy(model: Model, given: Rows, shortlist: Shortlist | None = None) -> lis
 
 
 def output_limit(model: Model, given: Rows) -> int:
-    """How many tokens a search may say, so that the longest answer, with EOS, has learnt positions."""
-    room = model.longest
-    if room is None:
+    """Return the maximum output length for which the model has learned positions, EOS included."""
+    positions = model.longest
+    if positions is None:
         return LONGEST
     taken = 1 if isinstance(model, EncoderDecoder) else max(map(len, given), default=1)
-    return max(1, min(LONGEST, room - taken - 1))
+    return max(1, min(LONGEST, positions - taken - 1))
 
 
 def _continued(model: Model, prompt: Sequence[int], longest: int) -> list[int]:
-    """Greedy continuation of a text that ends in its last given token."""
+    """Return the greedy continuation of a prompt."""
     said: list[int] = []
     with torch.inference_mode():
         logits_BTV, state = model.step(torch.tensor([list(prompt)]), model.start())
@@ -209,7 +214,7 @@ def _continued(model: Model, prompt: Sequence[int], longest: int) -> list[int]:
 
 
 def _tie(model: Model, given: list[int], one: list[int], two: list[int], close: float) -> bool:
-    """Whether two answers part at words that are equally good."""
+    """Return True if two outputs first differ at tokens of equal probability."""
     place = next(i for i, (a, b) in enumerate(zip([*one, EOS], [*two, EOS], strict=False)) if a != b)
     both = [Prompt(given, [*answer, EOS][: place + 1]) for answer in (one, two)]
     first, second = (row[place] for row in logprobs(model, both))

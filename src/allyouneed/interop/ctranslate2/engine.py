@@ -1,20 +1,20 @@
-"""Our search, run by CTranslate2: the same options, the same answers.
+"""Our search, run by CTranslate2: the same options, the same results.
 
-Greedy search is the same there. Its beam search keeps the same beginnings alive (the 2 beam best candidates, of which
-those that end leave), but it ranks by log P / length^penalty and stops when `beam` hypotheses have ended, whatever is
-still alive. Ours ranks by log P / lp (decode/penalty.py) and stops when nothing alive can overtake. So:
+Greedy search is identical. CTranslate2's beam search keeps the same prefixes alive (the 2 beam best candidates, minus
+those that end). But it ranks by log P / length^penalty and stops when `beam` hypotheses have ended, whatever is still
+alive. Ours ranks by log P / lp (decode/penalty.py) and stops when no live prefix can overtake. So:
 
-- length_penalty 0, one answer: CTranslate2 stops when its best candidate ends, which is the same. If none ends in time,
-  it gives the most probable of all, we one that ended: such a sentence is decoded again, the other way.
-- else: CTranslate2 is asked for *all* that ends within M steps (a patience that is never used up), and at its last step
-  it gives what is alive, too. We rank by lp. What is alive bounds what could still come: if that could overtake, the
-  sentence is decoded again with a larger M, up to the longest that is permitted. So the answer is the exact one.
+- length_penalty 0, one result: CTranslate2 stops when its best candidate ends, as we do. If none ends in time, it
+  returns the most probable prefix, we return one that ended: such a sentence is decoded again, the other way.
+- else: we request *all* hypotheses that end within M steps (with unlimited patience); at its last step CTranslate2
+  returns the live prefixes too. We rank by lp. The live prefixes bound what could still come. If that could overtake,
+  the sentence is decoded again with a larger M, up to the maximum length. The result is therefore exact.
 
-CTranslate2 leaves PAD and BOS out *before* the softmax, we after it; log-probabilities are therefore computed once more
-for the answers, among all tokens (`score_batch` there), where somebody wants to see them.
+CTranslate2 removes PAD and BOS *before* the softmax, we after it. Where log-probabilities are shown, they are therefore
+recomputed for the results among all tokens (`score_batch`).
 
-Sampling is not ours there: its numbers do not follow from our seed, nor from any alone where several threads draw. At
-temperature 0 nothing is drawn, and both say the same.
+Sampling is not supported: CTranslate2's samples do not follow from our seed, nor from any seed if several threads draw.
+At temperature 0 nothing is drawn, and both engines agree.
 """
 
 import math
@@ -30,26 +30,26 @@ from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.runtime import open_runtime
 from allyouneed.text.specials import EOS
 
-STRIDE = 8  # steps by which first guesses differ: sentences with one guess are decoded together
+STRIDE = 8  # granularity of first guesses: sentences with equal guesses share a batch
 
 
 def refuse_sampling(config: SampleConfig) -> None:
-    """Whoever generates with CTranslate2 cannot have our samples."""
+    """Raise ConfigError unless the temperature is 0."""
     if config.temperature != 0:
         raise ConfigError(
-            f"--temperature {config.temperature:g}: --engine ctranslate2 would draw other texts than --seed means; "
-            "--temperature 0 (always the most probable token) says the same there, --engine torch draws"
+            f"--temperature {config.temperature:g}: --engine ctranslate2 cannot reproduce samples of --seed; "
+            "use --temperature 0 (always the most probable token) or --engine torch"
         )
 
 
 class CTranslate2Engine:
-    """An encoder-decoder model or a decoder, opened with CTranslate2."""
+    """An encoder-decoder or decoder, opened with CTranslate2."""
 
     def __init__(self, bundle: Bundle, int8: bool = False) -> None:
         self._runtime, self._model = open_runtime(bundle, int8), bundle.model
 
     def stream(self, ids: Sequence[int], config: SampleConfig) -> Iterator[int]:
-        """What `decode.stream` gives at temperature 0: to a source or, if the model has none, after a prompt."""
+        """Yield what `decode.stream` yields at temperature 0, for a source or a prompt."""
         refuse_sampling(config)
         steps = new_token_limit(self._model, config.max_length, (), ids)
         return self._runtime.stream(ids, steps) if steps else iter(())
@@ -61,7 +61,7 @@ class CTranslate2Engine:
         progress: Callable[[int], None] | None = None,
         exact: bool = True,
     ) -> list[list[Hypothesis]]:
-        """What `decode.search` gives. Without `exact`, log-probabilities are those without PAD and BOS."""
+        """Return what `decode.search` returns. Without `exact`, log-probabilities exclude PAD and BOS."""
         if config.max_length == 0:
             return [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]
         limits = [new_token_limit(self._model, config.limit(source), (), source) for source in sources]
@@ -88,14 +88,14 @@ class CTranslate2Engine:
         self, sources: Sequence[Sequence[int]], limits: Sequence[int], config: SearchConfig
     ) -> list["Try"]:
         alike = config.beam == 1 or (config.length_penalty == 0 and config.n_best == 1)
-        # A decoder's positions are those of source and target together: how many are left differs by source.
+        # In a decoder, source and target share the positions, so the number left depends on the source.
         if alike and (self._model.kind == "encoder-decoder" or self._model.longest is None):
             return [Try(max(limits), alike)] * len(sources) if sources else []
         both = zip(sources, limits, strict=True)
         return [Try(_first_guess(len(source), limit, config), alike) for source, limit in both]
 
     def _decode(self, sources: Sequence[Sequence[int]], tried: "Try", config: SearchConfig) -> list[list[Hypothesis]]:
-        """All that ended within so many steps, and what was alive at the last; or, by its own rule, the best alone."""
+        """Return the hypotheses that ended in time and the live ones at the end; or the best by CTranslate2's rule."""
         options: dict[str, Any] = {"beam_size": config.beam, "length_penalty": 0}
         if not tried.alike:
             most = config.beam * (tried.steps + 1)
@@ -107,8 +107,8 @@ class CTranslate2Engine:
     def _rescored(
         self, sources: Sequence[Sequence[int]], results: list[list[Hypothesis]], config: SearchConfig
     ) -> list[list[Hypothesis]]:
-        """The same answers with log-probabilities among all tokens; but for one that ends with the last position, which
-        CTranslate2 would have to read to score it."""
+        """Recompute log-probabilities among all tokens. Skip results that fill the last position, which CTranslate2
+        would have to read to score them."""
         pairs = [(source, one) for source, best in zip(sources, results, strict=True) for one in best]
         fits = [(source, one.ids) for source, one in pairs if self._fits(source, one.ids)]
         scored = iter(
@@ -129,33 +129,33 @@ def _hypothesis(ids: Sequence[int], logprob: float) -> Hypothesis:
 
 
 class Try(NamedTuple):
-    """How CTranslate2 is asked: for how many steps, and whether it stops by its own rule, where that is ours."""
+    """A request to CTranslate2: the number of steps, and if it stops by its own rule (where that equals ours)."""
 
     steps: int
     alike: bool
 
 
 def _again(tried: Try, limit: int, config: SearchConfig) -> Try:
-    """The next, for a sentence that is not settled. One that is cut at its limit needs what ended before, too: we rank
-    that first, and CTranslate2's own rule gives the most probable."""
+    """Return the next request for an unsettled sentence. At its length limit, a sentence needs the finished hypotheses
+    too: we rank those first, while CTranslate2's own rule returns the most probable."""
     if tried.steps < limit:
         return Try(min(limit, 2 * tried.steps), tried.alike)
     return Try(limit, alike=config.beam == 1)
 
 
 def _first_guess(source: int, limit: int, config: SearchConfig) -> int:
-    """Steps within which a sentence is likely to be settled: the more length is favoured, the more could still come.
+    """Return the steps within which a sentence is likely to be settled; a higher length penalty needs more.
 
-    For 500 sentences of Multi30k 4.1 CPU-seconds with alpha 0.6, 7 with 1.2; all steps that are permitted: 13.
+    For 500 sentences of Multi30k: 4.1 CPU-seconds with alpha 0.6, 7 with 1.2; 13 with the maximum number of steps.
     """
     likely = (1 + config.length_penalty / 2) * source + STRIDE
     return min(limit, STRIDE * math.ceil(likely / STRIDE))
 
 
 def settled(every: Sequence[Hypothesis], tried: Try, limit: int, config: SearchConfig) -> list[Hypothesis] | None:
-    """The n best; None if something else could still be among them.
+    """Return the n best hypotheses; None if others could still be among them.
 
-    Where both stop alike, sentences of different limits are decoded together; one that went beyond its own is none.
+    If both stopping rules agree, sentences with different limits share a batch; one beyond its own limit is discarded.
     """
     scored = [_scored(one, one.logprob, config) for one in every]
     best = sorted((one for one in scored if one.finished), key=lambda one: -one.score)[: config.n_best]
@@ -164,7 +164,7 @@ def settled(every: Sequence[Hypothesis], tried: Try, limit: int, config: SearchC
         return best if best and len(best[0].ids) < limit else None
     if tried.steps == limit:
         return [*best, *alive][: config.n_best]
-    # What is alive but was not given is no better than the worst that was given at the last step.
+    # Live prefixes that were not returned are no better than the worst one returned at the last step.
     last = [one.logprob for one in scored if len(one.ids) + one.finished == tried.steps]
     bound = alive[0].logprob if alive else min(last, default=-math.inf)
     can_reach = bound / length_penalty(limit, config.length_penalty)
@@ -177,5 +177,5 @@ def _scored(one: Hypothesis, logprob: float, config: SearchConfig) -> Hypothesis
 
 
 def _with_logprob(one: Hypothesis, logprobs: Sequence[float], config: SearchConfig) -> Hypothesis:
-    """`logprobs` are those of the words and of EOS, which one that was cut does not have."""
+    """Set the log-probability. `logprobs` include EOS, which an unfinished hypothesis lacks."""
     return _scored(one, sum(logprobs) if one.finished else sum(logprobs[: len(one.ids)]), config)

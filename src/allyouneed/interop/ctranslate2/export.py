@@ -1,7 +1,7 @@
-"""`allyouneed export --to ctranslate2`: a folder that CTranslate2 and `tokenizers` run without us.
+"""`allyouneed export --to ctranslate2`: a folder that runs with CTranslate2 and `tokenizers` alone.
 
-The folder holds what CTranslate2 reads, the tokenisers, and a README with a program. Both engines have run and agreed
-(check.py) before the folder gets its name; one that disagrees is never there.
+The folder contains CTranslate2's files, the tokenizers, and a README with a program. Both engines are run and compared
+(check.py) before the folder gets its name. An export that disagrees is never written.
 """
 
 from pathlib import Path
@@ -27,15 +27,15 @@ from allyouneed.version import __version__
 
 CARD = "README.md"
 LISTED = """
-`vmap.txt` says which words a source allows: `translate_batch(.., use_vmap=True)` looks at no others, which is faster.
-Every text of a batch is then allowed what any of them is.
+`vmap.txt` lists the words that a source allows: `translate_batch(.., use_vmap=True)` considers no others, which is
+faster. All texts of a batch then share the words that any of them allows.
 """
 
 
 def export_folder(
     bundle: Bundle, out: Path, quantization: str | None = None, report: ReportProgress = no_progress
 ) -> list[str]:
-    """Writes the folder; gives what a person should know about it."""
+    """Write the folder and return notes for the user."""
     require_safe_output(out, bundle.path, "ctranslate2")
     require_package()
     chosen = next((one for one in QUANTIZATIONS if one == (quantization or "float32")), None)
@@ -51,10 +51,10 @@ def export_folder(
         prompts = prompts_of(model, codec, texts)
         notes = check_folder(folder, model, codec, chosen, prompts, next_stage)
         if bundle.shortlist is not None and listed:
-            next_stage("both engines search with the shortlist")
+            next_stage("greedy search with the shortlist in both engines")
             notes.append(_with_shortlist(bundle, bundle.shortlist, folder, chosen, prompts))
         else:
-            notes += shortlist_note(bundle, "CTranslate2 has a vmap.txt for encoder-decoder models alone")
+            notes += shortlist_note(bundle, "CTranslate2 supports vmap.txt for encoder-decoder models only")
         codec.save(folder)
         text = card(bundle, chosen) + (LISTED if (folder / FILE).exists() else "")
         (folder / CARD).write_text(text, encoding="utf-8")
@@ -64,22 +64,22 @@ def export_folder(
 def _with_shortlist(
     bundle: Bundle, shortlist: Shortlist, folder: Path, quantization: Quantization, prompts: list[Prompt]
 ) -> str:
-    """Writes the shortlist too, if it can be; gives what a person should know about it."""
+    """Write the shortlist if CTranslate2 can represent it. Return a note for the user."""
     assert isinstance(bundle.model, EncoderDecoder)
     source, target = bundle.codec.both()
     names = names_of(source, bundle.model.sizes.source), names_of(target, bundle.model.sizes.target)
     odd = unwritable_name(shortlist, *names)
     if odd is not None:
-        return f"the shortlist is left out: CTranslate2's vmap.txt cannot name {odd!r}"
+        return f"the shortlist is left out: CTranslate2's vmap.txt cannot contain {odd!r}"
     write_vmap(shortlist, *names, folder)
     return check_shortlist(folder, bundle.model, bundle.codec, quantization, prompts, shortlist)
 
 
 def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
-    """Random sequences, and texts of the task with what our model says to them."""
+    """Return random sequences, and texts of the task with our model's outputs."""
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
-    # Of all positions, BOS, EOS and what frames a source take some; a decoder has the rest for both sides together.
+    # BOS, EOS and the frame of a source take some positions; in a decoder both sides share the rest.
     room = model.longest or LONGEST
     most = max(1, (room - sum(map(len, codec.framing)) - 2) // 2)
     targets = random_rows(codec.target.size, most, seed=1)
@@ -97,12 +97,12 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
 def _notes(quantization: Quantization, texts: list[str]) -> list[str]:
     notes = [] if texts else [NO_TEXTS]
     if not computes(quantization):
-        notes.append(f"CTranslate2 has no {quantization} arithmetic for this CPU and computes in another type here")
+        notes.append(f"CTranslate2 does not support {quantization} on this CPU and computes in another type here")
     return notes
 
 
 def card(bundle: Bundle, quantization: Quantization) -> str:
-    """README.md: what it is, and a program that runs it."""
+    """Return README.md: a description, and a program that runs the model."""
     codec, search, room = bundle.codec, bundle.recipe.get("decode", {}), bundle.model.longest
     beam = search.get("beam", 1) if isinstance(search, dict) else 1
     about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
@@ -122,13 +122,14 @@ Run this in the folder:
 ```python
 {program}```
 
-`suppress_sequences` keeps padding and begin-of-text from being said, `max_input_length=0` keeps CTranslate2 from
-cutting long texts silently. It ranks by log P / length^length_penalty, allyouneed by log P / ((5 + length) / 6)^alpha.
+`suppress_sequences` prevents generating padding and begin-of-text tokens. `max_input_length=0` prevents CTranslate2
+from truncating long texts silently. It ranks by log P / length^length_penalty, allyouneed by
+log P / ((5 + length) / 6)^alpha.
 """
 
 
 def _framed(tokens: str, codec: Codec) -> str:
-    """An expression for a text between the tokens that its model wants around it."""
+    """Return an expression for a text framed as the model expects."""
     assert codec.source is not None
     names = {number: name for name, number in codec.source.vocabulary.items()}
     before, behind = ([names[number] for number in side] for side in codec.framing)
@@ -136,16 +137,16 @@ def _framed(tokens: str, codec: Codec) -> str:
 
 
 def _too_long(texts: str, room: int | None) -> str:
-    """Lines of a program that end it before a text for which there are no positions."""
+    """Return lines of a program that exit if a text exceeds the learned positions."""
     if room is None:
         return ""
     return f"""if max(map(len, {texts}), default=0) > {room}:
-    sys.exit("a text has more than {room} tokens: this model has learnt no more positions")
+    sys.exit("a text has more than {room} tokens: this model has no more learned positions")
 """
 
 
 def _longest(prompt: str, room: int | None) -> str:
-    """An expression for how much may be said after a prompt; what is said last needs no position."""
+    """Return an expression for the maximum output after a prompt; the last token needs no position."""
     return "100" if room is None else f"min(100, {room + 1} - len({prompt}))"
 
 
@@ -197,7 +198,7 @@ def _answer(codec: Codec, room: int | None) -> str:
     search = f"""found = generator.generate_batch(
     given, beam_size=1, max_length=100, {options}
 )"""
-    if room is not None:  # what a batch may say is one number, but each text leaves another number of positions
+    if room is not None:  # a batch has one limit, but the positions left differ by text
         search = f"""found = [
     generator.generate_batch([one], beam_size=1, max_length={_longest("one", room)}, {options})[0]
     for one in given

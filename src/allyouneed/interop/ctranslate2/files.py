@@ -1,4 +1,4 @@
-"""The files of CTranslate2: model.bin, config.json and the vocabularies."""
+"""Writes the files of CTranslate2: model.bin, config.json and the vocabularies."""
 
 import copy
 from collections.abc import Iterator
@@ -24,20 +24,23 @@ from allyouneed.text.tokenizer import SPECIALS, Tokenizer
 
 Quantization = Literal["float32", "int16", "int8"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("float32", "int16", "int8")
-SUPPRESSED = [[SPECIALS[PAD]], [SPECIALS[BOS]]]  # what our search never says, in CTranslate2's `suppress_sequences`
+SUPPRESSED = [
+    [SPECIALS[PAD]],
+    [SPECIALS[BOS]],
+]  # never generated, as in our search; for CTranslate2's `suppress_sequences`
 
 
 def require_package() -> None:
-    """CTranslate2 comes with an extra."""
+    """Raise ConfigError if CTranslate2 is not installed."""
     if find_spec("ctranslate2") is None:
         raise ConfigError("this needs ctranslate2: pip install 'allyouneed[ct2]'")
 
 
 def write_model(model: Model, codec: Codec, folder: Path, quantization: Quantization) -> None:
-    """Writes what `ctranslate2.Translator` (or `Generator`, for a decoder) opens into a folder."""
+    """Write the files that `ctranslate2.Translator` (or `Generator`, for a decoder) opens."""
     require_package()
     if codec.classes is not None or codec.target is None:
-        raise ConfigError("ctranslate2: a model that answers with classes cannot be expressed there; one with text can")
+        raise ConfigError("ctranslate2: a model that outputs classes is not supported; one that outputs text is")
     spec = build_spec(model)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (SPECIALS[i] for i in (UNK, BOS, EOS))
     if isinstance(model, EncoderDecoder):
@@ -54,7 +57,7 @@ def write_model(model: Model, codec: Codec, folder: Path, quantization: Quantiza
 
 
 def names_of(tokenizer: Tokenizer, size: int) -> list[str]:
-    """The name of each id. A model may have room for more ids than there are; a blank keeps text from naming them."""
+    """Return the name of each id. Unused ids get names with spaces, which no text can spell."""
     names = [f"< {number} >" for number in range(size)]
     for name, number in tokenizer.vocabulary.items():
         names[number] = name
@@ -62,19 +65,19 @@ def names_of(tokenizer: Tokenizer, size: int) -> list[str]:
 
 
 def rounded(model: Model, quantization: Quantization) -> Model:
-    """The model with the weights that a quantised file holds, in float32: what such a file must compute, to the digit.
+    """Return the model with the weights of a quantized file, in float32.
 
     int8: each row of a matrix times 127 / its largest; int16: each matrix times 1024 / its largest; then rounded.
     """
     copied = copy.deepcopy(model)
     if quantization != "float32":
-        for weight in {id(weight): weight for weight in _matrices(copied)}.values():  # a tied one once
+        for weight in {id(weight): weight for weight in _matrices(copied)}.values():  # tied weights once
             _round(weight, quantization)
     return copied
 
 
 def _matrices(model: Model) -> Iterator[Tensor]:
-    """The matrices that files hold quantised, each as it stands there."""
+    """Yield the matrices that are quantized in files, each as it is stored there."""
     for module in model.modules():
         if isinstance(module, FeedForward):
             yield from module.inner.weight.data.chunk(2 if module.gated else 1)

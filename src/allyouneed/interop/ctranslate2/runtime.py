@@ -1,7 +1,7 @@
-"""CTranslate2's two classes behind one face, in our ids: Translator runs encoder-decoder models, Generator decoders.
+"""A common interface to CTranslate2's two classes, in our ids: Translator (encoder-decoders) and Generator (decoders).
 
-What a model is given is a source or, if it is a language model, the beginning of a text. A decoder reads either as the
-beginning of its text: a source with BOS behind it, or BOS with a prompt behind it.
+The input of a model is a source or, for a language model, a prompt. A decoder reads either as a prefix of its text: a
+source followed by BOS, or BOS followed by a prompt.
 """
 
 import tempfile
@@ -21,27 +21,25 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.text.specials import BOS, EOS
 
 Row = Sequence[int]
-Hypotheses = list[
-    tuple[list[int], float]
-]  # hypotheses, with EOS where they ended, each with what CTranslate2 ranks it by
+Hypotheses = list[tuple[list[int], float]]  # ids, with EOS if finished, and CTranslate2's ranking score
 
 
 def open_runtime(bundle: Bundle, int8: bool) -> "Runtime":
-    """The model of a bundle, written for CTranslate2 and opened there."""
+    """Write the model of a bundle for CTranslate2 and open it there."""
     import ctranslate2
 
     if not isinstance(bundle.model, EncoderDecoder | Decoder):
         kind = "encoder-decoder and decoder models"
-        raise ConfigError(f"{bundle.path}: --engine ctranslate2 runs {kind}; this is another kind")
+        raise ConfigError(f"{bundle.path}: --engine ctranslate2 runs {kind} only; use --engine torch")
     precision: Quantization = "int8" if int8 else "float32"
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as folder:
         try:
             write_model(bundle.model, bundle.codec, Path(folder), precision)
         except ConfigError as error:
             raise ConfigError(f"{bundle.path}: {error}") from None
-        except OSError as error:  # nobody has named this place, and standard output would be blamed
-            raise FolderError(f"{folder}: CTranslate2's weights cannot be written there: {error.strerror}") from None
-        # One batch on each core, as in decode/threads.py.
+        except OSError as error:  # a temporary folder: name it in the message
+            raise FolderError(f"{folder}: cannot write CTranslate2's weights: {error.strerror}") from None
+        # One batch per core, as in decode/threads.py.
         threads = {"inter_threads": torch.get_num_threads(), "intra_threads": 1}
         opener = ctranslate2.Translator if isinstance(bundle.model, EncoderDecoder) else ctranslate2.Generator
         engine = opener(folder, compute_type=precision, **threads)
@@ -49,7 +47,7 @@ def open_runtime(bundle: Bundle, int8: bool) -> "Runtime":
 
 
 class Runtime(ABC):
-    """A model in CTranslate2."""
+    """A model opened in CTranslate2."""
 
     def __init__(self, engine: Any, bundle: Bundle) -> None:
         assert isinstance(bundle.model, EncoderDecoder | Decoder)
@@ -60,15 +58,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def decode(self, rows: Sequence[Row], steps: int, batch: int, **options: Any) -> list[Hypotheses]:
-        """What is found for each within so many steps, in batches of so many tokens."""
+        """Return the hypotheses of each row within `steps` steps, in batches of `batch` tokens."""
 
     @abstractmethod
-    def score(self, rows: Sequence[Row], said: Sequence[Row], batch: int) -> list[list[float]]:
-        """log P of each id that is said, and of EOS after them."""
+    def score(self, rows: Sequence[Row], targets: Sequence[Row], batch: int) -> list[list[float]]:
+        """Return the log-probability of each target id and of the final EOS."""
 
     @abstractmethod
     def stream(self, row: Row, steps: int) -> Iterator[int]:
-        """The most probable ids, each as soon as it is known, without EOS."""
+        """Yield the ids of a greedy search as they are found, without EOS."""
 
     def _numbers(self, words: Sequence[str]) -> list[int]:
         return [self.number[word] for word in words]
@@ -93,14 +91,14 @@ class _Translator(Runtime):
         )
         return [list(zip(map(self._numbers, one.hypotheses), one.scores, strict=True)) for one in found]
 
-    def score(self, rows: Sequence[Row], said: Sequence[Row], batch: int) -> list[list[float]]:
-        given = _named(rows, self.source), _named(said, self.target)
+    def score(self, rows: Sequence[Row], targets: Sequence[Row], batch: int) -> list[list[float]]:
+        given = _named(rows, self.source), _named(targets, self.target)
         found = _call(self.engine.score_batch, *given, max_input_length=0, max_batch_size=batch, batch_type="tokens")
         return [one.log_probs for one in found]
 
     def stream(self, row: Row, steps: int) -> Iterator[int]:
-        if list(row) in ([], [EOS]):  # commands that search leave such texts out
-            raise DataError("an empty text: --engine ctranslate2 says nothing to it; --engine torch does")
+        if list(row) in ([], [EOS]):  # searching commands skip empty texts
+            raise DataError("empty text: --engine ctranslate2 generates nothing for it; use --engine torch")
         limits = {"max_decoding_length": steps, "min_decoding_length": 0, "max_input_length": 0}
         (words,) = _named([row], self.source)
         return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits))
@@ -113,16 +111,16 @@ class _Generator(Runtime):
         self._has_source = bundle.codec.source is not None
 
     def decode(self, rows: Sequence[Row], steps: int, batch: int, **options: Any) -> list[Hypotheses]:
-        # Of beginnings of different lengths CTranslate2 reads what all have at once and makes the search say the rest,
-        # which beam search does not survive: some of its first hypotheses are lost. So equally long ones go together.
+        # For prompts of different lengths CTranslate2 reads their common length at once and forces the rest during the
+        # search, which loses some first hypotheses of a beam search. So only prompts of equal length share a batch.
         limits = {"max_length": steps, "min_length": 0, "include_prompt_in_result": False}
         alike: dict[int, list[int]] = {}
         for item, row in enumerate(rows):
             alike.setdefault(len(row), []).append(item)
-        begun = _named(self._begun(rows), self.target)
+        prefixes = _named(self._prefixes(rows), self.target)
         waiting: dict[int, Any] = {}
-        for items in alike.values():  # none waits for another
-            given = [begun[item] for item in items]
+        for items in alike.values():  # asynchronously
+            given = [prefixes[item] for item in items]
             more = _call(
                 self.engine.generate_batch, given, asynchronous=True, **limits, **_common_options(batch), **options
             )
@@ -130,18 +128,18 @@ class _Generator(Runtime):
         found = [_call(waiting[item].result) for item in range(len(rows))]
         return [list(zip(one.sequences_ids, one.scores, strict=True)) for one in found]
 
-    def score(self, rows: Sequence[Row], said: Sequence[Row], batch: int) -> list[list[float]]:
-        begun = self._begun(rows)
-        texts = [[*given, *ids, EOS] for given, ids in zip(begun, said, strict=True)]
+    def score(self, rows: Sequence[Row], targets: Sequence[Row], batch: int) -> list[list[float]]:
+        prefixes = self._prefixes(rows)
+        texts = [[*given, *ids, EOS] for given, ids in zip(prefixes, targets, strict=True)]
         batches = {"max_input_length": 0, "max_batch_size": batch, "batch_type": "tokens"}
         found = _call(self.engine.score_batch, _named(texts, self.target), **batches)
-        return [one.log_probs[len(given) - 1 :] for given, one in zip(begun, found, strict=True)]
+        return [one.log_probs[len(given) - 1 :] for given, one in zip(prefixes, found, strict=True)]
 
     def stream(self, row: Row, steps: int) -> Iterator[int]:
-        (words,) = _named(self._begun([row]), self.target)
+        (words,) = _named(self._prefixes([row]), self.target)
         return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, max_length=steps, min_length=0))
 
-    def _begun(self, rows: Sequence[Row]) -> list[list[int]]:
+    def _prefixes(self, rows: Sequence[Row]) -> list[list[int]]:
         return [[*row, BOS] if self._has_source else [BOS, *row] for row in rows]
 
 
@@ -150,13 +148,13 @@ def _named(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
 
 
 def _common_options(batch: int) -> dict[str, Any]:
-    """What both classes are asked for alike."""
-    said = {"suppress_sequences": SUPPRESSED, "return_scores": True, "return_end_token": True}
-    return {"max_batch_size": batch, "batch_type": "tokens", **said}
+    """Return the options common to both classes."""
+    outputs = {"suppress_sequences": SUPPRESSED, "return_scores": True, "return_end_token": True}
+    return {"max_batch_size": batch, "batch_type": "tokens", **outputs}
 
 
 def _call(work: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Work of CTranslate2, its complaints in one line."""
+    """Call CTranslate2, converting its errors to DataError."""
     with _as_data_errors():
         return work(*given, **options)
 

@@ -1,19 +1,19 @@
-"""A softmax Transformer in the words of CTranslate2: which of our settings it can express, and where each weight goes.
+"""Maps a softmax Transformer to CTranslate2: the settings that it supports, and the place of each weight.
 
     encoder_decoder -> TransformerSpec          decoder -> TransformerDecoderModelSpec
 
-CTranslate2 computes the same numbers in another layout: positions come as a table of so many rows (`TABLE`), the
-embedding is scaled by sqrt(D) there too, W^Q, W^K, W^V are one matrix, a gate (SwiGLU) is a matrix of its own.
+CTranslate2 computes the same numbers in another layout: positions are a table of `TABLE` rows, the embedding is scaled
+by sqrt(D) there too, W^Q, W^K, W^V are one matrix, a gate (SwiGLU) is a separate matrix.
 
-    setting              there
+    setting              CTranslate2
     positions added      position_encodings/encodings: the table itself; none: a table of zeros
-    rotary               rotary_dim = all of a head, halves turned (rotary_interleave = False)
-    shaw                 relative_position_keys; its values' term gets zeros, as ours has none
-    t5                   relative_attention_bias of the first layer, read by all
+    rotary               rotary_dim = the whole head, halves rotated (rotary_interleave = False)
+    shaw                 relative_position_keys; zeros for the values' term, which ours lacks
+    t5                   relative_attention_bias of the first layer, shared by all
     alibi                decoder only, with the slopes of its authors' code
     key_heads            num_heads_kv
 
-Everything else (mechanisms other than softmax, norm "none", layers of different heads) is refused by name.
+Everything else (other mechanisms, norm "none", layers with different heads) is refused by name.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": 
 
 
 def build_spec(model: Model) -> Any:
-    """The model as a specification of CTranslate2, without vocabularies and names of special tokens."""
+    """Return the model as a CTranslate2 specification, without vocabularies and special tokens."""
     from ctranslate2 import specs
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 
@@ -67,7 +67,7 @@ def build_spec(model: Model) -> Any:
 
 
 def refuse(model: EncoderDecoder | Decoder) -> None:
-    """Names the first setting that CTranslate2 cannot express."""
+    """Raise ConfigError for the first setting that CTranslate2 does not support."""
     config = model.config
     if config.norm == "none":
         raise ConfigError('ctranslate2: model.norm "none" cannot be expressed there; post and pre can')
@@ -97,7 +97,7 @@ def _refuse_alibi(positions: AlibiConfig, model: EncoderDecoder | Decoder) -> No
 
 
 def _refuse_mixer(name: str, mixer: nn.Module, shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """The heads of queries and of keys and their width, which all layers of a stack have in common."""
+    """Return the number of query heads, of key heads, and their width, common to all layers of a stack."""
     assert isinstance(mixer, Softmax)
     if mixer.keys != mixer.values:
         what = f"keys of width {mixer.keys // mixer.groups} and values of width {mixer.values // mixer.groups}"
@@ -112,7 +112,7 @@ def _refuse_mixer(name: str, mixer: nn.Module, shape: tuple[int, int, int] | Non
 
 
 def _settings(config: StackConfig, stack: Stack) -> dict[str, Any]:
-    """What encoders and decoders are told alike."""
+    """Return the arguments common to encoders and decoders."""
     from ctranslate2.specs import Activation
 
     mixer = stack.blocks[0].mixer
@@ -206,5 +206,5 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _array(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    """A copy: quantisation there rounds in place."""
+    """Return a copy, because CTranslate2 quantizes in place."""
     return np.array(tensor.detach().float().cpu().numpy(), order="C", copy=True)

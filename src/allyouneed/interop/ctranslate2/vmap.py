@@ -1,10 +1,10 @@
-"""A shortlist as CTranslate2 reads it: `vmap.txt`, which `translate_batch(use_vmap=True)` uses.
+"""Writes a shortlist for CTranslate2: `vmap.txt`, which `translate_batch(use_vmap=True)` reads.
 
-    TAB word word ..                  what every source allows
-    source word TAB word word ..      what a source word allows
+    TAB word word ..                  allowed for every source
+    source word TAB word word ..      allowed for this source word
 
-CTranslate2 allows every text of a batch what any of them allows, so its answers are ours only if texts come one by one.
-That is how they are compared, and why `--engine ctranslate2` refuses `--shortlist`.
+CTranslate2 allows every text of a batch the words that any of them allows, so its results equal ours only for single
+texts. The comparison uses single texts, and `--engine ctranslate2` refuses `--shortlist`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ from allyouneed.shortlist.table import SPECIALS, Shortlist
 FILE = "vmap.txt"
 
 
-def refuse_shortlist(wanted: bool) -> None:
-    """Whoever searches with CTranslate2 cannot have our shortlists."""
-    if wanted:
+def refuse_shortlist(requested: bool) -> None:
+    """Raise ConfigError if a shortlist is requested."""
+    if requested:
         raise ConfigError(
-            "--engine ctranslate2 allows a text what any text of its batch allows, so neighbours would change answers; "
-            "--shortlist is for --engine torch"
+            "--shortlist: --engine ctranslate2 shares one shortlist in a batch, so other texts would change a result; "
+            "use --engine torch"
         )
 
 
 def write_vmap(shortlist: Shortlist, source: Sequence[str], target: Sequence[str], folder: Path) -> None:
-    """Writes the file; `source` and `target` are the names of ids."""
+    """Write vmap.txt; `source` and `target` are the names of ids."""
     lines = [
         f"{'' if word is None else source[word]}\t{' '.join(target[one] for one in words)}\n"
         for word, words in _rows(shortlist)
@@ -35,7 +35,7 @@ def write_vmap(shortlist: Shortlist, source: Sequence[str], target: Sequence[str
 
 
 def unwritable_name(shortlist: Shortlist, source: Sequence[str], target: Sequence[str]) -> str | None:
-    """A name that cannot stand in the file: blanks and ends of lines part names there."""
+    """Return a name that the file cannot contain, because of spaces or line ends; None if there is none."""
     rows = list(_rows(shortlist))
     names = [source[word] for word, _ in rows if word is not None]
     names += [target[word] for word in sorted({word for _, words in rows for word in words})]
@@ -43,7 +43,7 @@ def unwritable_name(shortlist: Shortlist, source: Sequence[str], target: Sequenc
 
 
 def _rows(shortlist: Shortlist) -> Iterator[tuple[int | None, list[int]]]:
-    """Each source word with what it allows, first None. CTranslate2 always allows special ids, whatever is there."""
+    """Yield each source word with its allowed words, None first. CTranslate2 always allows special ids."""
     yield None, shortlist.always[SPECIALS:].tolist()
     for word in range(len(shortlist.ends)):
         if words := shortlist.of(word):

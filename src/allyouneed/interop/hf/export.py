@@ -1,7 +1,7 @@
-"""A model of ours as a Hugging Face folder that transformers loads: config, weights, tokeniser.
+"""Exports a model as a Hugging Face folder that transformers loads: config, weights, tokenizer.
 
-The architecture follows from the kind of model and its positions. Its settings are written, and read back as an import
-would read them: a setting that does not come back as it was cannot be said there, and is refused by its name.
+The architecture follows from the kind of model and its positions. Its settings are written and read back as an import
+would read them. A setting that differs after the round trip cannot be expressed, and is refused by name.
 """
 
 import json
@@ -32,7 +32,7 @@ from allyouneed.models.parts.stack import StackConfig
 from allyouneed.storage import new_folder, write_tensors
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
 
-# By kind of model and positions; encoder-decoders also by where their norms stand.
+# By kind of model, positions and placement of the norms.
 ARCHITECTURE_OF: dict[tuple[str, ...], str] = {
     ("encoder-decoder", "sinusoidal", "post"): "marian",
     ("encoder-decoder", "sinusoidal", "pre"): "pegasus",
@@ -50,7 +50,7 @@ Weights = dict[str, Tensor]
 
 
 def export_folder(bundle: Bundle, out: Path) -> list[str]:
-    """Writes the folder; gives what a person should know about it."""
+    """Write the folder and return notes for the user."""
     require_safe_output(out, bundle.path, "hf")
     built: Any = bundle.model
     if not isinstance(built.config, DecoderConfig | EncoderConfig | EncoderDecoderConfig):
@@ -75,8 +75,8 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
             (folder / name).write_text(text + "\n", encoding="utf-8")
         write_tensors(folder / WEIGHTS, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
-    opened = f"{settings['architectures'][0]}; from_pretrained({str(out)!r}) of transformers opens it"
-    return [opened, *shortlist_note(bundle, "transformers knows none")]
+    opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
+    return [opened, *shortlist_note(bundle, "transformers has no shortlists")]
 
 
 def _target_architecture(config: Any) -> Architecture:
@@ -96,7 +96,7 @@ def _target_architecture(config: Any) -> Architecture:
 
 
 def _rewritten_model(config: Any, weights: Weights, architecture: Architecture) -> tuple[Any, Weights]:
-    """The model in a form that the architecture may have."""
+    """Rewrite the model into a form that the architecture supports."""
     heads = config.mixer_of(0).position_heads
     for name in architecture.rewrites:
         config, weights = REWRITES[name](config, weights, heads)
@@ -106,12 +106,12 @@ def _rewritten_model(config: Any, weights: Weights, architecture: Architecture) 
 def _vocabulary(
     bundle: Bundle, config: Any, weights: Weights, architecture: Architecture
 ) -> tuple[Any, Weights, Rows, Tokens]:
-    """Our ids as their tokens: all but those that can never be said; and the bias of the output, if theirs has one."""
+    """Map our ids to their tokens, except ids that are never generated; adapt the output bias."""
     codec, bias_V = bundle.codec, weights.get("head.bias_V")
     answers_are_tokens = not isinstance(config, EncoderConfig) or config.tied
     sized = weights["source.weight_VD" if "source.weight_VD" in weights else "target.weight_VD"].shape[0]
     if codec.source is not None and codec.target is not None and codec.source is not codec.target:
-        raise ConfigError("the source and the target have vocabularies of their own; theirs share one")
+        raise ConfigError("source and target have separate vocabularies; transformers needs a shared one")
     hidden = frozenset[int]()
     if answers_are_tokens and bias_V is not None:
         hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= ZERO_PROBABILITY_LOGIT)
@@ -134,13 +134,13 @@ def _vocabulary(
         config = config.model_copy(update={"output_bias": True})
     if not writes_bias and bias_V is not None:
         if bool((bias_V[kept] != 0).any()):
-            raise ConfigError(f"model.output_bias: {architecture.type} has none")
+            raise ConfigError(f"model.output_bias: {architecture.type} has no output bias")
         config = config.model_copy(update={"output_bias": False})
     return config, weights, rows, tokens
 
 
 def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozenset[int]) -> dict[int, int | None]:
-    """Which token plays the part of each of our four ids: its own, or the one whose copy it is."""
+    """Return the token for each of our four special ids: its own, or the one that it duplicates."""
     table_VD = next(weights[name] for name in ("source.weight_VD", "target.weight_VD") if name in weights)
     roles: dict[int, int | None] = {}
     for number in (PAD, BOS, EOS, UNK):
@@ -154,7 +154,7 @@ def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozens
 
 
 def _settings(config: StackConfig, architecture: Architecture) -> Tree:
-    """Their settings, if they can say ours: what comes back must be what went out."""
+    """Return their settings. Raise ConfigError if reading them back gives different settings."""
     name = class_of(config) if isinstance(config, EncoderConfig) else architecture.classes[0]
     written = architecture.write(config)
     fields = Fields(
@@ -163,16 +163,16 @@ def _settings(config: StackConfig, architecture: Architecture) -> Tree:
     try:
         back = architecture.read(fields, name)
     except (FolderError, ValueError) as error:
-        raise ConfigError(f"{architecture.type} cannot say it: {error}") from None
+        raise ConfigError(f"{architecture.type} of transformers cannot express it: {error}") from None
     for field, right in _plain(config).items():
-        said = _plain(back).get(field)
-        if said != right:
-            raise ConfigError(f"model.{field}: {right}; {architecture.type} of transformers has {said}")
+        found = _plain(back).get(field)
+        if found != right:
+            raise ConfigError(f"model.{field}: {right}; {architecture.type} of transformers has {found}")
     return {"architectures": [name], "model_type": architecture.type, **written, "torch_dtype": "float32"}
 
 
 def _plain(config: Any) -> Tree:
-    """Settings with every default written out, so that two ways to say the same are the same."""
+    """Return settings with all defaults filled in, so that equivalent settings compare equal."""
     tree = config.model_dump(
         mode="json", exclude={"dropout", "output_bias", "epsilon", "mixer", "encoder_mixer", "cross"}
     )
@@ -195,12 +195,12 @@ def _spelled(mixer: Any, width: int) -> Tree:
 
 
 def _answers(bundle: Bundle, config: Any, architecture: Architecture) -> Tree:
-    """The names of classes."""
+    """Return the fields with the class names."""
     if not isinstance(config, EncoderConfig) or config.tied:
         return {}
     names = list(bundle.codec.classes or ())
     if not names:
-        raise ConfigError(f"{bundle.path}: has no classes; such a reader of texts is not exported")
+        raise ConfigError(f"{bundle.path}: has no classes; an encoder without a head cannot be exported")
     return {
         "id2label": {str(n): name for n, name in enumerate(names)},
         "label2id": {name: n for n, name in enumerate(names)},

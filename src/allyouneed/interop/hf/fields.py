@@ -1,4 +1,4 @@
-"""A foreign config, field by field: what is not asked for, nor known to mean nothing here, is refused by name."""
+"""Reads a foreign config. Fields that are neither read nor known to be irrelevant are refused by name."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ T = TypeVar("T")
 LARGEST_NUMBER = 1 << 28
 MOST_LAYERS = 4096
 
-# Fields that change nothing that a finished model computes: how it was trained, what its code also returns, names.
+# Fields that do not affect what a trained model computes: training settings, extra outputs, names.
 INERT = {
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "model_type", "architectures"),
     *(
@@ -44,7 +44,7 @@ INERT = {
     ),
     *("id2label", "label2id", "chunk_size_feed_forward", "is_encoder_decoder", "unk_token_id", "mask_token_id"),
 }
-# Fields that steer `generate` of transformers and are no part of the model; some have a counterpart in our search.
+# Settings of transformers' `generate`, which are not part of the model; some have a counterpart in our search.
 GENERATION = {
     *("max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams"),
     *(
@@ -72,59 +72,55 @@ CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
 
 
 class Fields:
-    """What a config says, and which of it has been understood."""
+    """The fields of a config, and which of them have been read."""
 
     def __init__(self, tree: dict[str, Any], where: Path | str) -> None:
         self._tree, self.where = tree, where
         self._left = set(tree)
         for name in CODE:
             if tree.get(name):
-                raise FolderError(
-                    f"{where}: {name} names code to run; models that bring their own code are not imported"
-                )
+                raise FolderError(f"{where}: {name} refers to code; models with custom code are not imported")
 
     def number(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_NUMBER) -> int:
-        """A whole number."""
+        """Return an integer."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise FolderError(f"{self.where}: {name}: {value!r}; should be a whole number from {least} to {most:,}")
+            raise FolderError(f"{self.where}: {name}: {value!r}; should be an integer from {least} to {most:,}")
         return value
 
     def layers(self, name: str, default: int | None = None) -> int:
-        """How many layers."""
+        """Return a number of layers."""
         return self.number(name, default, least=0, most=MOST_LAYERS)
 
     def real(self, name: str, default: float) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
             raise FolderError(f"{self.where}: {name}: {value!r}; should be a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a bool."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise FolderError(f"{self.where}: {name}: {value!r}; should be true or false")
         return value
 
     def one_of(self, name: str, meanings: dict[str, T], default: str) -> T:
-        """What a word means here."""
+        """Return the meaning of a string value."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in meanings:
-            raise FolderError(f"{self.where}: {name}: {value!r} is not known here; known: {', '.join(meanings)}")
+            raise FolderError(f"{self.where}: {name}: {value!r} is not supported; supported: {', '.join(meanings)}")
         return meanings[value]
 
     def only(self, name: str, *values: Any) -> None:
-        """Refuses any value but these; the first is that of a field that is not there."""
+        """Raise FolderError unless the field has one of these values; the first is the default."""
         value = self.get(name, values[0])
         if not any(type(value) is type(right) and value == right for right in values):
-            raise FolderError(
-                f"{self.where}: {name}: {value!r}; what is imported here computes {' or '.join(map(repr, values))}"
-            )
+            raise FolderError(f"{self.where}: {name}: {value!r}; only {' or '.join(map(repr, values))} is supported")
 
     def token(self, name: str) -> int | None:
-        """An id; None: not given."""
+        """Return a token id, or None."""
         value = self.get(name, None)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
@@ -133,24 +129,24 @@ class Fields:
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, which counts as understood; null is as good as nothing."""
+        """Return the value of a field and mark it as read; null counts as missing."""
         self._left.discard(name)
         value = self._tree.get(name)
         return default if value is None else value
 
     def leave(self, name: str) -> None:
-        """A field that was looked at, but not understood."""
+        """Mark a field as not understood after all."""
         self._left |= {name} & self._tree.keys()
 
     def ignore(self, names: Iterable[str]) -> None:
-        """Fields that mean nothing to a finished model of this architecture."""
+        """Mark fields as irrelevant to a trained model of this architecture."""
         self._left.difference_update(names)
 
     def finish(self) -> list[str]:
-        """Refuses what was not understood; gives the settings of `generate` that were left aside."""
+        """Raise FolderError for unknown fields. Return the settings of `generate` that are ignored."""
         self.ignore(INERT)
         unknown = sorted(self._left - GENERATION)
         if unknown:
-            raise FolderError(f"{self.where}: fields that are not understood here: {', '.join(unknown)}")
+            raise FolderError(f"{self.where}: unsupported fields: {', '.join(unknown)}")
         empty: tuple[Any, ...] = (None, False, [], {}, 0, "")
         return [f"{name}={self._tree[name]!r}" for name in sorted(self._left) if self._tree[name] not in empty]

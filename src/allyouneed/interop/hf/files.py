@@ -1,10 +1,10 @@
-"""Reading a folder that anybody may have written. Nothing in it is run; only three kinds of file are opened.
+"""Reads a folder from an untrusted source. Nothing in it is executed; only three kinds of file are opened.
 
     config.json, generation_config.json, tokenizer_config.json, tokenizer.json     JSON of bounded size
     model.safetensors                                                              tensors, without pickle
-    model.safetensors.index.json                                                   names the files of a model in pieces
+    model.safetensors.index.json                                                   lists the files of a sharded model
 
-A file must lie in the folder itself: names with a path and links that lead out are refused.
+A file must be in the folder itself: names with a path and links that leave the folder are refused.
 """
 
 import json
@@ -25,7 +25,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 4 << 20  # bytes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-PIECES = (
+OTHER_TOKENIZER_FILES = (
     "source.spm",
     "target.spm",
     "spiece.model",
@@ -37,7 +37,7 @@ PIECES = (
 
 
 class ForeignFolder:
-    """A folder of somebody else."""
+    """A Hugging Face folder."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -45,11 +45,11 @@ class ForeignFolder:
         self.path = path
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return True if the file exists."""
         return os.path.lexists(self.path / name)
 
     def read(self, name: str, limit: int) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file. Raise FolderError if it is too large or outside the folder."""
         where = self.path / name
         if Path(name).name != name or name in ("", ".", ".."):
             raise FolderError(f"{self.path}: {name!r} is a path, not the name of a file in this folder")
@@ -62,14 +62,14 @@ class ForeignFolder:
             with where.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 data = file.read(size) if size <= limit else b""
-        except (OSError, RuntimeError) as error:  # a circle of links is a RuntimeError
+        except (OSError, RuntimeError) as error:  # circular links raise RuntimeError
             raise FolderError(f"{where}: not readable: {getattr(error, 'strerror', None) or error}") from None
         if size > limit:
-            raise FolderError(f"{where}: more than {limit:,} bytes; no such file is that large")
+            raise FolderError(f"{where}: more than {limit:,} bytes, the maximum for this file")
         return data
 
     def read_json(self, name: str, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
-        """A JSON object."""
+        """Return the JSON object in a file."""
         try:
             tree = json.loads(self.read(name, limit).decode("utf-8"))
         except (ValueError, RecursionError) as error:
@@ -80,20 +80,20 @@ class ForeignFolder:
         return tree
 
     def read_tokenizer(self) -> dict[str, Any]:
-        """tokenizer.json; if it is missing, what would be needed."""
+        """Return tokenizer.json. If it is missing, raise FolderError with the remedy."""
         if not self.has(TOKENIZER):
-            found = [name for name in PIECES if self.has(name)]
-            only = f" (it has {', '.join(found)}, which only their own tokenisers read)" if found else ""
+            found = [name for name in OTHER_TOKENIZER_FILES if self.has(name)]
+            only = f" (it has {', '.join(found)}, which only its own tokenizer reads)" if found else ""
             raise FolderError(
                 f"{self.path}: has no {TOKENIZER}{only}; "
-                "a fast tokeniser of transformers writes one (AutoTokenizer.from_pretrained(...).save_pretrained)"
+                "a fast tokenizer of transformers writes one (AutoTokenizer.from_pretrained(...).save_pretrained)"
             )
         return self.read_json(TOKENIZER, LARGEST_FILE)
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """All tensors of the model, in float32; whole numbers stay whole."""
+        """Return all tensors of the model, floats as float32."""
         if self.has(INDEX) and not self.has(WEIGHTS):
-            tensors = self._read_pieces()
+            tensors = self._read_shards()
         elif self.has(WEIGHTS):
             tensors = parse_tensors(self.read(WEIGHTS, LARGEST_TENSORS), self.path / WEIGHTS)
         else:
@@ -111,7 +111,7 @@ class ForeignFolder:
                 )
         return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
-    def _read_pieces(self) -> dict[str, Tensor]:
+    def _read_shards(self) -> dict[str, Tensor]:
         where, places = self.path / INDEX, self.read_json(INDEX, LARGEST_FILE).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise FolderError(f"{where}: has no weight_map from names to files")
@@ -120,11 +120,11 @@ class ForeignFolder:
             if not file.endswith(".safetensors"):
                 raise FolderError(f"{where}: {file!r} is not a safetensors file")
             if Path(file).name == file and not self.has(file):
-                raise FolderError(f"{self.path}: {file} is missing, which {INDEX} names; copy all files of the model")
-            piece = parse_tensors(self.read(file, LARGEST_TENSORS), self.path / file)
+                raise FolderError(f"{self.path}: {file} is missing, which {INDEX} lists; copy all files of the model")
+            shard = parse_tensors(self.read(file, LARGEST_TENSORS), self.path / file)
             stated = {name for name, place in places.items() if place == file}
-            for name in sorted(stated ^ piece.keys()):
+            for name in sorted(stated ^ shard.keys()):
                 what = "is not in" if name in stated else "is in, but not stated to be in,"
                 raise FolderError(f"{where}: {name} {what} {file}")
-            tensors |= piece
+            tensors |= shard
         return tensors

@@ -1,7 +1,7 @@
-"""A Hugging Face folder as a model folder of ours: settings, vocabulary, weights, task, in this order.
+"""Imports a Hugging Face folder as a model folder: settings, vocabulary, weights, task, in this order.
 
-Whatever is not understood stops it, by name: a field of the config, a weight too many or too few, a tokeniser that
-cannot be renumbered. Nothing of the folder is run.
+Anything that is not understood raises an error that names it: a field of the config, an unexpected or missing weight, a
+tokenizer that cannot be renumbered. Nothing in the folder is executed.
 """
 
 from dataclasses import dataclass, replace
@@ -30,14 +30,14 @@ from allyouneed.text.codec import Codec
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
 
-ABOUT = ", imported from Hugging Face"  # how the `about` of an imported model's recipe ends
-NO_DATA = "the data of an imported model are not known"  # the file that its task names
+ABOUT = ", imported from Hugging Face"  # suffix of `about` in the recipe of an imported model
+NO_DATA = "the data of an imported model are not known"  # in place of file names in its task
 Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A foreign model as one of ours."""
+    """An imported model with its codec, recipe and notes."""
 
     model: Model
     codec: Codec
@@ -48,7 +48,7 @@ class Imported:
 
 
 def import_folder(folder: Path, out: Path) -> list[str]:
-    """Writes the model folder; gives what a person should know about it."""
+    """Write the model folder and return notes for the user."""
     require_safe_output(out, folder, "model", _was_imported)
     read = read_folder(folder)
     save_folder(out, read.model, read.codec, read.recipe, _card(read))
@@ -56,16 +56,16 @@ def import_folder(folder: Path, out: Path) -> list[str]:
 
 
 def _was_imported(folder: Path) -> bool:
-    """Whether a model folder is one that can be had again by importing it."""
+    """Return True if the model folder is an unmodified import, which can be repeated."""
     try:
         recipe, _ = folder_recipe(folder)
-    except FolderError:  # not to be read: nobody knows where it came from
+    except FolderError:  # unreadable: its origin is unknown
         return False
     return recipe.get("start") is None and str(recipe.get("about")).endswith(ABOUT)
 
 
 def read_folder(folder: Path) -> Imported:
-    """The model of a foreign folder."""
+    """Read the model of a Hugging Face folder."""
     foreign = ForeignFolder(folder)
     _refuse_ours(folder)
     tree = foreign.read_json(CONFIG)
@@ -90,12 +90,12 @@ def read_folder(folder: Path) -> Imported:
 
 
 def _refuse_ours(folder: Path) -> None:
-    """A folder that needs no import, or that none can read."""
-    for one in (folder, folder / "model"):  # of a run
+    """Raise FolderError for a folder that is ours already, or an export for another engine."""
+    for one in (folder, folder / "model"):  # a run folder
         if kind_of(one) == "model":
-            raise FolderError(f"{one}: is a model folder of allyouneed already; every command takes it as it is")
+            raise FolderError(f"{one}: is a model folder of allyouneed already; use it directly")
     if (kind := kind_of(folder)) in ("ctranslate2", "onnx"):
-        raise FolderError(f"{folder}: is {KINDS[kind][0]}; import reads folders of Hugging Face")
+        raise FolderError(f"{folder}: is {KINDS[kind][0]}; import reads Hugging Face folders")
 
 
 def _architecture(fields: Fields) -> tuple[Architecture, str]:
@@ -112,7 +112,7 @@ def _architecture(fields: Fields) -> tuple[Architecture, str]:
 def _settings(architecture: Architecture, fields: Fields, name: str) -> ModelConfig:
     try:
         return architecture.read(fields, name)
-    except ValueError as error:  # a value that our own settings refuse
+    except ValueError as error:  # a value that our settings refuse
         raise FolderError(f"{fields.where}: {str(error).splitlines()[-1].strip()}") from None
 
 
@@ -121,22 +121,22 @@ def _generation(foreign: ForeignFolder) -> Fields:
 
 
 def _tokenizer_settings(foreign: ForeignFolder) -> Tree:
-    """What their library knows of a tokeniser beside tokenizer.json."""
+    """Return tokenizer_config.json, or {}."""
     if not foreign.has(TOKENIZER_CONFIG):
         return {}
     tree = foreign.read_json(TOKENIZER_CONFIG)
-    Fields(tree, foreign.path / TOKENIZER_CONFIG)  # refuses names of code
+    Fields(tree, foreign.path / TOKENIZER_CONFIG)  # refuses references to code
     return tree
 
 
 def _token(fields: Fields, generation: Fields, key: str) -> int | None:
-    """What `generate` would take: the generation config goes before the model's."""
+    """Return the token that `generate` would use: the generation config overrides the model's."""
     first, second = generation.token(f"{key}_token_id"), fields.token(f"{key}_token_id")
     return second if first is None else first
 
 
 def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
-    """The beam. What any search here does counts as understood: it never says PAD and BOS."""
+    """Return the beam size. Suppressing PAD and BOS counts as understood: every search here does it."""
     never = {tokens["pad"], tokens["decoder_start"]} - {None}
     if fields.get("bad_words_ids") in [[[number]] for number in never]:
         fields.ignore(["bad_words_ids"])
@@ -148,7 +148,7 @@ def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
 def _parts(
     tokenizer: ForeignTokenizer, tokens: dict[str, int | None], config: ModelConfig, framed: bool
 ) -> tuple[tuple[list[int], list[int]] | None, Parts]:
-    """Their frame of a source, where it is not the usual one, and which token plays which part."""
+    """Return the frame of a source if it is not the default, and the roles of the special tokens."""
     begin, end = tokens["bos"], tokens["eos"]
     frame = tokenizer.frame() if framed else None
     if isinstance(config, EncoderConfig):
@@ -161,13 +161,13 @@ def _parts(
     elif begin is None:
         begin = end
     if end is None:
-        raise FolderError(f"{tokenizer.where}: no token ends a text; eos_token_id or a template should name one")
+        raise FolderError(f"{tokenizer.where}: no end-of-text token; eos_token_id or the template should name one")
     return frame, Parts(tokens["pad"], begin, end, None)
 
 
 def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: ForeignFolder) -> Model:
     rows, tensors = vocabulary.rows, architecture.prepare(foreign.read_tensors())
-    config = _parted(architecture, config, tensors, foreign.path)
+    config = _untied(architecture, config, tensors, foreign.path)
     rules = architecture.rules(config, rows)
     theirs = _cleaned(architecture, config, rules, tensors, foreign.path)
     ours = join_all(rules, theirs, foreign.path)
@@ -182,8 +182,8 @@ def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabula
     return model.eval()
 
 
-def _parted(architecture: Architecture, config: ModelConfig, tensors: dict[str, Tensor], where: Path) -> ModelConfig:
-    """The settings, with an output projection of its own if the file has one."""
+def _untied(architecture: Architecture, config: ModelConfig, tensors: dict[str, Tensor], where: Path) -> ModelConfig:
+    """Return the settings, untied if the file has a separate output projection."""
     own = tensors.get(architecture.parting or "")
     first = next((name for name, others in architecture.tied.items() if architecture.parting in others), "")
     if own is None or first not in tensors or getattr(config, "tied", None) is not True:
@@ -192,7 +192,7 @@ def _parted(architecture: Architecture, config: ModelConfig, tensors: dict[str, 
         return config
     if getattr(config, "embedding_scale", False):
         raise FolderError(
-            f"{where}: {architecture.parting} is not {first}, but the decoder's output is scaled as if it were"
+            f"{where}: {architecture.parting} is not {first}, but the decoder's output is scaled as if they were tied"
         )
     return config.model_copy(update={"tied": "inputs"})
 
@@ -200,11 +200,11 @@ def _parted(architecture: Architecture, config: ModelConfig, tensors: dict[str, 
 def _cleaned(
     architecture: Architecture, config: ModelConfig, rules: list[Rule], found: dict[str, Tensor], where: Path
 ) -> dict[str, Tensor]:
-    """Weights under the names of the rules: a tied one once, without what this class does not read."""
+    """Return the weights under the rules' names: tied ones once, without those that this class does not use."""
     wanted = {name for rule in rules for name in rule.theirs}
     tensors: dict[str, Tensor] = {}
     for name, tensor in found.items():
-        name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name  # of the first BERTs
+        name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name  # in early BERT checkpoints
         name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
         longer = architecture.prefix + name
         tensors[longer if name not in wanted and longer in wanted else name] = tensor
@@ -212,33 +212,33 @@ def _cleaned(
         for other in (name for name in others if name in tensors and name not in wanted):
             same = tensors.setdefault(first, tensors[other])
             if same.shape != tensors[other].shape or not torch.equal(same, tensors[other]):
-                raise FolderError(f"{where}: {other} is not {first}, but the config says that they are tied")
+                raise FolderError(f"{where}: {other} is not {first}, but config.json ties them")
             del tensors[other]
     for name, right in architecture.fixed(config).items():
         if name in tensors:
             given = tensors.pop(name)
             common = min(len(given), len(right))
             if given.shape[1:] != right.shape[1:] or not torch.allclose(given[:common], right[:common], atol=1e-5):
-                raise FolderError(f"{where}: {name} holds other numbers than this architecture computes")
+                raise FolderError(f"{where}: {name} differs from the table that this architecture computes")
     return {
         name: one for name, one in tensors.items() if name in wanted or not name.endswith(architecture.unused or "\0")
     }
 
 
 def _classes(tree: Tree, config: ModelConfig, name: str) -> tuple[str, ...] | None:
-    """The names of classes; () for a model without any; None: it answers with tokens."""
+    """Return the class names; () for a model without classes; None if its outputs are tokens."""
     if not isinstance(config, EncoderConfig) or config.tied:
         return None
     if name.endswith("Model"):
         return ()
     labels: Any = tree.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
-        raise FolderError(f"{CONFIG}: id2label: should name the classes")
+        raise FolderError(f"{CONFIG}: id2label: should map numbers to class names")
     try:
         numbered = {int(number): label for number, label in labels.items()}
         return tuple(numbered[number] for number in range(len(numbered)))
     except (ValueError, KeyError):
-        raise FolderError(f"{CONFIG}: id2label: should number the classes from 0 on") from None
+        raise FolderError(f"{CONFIG}: id2label: should number the classes from 0") from None
 
 
 def _codec(
@@ -264,7 +264,7 @@ def _codec(
 
 
 def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
-    """A recipe that names the task; what it was trained with is not known."""
+    """Return a recipe with the task; its training data are unknown."""
     task: Tree
     if isinstance(config, DecoderConfig):
         longest = getattr(config.positions, "max_length", 1024)
@@ -281,15 +281,16 @@ def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
 
 
 def _notes(left: list[str]) -> list[str]:
-    told = ", ".join(dict.fromkeys(left))
-    return [f"settings of generate that are not taken over: {told}"] if told else []
+    names = ", ".join(dict.fromkeys(left))
+    return [f"settings of generate that are not imported: {names}"] if names else []
 
 
 def _card(read: Imported) -> str:
     lines = [
         f"# {read.recipe.about}",
         "",
-        f"{read.model.parameter_count():,} parameters, imported with allyouneed {__version__}; its data are not known.",
+        f"{read.model.parameter_count():,} parameters, imported with allyouneed {__version__}. "
+        "Its training data are unknown.",
         "",
         *(f"- {note}" for note in read.notes),
         "",

@@ -1,13 +1,13 @@
-"""The same function in another form: what brings a model of ours nearer to what an architecture of theirs can say.
+"""Equivalent rewrites that bring a model closer to what a Hugging Face architecture can express.
 
-Each form takes settings and weights, and gives others that compute the same:
+Each rewrite takes settings and weights and returns others that compute the same:
 
-    halves     sinusoidal positions with the sines first: the features of the whole model change places
-    table      sinusoidal positions as a learned table, which ends somewhere
-    unscaled   an embedding that enters times sqrt(D) becomes that much larger; a tied output projection parts from it
+    halves     sinusoidal positions with the sines first: permutes the features of the whole model
+    table      sinusoidal positions as a learned table, which has a maximum length
+    unscaled   multiplies an embedding by its scale sqrt(D); unties a tied output projection
     folded     the same where nothing is tied
-    slopes     ALiBi's slopes under their other rule, where both give the same
-    segment    a vector of zeros for the one segment that a text has
+    slopes     ALiBi's slopes under the other rule, where both agree
+    segment    adds a zero vector for the only segment of a text
 """
 
 import math
@@ -22,8 +22,8 @@ from allyouneed.positions import AlibiConfig, LearnedConfig, Sinusoidal, Sinusoi
 
 Weights = dict[str, Tensor]
 Rewrite = Callable[[StackConfig, Weights, int], tuple[StackConfig, Weights]]
-LONGEST = 1024  # positions of a table that is made of sines
-# Where a weight holds a number for each feature of the residual stream: on its rows (0) or in its columns (1).
+LONGEST = 1024  # positions of a sinusoidal table
+# The axis of a weight that indexes the features of the residual stream.
 FEATURES = {
     **dict.fromkeys(("weight_VD", "query_key_value.weight", "query.weight", "key_value.weight", "inner.weight"), 1),
     **dict.fromkeys(("output.weight", "output.bias", "outer.weight", "outer.bias"), 0),
@@ -45,7 +45,7 @@ def halves(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConf
 
 
 def table(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """Sines that are written down."""
+    """Replace sinusoidal positions by a learned table."""
     if not isinstance(config.positions, SinusoidalConfig):
         return config, weights
     sines = Sinusoidal(config.width, config.positions.halves).table(LONGEST, torch.device("cpu"))[:LONGEST]
@@ -56,12 +56,12 @@ def table(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfi
 
 
 def _embeds(config: StackConfig, side: str, weights: Weights) -> bool:
-    """Whether there is such a way in; of a tied table only the first name is among the weights."""
+    """Return True if the model embeds this side; of a tied table only the first name is among the weights."""
     return f"{side}.weight_VD" in weights or getattr(config, "type", "") == "encoder-decoder"
 
 
 def unscaled(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """For decoders."""
+    """Remove the embedding scale of a decoder."""
     if not config.embedding_scale:
         return config, weights
     small_VD = weights["target.weight_VD"]
@@ -70,24 +70,24 @@ def unscaled(config: StackConfig, weights: Weights, heads: int) -> tuple[StackCo
 
 
 def folded(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """For encoders."""
+    """Remove the embedding scale of an encoder."""
     if not config.embedding_scale:
         return config, weights
     if getattr(config, "tied", False):
-        raise ConfigError("model.embedding_scale: the scaled embedding is tied to the output; theirs is not scaled")
+        raise ConfigError("model.embedding_scale: the scaled embedding is tied to the output; set model.tied = false")
     changed = {**weights, "source.weight_VD": weights["source.weight_VD"] * math.sqrt(config.width)}
     return config.model_copy(update={"embedding_scale": False}), changed
 
 
 def slopes(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """Both rules are one where the number of heads is a power of two."""
+    """Use the other rule for slopes; both agree if the number of heads is a power of two."""
     if isinstance(config.positions, AlibiConfig) and heads & (heads - 1) == 0:
         config = config.model_copy(update={"positions": AlibiConfig(interleaved=True)})
     return config, weights
 
 
 def segment(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """One segment, of which nothing is said."""
+    """Add an all-zero segment embedding."""
     if getattr(config, "segments", 1):
         return config, weights
     return config.model_copy(update={"segments": 1}), {**weights, "source.segment_ND": torch.zeros(1, config.width)}

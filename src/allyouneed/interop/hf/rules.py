@@ -1,9 +1,9 @@
-"""Names and shapes of weights, theirs and ours, as rules that are read in both directions.
+"""Rules that map names and shapes of weights between Hugging Face ("theirs") and this package ("ours").
 
     Rule("encoder.blocks.0.mixer.query_key_value.weight", ("q.weight", "k.weight", "v.weight"), Stacked())
 
-`join` makes our tensor of theirs, `split` theirs of ours. An architecture is a list of such rules: what is in no rule
-is refused, whichever way it goes.
+`join` builds our tensor from theirs, `split` builds theirs from ours. An architecture is a list of such rules. A tensor
+without a rule is refused in both directions.
 """
 
 from abc import ABC, abstractmethod
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from allyouneed.errors import FolderError
 
-ZERO_PROBABILITY_LOGIT = -1e4  # a logit that has no probability: exp(-1e4) is 0 in float32 and float64
+ZERO_PROBABILITY_LOGIT = -1e4  # exp(-1e4) is 0 in float32 and float64
 
 
 class TensorMap(ABC):
-    """How some tensors of theirs are one of ours."""
+    """A map between several tensors of theirs and one of ours."""
 
     @abstractmethod
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours."""
+        """Return our tensor."""
 
     @abstractmethod
     def split(self, ours: Tensor, count: int) -> list[Tensor]:
-        """Theirs."""
+        """Return their tensors."""
 
 
 class Same(TensorMap):
-    """The same numbers in the same order."""
+    """The identity."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         return theirs[0]
@@ -41,7 +41,7 @@ class Same(TensorMap):
 
 
 class Transposed(TensorMap):
-    """Their layers multiply from the other side."""
+    """A transposition: their layers multiply from the other side."""
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         return theirs[0].T
@@ -52,9 +52,9 @@ class Transposed(TensorMap):
 
 @dataclass(frozen=True)
 class Stacked(TensorMap):
-    """Rows of several of theirs below each other; each may be scaled on its way in."""
+    """Their tensors concatenated along the rows, each scaled optionally."""
 
-    rows: Sequence[int]  # of each of theirs
+    rows: Sequence[int]  # number of rows of each of theirs
     scales: Sequence[float] = ()
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -68,7 +68,7 @@ class Stacked(TensorMap):
 
 @dataclass(frozen=True)
 class Interleaved(TensorMap):
-    """Theirs stands head by head, each with query, key and value; ours has all queries, all keys, all values."""
+    """Theirs is grouped by head (query, key, value each); ours has all queries, then all keys, then all values."""
 
     heads: int
 
@@ -81,7 +81,7 @@ class Interleaved(TensorMap):
 
 @dataclass(frozen=True)
 class After(TensorMap):
-    """Their table has rows in front that nobody reads."""
+    """Their table starts with unused rows."""
 
     skipped: int
 
@@ -94,7 +94,7 @@ class After(TensorMap):
 
 @dataclass(frozen=True)
 class Nothing(TensorMap):
-    """Zeros that theirs does not have."""
+    """Zeros, without a tensor of theirs."""
 
     shape: tuple[int, ...]
 
@@ -107,23 +107,23 @@ class Nothing(TensorMap):
 
 @dataclass(frozen=True)
 class Rows:
-    """Which of their tokens each of our ids is (None: none of them), and which ids of ours must never be said.
+    """Their token for each of our ids (None if there is none), and our ids that must never be generated.
 
-    An id of ours that has no token of its own in theirs (two of our special ids may be one of theirs) has a logit
-    without probability, so that all others keep theirs.
+    Two of our special ids may be one token of theirs. The second one gets a logit with zero probability, so that all
+    other probabilities stay the same.
     """
 
     theirs: Sequence[int | None]
     hidden: frozenset[int] = frozenset()
-    size: int = 0  # how many tokens theirs has
-    classes: int = 0  # how many answers there are that are no tokens
+    size: int = 0  # number of their tokens
+    classes: int = 0  # number of output classes, if the outputs are not tokens
 
     def table(self, scale: float = 1.0) -> "TensorMap":
-        """For embeddings: one row a token."""
+        """Return the map of an embedding: one row per token."""
         return _Table(self, scale)
 
     def bias(self, as_row: bool = False) -> "TensorMap":
-        """For a number a token (`as_row`: theirs is a matrix of one row); ours has one if some id is hidden."""
+        """Return the map of an output bias (`as_row`: theirs has shape (1, V)); ours has one if an id is hidden."""
         return _Bias(self, as_row)
 
     def _ours(self, tensor: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Rows:
         return padded[[-1 if token is None else token for token in self.theirs]]
 
     def _theirs(self, tensor: Tensor) -> Tensor:
-        """A token of theirs has the row of the id that may be said."""
+        """Return the rows by their tokens, taken from the ids that may be generated."""
         place = {token: ours for ours, token in enumerate(self.theirs) if token is not None and ours not in self.hidden}
         return tensor[[place[token] for token in range(self.size)]]
 
@@ -168,7 +168,7 @@ class _Bias(TensorMap):
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours."""
+    """The rule for one tensor of ours."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -176,7 +176,7 @@ class Rule:
 
 
 def layer(ours: str, theirs: str, *, bias: bool = True, mapping: TensorMap | None = None) -> list[Rule]:
-    """Weight and bias of a layer or a norm with the same numbers."""
+    """Return the rules for the weight and bias of a layer or norm."""
     names = ("weight", "bias") if bias else ("weight",)
     return [Rule(f"{ours}.{name}", (f"{theirs}.{name}",), mapping or Same()) for name in names]
 
@@ -184,14 +184,14 @@ def layer(ours: str, theirs: str, *, bias: bool = True, mapping: TensorMap | Non
 def stacked(
     ours: str, theirs: Sequence[str], rows: Sequence[int], *, bias: bool = True, scales: Sequence[float] = ()
 ) -> list[Rule]:
-    """A layer that is several of theirs."""
+    """Return the rules for a layer that is several layers of theirs."""
     names = ("weight", "bias") if bias else ("weight",)
     mapping = Stacked(tuple(rows), tuple(scales))
     return [Rule(f"{ours}.{name}", tuple(f"{one}.{name}" for one in theirs), mapping) for name in names]
 
 
 def join_all(rules: Iterable[Rule], theirs: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
-    """Our tensors; a weight that is missing or left over is refused by its name."""
+    """Return our tensors. Raise FolderError with the name of a missing or unexpected tensor."""
     left, ours = dict(theirs), {}
     for rule in rules:
         found = []
@@ -203,14 +203,14 @@ def join_all(rules: Iterable[Rule], theirs: Mapping[str, Tensor], where: object)
             ours[rule.ours] = rule.mapping.join(found).contiguous()
         except (RuntimeError, IndexError, ValueError, FolderError) as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(rule.theirs, found, strict=True))
-            raise FolderError(f"{where}: the shapes do not fit the config: {shapes} ({error})") from None
+            raise FolderError(f"{where}: shapes do not match the config: {shapes} ({error})") from None
     for name in sorted(left):
-        raise FolderError(f"{where}: tensor {name} is no part of this architecture")
+        raise FolderError(f"{where}: tensor {name} is not part of this architecture")
     return ours
 
 
 def split_all(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors."""
+    """Yield the names and values of their tensors."""
     for rule in rules:
         if rule.theirs:
             yield from zip(rule.theirs, rule.mapping.split(ours[rule.ours], len(rule.theirs)), strict=True)

@@ -1,4 +1,4 @@
-"""Our vocabulary as a tokeniser of theirs: tokenizer.json with control tokens, and which of them plays which part."""
+"""Converts our vocabulary to a Hugging Face tokenizer: tokenizer.json with control tokens and their roles."""
 
 import json
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ PARTS = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
 
 @dataclass(frozen=True)
 class Tokens:
-    """Which token of theirs is which."""
+    """The map from our ids to their tokens."""
 
     rows: Rows
     roles: dict[int, int | None]  # of our four special ids
 
     def numbers(self, config: Any) -> Tree:
-        """The fields of a config that name special tokens."""
+        """Return the config fields that name special tokens."""
         found: Tree = {f"{part}_token_id": self.roles[ours] for part, ours in PARTS.items() if part != "unk"}
         if isinstance(config, EncoderDecoderConfig):
             found |= {"decoder_start_token_id": self.roles[BOS]}
@@ -31,7 +31,7 @@ class Tokens:
 
 
 def tokenizer_files(codec: Codec, tokens: Tokens, config: Any) -> dict[str, Tree]:
-    """tokenizer.json and tokenizer_config.json."""
+    """Return tokenizer.json and tokenizer_config.json."""
     tokenizer = codec.source or codec.target
     assert tokenizer is not None
     tree = json.loads(tokenizer.to_json())
@@ -62,7 +62,7 @@ def tokenizer_files(codec: Codec, tokens: Tokens, config: Any) -> dict[str, Tree
 
 
 def _template(codec: Codec, tokens: Tokens, names: dict[int, str], config: Any) -> Tree:
-    """What stands before and behind a text: the frame of a source; BOS before what a language model goes on from."""
+    """Return the template around a text: the frame of a source, or BOS before the prompt of a language model."""
     sides = codec.framing if codec.source is not None else ((BOS,), ())
     numbers = [[_token(tokens, ours) for ours in side] for side in sides]
     before, behind = ([{"SpecialToken": {"id": names[n], "type_id": 0}} for n in side] for side in numbers)
@@ -78,5 +78,5 @@ def _template(codec: Codec, tokens: Tokens, names: dict[int, str], config: Any) 
 
 def _token(tokens: Tokens, ours: int) -> int:
     number = tokens.roles[ours] if ours in tokens.roles else tokens.rows.theirs[ours]
-    assert number is not None, "what frames a text is a token"
+    assert number is not None, "the frame of a text consists of tokens"
     return number

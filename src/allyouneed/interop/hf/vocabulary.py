@@ -1,12 +1,12 @@
-"""Their tokeniser as one of ours, and which token of theirs each of our ids is.
+"""Converts a Hugging Face tokenizer to ours, and maps our ids to their tokens.
 
-Our ids 0 to 3 are PAD, BOS, EOS and UNK in every vocabulary; their special tokens have any numbers, and one token may
-play several parts (Marian begins with its padding, GPT-2 begins and ends with the same token). So ids are renumbered:
-first the four, then all others in their order. A part that has no token of its own gets a row of its own: a copy of the
-token it is, whose logit has no probability. All probabilities and all searches stay what they were.
+Our ids 0 to 3 are PAD, BOS, EOS and UNK in every vocabulary. Their special tokens have arbitrary ids, and one token may
+have several roles (Marian starts with its padding token, GPT-2 starts and ends with the same token). So ids are
+renumbered: first the four, then all others in order. A role without a token of its own gets an extra row: a copy of the
+token in that role, whose logit has zero probability. All probabilities and searches stay the same.
 
-Special tokens are never read out of text here: a text that spells one stays a text. Their names get blanks inside,
-which no piece of text has.
+Special tokens are never recognised in text: a text that spells one stays text. Their names contain spaces, which no
+token of text contains.
 """
 
 import json
@@ -33,54 +33,54 @@ KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 
 @dataclass(frozen=True)
 class Parts:
-    """Which of their tokens plays which part; None: none of them."""
+    """Their token for each role; None if there is none."""
 
     pad: int | None
-    begin: int | None  # what a decoder is given first, or what stands before a text that is classified
+    begin: int | None  # a decoder's first input, or the token before a text to classify
     end: int | None
     unknown: int | None
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids, theirs and ours."""
+    """The tokenizer, and the map between their ids and ours."""
 
     tokenizer: Tokenizer
     rows: Rows
-    ours: Mapping[int, int]  # of each of their tokens
+    ours: Mapping[int, int]  # by their token
 
 
 class ForeignTokenizer:
-    """tokenizer.json as it came."""
+    """tokenizer.json as imported."""
 
     def __init__(self, tree: dict[str, Any], where: object) -> None:
         self.where = where
         model, added = tree.get("model"), tree.get("added_tokens", [])
         if not isinstance(model, dict) or not isinstance(added, list):
-            raise FolderError(f"{where}: not a tokeniser")
+            raise FolderError(f"{where}: not a tokenizer")
         try:
             self.library = Library.from_str(json.dumps(tree))
-            self.tree = tree = json.loads(self.library.to_str())  # old forms of parts become new ones
+            self.tree = tree = json.loads(self.library.to_str())  # upgrades old formats
             check_pipeline(tree)
             added = tree["added_tokens"]
             self.names = {number: name for name, number in self.library.get_vocab(with_added_tokens=True).items()}
             self.added = {int(one["id"]): (str(one["content"]), bool(one.get("special"))) for one in added}
         except (KeyboardInterrupt, MemoryError):
             raise
-        except BaseException as error:  # the library raises bare Exception, and panics are not even that
+        except BaseException as error:  # the library raises bare Exception, and its panics are BaseException
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FolderError(f"{where}: not a tokeniser: {reason}") from None
+            raise FolderError(f"{where}: not a tokenizer: {reason}") from None
         self.kind = type(self.library.model).__name__
         if self.kind not in KINDS:
             raise FolderError(f"{where}: a model of kind {self.kind}; should be one of {', '.join(KINDS)}")
         if any(number < 0 or number > 1 << 24 for number in self.names):
-            raise FolderError(f"{where}: ids should lie between 0 and {1 << 24:,}")
-        # Rows of a batch are padded and cut here, not there.
+            raise FolderError(f"{where}: ids should be between 0 and {1 << 24:,}")
+        # We pad and truncate batches ourselves.
         self.library.no_padding()
         self.library.no_truncation()
 
     def unknown(self, settings: Mapping[str, Any]) -> int | None:
-        """The id of what is unknown; if the pieces know none, that of `unk_token` of tokenizer_config.json."""
+        """Return the id of the unknown token, from the model or else from `unk_token` in tokenizer_config.json."""
         model, named = self.tree["model"], settings.get("unk_token")
         if self.kind == "Unigram" and model.get("unk_id") is not None:
             return int(model["unk_id"])
@@ -88,24 +88,26 @@ class ForeignTokenizer:
         return self.library.token_to_id(name) if isinstance(name, str) else None
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The ids that its template puts before and behind a text."""
+        """Return the ids that its template puts before and after a text."""
         whole = self.library.encode(PROBES[0], add_special_tokens=True).ids
         bare = self.library.encode(PROBES[0], add_special_tokens=False).ids
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
-        raise FolderError(f"{self.where}: post_processor: does more than to put tokens before and behind a text")
+        raise FolderError(
+            f"{self.where}: post_processor: does more than add tokens before and after a text, which is not supported"
+        )
 
 
 def renumber(tokenizer: ForeignTokenizer, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
-    """Their vocabulary of `size` tokens in our numbers. `classes`: how many answers there are that are no tokens."""
+    """Renumber their vocabulary of `size` tokens. `classes`: number of output classes, if outputs are not tokens."""
     special = [parts.pad, parts.begin, parts.end, parts.unknown]
     for number in [*(number for number in special if number is not None), *tokenizer.names]:
         if not 0 <= number < size:
             raise FolderError(f"{tokenizer.where}: id {number}, but the model has {size:,} tokens")
     taken = set(special)
     theirs = [*special, *(number for number in range(size) if number not in taken)]
-    # A token that plays several parts can be said in one of them only: as the end of a text, if it is one.
+    # A token with several roles can be generated in one of them only: as EOS if that is one.
     owner: dict[int | None, int] = {}
     for ours in (EOS, UNK, PAD, BOS):
         if theirs[ours] is not None:
@@ -121,7 +123,7 @@ def renumber(tokenizer: ForeignTokenizer, parts: Parts, size: int, classes: int 
 
 
 def _names(tokenizer: ForeignTokenizer, theirs: Sequence[int | None]) -> list[str]:
-    """The names of our ids, up to the last that has one."""
+    """Return the names of our ids, up to the last one with a name."""
     names = list(SPECIALS)
     named = max((ours for ours, number in enumerate(theirs) if number in tokenizer.names), default=-1)
     for number in theirs[len(SPECIALS) : named + 1]:
@@ -129,12 +131,12 @@ def _names(tokenizer: ForeignTokenizer, theirs: Sequence[int | None]) -> list[st
         name, special = tokenizer.added.get(number, (tokenizer.names.get(number), False))
         names.append(control_name(f"unused {number}" if name is None else name) if special or name is None else name)
     if len(set(names)) != len(names):
-        raise FolderError(f"{tokenizer.where}: two tokens have one name")
+        raise FolderError(f"{tokenizer.where}: two tokens have the same name")
     return names
 
 
 def _rewritten(tokenizer: ForeignTokenizer, names: Sequence[str], ours_of: Mapping[int, int]) -> dict[str, Any]:
-    """tokenizer.json in our numbers: control tokens are no longer looked for in text, and nothing is added to it."""
+    """Return tokenizer.json with our ids, without recognising control tokens in text or adding tokens."""
     tree = {**tokenizer.tree, "post_processor": None, "truncation": None, "padding": None}
     tree["added_tokens"] = [
         {**one, "id": ours_of[one["id"]]} for one in tokenizer.tree.get("added_tokens", []) if not one.get("special")
@@ -158,12 +160,14 @@ def _rewritten(tokenizer: ForeignTokenizer, names: Sequence[str], ours_of: Mappi
 
 
 def _compare(theirs: ForeignTokenizer, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
-    """Texts must have the same tokens in both, and no text may be a control token."""
+    """Raise FolderError if a text gets different tokens, or if a text can spell a control token."""
     for text in PROBES:
         right = [ours_of[number] for number in theirs.library.encode(text, add_special_tokens=False).ids]
         if made.encode(text) != right:
-            raise FolderError(f"{theirs.where}: cannot be renumbered: {text!r} would have other tokens")
+            raise FolderError(f"{theirs.where}: cannot be renumbered: {text!r} would get different tokens")
     controls = sorted(made.controls - {UNK})
     for number in [*controls[:8], *controls[-8:]]:
         if number in made.encode(next(name for name, ours in made.vocabulary.items() if ours == number)):
-            raise FolderError(f"{theirs.where}: a text can spell its token {number}; its pieces should hold no blanks")
+            raise FolderError(
+                f"{theirs.where}: a text can spell its token {number}; tokens of text should not contain spaces"
+            )

@@ -1,7 +1,7 @@
-"""Does a written graph compute what our model computes? Both run, on random ids and on texts of the task.
+"""Checks that an exported graph computes what our model computes, on random ids and on texts of the task.
 
-- The whole sequence at once, all rows of a batch together: logits must agree to `CLOSE`.
-- Token by token through the state, as decoding does: the same logits again.
+- Whole sequences in a batch: logits must agree to `CLOSE`.
+- Token by token through the state, as in decoding: the same logits again.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from allyouneed.models import Model
 from allyouneed.models.encoder_decoder import EncoderDecoder
 
 CLOSE = 1e-3  # of logits; float32 of a few layers differs by 1e-6 to 1e-5
-Prompt = tuple[list[int] | None, list[int]]  # a source, if the model has one; and what the decoder is given
+Prompt = tuple[list[int] | None, list[int]]  # a source, if the model has one, and the decoder's input
 
 
-class Written:
-    """A folder, opened with onnxruntime."""
+class ExportedModel:
+    """A folder opened with onnxruntime."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -34,13 +34,13 @@ class Written:
             path = folder / name
             if not path.exists():
                 return None
-            # Its bytes: a path may hold what is no text, which onnxruntime does not take.
+            # Pass bytes: onnxruntime does not accept paths that are not valid text.
             return onnxruntime.InferenceSession(path.read_bytes(), options, ["CPUExecutionProvider"])
 
         self._encoder, self._decoder = opened("encoder.onnx"), opened("decoder.onnx")
 
     def start(self, sources: Sequence[list[int]] | None, rows: int) -> dict[str, Any]:
-        """What the first step needs beside its tokens."""
+        """Return the inputs of the first step except its tokens."""
         state: dict[str, Any] = {}
         if sources is not None:
             source_BS, mask_BS = pad_right(sources, torch.device("cpu"))
@@ -57,7 +57,7 @@ class Written:
         return state
 
     def step(self, tokens: Sequence[Sequence[int]], state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Logits (B, T, V), and what the next step needs."""
+        """Return the logits (B, T, V), and the inputs of the next step."""
         names = [one.name for one in self._decoder.get_outputs()]
         found = dict(zip(names, self._decoder.run(None, {"tokens": np.asarray(tokens), **state}), strict=True))
         logits = found.pop("logits")
@@ -67,18 +67,18 @@ class Written:
 def check_folder(
     folder: Path, model: Model, prompts: Sequence[Prompt], report: ReportProgress = no_progress
 ) -> list[str]:
-    """Refuses a folder that disagrees; else says how far it agrees."""
-    written, furthest, done = Written(folder), 0.0, 0
+    """Raise FolderError if the folder disagrees; else return notes on the agreement."""
+    exported, furthest, done = ExportedModel(folder), 0.0, 0
     for length in {len(tokens) for _, tokens in prompts}:
-        some = [one for one in prompts if len(one[1]) == length]  # rows of one batch are equally long
+        some = [one for one in prompts if len(one[1]) == length]  # rows of a batch have equal length
         tokens = [tokens for _, tokens in some]
         sources = [source for source, _ in some if source is not None]
         expected = _logits(model, sources, tokens)
-        state = written.start(sources or None, len(some))
-        whole, _ = written.step(tokens, state)
+        state = exported.start(sources or None, len(some))
+        whole, _ = exported.step(tokens, state)
         single = []
         for place in range(length):
-            logits, state = written.step([[row[place]] for row in tokens], state)
+            logits, state = exported.step([[row[place]] for row in tokens], state)
             single.append(logits)
         for found in (whole, np.concatenate(single, axis=1)):
             gap = float(np.abs(found - expected).max())

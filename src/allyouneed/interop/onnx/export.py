@@ -25,12 +25,12 @@ CARD = "README.md"
 
 
 def export_folder(bundle: Bundle, out: Path, report: ReportProgress = no_progress) -> list[str]:
-    """Writes the folder; gives what a person should know about it."""
+    """Write the folder and return notes for the user."""
     require_safe_output(out, bundle.path, "onnx")
     if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install 'allyouneed[onnx]'")
     if bundle.codec.classes is not None or bundle.codec.target is None:
-        raise ConfigError("onnx: a model that answers with classes cannot be exported; one that answers with text can")
+        raise ConfigError("onnx: a model that outputs classes cannot be exported; one that outputs text can")
     graphs = graphs_of(bundle.model)
     with new_folder(out) as folder:
         for name, graph in graphs.items():
@@ -38,14 +38,14 @@ def export_folder(bundle: Bundle, out: Path, report: ReportProgress = no_progres
         texts = task_texts(bundle)
         report(0.0, stage_name(texts))
         notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), report)
-        notes += shortlist_note(bundle, "the graphs give the logits of all words")
+        notes += shortlist_note(bundle, "the graphs compute the logits of all words")
         bundle.codec.save(folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
     return notes if texts else [*notes, NO_TEXTS]
 
 
 def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
-    """Random sequences, and texts of the task with what our model says to them."""
+    """Return random sequences, and texts of the task with our model's outputs."""
     model, codec = bundle.model, bundle.codec
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
@@ -66,14 +66,14 @@ def prompts_of(bundle: Bundle, texts: list[str]) -> list[Prompt]:
 
 
 def card(bundle: Bundle) -> str:
-    """README.md: what it is, and a program that runs it."""
+    """Return README.md: a description, and a program that runs the model."""
     about = str(bundle.recipe.get("about", ""))
     return f"""# A model for ONNX runtimes
 
 {about}
 
-Written by allyouneed {__version__}; `pip install onnxruntime tokenizers numpy` is all it needs. Its state is in the
-open: what `decoder.onnx` gives as `present_*` it wants as `past_*` in the next step. Run this (greedy search) in the
+Written by allyouneed {__version__}; `pip install onnxruntime tokenizers numpy` is all it needs. Its state is
+explicit: pass the outputs `present_*` of `decoder.onnx` as `past_*` in the next step. Run this (greedy search) in the
 folder:
 
 ```python
@@ -81,19 +81,18 @@ folder:
 """
 
 
-def _program(bundle: Bundle) -> str:
-    codec, paired, room = bundle.codec, isinstance(bundle.model, EncoderDecoder), bundle.model.longest
-    one_file = codec.source is codec.target or codec.source is None
-    target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
+def _program_start(bundle: Bundle) -> tuple[str, str]:
+    """Return the lines that read a text, and those that limit the output."""
+    codec, paired, positions = bundle.codec, isinstance(bundle.model, EncoderDecoder), bundle.model.longest
     before, behind = (list(side) for side in codec.framing)
     ids = "source.encode(text, add_special_tokens=False).ids"
     text = " + ".join([*([str(before)] if before else []), ids, *([str(behind)] if behind else [])])
     check, limit = "", ""
-    if room is not None:  # what is said last needs no position
-        check = f"""    if {"given.shape[1]" if paired else "len(tokens)"} > {room}:
-        sys.exit("a text has more than {room} tokens: this model has learnt no more positions")
+    if positions is not None:  # the last token needs no position
+        check = f"""    if {"given.shape[1]" if paired else "len(tokens)"} > {positions}:
+        sys.exit("a text has more than {positions} tokens: this model has no more learned positions")
 """
-        limit = f"    longest = min(longest, {room + 1} - len(tokens))\n"
+        limit = f"    longest = min(longest, {positions + 1} - len(tokens))\n"
     if paired:
         start = f"""    given = np.array([{text}])
 {check}    valid = np.ones(given.shape, bool)
@@ -104,6 +103,15 @@ def _program(bundle: Bundle) -> str:
     else:
         prompt = f"[{BOS}] + {ids}" if codec.source is None else f"{text} + [{BOS}]"
         start = f"    state, tokens = {{}}, {prompt}\n{check}"
+    return start, limit
+
+
+def _program(bundle: Bundle) -> str:
+    """Return the program of the README: greedy search with onnxruntime."""
+    codec, paired = bundle.codec, isinstance(bundle.model, EncoderDecoder)
+    one_file = codec.source is codec.target or codec.source is None
+    target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
+    start, limit = _program_start(bundle)
     said = 'answer(line.rstrip("\\n"))'
     if codec.source is not None:
         said += ' if line.strip() else ""'
@@ -129,12 +137,12 @@ def answer(text, longest=100):
         logits, *present = decoder.run(None, {{"tokens": np.array([tokens]), **state}})
         names = [one.name.replace("present", "past") for one in decoder.get_outputs()[1:]]
         state |= dict(zip(names, present))
-        token = int(logits[0, -1, {EOS}:].argmax()) + {EOS}  # padding and begin-of-text are never said
+        token = int(logits[0, -1, {EOS}:].argmax()) + {EOS}  # never padding or begin-of-text
         if token == {EOS}:
             break
         said.append(token)
         tokens = [token]
-    named = [(token, target.id_to_token(token)) for token in said]  # a model may have room for more than there is
+    named = [(token, target.id_to_token(token)) for token in said]  # a model may have unused ids
     words = [token for token, name in named if name and not name.startswith("< ")]
     return target.decode(words, skip_special_tokens=False)
 

@@ -1,4 +1,4 @@
-"""A graph of ONNX operations under construction: each operation is a call that gives the name of its result."""
+"""Builds a graph of ONNX operations: each operation is a call that returns the name of its result."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,40 +7,40 @@ import numpy as np
 from torch import Tensor
 
 OPSET = 20  # Gelu
-FLOAT, INT32 = 1, 6  # TensorProto.FLOAT, TensorProto.INT32: what a Cast is told
-Shape = Sequence[int | str]  # a name is a length that may change from call to call
+FLOAT, INT32 = 1, 6  # TensorProto.FLOAT, TensorProto.INT32: targets of Cast
+Shape = Sequence[int | str]  # a name is a dynamic length
 
 
 class Graph:
-    """Nodes in the order in which they were asked for; a weight that is used twice is kept once."""
+    """Nodes in order of creation; a weight that is used twice is stored once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
-        self._known: dict[int, tuple[Tensor, str]] = {}  # weights, held so that no other takes their id
+        self._known: dict[int, tuple[Tensor, str]] = {}  # keeps weights alive, so that ids stay unique
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
 
     def input(self, name: str, kind: type, shape: Shape) -> str:
-        """Something that the caller gives."""
+        """Add an input."""
         self._inputs.append(_described(name, kind, shape))
         return name
 
     def output(self, value: str, name: str, kind: type, shape: Shape) -> None:
-        """Something that the caller gets."""
+        """Add an output."""
         self._add("Identity", [value], [name])
         self._outputs.append(_described(name, kind, shape))
 
     def weight(self, tensor: Tensor) -> str:
-        """A tensor of the model."""
+        """Add a tensor of the model and return its name."""
         if id(tensor) not in self._known:
             array = tensor.detach().float().cpu().contiguous().numpy()
             self._known[id(tensor)] = tensor, self.constant(array)
         return self._known[id(tensor)][1]
 
     def constant(self, value: Any) -> str:
-        """A number or an array; whole numbers become int64, others float32."""
+        """Add a number or array; integers become int64, others float32."""
         array = np.asarray(value)
         array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32) if array.dtype != bool else array
         name = f"c{len(self._constants)}"
@@ -48,43 +48,43 @@ class Graph:
         return name
 
     def __call__(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """The result of an operation with one output."""
+        """Add an operation with one output."""
         return self.several(kind, *inputs, count=1, **attributes)[0]
 
     def several(self, kind: str, *inputs: str, count: int, **attributes: Any) -> list[str]:
-        """The results of an operation with several outputs."""
+        """Add an operation with several outputs."""
         names = [f"t{len(self._nodes)}_{place}" for place in range(count)]
         self._add(kind, list(inputs), names, **attributes)
         return names
 
     def size(self, value: str, axis: int) -> str:
-        """The length of an axis, as a number."""
+        """Return the length of an axis, as a scalar."""
         return self("Squeeze", self("Shape", value, start=axis, end=axis + 1))
 
     def counted(self, begin: str, end: str) -> str:
-        """begin, begin + 1 .. end - 1."""
+        """Return begin, begin + 1 .. end - 1."""
         return self("Range", begin, end, self.constant(1))
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """With new axes of length one."""
+        """Add axes of length one."""
         return self("Unsqueeze", value, self.constant(list(axes)))
 
     def reshape(self, value: str, *shape: int) -> str:
-        """0 keeps an axis, -1 takes what is left."""
+        """Reshape: 0 keeps an axis, -1 infers one."""
         return self("Reshape", value, self.constant(list(shape)))
 
     def parts(self, value: str, *widths: int) -> list[str]:
-        """Cut along the last axis."""
+        """Split along the last axis."""
         return self.several("Split", value, self.constant(list(widths)), count=len(widths), axis=-1)
 
     def model(self) -> Any:
-        """The finished graph, checked by the `onnx` package."""
+        """Return the finished graph, checked by the `onnx` package."""
         from onnx import checker, helper, numpy_helper
 
         constants = [numpy_helper.from_array(array, name) for name, array in self._constants.items()]
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, constants)
         version = helper.make_opsetid("", OPSET)
-        oldest = helper.find_min_ir_version_for([version])  # what older runtimes can read
+        oldest = helper.find_min_ir_version_for([version])  # for older runtimes
         model = helper.make_model(graph, opset_imports=[version], ir_version=oldest, producer_name="allyouneed")
         checker.check_model(model, full_check=True)
         return model

@@ -1,7 +1,7 @@
-"""Transformers as two graphs, their state in the open.
+"""Transformers as two ONNX graphs with explicit state.
 
     encoder.onnx   source (B, S), valid (B, S) -> for each decoder layer i: cross_i_*
-    decoder.onnx   tokens (B, T), for each layer i: past_i_*; and valid, cross_i_*, if there are
+    decoder.onnx   tokens (B, T), for each layer i: past_i_*; and valid, cross_i_*, if there is an encoder
                    -> logits (B, T, V), present_i_*
 
     mixer of a layer   past_i_* (present_i_* has P + T for P, cross_i_* has S)
@@ -10,15 +10,15 @@
     rnn, gru           h (B, D)
     lstm               h (B, D), c (B, D)
 
-A decoder alone has decoder.onnx only. The first step has P = 0 and zeros; what is `present` after one step is `past` in
-the next, and rows of a beam are rows of these tensors. Any number of tokens at a time: a prompt at once, then one by
-one. Padding is for sources, behind them; the rows of `tokens` are equally long.
+A decoder-only model has decoder.onnx only. The first step has P = 0 and zeros. The `present` of one step is the `past`
+of the next, and the rows of a beam are rows of these tensors. A step takes any number of tokens: a whole prompt, then
+one by one. Sources are padded at the end; the rows of `tokens` have equal length.
 
-Where no layer of a decoder has keys, nothing says how many tokens were read: if added positions need it, there is
-past_seen (B). Rows of such a decoder may have read different numbers of tokens.
+If no layer of a decoder has keys, their number does not tell how many tokens were read. If added positions need it,
+there is past_seen (B). Rows of such a decoder may have read different numbers of tokens.
 
-Added and rotary positions are in the graphs as tables of `TABLE` rows (or as many as were learnt); a runtime refuses
-longer sequences. The other schemes know no end.
+Added and rotary positions are tables of `TABLE` rows (or as many as were learned); a runtime refuses longer sequences.
+The other schemes have no maximum length.
 """
 
 from collections.abc import Callable
@@ -44,16 +44,16 @@ from allyouneed.models.parts.stack import Embedding, Stack
 from allyouneed.positions import Alibi, Learned, Rotary, ScorePosition, Shaw, T5Bias
 
 TABLE = 2048  # positions of sines and angles
-HIDDEN = -1e30  # the score of what may not be read
+HIDDEN = -1e30  # the score of masked positions
 KNOWN = MIXERS | {"linear": {"type", "heads", "bias"}, "rnn": {"type"}, "lstm": {"type"}, "gru": {"type"}}
-Kept = dict[str, str]  # what a step needs or gives, by its name outside
+Kept = dict[str, str]  # inputs and outputs of a step, by external name
 
 
 def graphs_of(model: Model) -> dict[str, Graph]:
-    """The files of a model and what they hold."""
+    """Return the graphs of a model by file name."""
     model = require_supported(model, "onnx", KNOWN)
     if isinstance(model, EncoderDecoder) and not len(model.decoder.blocks):
-        raise ConfigError("onnx: model.decoder_layers 0 cannot be expressed there; a source is read by one at least")
+        raise ConfigError("onnx: model.decoder_layers 0 is not supported; at least one layer must read the source")
     graphs = {"decoder.onnx": _decoder(model)}
     return {"encoder.onnx": _encoder(model), **graphs} if isinstance(model, EncoderDecoder) else graphs
 
@@ -98,7 +98,7 @@ def _decoder(model: EncoderDecoder | Decoder) -> Graph:
 
 
 def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -> "_Run":
-    """A run of the decoder: how many tokens came before is how many keys there are or, without keys, a number."""
+    """Start a run of the decoder. The number of earlier tokens is that of the keys or, without keys, an input."""
     new = g.size(tokens, 1)
     grown = next((name for name in kept if name.startswith("past_") and name.endswith("_key")), None)
     if grown is not None:
@@ -114,12 +114,12 @@ def _begin(g: Graph, model: EncoderDecoder | Decoder, tokens: str, kept: Kept) -
 
 
 def _mixers(stack: Stack, kind: str) -> list[nn.Module]:
-    """The self or the cross mixers of a stack, from the bottom up."""
+    """Return the self or the cross mixers of a stack, first layer first."""
     return [mixer for block in stack.blocks if (mixer := getattr(block, kind)) is not None]
 
 
 def _kept_by(mixer: nn.Module, length: str) -> dict[str, Shape]:
-    """What a mixer keeps of a past or a memory of some length."""
+    """Return the shapes of the state that a mixer keeps for a cache or memory of some length."""
     if isinstance(mixer, Softmax):
         widths = {"key": mixer.keys, "value": mixer.values}
         return {name: ["B", mixer.groups, length, width // mixer.groups] for name, width in widths.items()}
@@ -131,7 +131,7 @@ def _kept_by(mixer: nn.Module, length: str) -> dict[str, Shape]:
 
 
 class _Run:
-    """The operations of one graph: who stands where, who may read whom, and what is kept between calls."""
+    """The operations of one graph: positions, masks, and the state between calls."""
 
     def __init__(self, g: Graph, query_place: str, key_place: str, visible: str, kept: Kept) -> None:
         self.g, self.query_place, self.key_place, self.visible, self.kept = g, query_place, key_place, visible, kept
@@ -139,12 +139,12 @@ class _Run:
 
     @cached_property
     def _distance(self) -> str:
-        """How far each key is ahead of each query: (T, S)."""
+        """Return key position minus query position, (T, S)."""
         return self.g("Sub", self.g.unsqueeze(self.key_place, 0), self.g.unsqueeze(self.query_place, 1))
 
     @cached_property
     def _valid(self) -> str:
-        """What of a memory is real: (B, 1, 1, S)."""
+        """Return the mask of a memory, (B, 1, 1, S)."""
         return self.g.unsqueeze(self.kept["valid"], 1, 2)
 
     @cached_property
@@ -152,7 +152,7 @@ class _Run:
         return recurrent.lengths_of(self.g, self.kept["valid"])
 
     def embedding(self, layer: Embedding, tokens: str) -> str:
-        """Ids to vectors."""
+        """Embed ids."""
         g = self.g
         x = g("Gather", g.weight(layer.weight_VD), tokens)
         if layer.scale != 1:
@@ -164,14 +164,14 @@ class _Run:
         return x if layer.norm is None else self.norm(layer.norm, x)
 
     def stack(self, stack: Stack, x: str) -> str:
-        """All blocks in turn."""
+        """Apply all blocks."""
         for number, block in enumerate(stack.blocks):
             assert isinstance(block, Block)
             x = self.block(block, number, x)
         return self.norm(stack.norm, x)
 
     def block(self, block: Block, number: int, x: str) -> str:
-        """Mixer, cross mixer, feed-forward, each with its residual."""
+        """Apply mixer, cross mixer and feed-forward, each with its residual."""
         mixer, cross = block.mixer, block.cross
         x = self._residual(block, block.mixer_norm, x, lambda y: self.itself(mixer, number, y))
         if cross is not None:
@@ -184,7 +184,7 @@ class _Run:
         return self.norm(norm, x) if post else x
 
     def norm(self, layer: nn.Module, x: str) -> str:
-        """LayerNorm, RMSNorm, or none."""
+        """Apply LayerNorm, RMSNorm, or nothing."""
         g = self.g
         if isinstance(layer, nn.LayerNorm):
             return g("LayerNormalization", x, g.weight(layer.weight), g.weight(layer.bias), epsilon=layer.eps, axis=-1)
@@ -197,13 +197,13 @@ class _Run:
         return x
 
     def linear(self, layer: nn.Linear, x: str) -> str:
-        """x W^T + b."""
+        """Return x W^T + b."""
         g = self.g
         y = g("MatMul", x, g("Transpose", g.weight(layer.weight), perm=[1, 0]))
         return y if layer.bias is None else g("Add", y, g.weight(layer.bias))
 
     def feedforward(self, layer: FeedForward, x: str) -> str:
-        """W2 f(W1 x), perhaps with a gate."""
+        """Return W2 f(W1 x), optionally gated."""
         g, hidden = self.g, layer.outer.in_features
         x = self.linear(layer.inner, x)
         if layer.gated:
@@ -223,7 +223,7 @@ class _Run:
         return g("Gelu", x, approximate="tanh")
 
     def itself(self, mixer: nn.Module, number: int, x: str) -> str:
-        """A sequence that reads itself and, if it is causal, what is kept of its past."""
+        """Apply a self mixer to a sequence and, if causal, its cached state."""
         if isinstance(mixer, Softmax):
             return self._softmax(mixer, number, x)
         if isinstance(mixer, Linear):
@@ -269,7 +269,7 @@ class _Run:
         return self._look_up(mixer, query, key, value, bias, self.visible)
 
     def memory(self, mixer: nn.Module, number: int, x: str) -> str:
-        """A sequence that reads a memory."""
+        """Apply a cross mixer."""
         if isinstance(mixer, Linear):
             query = self.heads(self.linear(mixer.project.query, x), mixer.project.heads)
             y = recurrent.read(self.g, query, self.kept[f"cross_{number}_sum"])
@@ -280,7 +280,7 @@ class _Run:
         return self._look_up(mixer, query, key, value, None, self._valid)
 
     def remembered(self, mixer: nn.Module, x: str) -> list[str]:
-        """What a cross mixer makes of a memory, once."""
+        """Return what a cross mixer precomputes from a memory."""
         g = self.g
         if isinstance(mixer, Linear):
             project = mixer.project
@@ -294,11 +294,11 @@ class _Run:
         ]
 
     def heads(self, x: str, heads: int) -> str:
-        """(B, T, H K) -> (B, H, T, K)."""
+        """Split heads: (B, T, H K) -> (B, H, T, K)."""
         return self.g("Transpose", self.g.reshape(x, 0, 0, heads, -1), perm=[0, 2, 1, 3])
 
     def merged(self, x: str) -> str:
-        """(B, H, T, K) -> (B, T, H K)."""
+        """Merge heads: (B, H, T, K) -> (B, T, H K)."""
         return self.g.reshape(self.g("Transpose", x, perm=[0, 2, 1, 3]), 0, 0, -1)
 
     def _look_up(self, mixer: Softmax, query: str, key: str, value: str, bias: str | None, visible: str) -> str:
@@ -311,7 +311,7 @@ class _Run:
         return self.linear(mixer.output, self.merged(g("MatMul", alpha, value)))
 
     def _repeated(self, x: str, mixer: Softmax) -> str:
-        """(B, G, S, K) -> (B, H, S, K): each for the queries it serves."""
+        """Repeat key heads for their queries: (B, G, S, K) -> (B, H, S, K)."""
         g = self.g
         many = g.constant([1, 1, mixer.heads // mixer.groups, 1, 1])
         length = g("Shape", x, start=2, end=4)
@@ -329,7 +329,7 @@ class _Run:
         return g("Add", g("Mul", x, cos), g("Mul", g("Concat", right, left, axis=-1), sin))
 
     def _bias(self, position: ScorePosition, mixer: Softmax, query: str) -> str | None:
-        """What is added to scaled scores, broadcastable to (B, H, T, S)."""
+        """Return the bias of the scaled scores, broadcastable to (B, H, T, S)."""
         g = self.g
         if isinstance(position, Shaw):
             scaled = g("Mul", query, g.constant(mixer.scale))
@@ -338,7 +338,7 @@ class _Run:
             distance = g("Add", g("Clip", self._distance, g.constant(-position.clip), clip), clip)
             shape = g("Concat", g("Shape", query, start=0, end=2), g("Shape", self._distance), axis=0)
             return g("GatherElements", score, g("Expand", distance, shape), axis=-1)
-        if isinstance(position, Rotary):  # it has turned queries and keys
+        if isinstance(position, Rotary):  # queries and keys are rotated already
             return None
         if id(position) not in self._tables:
             self._tables[id(position)] = [self._by_distance(position)]
@@ -350,7 +350,7 @@ class _Run:
             slope = g.constant(_numbers(-position.slope_H[:, None, None]))
             return g("Mul", slope, g("Cast", g("Abs", self._distance), to=FLOAT))
         assert isinstance(position, T5Bias)
-        most = position.max_distance  # beyond it all distances are in the last bucket
+        most = position.max_distance  # larger distances share the last bucket
         bias_HR = position.bias_RH[position.bucket(torch.arange(-most, most + 1))].T
         place = g("Add", g("Clip", self._distance, g.constant(-most), g.constant(most)), g.constant(most))
         return g("Gather", g.constant(_numbers(bias_HR)), place, axis=1)

@@ -1,4 +1,4 @@
-"""One file for each family of architectures, and this table: `model_type` of config.json."""
+"""One file for each family of architectures, and a table of them by `model_type` of config.json."""
 
 from allyouneed.interop.hf.architectures.bart import BART, MARIAN, MBART, PEGASUS
 from allyouneed.interop.hf.architectures.base import Architecture

@@ -1,6 +1,6 @@
 """Marian, Pegasus, BART and mBART: the Transformer of 2017 with small differences.
 
-              norm    positions                        norm of embeddings
+              norm    positions                        embedding norm
     Marian    post    sinusoidal, sines first          no
     Pegasus   pre     sinusoidal, sines first          no
     BART      post    learned, from row 2 on           yes
@@ -25,25 +25,25 @@ from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.positions import LearnedConfig, Sinusoidal, SinusoidalConfig
 
-OFFSET = 2  # rows of a learned table that no position reads
+OFFSET = 2  # unused rows at the start of a learned table
 EPSILON = 1e-5
-WRITTEN_POSITIONS = 1024  # sines have no end, their table has
+WRITTEN_POSITIONS = 1024  # length of a written sinusoidal table
 
 
 @dataclass(frozen=True)
 class Style:
-    """What tells the four apart."""
+    """The differences between the four."""
 
     pre: bool
-    learned: bool  # and with a norm of embeddings
+    learned: bool  # learned positions and an embedding norm
 
 
 def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
-    """Settings."""
+    """Return our settings."""
     width, heads = fields.number("d_model"), fields.number("decoder_attention_heads")
     hidden = fields.number("decoder_ffn_dim")
     if fields.number("encoder_ffn_dim") != hidden:
-        raise FolderError(f"{fields.where}: encoder_ffn_dim and decoder_ffn_dim differ; blocks here have one width")
+        raise FolderError(f"{fields.where}: encoder_ffn_dim and decoder_ffn_dim differ; should be equal")
     longest = fields.number("max_position_embeddings", 1024)
     for flag, only in {
         "normalize_before": style.pre,
@@ -78,7 +78,7 @@ def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
 
 
 def write(config: EncoderDecoderConfig, style: Style) -> Tree:
-    """Settings."""
+    """Return their settings."""
     positions = config.positions
     encoder = softmax_of(config.encoder_stack())
     return {
@@ -100,7 +100,7 @@ def write(config: EncoderDecoderConfig, style: Style) -> Tree:
 
 
 def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     found = [
         Rule("source.weight_VD", ("model.shared.weight",), rows.table()),
         Rule("head.bias_V", ("final_logits_bias",), rows.bias(as_row=True)),
@@ -138,7 +138,7 @@ def _block(ours: str, theirs: str, width: int, crossing: bool) -> list[Rule]:
 
 
 def sines(config: EncoderDecoderConfig, length: int = WRITTEN_POSITIONS) -> dict[str, Tensor]:
-    """The tables of positions, which some files hold as if they were weights."""
+    """Return the sinusoidal tables, which some files contain as weights."""
     table_ND = Sinusoidal(config.width, halves=True).table(length, torch.device("cpu"))[:length]
     return {f"model.{side}.embed_positions.weight": table_ND.clone() for side in ("encoder", "decoder")}
 

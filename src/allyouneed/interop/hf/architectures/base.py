@@ -1,4 +1,4 @@
-"""What an architecture of theirs is to us: its settings and its weights, each in both directions."""
+"""A Hugging Face architecture: maps of its settings and weights, each in both directions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,41 +31,37 @@ class Architecture:
     """One `model_type`."""
 
     type: str
-    classes: tuple[str, ...]  # what `architectures` may name; the first is written where there is a choice
+    classes: tuple[str, ...]  # allowed in `architectures`; exports use the first
     read: Callable[[Fields, str], ModelConfig]  # settings of a class: theirs -> ours
-    rules: Callable[[Any, Rows], list[Rule]]  # weights, by our settings
-    write: Callable[[Any], Tree]  # settings: ours -> theirs; what they cannot say shows when they are read back
-    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # their weights in a form that rules can take
-    prefix: str = ""  # that weights may do without
+    rules: Callable[[Any, Rows], list[Rule]]  # weights, for our settings
+    write: Callable[[Any], Tree]  # settings: ours -> theirs; checked by reading them back
+    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # converts their weights for the rules
+    prefix: str = ""  # optional prefix of weight names
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor under several names
-    # A tied projection that is its own all the same where it is there and differs, whatever the config says.
+    # A projection that counts as untied if the file has it with other values, whatever the config says.
     parting: str | None = None
-    unused: tuple[str, ...] = ()  # ends of names of weights that its classes do not read
-    fixed: Callable[[Any], dict[str, Tensor]] = (
-        lambda config: {}
-    )  # weights that are no weights: they follow from settings
-    needs_fixed: bool = False  # whether theirs wants to find them in its file
-    framed: bool = False  # whether texts stand between special tokens of the tokeniser's template
-    rewrites: tuple[
-        str, ...
-    ] = ()  # changes of form (interop/hf/rewrites.py) that bring ours nearer before it is written
+    unused: tuple[str, ...] = ()  # suffixes of weights that its classes do not use
+    fixed: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # tensors in the file that follow from the settings
+    needs_fixed: bool = False  # exports must contain the fixed tensors
+    framed: bool = False  # the tokenizer's template adds special tokens around a text
+    rewrites: tuple[str, ...] = ()  # rewrites to apply before an export (interop/hf/rewrites.py)
 
 
 def softmax_of(config: StackConfig) -> SoftmaxConfig:
-    """The one mixer of a stack; refuses others."""
+    """Return the mixer of a stack. Raise ConfigError if it is not softmax."""
     mixer = config.mixer_of(0)
     if not isinstance(mixer, SoftmaxConfig):
-        raise ConfigError(f"model.mixer: {mixer.type}; softmax is needed")
+        raise ConfigError(f"model.mixer: {mixer.type}; should be softmax")
     return mixer
 
 
 def activation_of(config: StackConfig) -> str:
-    """Their name of a feed-forward function that is not gated."""
+    """Return their name of an ungated activation."""
     if config.feedforward not in THEIR_ACTIVATIONS:
-        raise ConfigError(f"model.feedforward: {config.feedforward}; one of {', '.join(THEIR_ACTIVATIONS)} is needed")
+        raise ConfigError(f"model.feedforward: {config.feedforward}; should be one of {', '.join(THEIR_ACTIVATIONS)}")
     return THEIR_ACTIVATIONS[config.feedforward]
 
 
 def epsilon_of(config: StackConfig) -> float:
-    """Of the norms."""
+    """Return the epsilon of the norms."""
     return config.epsilon or (1e-5 if config.normalisation == "layer" else 1e-6)

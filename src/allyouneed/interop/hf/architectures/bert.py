@@ -1,15 +1,15 @@
-"""BERT, Longformer and BigBird: post-norm encoders with segments, learned positions and a norm of embeddings.
+"""BERT, Longformer and BigBird: post-norm encoders with segments, learned positions and an embedding norm.
 
-What follows the encoder depends on the class that is named:
+The head depends on the class:
 
     ...Model                       tanh(U x_first + c): the pooler; no classes
     ...ForMaskedLM                 Norm(f(U x + c)) E^T + b for each position
     ...ForSequenceClassification   W tanh(U x_first + c) + b (BigBird: f instead of tanh)
     ...ForTokenClassification      W x + b for each position
 
-Longformer's first token is global where texts are classified, and none elsewhere, as is their default. BigBird's blocks
-drawn at random are drawn by our seed: theirs draws anew for each call in training, and reads block 0 in their stead
-otherwise.
+Longformer's first token is global for classification, and no token otherwise, which is the default of transformers.
+BigBird's random blocks are drawn from our seed. Transformers draws them anew for each call in training, and uses block
+0 instead at inference.
 """
 
 from functools import partial
@@ -35,12 +35,14 @@ HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassific
 
 
 def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
-    """Settings."""
+    """Return our settings."""
     head = name.removeprefix(NAMES[family])
     masked, classifies = head == "ForMaskedLM", head == "ForSequenceClassification"
     activation = fields.one_of("hidden_act", ACTIVATIONS, "gelu_new" if family == "big_bird" else "gelu")
     if family == "longformer" and masked and activation != "gelu":
-        raise FolderError(f"{fields.where}: hidden_act: its head for masked words has gelu whatever the layers have")
+        raise FolderError(
+            f"{fields.where}: hidden_act: its head for masked words always uses gelu, so the layers must too"
+        )
     fields.only("position_embedding_type", "absolute")
     fields.only("is_decoder", False)
     fields.only("add_cross_attention", False)
@@ -73,7 +75,7 @@ def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
 
 
 def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any:
-    """One mixer, or one for each layer where they differ."""
+    """Return one mixer, or a list with one for each layer if they differ."""
     heads = fields.number("num_attention_heads")
     mixers: list[MixerConfig] = [SoftmaxConfig(heads=heads)]
     if family == "longformer":
@@ -92,9 +94,9 @@ def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any
 
 
 def write(config: EncoderConfig) -> Tree:
-    """Settings, as BERT."""
+    """Return their settings, as a BERT."""
     if not isinstance(config.positions, LearnedConfig):
-        raise ConfigError(f"model.positions: {config.positions.type}; BERT's are learned")
+        raise ConfigError(f"model.positions: {config.positions.type}; should be learned, as in BERT")
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
@@ -110,14 +112,14 @@ def write(config: EncoderConfig) -> Tree:
 
 
 def class_of(config: EncoderConfig) -> str:
-    """Which class of BERT has such a head."""
+    """Return the class of BERT with this head."""
     if config.pool == "none":
         return "BertForMaskedLM" if config.tied else "BertForTokenClassification"
     return "BertForSequenceClassification"
 
 
 def rules(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     body = PREFIXES[family]
     offset = 1 + (rows.theirs[PAD] or 0) if family == "longformer" else 0
     found = [
@@ -194,7 +196,7 @@ def _architecture(family: Family) -> Architecture:
             "cls.predictions.bias": ("cls.predictions.decoder.bias",),
             "lm_head.bias": ("lm_head.decoder.bias",),
         },
-        # Numbers of positions, and heads that the class does not have.
+        # Position ids, and heads that this class does not have.
         unused=(
             "embeddings.position_ids",
             "embeddings.token_type_ids",

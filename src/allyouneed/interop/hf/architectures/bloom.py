@@ -1,4 +1,4 @@
-"""BLOOM: a pre-norm decoder with ALiBi and a norm of embeddings. Its queries, keys and values stand head by head."""
+"""BLOOM: a pre-norm decoder with ALiBi and an embedding norm. Queries, keys and values are grouped by head."""
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError
@@ -11,14 +11,14 @@ from allyouneed.positions import AlibiConfig
 
 
 def read(fields: Fields, name: str) -> DecoderConfig:
-    """Settings."""
-    # Old files name the same things otherwise.
+    """Return our settings."""
+    # Old files use other names for the same fields.
     width = fields.number("hidden_size", fields.get("n_embed"))
     layers = fields.layers("n_layer", fields.get("num_hidden_layers"))
     heads = fields.number("n_head", fields.get("num_attention_heads"))
     fields.only("apply_residual_connection_post_layernorm", False)
     fields.number("vocab_size")
-    # How a model was cut over devices, and exactness on them; the numbers are the same.
+    # Sharding over devices, and its precision; the weights are the same.
     fields.ignore(["pretraining_tp", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi"])
     fields.ignore(["attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "seq_length"])
     return DecoderConfig(
@@ -38,10 +38,12 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Settings."""
+    """Return their settings."""
     mixer = softmax_of(config)
     if config.hidden != 4 * config.width:
-        raise ConfigError(f"model.hidden: {config.hidden}; BLOOM's is 4 times the width: {4 * config.width}")
+        raise ConfigError(
+            f"model.hidden: {config.hidden}; should be 4 times the width, as in BLOOM: {4 * config.width}"
+        )
     return {
         "hidden_size": config.width,
         "n_layer": config.layers,
@@ -53,7 +55,7 @@ def write(config: DecoderConfig) -> Tree:
 
 
 def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     found = [
         Rule("target.weight_VD", ("transformer.word_embeddings.weight",), rows.table()),
         *layer("target.norm", "transformer.word_embeddings_layernorm"),

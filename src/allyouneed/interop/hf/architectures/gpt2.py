@@ -1,4 +1,4 @@
-"""GPT-2: a pre-norm decoder with learned positions. Its layers keep their weights transposed."""
+"""GPT-2: a pre-norm decoder with learned positions. Its layers store their weights transposed."""
 
 from allyouneed.config import Tree
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, epsilon_of, softmax_of
@@ -10,13 +10,13 @@ from allyouneed.positions import LearnedConfig
 
 
 def read(fields: Fields, name: str) -> DecoderConfig:
-    """Settings."""
+    """Return our settings."""
     width = fields.number("n_embd")
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
     fields.number("vocab_size")
-    # The last five are of a head that a language model does not have; the others say how to compute, not what.
+    # The last five configure a head that a language model lacks; the others affect how, not what, it computes.
     fields.ignore(["reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj", "summary_activation"])
     fields.ignore(["summary_proj_to_labels"])
     return DecoderConfig(
@@ -35,7 +35,7 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Settings."""
+    """Return their settings."""
     assert isinstance(config.positions, LearnedConfig)
     return {
         "n_embd": config.width,
@@ -53,7 +53,7 @@ def write(config: DecoderConfig) -> Tree:
 
 
 def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     found = [
         Rule("target.weight_VD", ("transformer.wte.weight",), rows.table()),
         Rule("target.position.table_ND", ("transformer.wpe.weight",)),

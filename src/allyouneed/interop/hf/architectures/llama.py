@@ -13,14 +13,14 @@ from allyouneed.positions import RotaryConfig
 
 
 def read(fields: Fields, name: str, biased: bool | None) -> DecoderConfig:
-    """Settings. `biased`: whether queries, keys and values have biases (None: a field says so)."""
+    """Return our settings. `biased`: queries, keys and values have biases (None: read it from a field)."""
     width, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
     key_heads, own = fields.number("num_key_value_heads", heads), fields.number("head_dim", max(1, width // heads))
     fields.one_of("hidden_act", {"silu": None, "swish": None}, "silu")
     fields.only("pretraining_tp", 1)
     if name.startswith("Mistral"):
         fields.only("sliding_window", None)
-    for size in ("vocab_size", "max_position_embeddings"):  # rotary positions have no end
+    for size in ("vocab_size", "max_position_embeddings"):  # rotary positions have no maximum
         fields.number(size)
     return DecoderConfig(
         width=width,
@@ -46,7 +46,7 @@ def read(fields: Fields, name: str, biased: bool | None) -> DecoderConfig:
 
 
 def _base(fields: Fields) -> float:
-    """The base of the angles; scaled or partial angles are refused."""
+    """Return the base of the angles. Raise FolderError for scaled or partial angles."""
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
     base = fields.real("rope_theta", 10000.0)
     for what, tree in (("rope_scaling", old), ("rope_parameters", new)):
@@ -64,10 +64,10 @@ def _base(fields: Fields) -> float:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Settings, as Llama."""
+    """Return their settings, as a Llama."""
     mixer = softmax_of(config)
     if config.feedforward != "swiglu":
-        raise ConfigError(f"model.feedforward: {config.feedforward}; Llama's is swiglu")
+        raise ConfigError(f"model.feedforward: {config.feedforward}; should be swiglu, as in Llama")
     assert isinstance(config.positions, RotaryConfig)
     return {
         "hidden_size": config.width,
@@ -88,7 +88,7 @@ def write(config: DecoderConfig) -> Tree:
 
 
 def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     mixer = softmax_of(config)
     own = mixer.head_widths(config.width)[0]
     sizes = [mixer.heads * own, mixer.groups * own, mixer.groups * own]

@@ -1,9 +1,9 @@
-"""Reformer: a pre-norm decoder with two residual streams, local layers and layers that hash.
+"""Reformer: a pre-norm decoder with two residual streams, local layers and hashing layers.
 
-Local layers are ours (`mixer = { type = "local", before = ... }`). Where theirs hashes, it sorts positions by bucket
-and cuts the sorted list into chunks: what a position reads depends on what follows it, and on a new draw for each call.
-Up to `lsh_attn_chunk_length` positions it does not hash and reads everything: that is what is imported, the attention
-that hashing approximates. All positions are in one bucket (rotations of zero), and each reads all before it.
+Local layers become `mixer = { type = "local", before = ... }`. A hashing layer of theirs sorts positions by bucket and
+cuts the sorted list into chunks: what a position reads depends on later positions, and on a new random draw for each
+call. Up to `lsh_attn_chunk_length` positions it does not hash and reads everything. The import computes that: the
+attention that hashing approximates. All positions are in one bucket (zero rotations), and each reads all before it.
 """
 
 import torch
@@ -21,11 +21,11 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.positions import LearnedConfig
 
 TABLE = "reformer.embeddings.position_embeddings"
-LONGEST = 1 << 14  # positions of a table in two factors that are written out
+LONGEST = 1 << 14  # maximum positions of an expanded axial table
 
 
 def written_out(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A table of positions in two factors as a table: position i n + j is row i of one beside row j of the other."""
+    """Expand an axial position table: position i n + j is row i of one factor beside row j of the other."""
     names = [f"{TABLE}.weights.{number}" for number in (0, 1)]
     if not set(names) <= tensors.keys():
         return tensors
@@ -39,7 +39,7 @@ def written_out(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read(fields: Fields, name: str) -> DecoderConfig:
-    """Settings."""
+    """Return our settings."""
     width, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
     fields.only("attention_head_size", width // heads)
     fields.only("is_decoder", True)
@@ -48,7 +48,7 @@ def read(fields: Fields, name: str) -> DecoderConfig:
         fields.only(f"{side}_num_chunks_after", 0)
     kinds = fields.get("attn_layers")
     if not isinstance(kinds, list) or not set(kinds) <= {"local", "lsh"} or not 0 < len(kinds) <= 4096:
-        raise FolderError(f"{fields.where}: attn_layers: should name local or lsh for each layer")
+        raise FolderError(f"{fields.where}: attn_layers: should contain local or lsh for each layer")
     fields.only("num_hidden_layers", len(kinds))
     longest = fields.number("max_position_embeddings")
     if fields.flag("axial_pos_embds", True):
@@ -80,12 +80,12 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Nothing is written as a Reformer."""
-    raise ConfigError("a model with two streams is not exported")
+    """Raise ConfigError: Reformers are not exported."""
+    raise ConfigError("a model with two residual streams cannot be exported")
 
 
 def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     body = "reformer.encoder"
     found = [
         Rule("target.weight_VD", ("reformer.embeddings.word_embeddings.weight",), rows.table()),

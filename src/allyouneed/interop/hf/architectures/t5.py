@@ -1,7 +1,8 @@
 """T5: a pre-norm encoder-decoder with RMS norms, a bias for distances in buckets, and no biases otherwise.
 
-Their scores are not divided by sqrt(K): here queries are that much larger. Where they multiply the decoder's output by
-D^-0.5 before a tied projection, our embedding is that much smaller and enters times sqrt(D): the same two products.
+Their scores are not divided by sqrt(K), so our queries are scaled by it. Where they multiply the decoder's output by
+D^-0.5 before a tied projection, our embedding is smaller by that factor and is multiplied by sqrt(D) on input: the same
+two products.
 """
 
 import math
@@ -20,7 +21,7 @@ WRITTEN = {ours: theirs for theirs, ours in FEEDFORWARD.items()}
 
 
 def read(fields: Fields, name: str) -> EncoderDecoderConfig:
-    """Settings."""
+    """Return our settings."""
     layers, own = fields.layers("num_layers"), fields.number("d_kv")
     tied = fields.flag("tie_word_embeddings", True)
     scaled = fields.flag("scale_decoder_outputs", tied)
@@ -28,7 +29,7 @@ def read(fields: Fields, name: str) -> EncoderDecoderConfig:
     feedforward = fields.one_of("feed_forward_proj", FEEDFORWARD, "relu")
     fields.only("is_decoder", False)
     fields.number("vocab_size")
-    # The first two say again what feed_forward_proj says; the third is an old name of no consequence.
+    # The first two repeat feed_forward_proj; the third is an obsolete name without effect.
     fields.ignore(["dense_act_fn", "is_gated_act", "n_positions"])
     return EncoderDecoderConfig(
         width=fields.number("d_model"),
@@ -52,10 +53,10 @@ def read(fields: Fields, name: str) -> EncoderDecoderConfig:
 
 
 def write(config: EncoderDecoderConfig) -> Tree:
-    """Settings."""
+    """Return their settings."""
     mixer = softmax_of(config)
     if config.feedforward not in WRITTEN:
-        raise ConfigError(f"model.feedforward: {config.feedforward}; T5 has {', '.join(WRITTEN)}")
+        raise ConfigError(f"model.feedforward: {config.feedforward}; should be one of {', '.join(WRITTEN)}, as in T5")
     assert isinstance(config.positions, T5Config)
     return {
         "d_model": config.width,
@@ -76,7 +77,7 @@ def write(config: EncoderDecoderConfig) -> Tree:
 
 
 def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
-    """Weights."""
+    """Return the rules for the weights."""
     found = [
         Rule("source.weight_VD", ("shared.weight",), rows.table(config.width**-0.5 if config.embedding_scale else 1.0))
     ]
@@ -86,7 +87,7 @@ def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
         found += [Rule("head.bias_V", (), rows.bias())]
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         found += layer(f"{side}.norm", f"{side}.final_layer_norm", bias=False)
-        if layers:  # all layers share one, which theirs keeps in the first
+        if layers:  # shared by all layers, stored in the first
             bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
             found += [Rule(f"{side}.blocks.0.mixer.position.bias_RH", (bias,))]
         for number in range(layers):
@@ -128,6 +129,6 @@ T5 = Architecture(
     rules=rules,
     write=write,
     tied={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")},
-    parting="lm_head.weight",  # their library writes v1.1 as tied
-    unused=(".1.EncDecAttention.relative_attention_bias.weight",),  # of the first checkpoints; never read
+    parting="lm_head.weight",  # transformers writes v1.1 as tied
+    unused=(".1.EncDecAttention.relative_attention_bias.weight",),  # in early checkpoints; never used
 )
