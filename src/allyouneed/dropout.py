@@ -8,7 +8,7 @@ Two lessons are kept in the code: comparing bytes straight *into a float tensor*
 costs three to five times as much in each later product; and `random_()` without bounds leaves the top bit of an int64
 at zero, which would drop every eighth element twice as often.
 
-Each thread draws from a generator of its own, seeded by the training loop from (seed, step, micro-batch): a resumed run
+Each thread has its own generator, seeded by the training loop from (seed, step, micro-batch): a resumed run
 drops what the undisturbed one would have dropped.
 Paper: Srivastava et al. 2014, JMLR 15; Vaswani et al. 2017, section 5.4 (where it is applied).
 """
@@ -22,20 +22,20 @@ _local = threading.local()
 
 
 def seed_dropout(seed: int, device: torch.device | str = "cpu") -> None:
-    """Masks drawn in this thread follow from `seed` from now on."""
+    """Seed the masks that this thread draws from now on."""
     generator = torch.Generator(device)
     generator.manual_seed(seed)
     _local.generator = generator
 
 
 def _generator(device: torch.device) -> torch.Generator | None:
-    """This thread's own, if it was seeded for this kind of device; None: torch's global one."""
+    """Return this thread's generator if it was seeded for this kind of device; None means torch's global one."""
     generator: torch.Generator | None = getattr(_local, "generator", None)
     return generator if generator is not None and generator.device.type == device.type else None
 
 
 def dropout_mask(like: Tensor, p: float) -> Tensor:
-    """A tensor shaped like `like` of zeros (with probability p) and 1 / (1 - p)."""
+    """Return a tensor shaped like `like` of zeros (with probability p) and 1 / (1 - p)."""
     if like.device.type != "cpu":
         return torch.empty_like(like).bernoulli_(1 - p, generator=_generator(like.device)).div_(1 - p)
     generator = _generator(like.device)
@@ -47,7 +47,7 @@ def dropout_mask(like: Tensor, p: float) -> Tensor:
 
 
 def uniform(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Numbers in [0, 1), drawn as masks are: for noise of another kind."""
+    """Return numbers in [0, 1) from the generator of the masks, for other noise."""
     return torch.rand(shape, generator=_generator(device), device=device)
 
 
@@ -59,9 +59,9 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, y: Tensor) -> Tensor:
-        """y, some of it dropped while training."""
+        """Return y, with some elements dropped in training mode."""
         return y * dropout_mask(y, self.p) if self.training and self.p else y
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + dropout(y)."""
+        """Return x + dropout(y)."""
         return torch.addcmul(x, y, dropout_mask(y, self.p)) if self.training and self.p else x + y

@@ -4,7 +4,7 @@ import ctypes
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep large freed buffers: giving them back after each step costs 10 to 25 % in page faults.
+    """Tell glibc to keep large freed buffers: returning them after each step costs 10 to 25 % in page faults.
 
     It holds for the whole process, so only a process of our own calls it: a command, a training run, a benchmark.
     """

@@ -1,4 +1,4 @@
-"""How a position knows where it is. Attention alone is blind to order: permute the inputs, and the outputs permute.
+"""Position schemes. Attention alone is blind to order: permute the inputs, and the outputs permute.
 
 Two kinds:
 
@@ -50,7 +50,7 @@ class ScorePosition(nn.Module):
         return x_BHTK
 
     def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
-        """The same where all rows stand at one position (T = 1): what decoding does again and again."""
+        """Do the same where all rows are at one position (T = 1), as in decoding."""
         return self.rotate(x_BHTK, torch.tensor([place], device=x_BHTK.device))
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
@@ -92,7 +92,7 @@ class NoPositionConfig(PositionConfig):
 class SinusoidalConfig(PositionConfig):
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)),  PE(pos, 2i+1) = cos(pos / 10000^(2i/D))   (section 3.5).
 
-    In `halves` all sines stand before all cosines, as in the authors' code: a fixed permutation of features.
+    In `halves` all sines come before all cosines, as in the authors' code: a fixed permutation of features.
     """
 
     summary = "sines and cosines of geometric wavelengths, added to embeddings"
@@ -130,7 +130,7 @@ class Sinusoidal(AddedPosition):
 
 
 class LearnedConfig(PositionConfig):
-    """PE(pos) = row `pos` of a trained table. It knows no position beyond its table."""
+    """PE(pos) = row `pos` of a trained table. Positions beyond the table are refused."""
 
     summary = "a trained vector for each position up to max_length, added to embeddings"
     paper = "Gehring et al. 2017, arXiv:1705.03122; Vaswani et al. 2017, table 3 row E"
@@ -345,7 +345,7 @@ class Rotary(ScorePosition):
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Key minus query position with room for heads: (1, T, S), (B, 1, T, S) where rows differ, or (B, H, T, S)."""
+    """Key minus query position with an axis for heads: (1, T, S), (B, 1, T, S) where rows differ, or (B, H, T, S)."""
     distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
     return distance if query_position.ndim == 3 else distance.unsqueeze(-3)
 

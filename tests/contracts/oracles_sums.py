@@ -99,7 +99,7 @@ def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 def convolution_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     """b + sum_j W_j x, over the real positions that stand j dilations apart; nothing stands beyond the ends."""
     assert isinstance(mixer, Convolution)
-    kernel, dilation = mixer.taps.kernel, mixer.taps.dilation
+    kernel, dilation = mixer.conv_window.kernel, mixer.conv_window.dilation
     after = 0 if reading.role == "causal" else (kernel - 1) // 2
     at = {reading.place(t): t for t in range(len(x_TD)) if reading.valid[t]}
     outputs = []

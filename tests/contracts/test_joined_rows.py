@@ -172,4 +172,4 @@ def test_a_batch_that_rows_join_and_leave_for_ever_does_not_grow(case: Case) -> 
             state = join_rows([state, begun], torch.tensor([rows, 1]))
             _, state = model.advance(torch.full((rows + 1,), 4), state)
             state = select_rows(state, torch.arange(max(0, rows - 2), rows + 1))
-    assert max(block.mixer.past.length for block in state.blocks) < 10
+    assert max(block.mixer.kv_cache.length for block in state.blocks) < 10

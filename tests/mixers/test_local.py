@@ -41,8 +41,8 @@ def test_a_state_holds_the_current_block_only() -> None:
     state = None
     for length, kept in [(3, 3), (1, 0), (1, 1), (9, 2), (2, 0), (5, 1)]:
         _, state = mixer(torch.randn(1, length, 12, dtype=torch.float64), state=state)
-        assert state.past.length == kept
-        assert state.past.tensor.untyped_storage().nbytes() <= 8 * 24 * (4 + 16 + 8)  # and no view of more
+        assert state.kv_cache.length == kept
+        assert state.kv_cache.tensor.untyped_storage().nbytes() <= 8 * 24 * (4 + 16 + 8)  # and no view of more
 
 
 def test_maps_show_blocks() -> None:

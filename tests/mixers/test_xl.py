@@ -70,7 +70,7 @@ def test_a_detached_memory_still_teaches_the_weights_that_read_it() -> None:
     """What is kept for training are vectors, not keys: Dai et al. stop the gradient at h, not at W_k."""
     mixer, x_BTD = built(memory=4), torch.randn(1, 8, WIDTH, dtype=torch.float64, requires_grad=True)
     _, state = mixer(x_BTD[:, :4])
-    state = XLState(type(state.past)(state.past.tensor.detach()), state.projected)
+    state = XLState(type(state.cache)(state.cache.tensor.detach()), state.projected)
     y_BTD, _ = mixer(x_BTD[:, 4:5], state=state)
     # Of the first new position, which reads four remembered ones, and in which the new key stands for itself.
     gradient_BTD, weight_ND = torch.autograd.grad(y_BTD.square().sum(), [x_BTD, mixer.project.query_key_value.weight])

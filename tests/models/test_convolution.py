@@ -54,63 +54,63 @@ def assert_same(fast: Tensor, slow: Tensor, inputs: list[Tensor]) -> None:
     torch.testing.assert_close(torch.autograd.grad(fast, inputs, noise), torch.autograd.grad(slow, inputs, noise))
 
 
-def looped(x_BSD: Tensor, taps: ConvWindow, weight_ON: Tensor, bias_O: Tensor, ahead: int = 0) -> Tensor:
+def looped(x_BSD: Tensor, window: ConvWindow, weight_ON: Tensor, bias_O: Tensor, ahead: int = 0) -> Tensor:
     """y_t = b + sum_j W_j x_(t - (k - 1 - j) d + ahead), a position and a tap at a time; zeros beyond both ends."""
     B, S, D = x_BSD.shape
     steps = []
     for t in range(S):
         y_BO = bias_O.expand(B, -1)
-        for j in range(taps.kernel):
-            place = t - (taps.kernel - 1 - j) * taps.dilation + ahead
+        for j in range(window.kernel):
+            place = t - (window.kernel - 1 - j) * window.dilation + ahead
             if 0 <= place < S:
                 y_BO = y_BO + x_BSD[:, place] @ weight_ON[:, j * D : (j + 1) * D].T
         steps.append(y_BO)
     return torch.stack(steps, dim=1)
 
 
-def weights(taps: ConvWindow, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-    weight = torch.randn(outputs, taps.kernel * inputs, dtype=torch.float64, requires_grad=True)
+def weights(window: ConvWindow, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    weight = torch.randn(outputs, window.kernel * inputs, dtype=torch.float64, requires_grad=True)
     return weight, torch.randn(outputs, dtype=torch.float64, requires_grad=True)
 
 
 TAPS = [ConvWindow(1), ConvWindow(2), ConvWindow(3), ConvWindow(3, 2), ConvWindow(2, 5), ConvWindow(5, 3)]
 
 
-@pytest.mark.parametrize("taps", TAPS, ids=str)
-def test_masked_windows_are_the_equation_and_torchs_convolution(taps: ConvWindow) -> None:
+@pytest.mark.parametrize("window", TAPS, ids=str)
+def test_masked_windows_are_the_equation_and_torchs_convolution(window: ConvWindow) -> None:
     x_BTD = torch.randn(2, 11, 3, dtype=torch.float64, requires_grad=True)
-    weight, bias = weights(taps, 3, 4)
-    windows, _ = taps.causal(x_BTD, taps.start(x_BTD, 3))
+    weight, bias = weights(window, 3, 4)
+    windows, _ = window.causal(x_BTD, window.start(x_BTD, 3))
     fast = F.linear(windows, weight, bias)
-    assert_same(fast, looped(x_BTD, taps, weight, bias), [x_BTD, weight, bias])
-    kernel = weight.view(4, taps.kernel, 3).mT
-    slow = F.conv1d(F.pad(x_BTD.mT, (taps.reach, 0)), kernel, bias, dilation=taps.dilation).mT
+    assert_same(fast, looped(x_BTD, window, weight, bias), [x_BTD, weight, bias])
+    kernel = weight.view(4, window.kernel, 3).mT
+    slow = F.conv1d(F.pad(x_BTD.mT, (window.reach, 0)), kernel, bias, dilation=window.dilation).mT
     assert_same(F.linear(windows, weight, bias), slow, [x_BTD, weight, bias])
 
 
-@pytest.mark.parametrize("taps", TAPS, ids=str)
-def test_centred_windows_are_the_equation_and_torchs_convolution(taps: ConvWindow) -> None:
+@pytest.mark.parametrize("window", TAPS, ids=str)
+def test_centred_windows_are_the_equation_and_torchs_convolution(window: ConvWindow) -> None:
     x_BTD = torch.randn(2, 11, 3, dtype=torch.float64, requires_grad=True)
-    weight, bias = weights(taps, 3, 4)
-    fast = F.linear(taps.centred(x_BTD), weight, bias)
-    ahead = (taps.kernel - 1) // 2 * taps.dilation
-    assert_same(fast, looped(x_BTD, taps, weight, bias, ahead), [x_BTD, weight, bias])
-    if taps.kernel % 2:
-        kernel = weight.view(4, taps.kernel, 3).mT
-        slow = F.conv1d(x_BTD.mT, kernel, bias, dilation=taps.dilation, padding="same").mT
-        assert_same(F.linear(taps.centred(x_BTD), weight, bias), slow, [x_BTD, weight, bias])
+    weight, bias = weights(window, 3, 4)
+    fast = F.linear(window.centred(x_BTD), weight, bias)
+    ahead = (window.kernel - 1) // 2 * window.dilation
+    assert_same(fast, looped(x_BTD, window, weight, bias, ahead), [x_BTD, weight, bias])
+    if window.kernel % 2:
+        kernel = weight.view(4, window.kernel, 3).mT
+        slow = F.conv1d(x_BTD.mT, kernel, bias, dilation=window.dilation, padding="same").mT
+        assert_same(F.linear(window.centred(x_BTD), weight, bias), slow, [x_BTD, weight, bias])
 
 
-@pytest.mark.parametrize("taps", TAPS, ids=str)
+@pytest.mark.parametrize("window", TAPS, ids=str)
 @torch.no_grad()
-def test_a_past_is_never_longer_than_its_reach(taps: ConvWindow) -> None:
+def test_a_past_is_never_longer_than_its_reach(window: ConvWindow) -> None:
     x_BTD = torch.randn(2, 40, 3, dtype=torch.float64)
-    whole_BTN, _ = taps.causal(x_BTD, taps.start(x_BTD, 3))
-    past = taps.start(x_BTD, 3)
+    whole_BTN, _ = window.causal(x_BTD, window.start(x_BTD, 3))
+    past = window.start(x_BTD, 3)
     for t, x_BD in enumerate(x_BTD.unbind(1)):
-        windows_BN, past = taps.advance(x_BD, past)
+        windows_BN, past = window.advance(x_BD, past)
         assert torch.equal(windows_BN, whole_BTN[:, t])
-        assert past.length == taps.reach
+        assert past.length == window.reach
 
 
 def normed(layer: nn.LayerNorm, x_BD: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ def multiplicative_block(block: MultiplicativeBlock, x_BTD: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["relu", "multiplicative"])
-@pytest.mark.parametrize("taps", [ConvWindow(3, 2), ConvWindow(2, 1)], ids=str)
-def test_bytenets_blocks_are_their_equations(kind: str, taps: ConvWindow) -> None:
+@pytest.mark.parametrize("window", [ConvWindow(3, 2), ConvWindow(2, 1)], ids=str)
+def test_bytenets_blocks_are_their_equations(kind: str, window: ConvWindow) -> None:
     config = parse(ByteNetConfig, {**BYTENET, "block": kind})
-    block = randomised(ReluBlock(config, taps) if kind == "relu" else MultiplicativeBlock(config, taps))
+    block = randomised(ReluBlock(config, window) if kind == "relu" else MultiplicativeBlock(config, window))
     assert isinstance(block, ReluBlock | MultiplicativeBlock)
     x_BTD = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
     inner = block.enter(x_BTD)

@@ -6,7 +6,7 @@ from torch import Tensor
 from allyouneed import kernels
 from allyouneed.mixers.base import Memory, Mixer, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, extend_valid
+from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, extend_mask
 from allyouneed.mixers.softmax import Softmax
 
 Advanced = tuple[Tensor, SoftmaxState | CrossState | None]
@@ -29,7 +29,7 @@ class SoftmaxStep:
         return Mixer.advance(self._mixer, x_BD, state=state, memory=memory)
 
     def _read_cache(self, x_BD: Tensor, state: SoftmaxState) -> Advanced:
-        mixer, B, place = self._mixer, x_BD.shape[0], state.past.length
+        mixer, B, place = self._mixer, x_BD.shape[0], state.kv_cache.length
         packed_BN, bias = mixer.query_key_value(x_BD), None
         if mixer.position is not None:  # the cache holds rotated keys
             rotated = mixer.queries + mixer.keys
@@ -42,15 +42,15 @@ class SoftmaxStep:
         if mixer.position is not None:
             place_S = torch.arange(place + 1, device=x_BD.device)
             bias = mixer.position.bias(q_BHTK, place_S[-1:], place_S)
-        past = state.past.append(kept.unsqueeze(1))
-        k_BGSK, v_BGSR = mixer.keys_values(past.tensor)
-        mask_BS = extend_valid(state.mask_BS, None, B, place, 1)
+        kv_cache = state.kv_cache.append(kept.unsqueeze(1))
+        k_BGSK, v_BGSR = mixer.keys_values(kv_cache.tensor)
+        mask_BS = extend_mask(state.mask_BS, None, B, place, 1)
         if kernels.usable(query):
             y_BM = self._attend(query, k_BGSK, v_BGSR, mask_BS, None if bias is None else bias.flatten(-2))
         else:
             visible = None if mask_BS is None else mask_BS[:, None, None, :]
             y_BM = soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible).reshape(B, -1)
-        return mixer.output(y_BM), SoftmaxState(past, mask_BS)
+        return mixer.output(y_BM), SoftmaxState(kv_cache, mask_BS)
 
     def _read_memory(self, x_BD: Tensor, state: CrossState) -> Advanced:
         mixer, B, N = self._mixer, x_BD.shape[0], state.k_NHSK.shape[0]

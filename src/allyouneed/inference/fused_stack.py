@@ -19,7 +19,7 @@ from allyouneed.block import Block, BlockState
 from allyouneed.kernels.stack import Attention, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, behind_last_seen, extend_valid, first_seen
+from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, behind_last_seen, extend_mask, first_seen
 from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded, join_rows
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models.parts.stack import Stack, StackState
@@ -224,7 +224,7 @@ class FusedStack:
             rows > kv_cache.rows or not kv_cache.has_slot
         ):  # it must be copied anyway: gather it at once
             kv_cache, order_BS = kv_cache.gathered(order_BS), None
-        mask_BS = extend_valid(ready.mask_BS, None, rows, kv_cache.length, 1)
+        mask_BS = extend_mask(ready.mask_BS, None, rows, kv_cache.length, 1)
         kv_cache = kv_cache.with_slot()
         if order_BS is not None:
             order_BS = torch.cat([order_BS, torch.arange(rows)[:, None]], dim=1)
@@ -262,7 +262,7 @@ class FusedStack:
         reads = self._blocks[0].cross is not None
         if len(caches) < len(self._blocks) or len(crosses) < len(self._blocks) * reads:
             return None
-        kv_cache = StackCache.of([cache.past.tensor for cache in caches], self._attentions)
+        kv_cache = StackCache.of([cache.kv_cache.tensor for cache in caches], self._attentions)
         return FusedState(kv_cache, None, caches[0].mask_BS, (), None, None, state.seen).with_memories(crosses)
 
     def _start(self, memory: Memory | None, x_BD: Tensor) -> FusedState | None:

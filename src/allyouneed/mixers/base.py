@@ -6,12 +6,13 @@ One method serves whole sequences, segments and single steps: with a state, `x` 
 `tests/contracts/` holds every clause of the contract as a property test over the whole table `MIXERS`:
 
 1. shape kept; equal to its naive oracle, forward and gradient, in float64;
-2. causal: the future changes nothing, and any chunking through `state` equals the whole; so does one `advance` after
-   the other;
-3. padding (wherever it stands) and the other rows of a batch change nothing; a fully padded row gives no NaN;
+2. causal: the future changes nothing, and any chunking through `state` equals the whole; so do single `advance`
+   steps;
+3. padding, wherever it is and whatever it holds (Inf and NaN included), and other rows of a batch change nothing; a
+   fully padded row gives no NaN;
 4. `config.cost` states FLOPs, bytes of state, sequential steps and path length; the FLOPs are those counted;
 5. it learns to copy;
-6. what it cannot do it declares in `roles`, and asking for it is a clear error.
+6. `roles` declares what it can do, and a request for anything else is a clear error.
 
 Shape letters, everywhere: B batch, T new (target) positions, S positions read (source), D width, H heads, K head width,
 F hidden width, V vocabulary, W window, M memory slots, R rank or relative distances, N items of any kind.
@@ -60,7 +61,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sequence costs one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
+    """The cost of one sequence in one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
 
     flops: int  # of a forward pass; a multiplication and an addition are two
     state_bytes: int  # kept after the last position so that a next one can be computed, in float32
@@ -105,38 +106,38 @@ class MixerConfig(Config, ABC):
 
     @abstractmethod
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Mixer":
-        """The mixer with random weights, for vectors of `width`."""
+        """Return the mixer with random weights, for vectors of `width`."""
 
     @abstractmethod
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
-        """The cost of one sequence of `length` (a cross mixer reads `memory` slots; None: as many as the length)."""
+        """Return the cost of one sequence of `length` (a cross mixer reads `memory` slots; None: `length`)."""
 
     def check_task(self, task: Traits) -> None:
         """Raise ValueError if the mechanism does not fit the form of a task's data."""
 
     @property
     def position_heads(self) -> int:
-        """How many heads a relative position serves."""
+        """Return the number of heads that a relative position serves."""
         return 1
 
     def position_width(self, width: int) -> int:
-        """How wide the queries and keys of one head are."""
+        """Return the width of the queries and keys of one head."""
         return width // self.position_heads
 
     def position_queries(self, length: int, role: Role) -> int:
-        """How many queries of a sequence of `length` meet a relative position; some may meet it twice."""
+        """Return the number of queries that a relative position is applied to; some may count twice."""
         return length
 
     def turning_flops(self, length: int, width: int, role: Role) -> int:
-        """What a scheme that turns queries and keys costs this mechanism, beyond turning them."""
+        """Return the extra FLOPs of a scheme that rotates queries and keys, beyond the rotation."""
         return 0
 
     def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
-        """The part of a position scheme that acts inside this mixer's score."""
+        """Return the part of a position scheme that acts inside this mixer's score."""
         return position.build_score(self.position_heads, self.position_width(width), causal=role == "causal")
 
     def require(self, role: Role, position: ScorePosition | None) -> None:
-        """Refuses a role or a relative position that this mechanism does not have."""
+        """Raise ConfigError for a role or a relative position that this mechanism does not have."""
         if role not in self.roles:
             raise ConfigError(f"mixer {self.type!r} cannot be {role}; it can be {', '.join(sorted(self.roles))}")
         if position is not None and not self.takes_positions:
@@ -147,7 +148,7 @@ class MixerConfig(Config, ABC):
 
 
 class Mixer(nn.Module, ABC):
-    """Every mechanism is a final subclass of this one."""
+    """The base of all mechanisms, which are its final subclasses."""
 
     @abstractmethod
     def forward(
@@ -158,24 +159,24 @@ class Mixer(nn.Module, ABC):
         state: State | None = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, State]:
-        """Mixed vectors for the new positions, and the state that the next positions need."""
+        """Return mixed vectors for the new positions, and the state that the next positions need."""
 
     __call__: Callable[..., tuple[Tensor, State]]
 
     def advance(
         self, x_BD: Tensor, *, state: State | None = None, memory: Memory | None = None
     ) -> tuple[Tensor, State]:
-        """`forward` for one new position of each row: what decoding does thousands of times.
+        """Run `forward` for one new position of each row, as decoding does.
 
-        A mechanism may do it in fewer operations; on a CPU, half of the time of such a step is spent between them.
+        A mechanism may use fewer operations: on a CPU, half of the time of such a step is spent between them.
         """
         y_BTD, state = self(x_BD.unsqueeze(1), state=state, memory=memory)
         return y_BTD.squeeze(1), state
 
     def after_step(self, step: int) -> None:
-        """Hears of every step of training.
+        """Update what changes with the training step but is not trained. Called after every step.
 
-        For what changes with time but is not trained; it is kept in persistent buffers, which checkpoints save.
+        It is kept in persistent buffers, which checkpoints save.
         """
 
 
@@ -185,10 +186,10 @@ _sink: ContextVar[MapSink | None] = ContextVar("attention map sink", default=Non
 
 @contextmanager
 def send_maps_to(sink: MapSink) -> Iterator[None]:
-    """While this is open, each mixer that weighs positions hands `sink(mixer, weights_BHTS)` who read whom.
+    """While open, each mixer that has attention weights calls `sink(mixer, weights_BHTS)`.
 
-    Linear attention never has such weights, and slots of a compressed memory are no positions. A mixer that
-    reads padded rows one by one hands them one by one.
+    Linear attention has no such weights, and slots of a compressed memory are not positions. A mixer that reads
+    padded rows one by one calls it once per row.
     """
     token = _sink.set(sink)
     try:
@@ -203,8 +204,7 @@ _loss_sink: ContextVar[LossSink | None] = ContextVar("loss sink", default=None)
 
 @contextmanager
 def send_losses_to(sink: LossSink) -> Iterator[None]:
-    """While this is open, each mixer that learns something by a loss of its own hands it to `sink`, summed over rows
-    and positions."""
+    """While open, each mixer with an auxiliary loss passes it to `sink`, summed over rows and positions."""
     token = _loss_sink.set(sink)
     try:
         yield
@@ -213,10 +213,10 @@ def send_losses_to(sink: LossSink) -> Iterator[None]:
 
 
 def loss_sink() -> LossSink | None:
-    """Where a mixer sends a loss of its own; None: nobody trains."""
+    """Return where a mixer sends its auxiliary loss; None outside training."""
     return _loss_sink.get()
 
 
 def map_sink() -> MapSink | None:
-    """Where a mixer sends its weights; None (the usual case) means that nobody looks."""
+    """Return where a mixer sends its attention weights; usually None."""
     return _sink.get()

@@ -4,8 +4,8 @@
     else:            out_t = softmax over s in blocks i - 1, i, i + 1, the global ones, and R_h(i)
 
 The first blocks and the last one are global: they read all and all read them. R_h(i) is drawn once for head h and block
-i from the seed, and is the same in training, evaluation and every layer. A causal BigBird reads of all this the past
-only, and draws from the past only, so that a longer text does not change what its beginning read.
+i from the seed, and is the same in training, evaluation and every layer. A causal BigBird reads
+and draws earlier blocks only, so that a longer text does not change what its start reads.
 
 Cost: O(n b (4 + g + r) D) time for blocks of b, g first and r random ones, O(n D) state, 1 sequential step, path 2 (1
 from a global block).
@@ -127,7 +127,7 @@ def _bands(config: BigBirdConfig, keys: int) -> tuple[Band, ...]:
 
 
 def _random_bands(drawn: dict[int, Tensor], size: int, before: int, keys: int) -> Iterator[Band]:
-    """Whole blocks in a row that read equally many form one band; a block that is cut stands alone."""
+    """Whole blocks in a row that read equally many form one band; a block that is cut forms its own."""
 
     def kind(i: int) -> tuple[int, int]:
         return drawn[i].shape[1], -1 if before <= i * size and (i + 1) * size <= keys else i

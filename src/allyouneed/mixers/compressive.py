@@ -5,9 +5,9 @@
     t reads     slots n_t - C .. n_t - 1, then positions n_t c .. t, as one line: the distance of the r-th from the end
                 is r, be it a slot or a position. The score is that of xl.py.
 
-f is a convolution of width and stride c, or a mean or maximum over the group. It learns by a loss of its own, which the
-trainer adds (`send_losses_to`): what the queries of a segment read from the positions that were compressed meanwhile,
-and what they would read from their slots instead, by content alone, should be the same:
+f is a convolution of width and stride c, or a mean or maximum over the group. It is trained by an auxiliary loss, which
+the trainer adds (`send_losses_to`): what the queries of a segment read from the positions compressed meanwhile, and
+what they would read from their slots instead, by content alone, should be the same:
 
     sum_t || attn(q_t, old) - attn(q_t, f(old)) ||^2 / D
 
@@ -15,8 +15,8 @@ Neither loss reaches the other's weights: slots are constants to the model, and 
 
 Cost: O(T (M + C) D) time, O((M + C) D) state, 1 sequential step, path n / (M + c C).
 Paper: Rae et al. 2020, arXiv:1911.05507.
-Differs: groups are counted from the beginning of the text, and each position on its own says which of them are old: so
-it does not matter where segments begin and end. Positions that wait for their group to fill (fewer than c) are read
+Differs: groups are counted from the start of the text, and each position by itself determines which of them are old,
+so it does not matter where segments start and end. Positions that wait for their group to fill (fewer than c) are read
 as they are. The loss is squared; that of the paper is a norm. `stretch` trains as the paper does: what a segment finds
 compressed at its beginning is all that any of its positions finds.
 """
@@ -69,7 +69,7 @@ class CompressiveConfig(HeadsConfig):
     compressed: NonNegativeInt = 128  # how many slots before those; may change after training
     rate: PositiveInt = 4  # positions for each slot
     compression: Literal["convolution", "mean", "max"] = "convolution"
-    clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
+    clamp: PositiveInt | None = None  # larger distances count as this one; needed for longer memories than trained ones
     stretch: bool = False  # while training, compresses nothing within a segment: meets the distances of longer memories
 
     def check_task(self, task: Traits) -> None:
@@ -84,7 +84,7 @@ class CompressiveConfig(HeadsConfig):
         return max(0, (t - self.memory) // self.rate)
 
     def tiles(self, begin: int, end: int, fixed: int | None = None) -> Iterator[Tile]:
-        """Queries begin .. end - 1 in pieces, so that time and room grow with the length and not with its square.
+        """Queries begin .. end - 1 in pieces, so that time and memory grow with the length and not with its square.
 
         All of them may find the same, `fixed`, number of groups compressed.
         """
@@ -95,7 +95,7 @@ class CompressiveConfig(HeadsConfig):
             yield Tile(first, last, old * self.rate, max(0, old - self.compressed), newest, fixed)
 
     def reach(self, length: int, segment: int = 1) -> int:
-        """The largest distance within so many positions, if nothing is compressed within a segment."""
+        """Return the largest distance within `length` positions, if nothing is compressed within a segment."""
         return min(length - 1, self.memory + self.rate - 1 + self.compressed + segment - 1)
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
@@ -114,7 +114,7 @@ class CompressiveConfig(HeadsConfig):
 
 @dataclass(frozen=True)
 class CompressiveState:
-    """Positions that no slot holds yet, and the last slots; the newest stand last.
+    """Positions that no slot holds yet, and the last slots; the newest are last.
 
     While training both are vectors; else there are also the keys and values of positions, and only those of slots.
     """
@@ -179,7 +179,7 @@ class Compressive(Mixer):
         known = self._known(config.reach(end, 1 if fixed is None else end - seen), state)
         q_BHTK = self.distances.with_content(q_BHTK)
         sink, outputs = loss_sink(), []
-        first = before * config.rate, after - slots.length  # what stands first in `recent` and in `slots`
+        first = before * config.rate, after - slots.length  # the first entries of `recent` and of `slots`
         tiles = list(config.tiles(seen, end, fixed))
         asked = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
         read = zip(tiles, asked, _windows(keys_values, tiles, first), strict=True)
@@ -308,7 +308,7 @@ class Compressive(Mixer):
         return replace(kept, recent=Growable(kept.recent.tensor[here]), slots=Growable(kept.slots.tensor[here]))
 
     def _unpadded(self, state: CompressiveState, seen: int) -> CompressiveState:
-        """What rows that have seen so many positions have, without what aligned them with others."""
+        """Return the state of rows that have all seen `seen` positions, without the padding that aligned them."""
         old = self.config.old(seen)
         recent = state.recent.keep_last(seen - old * self.config.rate)
         return CompressiveState(recent, state.slots.keep_last(min(old, self.config.compressed)), state.projected, seen)

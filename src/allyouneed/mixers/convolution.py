@@ -1,8 +1,8 @@
-"""Convolution: each position reads its nearest neighbours, each distance through a matrix of its own.
+"""Convolution: each position reads its nearest neighbours, each distance through its own matrix.
 
     y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1     (bidirectional: as many on either side)
 
-What is read depends on where it stands, never on what it holds. A stack of L layers sees L (k - 1) d positions; with
+What is read depends on positions, never on content. A stack of L layers sees L (k - 1) d positions; with
 dilations 1, k, k^2, .. it sees k^L of them: give a model a list of such mixers.
 
 Cost: O(k T D^2) time, O(k d D) state, 1 sequential step, path n / (k d), or log_k n with growing dilations; with one
@@ -36,10 +36,10 @@ class ConvolutionConfig(MixerConfig):
 
     type: Literal["convolution"] = "convolution"
     kernel: Annotated[int, Field(ge=2)] = 3  # positions that are read, itself included
-    dilation: PositiveInt = 1  # how far they stand apart
+    dilation: PositiveInt = 1  # the distance between them
 
     @property
-    def taps(self) -> ConvWindow:
+    def conv_window(self) -> ConvWindow:
         """Which positions are read."""
         return ConvWindow(self.kernel, self.dilation)
 
@@ -52,7 +52,7 @@ class ConvolutionConfig(MixerConfig):
         before = self.kernel - 1 if role == "causal" else self.kernel // 2  # an even kernel reads one more on the left
         distance = length - 1
         path = math.ceil(distance / (before * self.dilation)) if distance % self.dilation == 0 else None
-        state = 4 * self.taps.reach * width if role == "causal" else 0
+        state = 4 * self.conv_window.reach * width if role == "causal" else 0
         return Cost(flops, state, sequential=1, path=path)
 
 
@@ -60,14 +60,14 @@ class ConvolutionConfig(MixerConfig):
 class ConvolutionState:
     """The last inputs, as many as the kernel reaches back; zeros before the first."""
 
-    past: Growable  # (B, S, D)
+    recent: Growable  # (B, S, D)
 
 
 @final
 class Convolution(Mixer):
     def __init__(self, config: ConvolutionConfig, width: int, role: Role) -> None:
         super().__init__()
-        self.taps, self.role, self.width = config.taps, role, width
+        self.conv_window, self.role, self.width = config.conv_window, role, width
         self.linear = nn.Linear(config.kernel * width, width)
         initialise(self.linear, width)
 
@@ -80,16 +80,16 @@ class Convolution(Mixer):
         memory: Memory | None = None,
     ) -> tuple[Tensor, ConvolutionState | None]:
         order_BT, real_B = None, None
-        if mask_BT is not None:  # a convolution sees who stands beside whom, so padding between tokens has to go
+        if mask_BT is not None:  # neighbours matter, so padding between tokens is moved to the end
             order_BT, real_B = pushed_left(mask_BT), mask_BT.sum(dim=1)
             x_BTD = zero_padding(x_BTD, mask_BT).gather(1, _wide(order_BT, x_BTD))
         if self.role == "causal":
-            past = self.taps.start(x_BTD, self.width) if state is None else state.past
-            windows_BTN, past = self.taps.causal(x_BTD, past, real_B)
-            state = ConvolutionState(past)
+            recent = self.conv_window.start(x_BTD, self.width) if state is None else state.recent
+            windows_BTN, recent = self.conv_window.causal(x_BTD, recent, real_B)
+            state = ConvolutionState(recent)
         else:
             refuse_state(state)
-            windows_BTN = self.taps.centred(x_BTD)
+            windows_BTN = self.conv_window.centred(x_BTD)
         y_BTD: Tensor = self.linear(windows_BTN)
         if order_BT is not None:
             y_BTD = y_BTD.gather(1, _wide(order_BT.argsort(dim=1), y_BTD))
@@ -98,9 +98,9 @@ class Convolution(Mixer):
     def advance(
         self, x_BD: Tensor, *, state: ConvolutionState | None = None, memory: Memory | None = None
     ) -> tuple[Tensor, ConvolutionState]:
-        past = self.taps.start(x_BD.unsqueeze(1), self.width) if state is None else state.past
-        windows_BN, past = self.taps.advance(x_BD, past)
-        return self.linear(windows_BN), ConvolutionState(past)
+        recent = self.conv_window.start(x_BD.unsqueeze(1), self.width) if state is None else state.recent
+        windows_BN, recent = self.conv_window.advance(x_BD, recent)
+        return self.linear(windows_BN), ConvolutionState(recent)
 
 
 def _wide(order_BT: Tensor, like_BTD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear attention: the softmax's exp(q . k) becomes a product of features, so the past is one matrix.
+"""Linear attention: the softmax's exp(q . k) becomes a product of features, so the state is one matrix.
 
     out_t = phi(q_t)^T S_t / phi(q_t)^T z_t,     S_t = sum_(s <= t) phi(k_s) v_s^T,   z_t = sum_(s <= t) phi(k_s)
     phi(x) = elu(x) + 1
@@ -31,7 +31,7 @@ CHUNK = 64  # positions; at width 64, 32 to 96 are within 5 % of each other, 128
 
 
 class LinearConfig(HeadsConfig):
-    summary = "linear attention (elu + 1): the past is one matrix, decoding costs the same at any length"
+    summary = "linear attention (elu + 1): the state is one matrix, decoding costs the same at any length"
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
     roles = frozenset({"causal", "bidirectional", "cross"})
     theory = Theory("n d² / h + n d²", 1, 2, "n / c", "1")
@@ -121,7 +121,7 @@ def feature(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SumState:
-    """S with z as its last column: all that the past leaves behind."""
+    """S with z as its last column: the whole state."""
 
     sum_BHMR: Tensor
 
@@ -154,7 +154,7 @@ def divide(y: Tensor) -> Tensor:
 def read_causally(
     q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: SumState | None
 ) -> tuple[Tensor, SumState]:
-    """Each position reads itself and what stands before it, chunk by chunk."""
+    """Each position reads itself and earlier positions, chunk by chunk."""
     T = q_BHTM.shape[2]
     k_BHTM, v_BHTR = hide(k_BHTM, mask_BT), hide(with_ones(v_BHTK), mask_BT)
     if T == 1:

@@ -58,7 +58,7 @@ class LinformerConfig(HeadsConfig):
         return Cost(projections + along + attention, state, sequential=1, path=1)
 
     def sums_up_first(self, read: int) -> bool:
-        """Whether so many positions become slots before they become keys and values."""
+        """Return True if this many positions become slots before they become keys and values."""
         return self.share != "none" and read >= self.slots
 
 

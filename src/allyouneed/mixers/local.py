@@ -68,27 +68,29 @@ class LocalConfig(PatternedConfig):
 @lru_cache(maxsize=256)
 def _bands(config: LocalConfig, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
     """Each block reads itself and those before it; where causal, up to each query."""
-    size, earlier, rectangles = config.block, keys - queries, []
+    size, earlier, blocks = config.block, keys - queries, []
     for block in range(earlier // size, -(-keys // size)):
         begin, end = max(earlier, block * size), min(keys, (block + 1) * size)
         start = max(0, block - config.before) * size
-        rectangles.append((begin - earlier, start, end - begin, end - start))
-    return tuple(grouped(rectangles, torch.ge if role == "causal" else None))
+        blocks.append((begin - earlier, start, end - begin, end - start))
+    return tuple(grouped(blocks, torch.ge if role == "causal" else None))
 
 
 @dataclass(frozen=True)
 class LocalState:
     """Keys and values of the block that is not complete yet."""
 
-    past: Growable  # (B, S, N)
-    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all); they stand on the left
+    kv_cache: Growable  # (B, S, N)
+    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all); they are on the left
 
     @staticmethod
     def join(nodes: "Sequence[LocalState]", count_P: Tensor | None) -> "LocalState":
         """Blocks that have begun at different times side by side."""
-        begun_B = join_numbers([node.past.length if node.begun_B is None else node.begun_B for node in nodes], count_P)
-        past = Growable(join_padded([node.past.tensor for node in nodes], 1))
-        return LocalState(past, None if isinstance(begun_B, int) else begun_B)
+        begun_B = join_numbers(
+            [node.kv_cache.length if node.begun_B is None else node.begun_B for node in nodes], count_P
+        )
+        kv_cache = Growable(join_padded([node.kv_cache.tensor for node in nodes], 1))
+        return LocalState(kv_cache, None if isinstance(begun_B, int) else begun_B)
 
 
 @final
@@ -111,9 +113,9 @@ class Local(Mixer):
         packed_BTN = self.project.query_key_value(zero_padding(x_BTD, mask_BT))
         q_BHTK, k_BHTK, v_BHTK = self.project.split(packed_BTN, 3)
         new = packed_BTN[..., self.project.width :]
-        place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from where the state's block begins
+        place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from the start of the state's block
         if state is not None:
-            place = place + (state.past.length if state.begun_B is None else state.begun_B.unsqueeze(1))
+            place = place + (state.kv_cache.length if state.begun_B is None else state.begun_B.unsqueeze(1))
         if self.position is not None:  # only distances inside a block matter
             inside = place % self.config.block
             q_BHTK, turned_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
@@ -127,7 +129,7 @@ class Local(Mixer):
         self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
         """Every row has as many positions."""
-        line = Growable(new_BTN) if state is None else state.past.append(new_BTN)
+        line = Growable(new_BTN) if state is None else state.kv_cache.append(new_BTN)
         k_BHLK, v_BHLK = self.project.split(line.tensor, 2)
         L, T = line.length, q_BHTK.shape[2]
         self._show(q_BHTK, k_BHLK, place_T, None)
@@ -151,9 +153,9 @@ class Local(Mixer):
         real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
         both_BSN, R = new_BTN, 0
         if state is not None:
-            R = state.past.length
+            R = state.kv_cache.length
             begun_B = torch.full((B,), R, device=device) if state.begun_B is None else state.begun_B
-            both_BSN = torch.cat([state.past.tensor, new_BTN], dim=1)
+            both_BSN = torch.cat([state.kv_cache.tensor, new_BTN], dim=1)
             real_BS = torch.cat([torch.arange(R, device=device) < begun_B[:, None], real_BS], dim=1)
         line_BLN, length_B = compact(both_BSN, real_BS), real_BS.sum(dim=1)
         place_BT = place.expand(B, T)
@@ -179,7 +181,7 @@ class Local(Mixer):
     def _read_one_block(
         self, q_BHTK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, place: Tensor, length_B: Tensor | None
     ) -> Tensor:
-        """Everything stands in one block."""
+        """Read a line that fits into one block."""
         T, L = q_BHTK.shape[2], k_BHLK.shape[2]
         if L == 0:  # nothing but padding
             return torch.zeros_like(q_BHTK)
@@ -190,7 +192,7 @@ class Local(Mixer):
         return soft_lookup(q_BHTK, k_BHLK, v_BHLK, bias=bias, visible=self._visible(place, there_L, length_B))
 
     def _read_blocks(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, length_B: Tensor | None) -> Tensor:
-        """A line that begins with a block: all complete blocks at once, as rows of a larger batch, then the last."""
+        """Read a line that starts with a block: all complete blocks as rows of a larger batch, then the last."""
         B, L, size = q_BHLK.shape[0], q_BHLK.shape[2], self.config.block
         whole = L // size * size
         q, k, v = (_as_rows(x[:, :, :whole], size) for x in (q_BHLK, k_BHLK, v_BHLK))
@@ -199,7 +201,7 @@ class Local(Mixer):
         if length_B is not None:  # of each row's blocks
             lengths = length_B[:, None] - torch.arange(0, whole, size, device=q.device)
             lengths = lengths.clamp(0, size).flatten()
-        # The kernel writes heads side by side, as `merge` wants them: views, no copies.
+        # The kernel writes heads side by side, as `merge` needs them: views, not copies.
         y = self._read_one_block(q, k, v, place_T, lengths).transpose(1, 2)
         y = y.unflatten(0, (B, -1)).flatten(1, 2).transpose(1, 2)
         if whole == L:
@@ -209,7 +211,7 @@ class Local(Mixer):
         return torch.cat([y, self._read_one_block(q, k, v, place_T[: L - whole], left)], dim=2)
 
     def _visible(self, place: Tensor, there_L: Tensor, length_B: Tensor | None) -> Tensor:
-        """Who reads whom, broadcastable to (B, H, T, L)."""
+        """Return which position reads which, broadcastable to (B, H, T, L)."""
         here = place.unsqueeze(-1).unsqueeze(-3)
         visible = here // self.config.block == there_L // self.config.block
         if self.role == "causal":

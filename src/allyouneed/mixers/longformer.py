@@ -1,6 +1,6 @@
-"""Longformer: a window for everybody, and a few global positions that read everything and are read by all.
+"""Longformer: a window for every position, and a few global positions that read everything and are read by all.
 
-    t global:  out_t = softmax over all s of (q'_t . k'_s / sqrt(K)) V'          with projections of its own
+    t global:  out_t = softmax over all s of (q'_t . k'_s / sqrt(K)) V'          with its own projections
     else:      out_t = softmax over |s - t| <= w and s global of (q_t . k_s / sqrt(K)) V
 
 Two positions that are far apart meet through a global one in two layers. A few global queries need no key and no value
@@ -9,7 +9,7 @@ of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_e
 Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position, n / w without).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 Differs: the global positions are the first g real tokens (the paper chooses them by task: [CLS], or the question, both
-of which stand first). Like the paper's, it is not causal: a global position sees the future.
+of which come first). Like the paper's, it is not causal: a global position sees the future.
 """
 
 import math
@@ -28,7 +28,7 @@ from allyouneed.positions import ScorePosition
 
 
 class LongformerConfig(HeadsConfig):
-    summary = "a window for everybody, and a few global positions that see and are seen by all; not causal"
+    summary = "a window for every position, and a few global positions that see and are seen by all; not causal"
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
     roles = frozenset({"bidirectional"})
     takes_positions = True
@@ -41,7 +41,7 @@ class LongformerConfig(HeadsConfig):
 
     @property
     def pattern(self) -> Pattern:
-        """Who is read by a position that is not global."""
+        """Return which positions one that is not global reads."""
         return Pattern(self.window, self.window, self.everywhere)
 
     def build(self, width: int, *, role: Role = "bidirectional", position: ScorePosition | None = None) -> "Longformer":
@@ -83,7 +83,7 @@ class Longformer(Mixer):
         super().__init__()
         self.config, self.position = config, position
         self.project = Projections(config, width, "bidirectional")
-        self.turned = position is not None and position.turns  # then what a key says depends on where it stands
+        self.turned = position is not None and position.turns  # then a key depends on its position
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
@@ -140,7 +140,7 @@ class Longformer(Mixer):
         return self.project.merge(y_BTHK.transpose(1, 2))
 
     def _read_together(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Short rows with padding: one call for everybody and one for the global positions, with masks."""
+        """Short rows with padding: one call for all positions and one for the global positions, with masks."""
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
         place_BT = count_positions(mask_BT, T, mask_BT.device)
         # The first real slots of each row; where there are fewer, padding, whose results mean nothing.

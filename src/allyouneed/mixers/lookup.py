@@ -8,7 +8,7 @@ A hash table finds the one slot whose key matches the query. As algebra, with a 
 The hard one has no gradient for "which slot?"; the soft one has, so that *where to look* can be learnt. As the scores
 grow (temperature to zero), soft becomes hard. `soft_lookup` is what the multi-head mixer runs.
 
-Cost: O(T S K) time; O(T + S) memory with the fused kernel, O(T S) when somebody looks at alpha.
+Cost: O(T S K) time; O(T + S) memory with the fused kernel, O(T S) when alpha is inspected.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
 Keys and values may have fewer heads than queries: then each of theirs serves as many in a row (Ainslie et al. 2023,
 arXiv:2305.13245).

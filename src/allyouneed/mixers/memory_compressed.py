@@ -10,10 +10,10 @@ is a trained key and value (zero at first) that is always there, so that the fir
 Cost: O(T S / s D) time, O(S / s D) state (slots, and at most s - 1 positions of the next one), 1 sequential step,
 path 1 (never, in a causal text shorter than a slot). Memory O(T D): queries are read in blocks.
 Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4 (s = 3).
-Differs: the paper says neither how the convolution is grouped nor what a query without a slot reads; here each head has
-its own convolutions, and the null slot is that of the package memory-compressed-attention. Slot j begins at real token
-s j, whatever the length (that package counts from the end: one token more, and all slots change).
-Bidirectional: the last, incomplete slot ends in zeros. For relative positions a slot stands at its last position, the
+Differs: the paper states neither how the convolution is grouped nor what a query without a slot reads; here each head
+has its own convolutions, and the null slot is that of the package memory-compressed-attention. Slot j starts at real
+token s j, whatever the length (that package counts from the end: one token more, and all slots change).
+Bidirectional: the last, incomplete slot ends in zeros. For relative positions a slot is at its last position, the
 null slot at 0.
 """
 
@@ -36,7 +36,7 @@ from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse
 from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
-BLOCK = 512  # queries that are read at a time
+BLOCK = 512  # queries per block
 
 
 class MemoryCompressedConfig(HeadsConfig):
@@ -76,7 +76,7 @@ def _blocks(queries: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Staircase:
-    """Query t stands at position t + `shift`; key j is the slot that ends before position `stride` j (0: null)."""
+    """Query t is at position t + `shift`; key j is the slot that ends before position `stride` j (0: null)."""
 
     stride: int
     shift: int
@@ -96,7 +96,7 @@ class CompressedState:
 
     @staticmethod
     def join(nodes: "Sequence[CompressedState]", count_P: Tensor | None) -> "CompressedState":
-        """Rows with different numbers of slots side by side; the first slot of each stands first."""
+        """Rows with different numbers of slots side by side; the first slot of each is first."""
         slots = Growable(join_padded([node.slots.tensor for node in nodes], 1))
         rest_BRN = join_padded([node.rest_BRN for node in nodes], 1)
         return CompressedState(slots, rest_BRN, join_numbers([node.seen for node in nodes], count_P))
@@ -169,7 +169,7 @@ class MemoryCompressed(Mixer):
         return y.permute(1, 2, 0, 3).reshape(B, S, N)
 
     def _place(self, slot: Tensor, ends: Tensor | int | None = None) -> Tensor:
-        """Where slots (0: null) stand: at their last positions."""
+        """Return the positions of slots (0: null): those of their last members."""
         place = slot * self.config.stride - 1
         if isinstance(ends, int):
             place = place.clamp(max=ends - 1)
@@ -217,7 +217,7 @@ class MemoryCompressed(Mixer):
         seen_B = first_B * stride + length_B
         L = line_BLN.shape[1]
         new = self._compress(line_BLN[:, : L // stride * stride], first_B)
-        # A row with fewer complete slots writes one that is not: nobody sees it, and once complete it is overwritten.
+        # A row with fewer complete slots writes one that is not: no query sees it, and once complete it is overwritten.
         column = 1 + first_B[:, None] + torch.arange(new.shape[1], device=device)
         room = max(0, int(first_B.max()) + 1 + new.shape[1] - old.shape[1])
         grown = F.pad(old, (0, 0, 0, room)).scatter(1, column.unsqueeze(-1).expand(-1, -1, N), new.to(old.dtype))
@@ -237,7 +237,7 @@ class MemoryCompressed(Mixer):
             y_BHTK = attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self._bands(T, k_BHSK.shape[2], state.seen))
             return self.project.merge(y_BHTK)
         parts = []
-        # Without a bias everybody may read at once: the mask is no larger than the slots, or there is none.
+        # Without a bias all queries are read at once: the mask is no larger than the slots, or there is none.
         step = BLOCK if map_sink() is None and (causal or self._biased) else max(1, T)
         for begin in range(0, T, step):
             end = min(begin + step, T)
@@ -263,11 +263,11 @@ class MemoryCompressed(Mixer):
         return bias_of(self.position) is not None
 
     def _bands(self, queries: int, keys: int, seen: int) -> list[Band]:
-        """Rectangles that all queries of a block see, and the stairs at their ends."""
+        """Yield the blocks of keys that all queries of a block see, and the stairs at their ends."""
         near, far, before = [], [], seen - queries
         stairs = Staircase(self.config.stride, before - (keys - queries))
         for begin, end in _blocks(queries):
-            # The newest slot that everybody sees belongs to the stairs: none of their rows is empty.
+            # The newest slot that all queries see belongs to the stairs: none of their rows is empty.
             corner = (before + begin + 1) // self.config.stride
             length = 1 + (before + end) // self.config.stride - corner
             near.append(Band(begin, corner, end - begin, length, sees=stairs.sees))

@@ -10,7 +10,7 @@ Cost: O(T D^2) time, O(D) state whatever T is, T sequential steps, path 1.
 Papers: Elman 1990 (rnn); Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000 (lstm); Cho et al.
 2014, arXiv:1406.1078 (gru, in the form of torch.nn, which resets after the product with U); Schuster and Paliwal 1997
 (bidirectional).
-Differs: torch.nn's two biases are one, except a GRU's. U begins orthogonal (Saxe et al. 2014), the forget gate's
+Differs: torch.nn's two biases are one, except a GRU's. U starts orthogonal (Saxe et al. 2014), the forget gate's
 bias at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
 
 Padding changes nothing: real positions are moved together, read, and moved back, in either direction.
@@ -102,7 +102,7 @@ class Cell(nn.Module):
         return y_BTK, RecurrentState(h_1BK[0], c_1BK[0])
 
     def step(self, x_BN: Tensor, state: RecurrentState) -> RecurrentState:
-        """One position, whose W x + b is given."""
+        """Return the state after one position, from its W x + b."""
         if self.kind == "gru":
             past_BN, K = self.past(state.h_BK), self.width
             r_BK, z_BK = (x_BN[:, : 2 * K] + past_BN[:, : 2 * K]).sigmoid().chunk(2, dim=1)
@@ -206,7 +206,7 @@ def run(
     if mask_BT is None:
         y_BTK, state = cell(x_BTD, state)
         return y_BTK, state
-    # Real positions first, in their order. What stands behind them is read too, but nobody looks.
+    # Real positions first, in their order. Padding behind them is computed too, but not used.
     order_BT = pushed_left(mask_BT)
     x_BTD = zero_padding(x_BTD, mask_BT).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
     h_TBK, c_TBK = cell.every(x_BTD, state)
@@ -225,7 +225,7 @@ def run_both_ways(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | None
 
 
 def _after(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:
-    """The vector after so many positions of each row."""
+    """Return the vector after `real_B` positions of each row."""
     assert before_BK is not None
     last_1BK = (length_B - 1).clamp(min=0)[None, :, None].expand(1, -1, h_TBK.shape[2])
     return torch.where((length_B > 0).unsqueeze(1), h_TBK.gather(0, last_1BK)[0], before_BK)

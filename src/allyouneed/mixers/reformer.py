@@ -14,15 +14,15 @@ more buckets, about n / w: the authors' code hashes into b1 and into b2, which m
 Paper: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451.
 Differs: the paper cuts the sorted positions into chunks that read themselves and the chunk before. Where a chunk ends
 depends on all positions, later ones too, so the future leaks into a causal model. Here a position reads a window of the
-w members of its bucket that stand before it (the paper's: 0 to 2w - 1, of any bucket in most code), which is a function
-of its past alone: decoding step by step gives what training saw, and chunks never show. For the same reason the number
-of buckets is a setting and does not follow the length, and the rotations are drawn once and kept with the weights. A
+w members of its bucket before it (the paper's: 0 to 2w - 1, of any bucket in most code), which is a function of
+earlier positions alone: decoding step by step gives what training saw, whatever the chunks. Therefore the number
+of buckets is a setting that does not follow the length, and the rotations are drawn once and kept with the weights. A
 pair that meets in several rounds counts in the first only, which is what the paper's correction by - log N_ts amounts
-to. Keys are scaled to the length sqrt(K), as in Hugging Face's port; the paper's text says 1. No reversible layers.
+to. Keys are scaled to the length sqrt(K), as in Hugging Face's port; the paper's text states 1. No reversible layers.
 
 Rotary positions turn the queries before they are hashed and before they become keys: what is hashed is what is scored.
 Hashing is a decision: it is made in float32 at least, and carries no gradient. Two buckets that tie up to rounding may
-be told apart differently when a sum is computed in another order.
+fall into other buckets when a sum is computed in another order.
 """
 
 import math
@@ -39,7 +39,7 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, 
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import bias_of
 from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
-from allyouneed.mixers.parts.kv_cache import count_positions, extend_valid, join_pasts, packed
+from allyouneed.mixers.parts.kv_cache import count_positions, extend_mask, join_kv_caches, packed
 from allyouneed.mixers.parts.projections import (
     HeadsConfig,
     full_precision,
@@ -55,7 +55,7 @@ EPSILON = 1e-6  # of the mean square of a query, as in Hugging Face's port: a qu
 
 
 Buckets = Annotated[int, Field(ge=2, le=2**15 - 1, multiple_of=2)]
-AT_ONCE = 2**20  # numbers that are compared at a time to find buckets: a few megabytes
+AT_ONCE = 2**20  # numbers compared at once to find buckets: a few megabytes
 
 
 class ReformerConfig(HeadsConfig):
@@ -90,7 +90,7 @@ class ReformerConfig(HeadsConfig):
         return self.buckets if isinstance(self.buckets, tuple) else (self.buckets,)
 
     def reach(self, role: Role) -> Reach:
-        """Whom it reads in its bucket."""
+        """Return which members of its bucket a position reads."""
         return Reach(self.chunk, 0 if role == "causal" else self.chunk)
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Reformer":
@@ -110,17 +110,17 @@ class ReformerConfig(HeadsConfig):
 
 @dataclass(frozen=True)
 class BucketState:
-    """Keys and values of the past, and the buckets in which they lie."""
+    """Keys and values so far, and their buckets."""
 
-    past: Growable  # (B, S, 2 D): keys and values
+    kv_cache: Growable  # (B, S, 2 D): keys and values
     bucket: Growable  # (B, S, H R), 16-bit; PADDING where there is no position
 
     @staticmethod
     def join(nodes: "Sequence[BucketState]", count_P: Tensor | None) -> "BucketState":
         """Rows of different lengths side by side, without what only rows that have left could see."""
-        past, _ = join_pasts([(node.past, node.bucket.tensor[:, :, 0] != PADDING) for node in nodes])
-        buckets = [node.bucket.keep_last(past.length) for node in nodes]
-        return BucketState(past, Growable.join(buckets, count_P, PADDING))
+        kv_cache, _ = join_kv_caches([(node.kv_cache, node.bucket.tensor[:, :, 0] != PADDING) for node in nodes])
+        buckets = [node.bucket.keep_last(kv_cache.length) for node in nodes]
+        return BucketState(kv_cache, Growable.join(buckets, count_P, PADDING))
 
 
 @final
@@ -185,7 +185,7 @@ class Reformer(Mixer):
         return bucket_BTN if mask_BT is None else bucket_BTN.masked_fill(~mask_BT.unsqueeze(-1), PADDING)
 
     def _numbers(self, turned_BHTM: Tensor) -> Tensor:
-        """From what the rotations make of queries to the buckets in which they lie: (B, H, T, R), 16-bit."""
+        """Return the buckets of rotated queries: (B, H, T, R), 16-bit."""
         factors, number = self.config.factors, torch.zeros((), dtype=torch.long, device=turned_BHTM.device)
         half = [factor // 2 for factor in factors]
         for side in turned_BHTM.unflatten(-1, (self.config.rounds, -1)).split(half, dim=-1):
@@ -197,16 +197,16 @@ class Reformer(Mixer):
 
     def _read(self, q_BHTK: Tensor, seen: "BucketState", place: Tensor | None) -> Tensor:
         """The last T positions of all that were seen."""
-        T, S = q_BHTK.shape[2], seen.past.length
-        k_BHSK, v_BHSK = self._split(seen.past.tensor)
+        T, S = q_BHTK.shape[2], seen.kv_cache.length
+        k_BHSK, v_BHSK = self._split(seen.kv_cache.tensor)
         bucket_BHRS = seen.bucket.tensor.unflatten(2, (self.config.heads, -1)).permute(0, 2, 3, 1)
         if (sink := map_sink()) is not None:
             bias = None
             if self.position is not None and place is not None:
                 bias = self.position.bias(q_BHTK, place[..., -T:], place)
             sink(self, soft_alpha(q_BHTK, k_BHSK, bias, sees(bucket_BHRS, self.reach)[:, :, -T:]))
-        # Queries of the past are not asked again: anything may stand for them. What they read is wasted, but a segment
-        # with a past still costs no more than the whole.
+        # Earlier queries are not read again: any values may replace them. What they read is wasted, but a segment
+        # with a cache still costs no more than the whole.
         asked_BHSK = q_BHTK if T == S else torch.cat([k_BHSK[:, :, : S - T].detach(), q_BHTK], dim=2)
         scheme = partial(self._bias, place=place) if self.biased else None
         return attend_in_buckets(asked_BHSK, k_BHSK, v_BHSK, bucket_BHRS, self.reach, scheme)[:, :, S - T :]
@@ -223,8 +223,8 @@ class Reformer(Mixer):
         return self.position.bias(q_NHTK, here_NHT, there_NHS)
 
     def _step(self, q_BHTK: Tensor, before: "BucketState", seen: "BucketState", place: Tensor | None) -> Tensor:
-        """One position reads what it finds in its buckets: nothing but their numbers is looked at along the past."""
-        B, H, S = *q_BHTK.shape[:2], before.past.length
+        """Read the members of one position's buckets: of all earlier positions only the bucket numbers are compared."""
+        B, H, S = *q_BHTK.shape[:2], before.kv_cache.length
         number_BHRS = before.bucket.tensor.unflatten(2, (H, -1)).permute(0, 2, 3, 1)
         now_BHR1 = seen.bucket.tensor[:, -1].view(B, H, -1, 1)
         slot_S = torch.arange(S, dtype=torch.int32, device=q_BHTK.device)
@@ -232,11 +232,11 @@ class Reformer(Mixer):
         found_BHN = slot_BHRS.topk(min(self.config.chunk, S), dim=-1).values.flatten(2).sort(dim=-1).values.long()
         real_BHN = found_BHN >= 0
         real_BHN[..., 1:] &= found_BHN[..., 1:] != found_BHN[..., :-1]  # met in several rounds, read once
-        # Its own slot stands first, for those who find nothing.
+        # Its own slot comes first, for queries that find no other.
         found_BHN = torch.cat([torch.full_like(found_BHN[..., :1], S), found_BHN.clamp(min=0)], dim=-1)
         real_BHN = torch.cat([~real_BHN.any(dim=-1, keepdim=True), real_BHN], dim=-1)
         row_B, head_H = torch.arange(B, device=q_BHTK.device), torch.arange(H, device=q_BHTK.device)
-        both_BPMK = seen.past.tensor.unflatten(2, (2 * H, -1))
+        both_BPMK = seen.kv_cache.tensor.unflatten(2, (2 * H, -1))
         k_BHNK, v_BHNK = (both_BPMK[row_B[:, None, None], found_BHN, first + head_H[:, None]] for first in (0, H))
         bias = self._bias(q_BHTK, torch.full_like(found_BHN[..., :1], S), found_BHN, row_B, place=place)
         return soft_lookup(q_BHTK, k_BHNK, v_BHNK, bias=bias, visible=real_BHN.unsqueeze(2))
@@ -245,7 +245,7 @@ class Reformer(Mixer):
 def _grow(state: BucketState | None, kept_BTN: Tensor, bucket_BTM: Tensor) -> BucketState:
     if state is None:
         return BucketState(Growable(kept_BTN), Growable(bucket_BTM))
-    return BucketState(state.past.append(kept_BTN), state.bucket.append(bucket_BTM))
+    return BucketState(state.kv_cache.append(kept_BTN), state.bucket.append(bucket_BTM))
 
 
 def _places(state: BucketState | None, mask_BT: Tensor | None, B: int, T: int, device: torch.device) -> Tensor:
@@ -253,4 +253,4 @@ def _places(state: BucketState | None, mask_BT: Tensor | None, B: int, T: int, d
     old_BS, before = None, 0
     if state is not None:
         old_BS, before = state.bucket.tensor[:, :, 0] != PADDING, state.bucket.length
-    return count_positions(extend_valid(old_BS, mask_BT, B, before, T), before + T, device)
+    return count_positions(extend_mask(old_BS, mask_BT, B, before, T), before + T, device)

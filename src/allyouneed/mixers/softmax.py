@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_valid
+from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_mask
 from allyouneed.mixers.parts.projections import refuse_state
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
@@ -119,7 +119,7 @@ class Softmax(Mixer):
         return self._split_heads(queries, self.heads), *self.keys_values(rest)
 
     def keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values by heads, from what the past keeps."""
+        """Return keys and values by heads, from what the cache keeps."""
         if self.keys == self.values:
             return self._split_heads(packed_BSN, 2 * self.groups).chunk(2, dim=1)
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
@@ -149,8 +149,8 @@ class Softmax(Mixer):
         q_BHTK, k_BGSK, v_BGSR = self._queries_keys_values(packed_BTN)
         kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
-        before = state.past.length if state is not None else 0
-        mask_BS = extend_valid(state.mask_BS if state else None, mask_BT, B, before, T)
+        before = state.kv_cache.length if state is not None else 0
+        mask_BS = extend_mask(state.mask_BS if state else None, mask_BT, B, before, T)
 
         bias = None
         if self.position is not None:
@@ -161,22 +161,22 @@ class Softmax(Mixer):
             turned = self.position.rotate(both, query_position)  # at once: half as many operations
             if turned is not both:
                 q_BHTK, k_BGSK = turned.split([self.heads, self.groups], dim=1)
-                if causal:  # the past keeps turned keys
+                if causal:  # the cache keeps rotated keys
                     kept = torch.cat([k_BGSK.transpose(1, 2).flatten(2), packed_BTN[..., asked:]], dim=-1)
             bias = self.position.bias(q_BHTK, query_position, key_position)
 
-        past = state.past.append(kept) if state is not None else Growable(kept)
+        kv_cache = state.kv_cache.append(kept) if state is not None else Growable(kept)
         if state is not None:
-            k_BGSK, v_BGSR = self.keys_values(past.tensor)
-        # Without a past and without padding the kernel's own triangle is enough, and a single step sees everything.
+            k_BGSK, v_BGSR = self.keys_values(kv_cache.tensor)
+        # Without a cache and padding the kernel's own triangle is enough, and a single step sees everything.
         triangle = causal and before == 0 and mask_BS is None
         visible = None if triangle else self._visible(mask_BS, T, before, x_BTD)
         y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, visible, triangle and T > 1)
         y_BTD = self.output(y_BHTR.transpose(1, 2).flatten(2))
-        return y_BTD, SoftmaxState(past, mask_BS) if causal else None
+        return y_BTD, SoftmaxState(kv_cache, mask_BS) if causal else None
 
     def _visible(self, mask_BS: Tensor | None, T: int, before: int, like: Tensor) -> Tensor | None:
-        """Who may read whom, broadcastable to (B, H, T, S); None: everybody everything."""
+        """Return which position may read which, broadcastable to (B, H, T, S); None if all may read all."""
         visible = None if mask_BS is None else mask_BS[:, None, None, :]
         if self.role == "causal" and T > 1:
             past_TS = torch.ones(T, before + T, dtype=torch.bool, device=like.device).tril(before)

@@ -4,7 +4,7 @@
     fixed:    A(t) = {s in the same block of l}   with {s among the last c of any block of l}
 
 of which a causal mixer reads s <= t. The strided pattern suits what repeats with a period (images, music); the fixed
-one suits text: the last c positions of a block sum it up for everybody after it.
+one suits text: the last c positions of a block sum it up for all later ones.
 
 Cost: O(n (l + n / l) D) time, strided, O(n (l + c n / l) D), fixed: O(n sqrt(n) D) for l near sqrt(n); O(n D) state, 1
 sequential step, path 2 (1 within a factor).
@@ -86,11 +86,11 @@ def _strided(stride: int, queries: int, keys: int, causal: bool) -> Iterator[Ban
     yield from bands_of(Pattern(stride - 1, 0 if causal else stride - 1), queries, keys)
     before = keys - queries
     begin = max(before, stride) if causal else 0
-    # From `begin` on, a position begins each column. Where the remainder wraps, or the last row ends, columns change.
+    # From `begin` on, each position starts a column. Columns change where the remainder wraps or the last row ends.
     for first, end in pairwise(sorted({0, -begin % stride, (keys - begin) % stride, stride})):
         column, rows = (begin + first) % stride, len(range(begin + first, keys, stride))
         above = (begin + first) // stride  # positions of the column before its first query
-        if above + rows < 2:  # nobody to read
+        if above + rows < 2:  # no other position to read
             continue
         for top in range(0, rows, ROWS):
             size = min(ROWS, rows - top)
@@ -124,7 +124,7 @@ def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
 
 
 def _fixed_both_ways(stride: int, kept: int, keys: int) -> Iterator[Band]:
-    """Everybody reads the rest of its own block, and what all blocks kept; the last block may have kept fewer."""
+    """Each position reads the rest of its block and the kept positions of all blocks; the last may keep fewer."""
     whole, rest = divmod(keys, stride)
     again = False
     if whole:

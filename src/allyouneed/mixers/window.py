@@ -2,13 +2,13 @@
 
     head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s = t - w d, .., t - d, t (and t + d, .., t + w d)
 
-w is the window and d the dilation; a causal mixer has the past half. What is far away is reached through layers: a
+w is the window and d the dilation; a causal mixer has the earlier half. What is far away is reached through layers: a
 stack of L layers sees L w d positions, as a convolution would.
 
 Cost: O(T w D) time, O(w d D) state, 1 sequential step, path n / (w d); with a dilation, positions whose distance it
 does not divide never meet: mix such layers with others.
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
-Differs: padding is no position: the window counts real tokens only. The kernel is rectangles.py.
+Differs: padding is not a position: the window counts real tokens only. The kernel is parts/block_sparse.py.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
-from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_pasts, newest_last, next_positions, packed
+from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_kv_caches, newest_last, next_positions, packed
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
@@ -42,7 +42,7 @@ class WindowConfig(HeadsConfig):
     dilation: PositiveInt = 1  # it sees every d-th position only, as far as window times dilation
 
     def bands(self, role: Role, queries: int, keys: int) -> list[Band]:
-        """Who reads whom among the last `queries` of `keys` positions."""
+        """Return which of `keys` positions the last `queries` of them read."""
         pattern = Pattern(self.window, 0 if role == "causal" else self.window)
         bands = []
         for first in range(min(self.dilation, keys)):  # positions that see each other have the same remainder
@@ -68,15 +68,15 @@ class WindowConfig(HeadsConfig):
 class WindowState:
     """The last keys and values, as many as the window reaches, and how many positions there were."""
 
-    past: Growable  # (B, S, N): keys and values; the newest stands last
+    kv_cache: Growable  # (B, S, N): keys and values; the newest is last
     real_BS: Tensor | None  # which of them are there: rows may have had fewer (None: all)
     seen: int | Tensor  # positions so far: one number, or one for each row (B)
 
     @staticmethod
     def join(nodes: "Sequence[WindowState]", count_P: Tensor | None) -> "WindowState":
         """Rows that have had different numbers of positions side by side."""
-        past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
-        return join_fields(nodes, count_P, past=past, real_BS=real_BS)
+        kv_cache, real_BS = join_kv_caches([(node.kv_cache, node.real_BS) for node in nodes])
+        return join_fields(nodes, count_P, kv_cache=kv_cache, real_BS=real_BS)
 
 
 @final
@@ -109,15 +109,15 @@ class Window(Mixer):
         if self.role == "bidirectional":
             return self.project.merge(self._read(q_BHTK, k_BHTK, v_BHTK)), None
         new_BTN = packed(k_BHTK, v_BHTK)
-        past = Growable(new_BTN) if state is None else state.past.append(new_BTN)
-        keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(past.tensor, 2)
+        kv_cache = Growable(new_BTN) if state is None else state.kv_cache.append(new_BTN)
+        keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(kv_cache.tensor, 2)
         if real_BS is not None:
             real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
         y_BTD = self.project.merge(self._read(q_BHTK, *keys_values, real_BS=real_BS))
         if real_BS is not None:
             real_BS = None if bool(real_BS[:, -self.reach :].all()) else real_BS[:, -self.reach :]
         seen = T + (state.seen if state else 0)
-        return y_BTD, WindowState(past.keep_last(self.reach), real_BS, seen)
+        return y_BTD, WindowState(kv_cache.keep_last(self.reach), real_BS, seen)
 
     def _turned(self, x_BTD: Tensor, mask_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
         """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
@@ -155,10 +155,10 @@ class Window(Mixer):
         """What the next positions need of rows with padding."""
         if self.role == "bidirectional":
             return None
-        past = Growable(newest_last(packed(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
-        slot_S, seen_B = torch.arange(past.length, device=mask_BT.device), mask_BT.sum(dim=1)
-        real_BS = slot_S >= past.length - seen_B[:, None]
-        return WindowState(past, None if bool(real_BS.all()) else real_BS, seen_B)
+        kv_cache = Growable(newest_last(packed(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
+        slot_S, seen_B = torch.arange(kv_cache.length, device=mask_BT.device), mask_BT.sum(dim=1)
+        real_BS = slot_S >= kv_cache.length - seen_B[:, None]
+        return WindowState(kv_cache, None if bool(real_BS.all()) else real_BS, seen_B)
 
     def _bias(self, q_BHTK: Tensor, query_place: Tensor, key_place: Tensor) -> Tensor | None:
         return None if self.position is None else self.position.bias(q_BHTK, query_place, key_place)
@@ -184,9 +184,9 @@ class Window(Mixer):
                 real_N = mask_BT[row].nonzero()[:, 0]
             q, k, v = (x[row : row + 1].index_select(2, real_N) for x in (q_BHTK, k_BHTK, v_BHTK))
             if state is not None:
-                past = state.past.tensor[row : row + 1]
-                past = past if state.real_BS is None else past[:, state.real_BS[row]]
-                old_k, old_v = self.project.split(past, 2)
+                kv_cache = state.kv_cache.tensor[row : row + 1]
+                kv_cache = kv_cache if state.real_BS is None else kv_cache[:, state.real_BS[row]]
+                old_k, old_v = self.project.split(kv_cache, 2)
                 k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
             y = q.new_zeros(1, H, T, K)
             outputs.append(y.index_copy(2, real_N, self._read(q, k, v)) if len(real_N) else y)

@@ -13,7 +13,7 @@ Paper: Dai et al. 2019, arXiv:1901.02860, section 3.
 Differs: every position reads exactly the M before it, the authors' `same_length` of evaluation, in training too: so it
 does not matter where segments begin and end, and what is trained is what is evaluated. `stretch` trains as the authors
 do: a position reads the M before its segment, and its segment up to itself. u and v belong to each layer.
-The gradient stops where one segment hands its state to the next (tasks/loss.py), not inside the mixer. Padding is no
+The gradient stops where one segment passes its state to the next (tasks/loss.py), not inside the mixer. Padding is no
 position.
 """
 
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_plainly, bands_of
-from allyouneed.mixers.parts.kv_cache import join_pasts, packed
+from allyouneed.mixers.parts.kv_cache import join_kv_caches, packed
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
@@ -47,7 +47,7 @@ class XLConfig(HeadsConfig):
 
     type: Literal["xl"] = "xl"
     memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
-    clamp: PositiveInt | None = None  # farther is not told apart: what longer memories than trained ones need
+    clamp: PositiveInt | None = None  # larger distances count as this one; needed for longer memories than trained ones
     stretch: bool = False  # while training, also reads all of its own segment: meets the distances of longer memories
 
     def check_task(self, task: Traits) -> None:
@@ -79,7 +79,7 @@ def check_stretch(stretch: bool, task: Traits) -> None:
 
 
 class Distances(nn.Module):
-    """The part of a score that knows how far apart two positions are: u, v and W_R."""
+    """The part of a score that depends on the distance of two positions: u, v and W_R."""
 
     def __init__(self, heads: int, width: int, clamp: int | None) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Distances(nn.Module):
 
 
 def nearest(reach: int, clamp: int | None) -> int:
-    """The largest distance that is told from smaller ones."""
+    """Return the largest distance that differs from smaller ones."""
     return reach if clamp is None else min(reach, clamp)
 
 
@@ -126,7 +126,7 @@ def waves(distance_R: Tensor, width: int) -> Tensor:
 def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
     """From scores by distance (R-1 .. 0) to scores by key: (t, s) takes distance `first` + t - s, or zero without one.
 
-    Row t begins one place earlier than the row above it: cut out of the flattened matrix, rows of one number less do
+    Row t starts one place earlier than the row above it: cut out of the flattened matrix, rows of one number less do
     just that, and no pair needs an index.
     """
     T, R = score_BHTR.shape[-2:]
@@ -136,9 +136,9 @@ def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
     return wide_BHTN.flatten(-2)[..., T - 1 : T * N - 1].unflatten(-1, (T, N - 1))[..., :keys]
 
 
-def longer(past: Growable, new_BTN: Tensor) -> Growable:
+def longer(cache: Growable, new_BTN: Tensor) -> Growable:
     """`append` for vectors that need no gradient themselves, but that a weight may have kept for its own."""
-    return Growable(torch.cat([past.tensor, new_BTN], dim=1)) if torch.is_grad_enabled() else past.append(new_BTN)
+    return Growable(torch.cat([cache.tensor, new_BTN], dim=1)) if torch.is_grad_enabled() else cache.append(new_BTN)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def farthest(known: "Sequence[Known | None]") -> "Known | None":
 class XLState:
     """The last M vectors, the newest last."""
 
-    past: Growable  # (B, S, N): what the layer was given, or keys and values where no gradient can ask for more
+    cache: Growable  # (B, S, N): what the layer was given, or keys and values where no gradient can ask for more
     projected: bool
     real_BS: Tensor | None = None  # which of them are there: rows may have had fewer (None: all)
     known: Known | None = None
@@ -169,8 +169,8 @@ class XLState:
     @staticmethod
     def join(nodes: "Sequence[XLState]", count_P: Tensor | None) -> "XLState":
         """Rows that have had different numbers of positions side by side."""
-        past, real_BS = join_pasts([(node.past, node.real_BS) for node in nodes])
-        return join_fields(nodes, count_P, past=past, real_BS=real_BS, known=farthest([node.known for node in nodes]))
+        cache, real_BS = join_kv_caches([(node.cache, node.real_BS) for node in nodes])
+        return join_fields(nodes, count_P, cache=cache, real_BS=real_BS, known=farthest([node.known for node in nodes]))
 
 
 @final
@@ -200,8 +200,8 @@ class XL(Mixer):
         left = None if real_BS is None else real_BS[:, -self.config.memory :]
         left = None if left is None or bool(left.all()) else left
         kept = None if torch.is_grad_enabled() else known
-        past = after.past.keep_last(self.config.memory)
-        return self.project.merge(y_BHTK), XLState(past, after.projected, left, kept)
+        cache = after.cache.keep_last(self.config.memory)
+        return self.project.merge(y_BHTK), XLState(cache, after.projected, left, kept)
 
     def _reach(self, segment: int) -> int:
         """How far the last position of a segment looks back."""
@@ -217,17 +217,17 @@ class XL(Mixer):
         new_BTN = packed(k_BHTK, v_BHTK) if projected else x_BTD
         if state is None:
             return q_BHTK, k_BHTK, v_BHTK, XLState(Growable(new_BTN), projected)
-        past = state.past
+        cache = state.cache
         if projected and not state.projected:
-            past = Growable(self.project.keys_and_values(past.tensor))
+            cache = Growable(self.project.keys_and_values(cache.tensor))
         if projected:
-            past = past.append(new_BTN)
-            k_BHSK, v_BHSK = self.project.split(past.tensor, 2)
+            cache = cache.append(new_BTN)
+            k_BHSK, v_BHSK = self.project.split(cache.tensor, 2)
         else:
-            old = self.project.split(self.project.keys_and_values(past.tensor), 2)
+            old = self.project.split(self.project.keys_and_values(cache.tensor), 2)
             k_BHSK, v_BHSK = (torch.cat(pair, dim=2) for pair in zip(old, (k_BHTK, v_BHTK), strict=True))
-            past = longer(past, new_BTN)
-        return q_BHTK, k_BHSK, v_BHSK, XLState(past, projected)
+            cache = longer(cache, new_BTN)
+        return q_BHTK, k_BHSK, v_BHSK, XLState(cache, projected)
 
     def _known(self, reach: int, state: XLState | None) -> Known:
         """The keys of all distances up to `reach`; while decoding they are made rarely, in growing numbers."""
@@ -253,7 +253,7 @@ class XL(Mixer):
             visible = None if real_BS is None else real_BS[:, None, None, -S:]
             return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias_BHTS, visible=visible)
         bands = bands_of(pattern, T, S)
-        if len(bands) == 1 and bands[0].blocks == 1:  # a segment that is no longer than the memory: one rectangle
+        if len(bands) == 1 and bands[0].blocks == 1:  # a segment that is not longer than the memory: one dense block
             k_BHSK, v_BHSK = k_BHSK[:, :, bands[0].key :], v_BHSK[:, :, bands[0].key :]
             place_S = torch.arange(bands[0].key, S, device=q_BHTK.device)
             bias_BHTS = self._bias(q_BHTK, place_S[-T:], place_S, keys_HKR=keys_HKR)
@@ -276,9 +276,9 @@ class XL(Mixer):
                 real_N = mask_BT[row].nonzero()[:, 0]
             alone = None
             if state is not None:
-                past = state.past.tensor[here]
-                past = past if state.real_BS is None else past[:, state.real_BS[row]]
-                alone = replace(state, past=Growable(past), real_BS=None) if past.shape[1] else None
+                cache = state.cache.tensor[here]
+                cache = cache if state.real_BS is None else cache[:, state.real_BS[row]]
+                alone = replace(state, cache=Growable(cache), real_BS=None) if cache.shape[1] else None
             y = torch.zeros_like(x_BTD[here])
             if len(real_N):
                 read, alone = self(x_BTD[here].index_select(1, real_N), state=alone)
@@ -291,12 +291,12 @@ class XL(Mixer):
         """Rows of different lengths with their newest position last."""
         projected = not torch.is_grad_enabled() or (state is not None and state.projected)
         none = x_BTD.new_zeros(1, 0, (2 if projected else 1) * x_BTD.shape[2])
-        pasts = [none if row is None else row.past.tensor for row in rows]
+        caches = [none if row is None else row.cache.tensor for row in rows]
         for number, row in enumerate(rows):
             if row is not None and projected and not row.projected:  # a row without news may be kept as it was
-                pasts[number] = self.project.keys_and_values(pasts[number])
-        length_B = torch.tensor([past.shape[1] for past in pasts], device=x_BTD.device)
+                caches[number] = self.project.keys_and_values(caches[number])
+        length_B = torch.tensor([cache.shape[1] for cache in caches], device=x_BTD.device)
         longest = int(length_B.max())
-        past = torch.cat([F.pad(past, (0, 0, longest - past.shape[1], 0)) for past in pasts])
+        cache = torch.cat([F.pad(cache, (0, 0, longest - cache.shape[1], 0)) for cache in caches])
         real_BS = torch.arange(longest, device=x_BTD.device) >= longest - length_B[:, None]
-        return XLState(Growable(past), projected, None if bool(real_BS.all()) else real_BS)
+        return XLState(Growable(cache), projected, None if bool(real_BS.all()) else real_BS)

@@ -1,11 +1,11 @@
-"""The kernel of sparse attention: a pattern is a set of rectangles (some queries x some keys), each read densely.
+"""The kernel of sparse attention: a pattern is a set of dense blocks (some queries x some keys).
 
     out_t = sum_r exp(lse_rt - lse_t) out_rt,     lse_t = log sum_r exp(lse_rt)
 
-Nothing of size n x n exists. A *band* is many equal rectangles, read in one call: along the diagonal on overlapping
+Nothing of size n x n exists. A *band* is many equal blocks, read in one call: along the diagonal on overlapping
 views of keys and values, between positions that are a stride apart on strided views, or on gathered *runs* of keys. On
 a CPU a call is torch's flash kernel, which also gives the log-sum-exp; its backward pass is handed the output and
-log-sum-exp of *all* rectangles of a query, P = exp(score - lse), so each rectangle's gradient is exact without
+log-sum-exp of *all* blocks of a query, P = exp(score - lse), so each block's gradient is exact without
 differentiating the merge.
 
 `attend_plainly` says the same in ordinary operations: on other devices, wherever something is added to the scores, and
@@ -27,17 +27,17 @@ from allyouneed.torch_private import flash_attention, flash_attention_backward
 
 # What is added to the scaled scores: from queries (B, H, T, K), their positions ((T) or (B, T)) and those of the keys.
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
-# Who sees whom: from positions of queries and keys that broadcast; torch.ge is the past.
+# Which query sees which key, from positions that broadcast; torch.ge is causal.
 Sees = Callable[[Tensor, Tensor], Tensor]
 
-AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, are held at a time: cache-sized
+AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, are held at once: cache-sized
 
 
 @dataclass(frozen=True)
 class Band:
     """Blocks i = 0, 1, ..: `size` queries from `query` + i hop on read `length` keys from `key` + i hop on.
 
-    Queries and keys of a block stand `step` apart. With `runs` the keys are others: for each head (or once for all) and
+    Queries and keys of a block are `step` apart. With `runs` the keys are others: for each head (or once for all) and
     each block, the first keys of several runs of `length`.
     """
 
@@ -46,7 +46,7 @@ class Band:
     size: int
     length: int
     blocks: int = 1
-    again: bool = False  # whether all of these queries also stand in bands before: results are merged
+    again: bool = False  # True if all of these queries are also in earlier bands: results are merged
     step: int = 1
     hop: int = 0  # 0: as long as a block
     runs_HNR: Tensor | None = None
@@ -68,7 +68,7 @@ class Band:
         return replace(self, query=self.query + step, key=self.key + step, blocks=end - begin, runs_HNR=runs)
 
     def parts(self) -> Iterator["Band"]:
-        """All of its blocks, a few at a time."""
+        """Yield all of its blocks, a few at once."""
         group = max(1, AT_ONCE // self.size)
         for begin in range(0, self.blocks, group):
             yield self.part(begin, min(begin + group, self.blocks))
@@ -78,7 +78,7 @@ class Band:
         return self._positions(self.query, self.size, device)
 
     def keys(self, device: torch.device | None = None) -> Tensor:
-        """(H or 1, blocks, width): where its keys stand."""
+        """(H or 1, blocks, width): the positions of its keys."""
         if self.runs_HNR is None:
             return self._positions(self.key, self.length, device)[None]
         return (self.runs_HNR.to(device)[..., None] + torch.arange(self.length, device=device)).flatten(2)
@@ -96,7 +96,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Who reads whom: neighbours from `left` before to `right` after, and the first `everywhere` keys."""
+    """Which position reads which: neighbours from `left` before to `right` after, and the first `everywhere` keys."""
 
     left: int
     right: int
@@ -110,12 +110,12 @@ class Pattern:
 
 
 def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
-    """The rectangles of a pattern for the last `queries` of `keys` positions.
+    """Return the blocks of a pattern for the last `queries` of `keys` positions.
 
-    Inner blocks form one band; at either end, where the window sticks out, blocks stand alone. Blocks are as long as
-    the window, up to 192: shorter ones waste calls, longer ones compute what is masked (256: 5 to 10 % slower). Keys
-    that everybody reads are one more rectangle for the queries whose windows do not touch them; the others' blocks
-    begin at key 0.
+    Inner blocks form one band; at either end, where the window sticks out, each forms its own band. Blocks are as long
+    as the window, up to 192: shorter ones waste calls, longer ones compute what is masked (256: 5 to 10 % slower). Keys
+    that all positions read are one more block for the queries whose windows do not touch them; the others' blocks
+    start at key 0.
     """
     left, right = pattern.left, pattern.right
     size = max(16, min(192, left + right))
@@ -141,7 +141,7 @@ def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
 
 
 def dilated(bands: Sequence[Band], pattern: Pattern, queries: range, key: int) -> list[Band]:
-    """The same bands where positions stand further apart: among these queries, and as distant keys from `key` on."""
+    """Return the same bands with positions further apart: among these queries, and as distant keys from `key` on."""
     step = queries.step
     sees = Pattern(pattern.left * step, pattern.right * step).sees
     return [
@@ -157,10 +157,10 @@ def dilated(bands: Sequence[Band], pattern: Pattern, queries: range, key: int) -
     ]
 
 
-def grouped(rectangles: Sequence[tuple[int, int, int, int]], sees: Sees | None = None) -> Iterator[Band]:
-    """Rectangles (query, key, size, length); equal ones along a diagonal form one band."""
+def grouped(blocks: Sequence[tuple[int, int, int, int]], sees: Sees | None = None) -> Iterator[Band]:
+    """Group blocks (query, key, size, length): equal ones along a diagonal form one band."""
     band: Band | None = None
-    for query, key, size, length in rectangles:
+    for query, key, size, length in blocks:
         if band is not None and (band.size, band.length) == (size, length):
             done = band.blocks * size
             if (query, key) == (band.query + done, band.key + done):
@@ -184,7 +184,7 @@ def meetings(bands: Sequence[Band]) -> int:
 
 
 def visible_of(bands: Sequence[Band], T: int, S: int) -> Tensor:
-    """(H or 1, T, S): who sees whom, all pairs at once; for short sequences."""
+    """Return which query sees which key, (H or 1, T, S), all pairs at once; for short sequences."""
     H = max(1 if band.runs_HNR is None else band.runs_HNR.shape[0] for band in bands)
     times_HTS = torch.zeros(H, T, S, dtype=torch.int8)
     head = torch.arange(H).view(-1, 1, 1, 1)
@@ -212,13 +212,13 @@ def attend_sparsely(
     if not q_BHTK.numel():  # the kernel divides by sizes
         return torch.zeros_like(q_BHTK)
     if bias is None and has_kernel(q_BHTK.device):
-        out_BHTK: Tensor = _Rectangles.apply(q_BHTK, k_BHSK, v_BHSK, bands)
+        out_BHTK: Tensor = _BlockSparse.apply(q_BHTK, k_BHSK, v_BHSK, bands)
         return out_BHTK
     return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, bias)
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Whether the fused kernel runs there and nobody has switched it off."""
+    """Return True if the fused kernel runs there and is not switched off."""
     return device.type == "cpu" and fused()
 
 
@@ -280,7 +280,7 @@ def _added(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -> Te
     return torch.cat(parts, dim=1).unflatten(0, (B, -1)).transpose(1, 2)
 
 
-class _Rectangles(torch.autograd.Function):
+class _BlockSparse(torch.autograd.Function):
     """All bands by flash calls."""
 
     @staticmethod
@@ -371,7 +371,7 @@ def _strided(x_NSK: Tensor, band: Band, first: int, count: int) -> Tensor:
 
 
 def _every_run(x_NSK: Tensor, band: Band) -> Tensor:
-    """(rows, length K): row i is the run that begins at the i-th vector; a view in which all overlap."""
+    """(rows, length K): row i is the run that starts at the i-th vector; a view in which all overlap."""
     N, S, K = x_NSK.shape
     return x_NSK.as_strided((N * S - band.length + 1, band.length * K), (K, 1))
 
@@ -386,7 +386,7 @@ def _rows(band: Band, k_NSK: Tensor, heads: int) -> Tensor | None:
 
 
 def _mask(band: Band, before: int, like: Tensor) -> Tensor | None:
-    """What is added to the scores of a block, the same for all blocks of a band; None where everybody sees all."""
+    """What is added to the scores of a block, the same for all blocks of a band; None where every query sees all."""
     visible = band.visible(before)
     if visible is None:
         return None

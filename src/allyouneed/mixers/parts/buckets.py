@@ -1,4 +1,4 @@
-"""The kernel of attention within buckets: who shares a bucket reads its neighbours there, in any of several rounds.
+"""The kernel of attention within buckets: positions of one bucket read their neighbours there, in several rounds.
 
     read_t = union over rounds r of { s : bucket_r(s) = bucket_r(t),  rank_r(t) - rank_r(s) in [-right, left],  s != t }
     out_t = softmax over read_t of (q_t . k_s / sqrt(K)) V,          and out_t = v_t where nothing is to be read
@@ -10,8 +10,8 @@ Nothing of size n x n exists. A pair that meets in several rounds belongs to the
 rounds are merged by log-sum-exp.
 
 On a CPU a block is a call of torch's flash kernel, whose backward pass is handed the output and log-sum-exp of *all*
-rounds, as in `rectangles.py`. `attend_plainly` says the same in ordinary operations: on other devices, wherever
-something is added to the scores, and where somebody counts operations.
+rounds, as in `block_sparse.py`. `attend_plainly` computes the same in ordinary operations: on other devices, wherever
+something is added to the scores, and where operations are counted.
 
 Cost: O(n R (left + right) K) time and a sort; O(n (K + R (left + right) / 4)) memory, a byte for each pair covered.
 """
@@ -32,9 +32,9 @@ from allyouneed.torch_private import flash_attention, flash_attention_backward
 SlotBias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
 PADDING = -1  # the bucket of what is no position
-HIDDEN = -1e30  # not infinity: a round in which somebody reads nothing has a finite, weightless log-sum-exp
+HIDDEN = -1e30  # not infinity: a round in which a query reads nothing has a finite, weightless log-sum-exp
 NOWHERE = -(2**28)  # a place far from all others
-AT_ONCE = 2**21  # pairs that are masked and read at a time: a few megabytes
+AT_ONCE = 2**21  # pairs that are masked and read at once: a few megabytes
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Reach:
         return -(-positions // self.size) * self.size
 
     def area(self, positions: int) -> int:
-        """How many pairs are computed for so many positions in one round."""
+        """Return the number of pairs computed for `length` positions in one round."""
         return self.rows(positions) * self.length
 
     def near(self, here: Tensor, there: Tensor) -> Tensor:
-        """Whether a key lies within reach of a query, given their places; a position is within its own reach."""
+        """Return whether a key is within reach of a query, from their places; a position is within its own reach."""
         # left >= here - there >= -right, by one comparison.
         return (2 * here - (self.left - self.right) - 2 * there).abs_() <= self.left + self.right
 
@@ -73,9 +73,9 @@ class Sorting:
     """Positions in the order of their buckets, in each of R rounds."""
 
     order_BHRT: Tensor  # the slots in order
-    rank_BHRT: Tensor  # where each slot stands in that order
-    place_BHRT: Tensor  # where it stands among all, with gaps between buckets that no reach can bridge
-    alone_BHT: Tensor  # who has nobody to read in any round
+    rank_BHRT: Tensor  # the rank of each slot in that order
+    place_BHRT: Tensor  # its place among all, with gaps between buckets that no reach can bridge
+    alone_BHT: Tensor  # True where no round has anything to read
 
     @staticmethod
     def of(bucket_BHRT: Tensor, reach: Reach) -> "Sorting":
@@ -96,7 +96,7 @@ class Sorting:
         )
 
     def listed(self, r: int, reach: Reach) -> Tensor:
-        """Which vector, of those of all rows and heads, stands where in the list of one round."""
+        """Return, for each place in the list of one round, the number of its vector among all rows and heads."""
         return _list(self.order_BHRT[:, :, r] + self._first(self.order_BHRT.shape[-1]), reach, 0)
 
     def back(self, r: int, rows: int) -> Tensor:
@@ -109,7 +109,7 @@ class Sorting:
 
 
 def sees(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
-    """Who reads whom as one dense mask (B, H, T, T): to look at, not to compute with."""
+    """Return which position reads which as one dense mask (B, H, T, T): for inspection, not for computing."""
     sorting = Sorting.of(bucket_BHRT, reach)
     place_BHRT = sorting.place_BHRT
     visible_BHTS = reach.near(place_BHRT.unsqueeze(-1), place_BHRT.unsqueeze(-2)).any(dim=2)
@@ -139,7 +139,7 @@ def attend_plainly(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: Sl
         score = q @ k.mT / math.sqrt(N // 3)  # (blocks, size, length), the blocks of all rows and heads
         if bias is not None:
             slots = _list(sorting.order_BHRT[:, :, r], reach, 0)
-            # For a position scheme, which knows heads, the blocks of a row are rows.
+            # For a position scheme, which has heads, the blocks of a row are rows.
             q, here, there = (
                 x.unflatten(0, (B, H, -1)).transpose(1, 2).flatten(0, 1)
                 for x in (q, _queries(slots, reach), _windows(slots, reach))
@@ -160,7 +160,7 @@ def attend_plainly(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: Sl
 
 
 def _list(x_BHT: Tensor, reach: Reach, value: int) -> Tensor:
-    """Numbers in order as one list: each row and head in whole blocks, and room at either end for the reach."""
+    """Numbers in order as one list: each row and head in whole blocks, and padding at either end for the reach."""
     T = x_BHT.shape[-1]
     blocks = F.pad(x_BHT, (0, reach.rows(T) - T), value=value)
     return F.pad(blocks.view(-1), (reach.left, reach.right), value=value)
@@ -178,11 +178,11 @@ def _windows(listed: Tensor, reach: Reach) -> Tensor:
 
 @dataclass(frozen=True)
 class _Who:
-    """Who reads whom in the blocks of one round."""
+    """Which position reads which in the blocks of one round."""
 
     reach: Reach
     places: list[Tensor]  # listed: in this round, then in each earlier one
-    alone: Tensor  # for each query, whether it reads itself: in the first round, if it finds nobody in any
+    alone: Tensor  # for each query, whether it reads itself: in the first round, if it finds no other in any
 
     @staticmethod
     def reads(sorting: Sorting, reach: Reach, r: int) -> "_Who":

@@ -1,11 +1,11 @@
-"""Windows of a sequence, and their past: what convolutions are made of.
+"""Windows of a sequence, and the last inputs that the next window needs: the parts of convolutions.
 
     y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1        a masked convolution of width k, dilation d
         = b + [W_0 .. W_(k-1)] [x_(t - (k-1) d); ..; x_(t - d); x_t]   one matrix over the window of t
 
-A convolution is a matrix product over windows, so a layer is `linear(taps.causal(x))`: on a CPU, at the sizes of a
-laptop's model, that is about as fast as `conv1d`, and one step of decoding is the same product over one window. The
-masked form reads a past of the last (k - 1) d inputs, zeros at first; the centred form, for encoders, reads zeros on
+A convolution is a matrix product over windows, so a layer is `linear(conv_window.causal(x))`: on a CPU, at the sizes of
+a laptop's model, that is about as fast as `conv1d`, and one step of decoding is the same product over one window. The
+masked form keeps the last (k - 1) d inputs, zeros at first; the centred form, for encoders, reads zeros on
 both sides.
 """
 
@@ -27,7 +27,7 @@ class ConvWindow:
 
     @property
     def reach(self) -> int:
-        """How far back the masked form looks: what its past must hold."""
+        """Return how far back the masked form reads, which is how many inputs it keeps."""
         return (self.kernel - 1) * self.dilation
 
     def centred(self, x_BSD: Tensor) -> Tensor:
@@ -36,16 +36,16 @@ class ConvWindow:
         return self._windows(F.pad(x_BSD, (0, 0, self.reach - right, right)), x_BSD.shape[1])
 
     def start(self, like_BSD: Tensor, width: int) -> Growable:
-        """The past before the first position of as many rows: nothing."""
+        """Return the kept inputs before the first position: zeros."""
         return Growable(like_BSD.new_zeros(like_BSD.shape[0], self.reach, width))
 
-    def causal(self, x_BTD: Tensor, past: Growable, real_B: Tensor | None = None) -> tuple[Tensor, Growable]:
-        """The windows that end in every new position, and the past after them.
+    def causal(self, x_BTD: Tensor, recent: Growable, real_B: Tensor | None = None) -> tuple[Tensor, Growable]:
+        """Return the windows that end in every new position, and the inputs to keep.
 
         `real_B`: how many new positions of each row, from the left, are real; what follows them leaves no trace.
         """
         T = x_BTD.shape[1]
-        joined = past.append(x_BTD)
+        joined = recent.append(x_BTD)
         windows_BTN = self._windows(joined.tensor, T)
         if real_B is None:
             return windows_BTN, joined.keep_last(self.reach)
@@ -53,9 +53,9 @@ class ConvWindow:
         kept_BRD = joined.tensor.gather(1, place_BR.unsqueeze(-1).expand(-1, -1, x_BTD.shape[2]))
         return windows_BTN, Growable(kept_BRD)
 
-    def advance(self, x_BD: Tensor, past: Growable) -> tuple[Tensor, Growable]:
+    def advance(self, x_BD: Tensor, recent: Growable) -> tuple[Tensor, Growable]:
         """`causal` for one new position of each row: windows (B, kernel D)."""
-        joined = past.append(x_BD.unsqueeze(1))
+        joined = recent.append(x_BD.unsqueeze(1))
         return joined.tensor[:, :: self.dilation].flatten(1), joined.keep_last(self.reach)
 
     def _windows(self, x_BSD: Tensor, length: int) -> Tensor:

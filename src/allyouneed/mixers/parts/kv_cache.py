@@ -1,6 +1,6 @@
-"""Keys and values of the past: the states of score-based mixers.
+"""Caches of keys and values: the states of score-based mixers.
 
-Rows that are joined stand with their newest position last, and with padding that they do not see before their first.
+Joined rows have their newest position last, and masked padding before their first.
 
 Beams of one sentence have the same source, so several rows in a row may *share* a memory: it is kept, and read, once
 for all of them.
@@ -17,15 +17,15 @@ from allyouneed.mixers.parts.state import Growable, join_padded
 
 @dataclass(frozen=True)
 class SoftmaxState:
-    """Keys and values of the past, and which of them a row sees (None: all)."""
+    """Keys and values so far, and which of them a row sees (None: all)."""
 
-    past: Growable  # (B, S, N): the keys of all heads, then their values, so that one copy appends or reorders both
+    kv_cache: Growable  # (B, S, N): the keys of all heads, then their values, so that one copy appends or reorders both
     mask_BS: Tensor | None
 
     @staticmethod
     def join(nodes: "Sequence[SoftmaxState]", count_P: Tensor | None) -> "SoftmaxState":
         """Rows of different lengths side by side."""
-        return SoftmaxState(*join_pasts([(node.past, node.mask_BS) for node in nodes]))
+        return SoftmaxState(*join_kv_caches([(node.kv_cache, node.mask_BS) for node in nodes]))
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ def behind_last_seen(real_BS: Tensor) -> int:
     return max([1, *(real_BS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
 
 
-def join_pasts(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growable, Tensor | None]:
+def join_kv_caches(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Growable, Tensor | None]:
     """Pasts of different lengths as one, and which slots are real (None: all).
 
     Slots that no row sees any more are forgotten.
     """
     kept, valid = [], []
-    for past, real in parts:
+    for kv_cache, real in parts:
         if real is None:
-            real = torch.ones(past.tensor.shape[:2], dtype=torch.bool, device=past.tensor.device)
+            real = torch.ones(kv_cache.tensor.shape[:2], dtype=torch.bool, device=kv_cache.tensor.device)
         first = first_seen(real)
-        kept.append(past.keep_last(past.length - first))
+        kept.append(kv_cache.keep_last(kv_cache.length - first))
         valid.append(real[:, first:])
     mask_BS = join_padded(valid, 1, left=True)
     return Growable.join(kept), None if bool(mask_BS.all()) else mask_BS
@@ -133,21 +133,21 @@ def _repeat(groups: int, times: int, like: Tensor) -> Tensor:
     return torch.arange(groups, device=like.device).repeat_interleave(times)
 
 
-def extend_valid(old_BS: Tensor | None, new_BT: Tensor | None, B: int, past: int, T: int) -> Tensor | None:
+def extend_mask(old_BS: Tensor | None, new_BT: Tensor | None, B: int, kv_cache: int, T: int) -> Tensor | None:
     """Which slots are real when new positions (None: all real) follow old ones."""
     if old_BS is None and new_BT is None:
         return None
     like = old_BS if old_BS is not None else new_BT
     assert like is not None
     if old_BS is None:
-        old_BS = like.new_ones(B, past)
+        old_BS = like.new_ones(B, kv_cache)
     if new_BT is None:
         new_BT = like.new_ones(B, T)
     return torch.cat([old_BS, new_BT], dim=1)
 
 
 def count_positions(mask_BS: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """The position of each slot: how many real ones stand before it. (S), or (B, S) where rows differ."""
+    """The position of each slot: the number of real ones before it. (S), or (B, S) where rows differ."""
     if mask_BS is None:
         return torch.arange(length, device=device)
     return (mask_BS.cumsum(dim=1) - 1).clamp(min=0)
@@ -164,7 +164,7 @@ def next_positions(seen: int | Tensor, new: Tensor, mask_BT: Tensor | None) -> T
 
 
 def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-    """(B, T, N), as a past is kept: the keys of all heads, then their values. `Projections.split` takes them apart."""
+    """Pack keys of all heads, then values, as a cache keeps them: (B, T, N). `Projections.split` unpacks them."""
     return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
 
 
@@ -184,7 +184,7 @@ def compact(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
 
 
 def newest_last(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
-    """The same from the right: zeros stand before the first of a shorter row."""
+    """The same from the right: zeros are before the first of a shorter row."""
     longest = int(mask_BS.sum(dim=1).max())
     order_BL = mask_BS.to(torch.uint8).argsort(dim=1, stable=True)[:, mask_BS.shape[1] - longest :]
     return _arranged(x_BSN, mask_BS, order_BL)
@@ -192,5 +192,4 @@ def newest_last(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
 
 def _arranged(x_BSN: Tensor, mask_BS: Tensor, order_BL: Tensor) -> Tensor:
     x_BLN = x_BSN.gather(1, order_BL.unsqueeze(-1).expand(-1, -1, x_BSN.shape[2]))
-    # Padding may hold anything, and zero times infinity is no number.
     return x_BLN.masked_fill(~mask_BS.gather(1, order_BL).unsqueeze(-1), 0.0)

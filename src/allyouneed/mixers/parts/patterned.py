@@ -1,4 +1,4 @@
-"""Attention along a fixed pattern: where a position stands decides whom it reads, whatever the positions hold.
+"""Attention along a fixed pattern: its position alone decides what a position reads.
 
     head_h,t = softmax over s in A_h(t) of (q_t . k_s / sqrt(K)) V
 
@@ -42,7 +42,7 @@ class PatternedConfig(HeadsConfig):
 
     @abstractmethod
     def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
-        """Who reads whom among the last `queries` of `keys` positions. Where causal, a longer past changes nothing."""
+        """Return which of `keys` positions the last `queries` read. If causal, later positions change nothing."""
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Patterned":
         self.require(role, position)
@@ -58,9 +58,9 @@ class PatternedConfig(HeadsConfig):
 
 @dataclass(frozen=True)
 class PatternedState:
-    """All keys and values; the newest stands last."""
+    """All keys and values; the newest is last."""
 
-    past: Growable  # (B, S, N)
+    kv_cache: Growable  # (B, S, N)
     # How many of them are there: one number, or one for each row (B), whose other slots mean nothing.
     seen: int | Tensor
 
@@ -68,8 +68,8 @@ class PatternedState:
     def join(nodes: "Sequence[PatternedState]", count_P: Tensor | None) -> "PatternedState":
         """Rows of different lengths side by side, without what only rows that have left could see."""
         lengths = [node.seen if isinstance(node.seen, int) else int(node.seen.max()) for node in nodes]
-        past = Growable.join([node.past.keep_last(length) for node, length in zip(nodes, lengths, strict=True)])
-        return join_fields(nodes, count_P, past=past)
+        kv_cache = Growable.join([node.kv_cache.keep_last(length) for node, length in zip(nodes, lengths, strict=True)])
+        return join_fields(nodes, count_P, kv_cache=kv_cache)
 
 
 @final
@@ -106,8 +106,8 @@ class Patterned(Mixer):
             if self.role == "causal":
                 state = PatternedState(Growable(packed(k_BHTK, v_BHTK)), x_BTD.shape[1])
         else:
-            past, seen = state.past.append(packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
-            y_BHTK, state = self._read_past(q_BHTK, past, seen), PatternedState(past, seen)
+            kv_cache, seen = state.kv_cache.append(packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
+            y_BHTK, state = self._read_cache(q_BHTK, kv_cache, seen), PatternedState(kv_cache, seen)
         return self.project.merge(y_BHTK), state
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Patterned(Mixer):
         return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=visible_BHTS)
 
     def _sees(self, mask_T: Tensor) -> Tensor:
-        """Who sees whom in a row some of whose slots are real: (H or 1, T, T)."""
+        """Return which position sees which in a row with padding: (H or 1, T, T)."""
         real_N = mask_T.nonzero()[:, 0]
         pattern_HNN = _visible(self.config, self.role, max(1, len(real_N)), max(1, len(real_N))).to(mask_T.device)
         visible_HTT = pattern_HNN.new_zeros(pattern_HNN.shape[0], *2 * mask_T.shape)
@@ -144,13 +144,13 @@ class Patterned(Mixer):
             visible_HTT[:, real_N[:, None], real_N] = pattern_HNN
         return visible_HTT
 
-    def _read_past(self, q_BHTK: Tensor, past: Growable, seen: int | Tensor) -> Tensor:
-        keys, values = self.project.split(past.tensor, 2)
+    def _read_cache(self, q_BHTK: Tensor, kv_cache: Growable, seen: int | Tensor) -> Tensor:
+        keys, values = self.project.split(kv_cache.tensor, 2)
         if isinstance(seen, int):
             return self._read(q_BHTK, keys, values)
         rows = []
         for row, count in enumerate(seen.tolist()):
-            here, there = slice(row, row + 1), slice(past.length - count, None)
+            here, there = slice(row, row + 1), slice(kv_cache.length - count, None)
             rows.append(self._read(q_BHTK[here], keys[here, :, there], values[here, :, there]))
         return torch.cat(rows)
 
@@ -160,25 +160,25 @@ class Patterned(Mixer):
         """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
         B = q_BHTK.shape[0]
         new_BTN = packed(k_BHTK, v_BHTK)
-        outputs, pasts = [], []
+        outputs, kv_caches = [], []
         for row in range(B):
             real_R = mask_BT[row].nonzero()[:, 0]
-            past = new_BTN[row].index_select(0, real_R)
+            kv_cache = new_BTN[row].index_select(0, real_R)
             if state is not None:
                 count = state.seen if isinstance(state.seen, int) else int(state.seen[row])
-                past = torch.cat([state.past.tensor[row, state.past.length - count :], past])
+                kv_cache = torch.cat([state.kv_cache.tensor[row, state.kv_cache.length - count :], kv_cache])
             q, y = q_BHTK[row : row + 1], q_BHTK.new_zeros(1, *q_BHTK.shape[1:])
             if len(real_R):
-                read = self._read(q.index_select(2, real_R), *self.project.split(past[None], 2))
+                read = self._read(q.index_select(2, real_R), *self.project.split(kv_cache[None], 2))
                 y = y.index_copy(2, real_R, read)
             outputs.append(y)
-            pasts.append(past)
+            kv_caches.append(kv_cache)
         y_BHTK = torch.cat(outputs)
         if self.role == "bidirectional":
             return y_BHTK, None
-        longest = max(len(past) for past in pasts)
-        aligned = [torch.nn.functional.pad(past, (0, 0, longest - len(past), 0)) for past in pasts]
-        seen_B = torch.tensor([len(past) for past in pasts], device=q_BHTK.device)
+        longest = max(len(kv_cache) for kv_cache in kv_caches)
+        aligned = [torch.nn.functional.pad(kv_cache, (0, 0, longest - len(kv_cache), 0)) for kv_cache in kv_caches]
+        seen_B = torch.tensor([len(kv_cache) for kv_cache in kv_caches], device=q_BHTK.device)
         return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
 
 

@@ -5,7 +5,7 @@
     gru    h_t = (1 - z) n + z h_(t-1)                       r, z = sigmoid of  x_t + U h_(t-1) + b
                                                              n = tanh(x_t + r (U h_(t-1) + b))
     x_t stands for W x_t + b, which waits for nothing and is projected for all positions at once; of several gates
-    the parts stand in torch's order: i, f, g, o and r, z, n.
+    the parts are in torch's order: i, f, g, o and r, z, n.
 
 A step is a product and a handful of small operations, so what costs is their number. Forward, they write into buffers
 made once. Backward, everything that does not wait for the gradient of the next step (the slopes of all gates) is

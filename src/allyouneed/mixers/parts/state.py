@@ -1,9 +1,9 @@
-"""What the past leaves behind: helpers for states of any shape.
+"""Helpers for states of any shape.
 
 A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested
 in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model, and a server can
 let rows that began at different times go on together: a state whose rows may differ in length has a `join` of its own,
-which says where padding stands.
+which determines where padding is.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, sl
     """The state after every row has run its own number of steps: `run(state, rows, steps)` takes some rows through some
     steps, and the numbers of the rows come with their states.
 
-    The longest rows stand first: those that have run all their steps leave at the end, and cost no more.
+    The longest rows come first: those that have run all their steps leave at the end, and cost no more.
     """
     row_B = length_B.argsort(descending=True)
     lengths, all_B = length_B[row_B].tolist(), torch.arange(len(row_B), device=row_B.device)
@@ -143,7 +143,7 @@ class Growable:
     def __init__(self, tensor_BSN: Tensor) -> None:
         self._buffer = tensor_BSN
         self._begin, self.length = 0, tensor_BSN.shape[1]
-        self._end = [self.length]  # how far the buffer is written; shared by all who share the buffer
+        self._end = [self.length]  # how far the buffer is written; shared by all that share the buffer
 
     @property
     def tensor(self) -> Tensor:
@@ -169,7 +169,7 @@ class Growable:
         return base._view(base._begin, grown)
 
     def keep_last(self, count: int) -> "Growable":
-        """The newest `count` positions. The room of the others is given back by the copy that the next growth makes."""
+        """Return the newest `count` positions. The next growth copies them and frees the memory of the others."""
         forgotten = max(0, self.length - count)
         return self._view(self._begin + forgotten, self.length - forgotten) if forgotten else self
 
@@ -183,7 +183,7 @@ class Growable:
 
     @staticmethod
     def join(nodes: "Sequence[Growable]", count_P: Tensor | None = None, value: float = 0) -> "Growable":
-        """The rows of several; what is newest stands last, and padding in front."""
+        """Return the rows of several; the newest positions are last, padding is first."""
         longest = max(node.length for node in nodes)
         rows = [node._buffer.shape[0] for node in nodes]
         shape = sum(rows), longest + max(SLACK, longest // 2), nodes[0]._buffer.shape[2]
