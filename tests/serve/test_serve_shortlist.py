@@ -51,5 +51,5 @@ def test_translators_need_a_shortlist_and_other_models_do_not(tmp_path: Path) ->
 
 def test_ctranslate2_refuses_shortlists(tmp_path: Path) -> None:
     folder = with_shortlist(translator(tmp_path, "numbers"))
-    with pytest.raises(ConfigError, match="neighbours would change answers"):
+    with pytest.raises(ConfigError, match="other texts would change a result"):
         open_models([str(folder)], ctranslate2=True, shortlist=True)
