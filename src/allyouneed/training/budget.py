@@ -1,4 +1,4 @@
-"""How much a run may spend: steps, tokens, minutes or FLOPs. Schedules are functions of the fraction spent."""
+"""The budget of a run: steps, tokens, minutes or FLOPs. Schedules are functions of the fraction spent."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from allyouneed.config import Config
 
 
 class BudgetConfig(Config):
-    """Exactly one of these. Steps, tokens and FLOPs can be repeated to the bit; minutes depend on the machine."""
+    """Exactly one of these. Steps, tokens and FLOPs are repeatable to the bit; minutes depend on the machine."""
 
     steps: PositiveInt | None = None
-    tokens: PositiveInt | None = None  # predictions that count: target tokens, or classified texts
-    minutes: PositiveFloat | None = None  # of wall clock, with everything that a run does
-    flops: PositiveFloat | None = None  # forward and backward, as the model states them
+    tokens: PositiveInt | None = None  # predictions in the loss: target tokens, or classified texts
+    minutes: PositiveFloat | None = None  # of wall-clock time, preparation and evaluation included
+    flops: PositiveFloat | None = None  # forward and backward, as the model declares them
 
     @model_validator(mode="after")
     def _one(self) -> "BudgetConfig":
@@ -27,7 +27,7 @@ class BudgetConfig(Config):
 
 @dataclass
 class Spent:
-    """What a run has spent so far, over all its processes' lives."""
+    """What a run has spent so far, interruptions not counted."""
 
     steps: int = 0
     tokens: int = 0
@@ -36,20 +36,20 @@ class Spent:
     _since: float = field(default_factory=time.monotonic)
 
     def add_step(self, tokens: int, flops: float) -> None:
-        """One optimiser step was made."""
+        """Count one optimizer step."""
         self.steps += 1
         self.tokens += tokens
         self.flops += flops
         self.tick()
 
     def tick(self) -> None:
-        """Time went by."""
-        now = time.monotonic()  # never jumps, whatever happens to the clock on the wall
+        """Add the time since the last call."""
+        now = time.monotonic()  # never jumps, unlike the wall clock
         self.seconds += now - self._since
         self._since = now
 
     def fraction(self, budget: BudgetConfig) -> float:
-        """Between 0 and 1 (or a little more: the last step may overrun)."""
+        """Return the spent fraction, from 0 to 1 or slightly above: the last step may overrun."""
         if budget.steps is not None:
             return self.steps / budget.steps
         if budget.tokens is not None:
@@ -60,5 +60,5 @@ class Spent:
         return self.flops / budget.flops
 
     def as_dict(self) -> dict[str, float]:
-        """For checkpoints and logs."""
+        """Return the numbers for checkpoints and logs."""
         return {"steps": self.steps, "tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}

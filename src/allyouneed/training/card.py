@@ -1,4 +1,4 @@
-"""The model card: what a stranger must know of a model folder."""
+"""The model card: README.md of a model folder."""
 
 from allyouneed.config import to_toml
 from allyouneed.models import Model
@@ -16,7 +16,7 @@ def _from(start: StartConfig | None) -> str:
 def model_card(
     recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str], how: list[str]
 ) -> str:
-    """README.md of a model folder."""
+    """Return the text of the model card."""
     lines = [
         f"# {recipe.task.type}: {recipe.model.type}",
         "",

@@ -1,12 +1,12 @@
-"""Checkpoints: everything a run needs to go on as if nothing had happened.
+"""Checkpoints: everything a run needs to resume as if it had not been interrupted.
 
     run/checkpoints/step-00000123/   model.safetensors, optimizer.safetensors, ..., state.json, manifest.json
 
-Where the weights are shared out to several processes, each writes its rows (`model-00001-of-00002.safetensors`): a
-tensor is all its pieces on top of each other, and what is not shared out is in the first file. Any number of processes
-can read that.
+If the weights are sharded, each process writes its rows (`model-00001-of-00002.safetensors`). A tensor is the
+concatenation of its pieces; what is not sharded is in the first file. Any number of processes can read such a
+checkpoint.
 
-A checkpoint appears under its name only when it is whole (see `storage`). The last ones and the best one are kept; an
+A checkpoint appears under its name only when it is complete (see `storage`). The last ones and the best one are kept; an
 older one is removed only after a newer one is in place. A damaged one is reported, and the one before it is used.
 """
 
@@ -44,14 +44,14 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Whoever saves holds the lock of the run folder (`storage.lock`)."""
+    """The checkpoints of one run. Saving requires the lock of the run folder (`storage.lock`)."""
 
     def __init__(
         self, folder: Path, keep: int = 2, report: Callable[[str], None] | None = None, tidy: bool = True
     ) -> None:
-        """`folder` is the run's; `report` is told of every damaged checkpoint (`warnings` keeps the same lines).
+        """`folder` is the run's; `report` receives a line for every damaged checkpoint (`warnings` keeps them too).
 
-        `tidy`: removes what killed writers left; for the one process that holds the lock.
+        `tidy`: remove the temporary files of killed writers; only the process that holds the lock may do so.
         """
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
@@ -66,7 +66,7 @@ class Checkpoints:
     def save(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], best: bool
     ) -> Path:
-        """Writes one checkpoint (a safetensors file for each part, and the state as JSON), then removes old ones."""
+        """Write one checkpoint (a safetensors file for each part, and the state as JSON), then remove old ones."""
         with self.writing(step, sorted(tensors), state, best) as temporary:
             write_parts(temporary, tensors)
         return self.folder / f"step-{step:08d}"
@@ -75,7 +75,7 @@ class Checkpoints:
     def writing(
         self, step: int, parts: list[str], state: Mapping[str, Any], best: bool, shards: int = 1
     ) -> Iterator[Path]:
-        """A temporary folder for `write_parts`; at the end of the block it becomes a checkpoint."""
+        """Yield a temporary folder for `write_parts`; at the end of the block it becomes a checkpoint."""
         head = {"format": FORMAT, "step": step, "best": best, "parts": parts, "state": dict(state)}
         head |= {"shards": shards} if shards > 1 else {}
         with new_folder(self.folder / f"step-{step:08d}") as temporary:
@@ -84,7 +84,7 @@ class Checkpoints:
         self._remove_old(step)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint of which every byte is as it was written; None if there is none at all."""
+        """Return the newest intact checkpoint, or None if there is no checkpoint. Raise FolderError if all are damaged."""
         paths = self._paths()
         for path in reversed(paths):
             if self._is_good(path):
@@ -94,21 +94,21 @@ class Checkpoints:
         return None
 
     def best(self) -> Path | None:
-        """The newest undamaged checkpoint that was the best one when it was saved."""
+        """Return the newest intact checkpoint that was the best one when it was saved."""
         for path in reversed(self._paths()):
             if _was_best(path) and self._is_good(path):
                 return path
         return None
 
     def load(self, path: Path) -> Checkpoint:
-        """Reads a checkpoint, comparing every byte with its manifest."""
+        """Read a checkpoint, and compare every byte with its manifest."""
         return load_checkpoint(path)
 
     def _is_good(self, path: Path) -> bool:
         try:
             _head(verify(path))
         except FolderError as error:
-            line = f"{error}; this checkpoint is passed over"
+            line = f"{error}; this checkpoint is skipped"
             self.warnings.append(line)
             if self._report is not None:
                 self._report(line)
@@ -119,7 +119,7 @@ class Checkpoints:
         return checkpoint_paths(self.folder)
 
     def _remove_old(self, step: int) -> None:
-        """Keeps the last ones and the best. Steps after the one just saved are damaged: the run went back."""
+        """Keep the last ones and the best. Later steps than the one just saved are damaged: the run went back."""
         paths = self._paths()
         now = paths.index(self.folder / f"step-{step:08d}")
         best = next((path for path in reversed(paths[: now + 1]) if _was_best(path)), None)
@@ -130,7 +130,7 @@ class Checkpoints:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """All checkpoints in a folder, oldest first. A link is none."""
+    """Return all checkpoints in a folder, oldest first. Links are ignored."""
     if not folder.is_dir():
         return []
     numbered = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if not path.is_symlink()]
@@ -138,7 +138,7 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint, every byte compared with its manifest."""
+    """Return a checkpoint after comparing every byte with its manifest."""
     sealed = open_folder(path)
     head = _head(sealed)
     tensors = {part: _read_part(sealed, part, head.get("shards", 1)) for part in head["parts"]}
@@ -146,7 +146,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], shard: int = 0, shards: int = 1) -> None:
-    """A safetensors file for each part; with several shards, one shard's rows."""
+    """Write a safetensors file for each part; with several shards, one shard's rows."""
     for part, named in tensors.items():
         if not _PART.fullmatch(part):
             raise ValueError(f"{part!r} cannot name a part of a checkpoint")
@@ -162,7 +162,7 @@ def _files(part: str, shards: int) -> list[str]:
 
 
 def _read_part(sealed: Sealed, part: str, shards: int) -> dict[str, Tensor]:
-    """Whole tensors, however many pieces they are in."""
+    """Return whole tensors, concatenated from their pieces."""
     pieces: dict[str, list[Tensor]] = {}
     for file in _files(part, shards):
         for name, tensor in sealed.read_tensors(file).items():

@@ -1,9 +1,9 @@
-"""The same bits again: what a run's bits depend on, and how to keep everything else out of them.
+"""Determinism: what the bits of a run depend on, and how to exclude everything else.
 
-Batches, masks and initial weights follow from (seed, step); gradients are added in the order of the workers. What is
-left is how torch sums: with how many threads, on which processor, by which algorithm. `deterministic = true` asks torch
-for algorithms that always sum in the same order and refuses what cannot be repeated: a budget in minutes, another
-number of threads after an interruption. What was and was not so is written into the log and the model card.
+Batches, masks and initial weights follow from (seed, step); gradients are added in the order of the workers. What
+remains is how torch sums: the number of threads, the processor, the algorithm. `deterministic = true` selects algorithms
+with a fixed order of summation and refuses what cannot be repeated: a budget in minutes, another number of threads after
+an interruption. The log and the model card record the conditions.
 """
 
 import os
@@ -18,9 +18,9 @@ from allyouneed.training.log import Record
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
 
-# Read by the libraries when they are first called. A program that has called them before should set these itself.
+# The libraries read these when they are first called. A program that called them earlier must set these itself.
 ENVIRONMENT = {"MKL_CBWR": "AUTO", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-# What has to be the same for the same bits, as the log's `start` records name it.
+# What must be equal for equal bits; names of fields in the log's `start` records.
 SAME = (
     "allyouneed",
     "torch",
@@ -36,7 +36,7 @@ SAME = (
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """While this is open, torch uses only algorithms whose sums have one order."""
+    """Restrict torch to algorithms with a fixed order of summation while this context is open."""
     if not wanted:
         yield
         return
@@ -57,7 +57,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def conditions(
     device: torch.device, workers: int, threads: int, evaluation_threads: int, processes: int, parallel: str
 ) -> Record:
-    """What the bits of a run depend on beside its recipe."""
+    """Return what the bits of a run depend on besides its recipe."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {
         "allyouneed": __version__,
@@ -73,34 +73,34 @@ def conditions(
 
 
 def require_same_conditions(records: list[Record], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with a deterministic run where its bits would be others."""
+    """Raise ConfigError if a deterministic run would resume under conditions that change its bits."""
     starts = [record for record in records if record.get("kind") == "start"]
     for name in SAME if starts else ():
         was, is_now = starts[0].get(name), now[name]
         if was is not None and was != is_now:
             raise ConfigError(
-                f"train.deterministic: this run began with {name}={was}, now it is {is_now}; give it the same "
-                "(taskset and OMP_NUM_THREADS set cores and threads), or begin a new run"
+                f"train.deterministic: this run began with {name}={was}, now it is {is_now}; use the same "
+                "(taskset and OMP_NUM_THREADS set cores and threads), or start a new run"
             )
 
 
 def not_repeatable(recipe: Recipe, records: list[Record]) -> list[str]:
-    """Why another run of the same recipe may end in other bits, each reason in a few words."""
+    """Return the reasons why another run of the same recipe may end in other bits."""
     reasons = []
     if recipe.train.budget.minutes is not None:
-        reasons.append("the budget is in minutes: how many steps it gives depends on what else the machine does")
+        reasons.append("the budget is in minutes: the number of steps depends on the load of the machine")
     starts = [record for record in records if record.get("kind") == "start"]
     for name in SAME:
         seen = list(dict.fromkeys(str(record[name]) for record in starts if name in record))
         if len(seen) > 1:
-            reasons.append(f"it was interrupted and went on with another {name}: {', then '.join(seen)}")
+            reasons.append(f"it was interrupted and resumed with another {name}: {', then '.join(seen)}")
     if not recipe.train.deterministic:
-        reasons.append("torch was free to choose its algorithms (train.deterministic was not set)")
+        reasons.append("torch chose its algorithms freely (train.deterministic was not set)")
     return reasons
 
 
 def determinism_lines(recipe: Recipe, records: list[Record]) -> list[str]:
-    """For the model card."""
+    """Return the section of the model card."""
     starts = [record for record in records if record.get("kind") == "start"]
     facts = ", ".join(f"{name.replace('_', ' ')} {starts[-1][name]}" for name in SAME if starts and name in starts[-1])
     reasons = not_repeatable(recipe, records)

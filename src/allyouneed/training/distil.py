@@ -1,11 +1,10 @@
-"""Sequence-level distillation: a student learns from what a teacher says instead of from the references.
+"""Sequence-level distillation: a student learns from a teacher's outputs instead of from the references.
 
     y' = argmax_y P_teacher(y | x)  by beam search;      loss = -log P_student(y' | x)
     nearest:  y' = of the teacher's n best the one most like the reference (sentence BLEU)
 
-What a teacher says is easier to learn than what people wrote: it is more regular, so that a smaller or shallower
-student loses little. The teacher's texts are files like any parallel text, and the student is trained by the ordinary
-loop.
+A teacher's outputs are more regular than human references and easier to learn, so a smaller or shallower student loses
+little. They are stored as ordinary parallel text, and the student is trained by the ordinary loop.
 
 Paper: Kim and Rush 2016, arXiv:1606.07947, sections 3.2 and 3.3.
 """
@@ -28,12 +27,12 @@ LESSON, PART = "lesson.json", "targets.part"
 
 
 class Lesson(Config):
-    """What is taught. Everything that the texts depend on, but for the teacher and the sources."""
+    """Everything that the teacher's texts depend on, except for the teacher and the sources."""
 
     search: SearchConfig
     choose: Literal["best", "nearest"] = "best"
-    references: bool = False  # the student learns from what people wrote, too
-    int8: bool = False  # the teacher is laid out in bytes, as whoever opened it knows
+    references: bool = False  # train on the references as well
+    int8: bool = False  # the teacher was loaded in int8
 
 
 def teach(
@@ -43,17 +42,19 @@ def teach(
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> TranslationConfig:
-    """The task with the teacher's texts to learn from; validation and test stay what they are. `progress` hears how
-    many texts are translated, of how many.
+    """Return the task with the teacher's outputs as training targets; validation and test sets do not change.
 
-    They are written to `folder`, and found there again. Interrupted, the same call goes on after the last whole chunk.
+    The texts are written to `folder` and reused. An interrupted call resumes after the last complete chunk. `progress`
+    receives the number of translated texts and the total.
     """
     if teacher.codec.classes is not None:
-        raise ConfigError(f"{teacher.path}: names classes; a teacher has to write texts")
+        raise ConfigError(f"{teacher.path}: classifies; a teacher has to generate texts")
     files = _names(task, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
-        taught = lesson.model_dump(mode="json", exclude=None if lesson.int8 else {"int8"})  # as before there was int8
+        taught = lesson.model_dump(
+            mode="json", exclude=None if lesson.int8 else {"int8"}
+        )  # the same file as before int8 existed
         _begin(folder, {"teacher": teacher.sha256, "lesson": taught, "task": task.sources(0)})
         if not all(file.exists() for file in files):
             _write(teacher, task, lesson, folder, progress)
@@ -61,17 +62,17 @@ def teach(
 
 
 def _names(task: TranslationConfig, folder: Path) -> tuple[Path, Path]:
-    """Their ends say the languages, as those of the originals do."""
+    """Return the output files; their suffixes name the languages, like those of the originals."""
     ends = [Path(name).suffix for name in task.train] if len(task.train) == 2 else [".source", ".target"]
     return folder / f"train{ends[0]}", folder / f"train{ends[1]}"
 
 
 def _begin(folder: Path, depends_on: dict[str, object]) -> None:
-    """Refuses a folder in which something else was taught."""
+    """Raise ConfigError if the folder holds texts of other settings."""
     text, file = json.dumps(depends_on, indent=1, ensure_ascii=False) + "\n", folder / LESSON
     if file.exists() and file.read_text(encoding="utf-8") != text:
-        what = "another teacher, another search, --int8 or not, or other data"
-        raise ConfigError(f"{file}: {what} were used here; choose another --out")
+        what = "another teacher, another search, another --int8, or other data"
+        raise ConfigError(f"{file}: written with {what}; choose another --out")
     write_atomic(file, text.encode())
 
 
@@ -90,8 +91,8 @@ def _write(
 
     with part.open("a", encoding="utf-8", newline="\n") as out:
         for chunk in chunks(_rows(task, done)):
-            said = answers(teacher, lesson, chunk, more)
-            out.write("".join(f"{text}\n" for text in said))
+            outputs = answers(teacher, lesson, chunk, more)
+            out.write("".join(f"{text}\n" for text in outputs))
             out.flush()
             os.fsync(out.fileno())
     taught = part.read_text(encoding="utf-8").split("\n")[:-1]
@@ -99,7 +100,7 @@ def _write(
     if lesson.references:
         pairs += _rows(task)
     if not pairs:
-        raise ConfigError(f"{teacher.path}: has nothing to say to any of the sources of {task.describe('train')}")
+        raise ConfigError(f"{teacher.path}: has an empty output for every source of {task.describe('train')}")
     for file, side in zip(files, (0, 1), strict=True):
         write_atomic(file, "".join(f"{pair[side]}\n" for pair in pairs).encode())
     part.unlink()
@@ -114,7 +115,7 @@ def _rows(task: TranslationConfig, begin: int = 0) -> Iterator[Pair]:
 
 
 def _whole_lines(part: Path) -> int:
-    """How many lines are there; half a line is taken away."""
+    """Return the number of complete lines; truncate an incomplete last one."""
     if not part.exists():
         return 0
     raw = part.read_bytes()
@@ -125,7 +126,7 @@ def _whole_lines(part: Path) -> int:
 def answers(
     teacher: Bundle, lesson: Lesson, pairs: Sequence[Pair], progress: Callable[[int], None] | None = None
 ) -> list[str]:
-    """What the teacher says to each source, on one line each."""
+    """Return the teacher's output for each source, on one line each."""
     n_best = lesson.search.beam if lesson.choose == "nearest" else 1
     search = lesson.search.model_copy(update={"n_best": n_best})
     found = translate(teacher.model, teacher.codec, [source for source, _ in pairs], search, progress)
@@ -138,4 +139,4 @@ def _chosen(best: Sequence[Answer], reference: str) -> str:
         return texts[0]
     from sacrebleu import sentence_bleu
 
-    return max(texts, key=lambda text: sentence_bleu(text, [reference]).score)  # of equals the more probable
+    return max(texts, key=lambda text: sentence_bleu(text, [reference]).score)  # of ties, the more probable

@@ -1,4 +1,4 @@
-"""Scores of a model on a held-out split, each with the signature that lets others get the same number."""
+"""Scores of a model on a held-out split, each with the signature needed to reproduce it."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from allyouneed.version import __version__
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch where the model is."""
+    """Return the batch on the model's device."""
     if device.type == "cpu":
         return batch
     tensors: dict[str, Any] = {
@@ -30,7 +30,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def held_out_loss(
     model: Model, data: TaskData, split: Split, progress: Callable[[int], None] | None = None
 ) -> list[Score]:
-    """Nats per prediction, and what follows from them."""
+    """Return the loss in nats per prediction, and the scores derived from it."""
     total, count = 0.0, 0
     with evaluating(model):
         for batch in data.held_out(split):
@@ -38,7 +38,7 @@ def held_out_loss(
             total += float(loss.total)
             count += loss.count
             if progress is not None:
-                progress(0)  # whoever watches counts texts, and these are no new ones
+                progress(0)  # progress counts texts, and these were counted before
     units = data.units(split)
     how = f"{units.how}|" if units is not None and units.how else ""
     signature = f"split:{split}|n:{count}|{how}allyouneed:{__version__}"
@@ -60,7 +60,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[Score]:
-    """All scores of a split: first those of decoded text or classes (unless search is None), then those of the loss."""
+    """Return all scores of a split: those of decoded text or classes (unless search is None), then those of the loss."""
     scores = []
     examples = data.examples(split) if search is not None else []
     if examples and search is not None:
@@ -76,7 +76,7 @@ def evaluate(
 
 
 def names_of_scores(data: TaskData, kind: str) -> dict[str, bool]:
-    """What `evaluate` will measure of a model of this kind, in order, and whether more is better."""
+    """Return the names of the scores that `evaluate` computes, in order, and whether higher is better."""
     references = [reference for _, reference in data.examples("valid")[:1]]
     decoded = data.measure(references, references) if references else []
     names = {score.name: score.higher_is_better for score in decoded} | {"loss": False}
@@ -88,5 +88,5 @@ def names_of_scores(data: TaskData, kind: str) -> dict[str, bool]:
 
 
 def find_score(scores: list[Score], name: str) -> Score | None:
-    """The score of that name."""
+    """Return the score of that name, or None."""
     return next((score for score in scores if score.name == name), None)

@@ -1,8 +1,8 @@
-"""The log of a run: one JSON object a line, in the order in which things happened.
+"""The log of a run: one JSON object per line, in the order of events.
 
-A line is handed to the operating system as soon as it is written, so a killed process loses at most the line it was
-writing. Such a torn line is dropped when the log is next opened. On resume, `rewind` drops what lies after the
-checkpoint: those steps are made again and would otherwise be logged twice.
+A line is passed to the operating system at once, so a killed process loses at most the line it was writing. Such a torn
+line is dropped when the log is opened again. On resume, `rewind` drops the records after the checkpoint: those steps are
+repeated and would otherwise be logged twice.
 """
 
 import json
@@ -18,24 +18,24 @@ Record = dict[str, Any]
 
 
 class Log:
-    """Appends records to a file. Records of a step have a `step`."""
+    """Appends records to a file. Records of steps have a field `step`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._open()  # first: it refuses a link, which dropping a line would follow
+            self._file = self._open()  # first: it refuses a link, which truncating would follow
             self._drop_torn_line()
 
     def append(self, record: Record) -> None:
-        """Adds one line."""
+        """Append one line."""
         with writing(self.path):
             left = memoryview((json.dumps(record, ensure_ascii=False) + "\n").encode())
             while left:
                 left = left[os.write(self._file, left) :]
 
     def rewind(self, step: int) -> None:
-        """Drops the records of later steps, atomically."""
+        """Drop the records of later steps, atomically."""
         with writing(self.path):
             lines = self.path.read_bytes().split(b"\n")[:-1]
         kept = b"".join(line + b"\n" for line in lines if _step(line) <= step)
@@ -46,7 +46,7 @@ class Log:
             self._file = self._open()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         os.close(self._file)
 
     def __enter__(self) -> Self:
@@ -70,7 +70,7 @@ class Log:
 
 
 class NoLog(Log):
-    """For processes that leave the logging to another."""
+    """A log that writes nothing, for ranks other than 0."""
 
     def __init__(self) -> None: ...
     def append(self, record: Record) -> None: ...
@@ -79,12 +79,12 @@ class NoLog(Log):
 
 
 def read_log(path: Path) -> list[Record]:
-    """All records. A torn last line is left out; any other damage is an error that names the line."""
+    """Return all records. A torn last line is left out; any other damage raises FolderError with the line number."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise FolderError(f"{path}: not readable: {error.strerror}") from None
-    lines = data.split(b"\n")[:-1]  # what follows the last LF is torn, or empty
+    lines = data.split(b"\n")[:-1]  # the rest after the last LF is torn, or empty
     records = []
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
@@ -103,7 +103,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _step(line: bytes) -> float:
-    """The step of a record; what has none, or cannot be read, counts as early: a log is cut, never cleaned."""
+    """Return the step of a record. Records without one, or unreadable ones, count as early and are kept."""
     record = _parse(line) or {}
     step = record.get("step")
     return step if isinstance(step, int | float) else float("-inf")

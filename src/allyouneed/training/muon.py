@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of rows of a matrix and their update: the update of all rows, and which of them those are.
+# (rows of a matrix, their update) -> (the update of all rows, the slice of those rows)
 Gather = Callable[[Tensor, Tensor], tuple[Tensor, slice]]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that pushes singular values towards 1 in five steps
 
 
 def orthogonalise(matrix_NRD: Tensor, steps: int = 5) -> Tensor:
-    """Stacked matrices with all singular values pushed to about 1 (0.7 to 1.2)."""
+    """Return stacked matrices with all singular values pushed to about 1 (0.7 to 1.2)."""
     a, b, c = COEFFICIENTS
     tall = matrix_NRD.shape[-2] > matrix_NRD.shape[-1]
     x = matrix_NRD.mT if tall else matrix_NRD
@@ -52,13 +52,13 @@ class Muon(torch.optim.Optimizer):
         self._gather = gather
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
+        """Make one update of every matrix that has a gradient."""
         for task in self.tasks(1):
             task()
 
     @torch.no_grad()
     def tasks(self, shares: int) -> list[Callable[[], None]]:
-        """The same update as so many independent pieces of about equal work, for threads to share."""
+        """Return the update as `shares` independent tasks of about equal work, for threads."""
         pieces: list[list[Callable[[], None]]] = [[] for _ in range(shares)]
         last: list[Callable[[], None]] = []
         for group in self.param_groups:
@@ -80,7 +80,7 @@ class Muon(torch.optim.Optimizer):
     def _all_rows(
         self, rows: Tensor, update: Tensor, decay: float, last: list[Callable[[], None]]
     ) -> tuple[Tensor, Tensor]:
-        """A stand-in for the whole matrix, to be moved instead; `last` moves our rows as it was moved."""
+        """Return a substitute for the whole matrix to update; `last` then applies its change to our rows."""
         assert self._gather is not None
         whole, ours = self._gather(rows, update)
         moved = torch.zeros_like(whole)
@@ -108,7 +108,7 @@ def _in_turn(tasks: Sequence[Callable[[], None]]) -> None:
 
 @torch.no_grad()
 def _apply(pairs: Sequence[tuple[Tensor, Tensor]], lr: float, weight_decay: float) -> None:
-    """Matrices of one shape: orthogonalised in one stack, then moved."""
+    """Orthogonalize the updates of matrices of one shape in one stack, then apply them."""
     if not pairs:
         return
     rows, columns = pairs[0][0].shape
@@ -119,6 +119,6 @@ def _apply(pairs: Sequence[tuple[Tensor, Tensor]], lr: float, weight_decay: floa
 
 
 def _parts(matrix: Tensor) -> list[Tensor]:
-    """A matrix that holds two or three square ones on top of each other, cut; any other as it is."""
+    """Split a matrix of two or three stacked squares into them; return any other as it is."""
     rows, columns = matrix.shape
     return list(matrix.split(columns)) if rows in (2 * columns, 3 * columns) else [matrix]
