@@ -1,7 +1,7 @@
 """One process of several that train: `distributed_run.py RUNS.json`, with the environment that torchrun would set.
 
 RUNS.json lists runs, made one after the other in float64: {"recipe", "out", "stop": step or null}. Each process
-writes what became of each run to RUNS.json.RANK: "done", or the kind of error and its line.
+writes the result of each run to RUNS.json.RANK: "done", or the type of the error and its message.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints: killed at any instant, damaged in any byte, the run goes on from the newest one that is whole."""
+"""Checkpoints: killed at any instant or damaged in any byte, a run resumes from the newest intact one."""
 
 import math
 import os

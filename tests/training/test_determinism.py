@@ -52,15 +52,15 @@ def test_two_runs_are_equal_and_say_so(tmp_path: Path) -> None:
     assert "Deterministic: the same recipe gives the same bits" in allyouneed.load(str(tmp_path / "one")).card
 
 
-def test_what_was_not_deterministic_is_told(tmp_path: Path) -> None:
+def test_the_card_states_what_was_not_deterministic(tmp_path: Path) -> None:
     train(recipe(train={"deterministic": False, "budget": {"steps": 2}}), tmp_path)
-    assert "torch was free to choose its algorithms" in allyouneed.load(str(tmp_path)).card
+    assert "torch chose its algorithms freely" in allyouneed.load(str(tmp_path)).card
     timed = recipe(train={"deterministic": False}).model_copy()
     minutes = parse(Recipe, {**TINY, "train": {"budget": {"minutes": 1}}})
     lives = [{"kind": "start", "threads": 1}, {"kind": "start", "threads": 2}]
-    told = "\n".join(determinism_lines(minutes, lives))
-    assert "the budget is in minutes" in told
-    assert "another threads: 1, then 2" in told
+    lines = "\n".join(determinism_lines(minutes, lives))
+    assert "the budget is in minutes" in lines
+    assert "another threads: 1, then 2" in lines
     assert "minutes" not in "\n".join(determinism_lines(timed, []))
 
 
@@ -166,5 +166,5 @@ def test_a_forged_checkpoint_is_one_line(forge: Callable[[Path], None], tmp_path
     for path in checkpoint_paths(tmp_path / "checkpoints"):
         forge(path)
         write_manifest(path)
-    with pytest.raises(FolderError, match="is no checkpoint of this recipe"):
+    with pytest.raises(FolderError, match="is not a checkpoint of this recipe"):
         train(recipe(), tmp_path)

@@ -1,4 +1,4 @@
-"""A student learns from what its teacher says; what was taught is written once, and goes on where it was left."""
+"""A student learns from its teacher's outputs, which are written once; an interrupted call resumes."""
 
 import json
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def test_interrupted_it_goes_on(
 
 def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     teach(teacher, task, lesson(), tmp_path / "out")
-    with pytest.raises(ConfigError, match=f"{LESSON}: another teacher"):
+    with pytest.raises(ConfigError, match=f"{LESSON}: written with another teacher"):
         teach(replace(teacher, sha256="the second"), task, lesson(), tmp_path / "out")
     for other in (lesson(references=True), lesson(int8=True)):
         with pytest.raises(ConfigError, match="choose another --out"):

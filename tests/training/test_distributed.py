@@ -62,7 +62,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 PARALLEL = ("ddp", "fsdp")
 TWO = [("ddp", "muon"), ("ddp", "sgd"), *(("fsdp", name) for name in CHANGES)]
-GOES_ON = [("ddp", "none"), ("fsdp", "none"), ("ddp", "fsdp"), ("fsdp", "ddp")]
+RESUMES = [("ddp", "none"), ("fsdp", "none"), ("ddp", "fsdp"), ("fsdp", "ddp")]
 CHANGES["threads"] = {"workers": 2}
 CHANGES["minutes"] = {"budget": {"minutes": 0.01}, "evaluate_every": 1.0}
 CHANGES["hopeless"] = {"optimizer": {"type": "sgd", "lr": 1e300, "momentum": 0.0}, "budget": {"steps": 60}, "clip": 0.0}
@@ -72,7 +72,7 @@ def tree(parallel: str, train: dict[str, Any]) -> dict[str, Any]:
     return merge(TINY, {"train": {"parallel": parallel}}) | {"train": {**TINY["train"], "parallel": parallel, **train}}
 
 
-# The folder of all runs; what became of those of two processes, in each of them; of all later ones.
+# The folder of all runs; the results of those of two processes, in each of them; the results of all later ones.
 Done = tuple[Path, list[list[str]], list[list[str]]]
 
 
@@ -91,7 +91,7 @@ def environment(**more: object) -> dict[str, str]:
 
 
 def together(processes: int, folder: Path, runs: list[dict[str, Any]]) -> list[list[str]]:
-    """Makes runs with so many processes; what became of each run, in each process."""
+    """Make runs with this number of processes; return the result of each run in each process."""
     file = folder / f"runs-of-{processes}.json"
     file.write_text(json.dumps(runs))
     command = [sys.executable, str(HERE / "distributed_run.py"), str(file)]
@@ -106,12 +106,12 @@ def together(processes: int, folder: Path, runs: list[dict[str, Any]]) -> list[l
 
 
 def losses(run: Path) -> dict[tuple[str, int], float]:
-    """Of every step and every evaluation."""
+    """Return the loss of every step and every evaluation."""
     return {(r["kind"], r["step"]): r["loss"] for r in read_log(run / "log.jsonl") if "loss" in r}
 
 
 def alone(runs: list[dict[str, Any]]) -> list[str]:
-    """Makes runs in this process, as each of several would."""
+    """Make runs in this process, as each of several would."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -122,7 +122,7 @@ def alone(runs: list[dict[str, Any]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> "Done":
-    """All runs: by one process, by two, by four, by one, each going on with what another has stopped."""
+    """All runs: by one process, by two, by four, by one, each resuming what another has stopped."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(parallel: str, name: str, out: str, **more: Any) -> dict[str, Any]:
@@ -141,11 +141,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> "Done":
         + [run(parallel, "muon", f"2-{parallel}-stopped", stop=2) for parallel in PARALLEL]
         + [run("fsdp", "hopeless", "hopeless")],
     )
-    for before, after in GOES_ON:
+    for before, after in RESUMES:
         shutil.copytree(folder / f"2-{before}-stopped", folder / f"2-{before}-to-{after}")
-    by_four = [(before, after) for before, after in GOES_ON if after != "none"]
+    by_four = [(before, after) for before, after in RESUMES if after != "none"]
     four = together(4, folder, [run(after, "muon", f"2-{before}-to-{after}") for before, after in by_four])
-    by_one = alone([run("none", "muon", f"2-{before}-to-none") for before, after in GOES_ON if after == "none"])
+    by_one = alone([run("none", "muon", f"2-{before}-to-none") for before, after in RESUMES if after == "none"])
     return folder, two, [*four, by_one]
 
 
@@ -174,17 +174,17 @@ def test_two_processes_are_two_threads(done: Done) -> None:
     assert_same(done[0] / "two-ddp-muon", done[0] / "one-threads")
 
 
-@pytest.mark.parametrize(("before", "after"), GOES_ON)
-def test_one_or_four_processes_go_on_with_what_two_have_stopped(before: str, after: str, done: Done) -> None:
+@pytest.mark.parametrize(("before", "after"), RESUMES)
+def test_one_or_four_processes_resume_what_two_have_stopped(before: str, after: str, done: Done) -> None:
     assert_same(done[0] / f"2-{before}-to-{after}", done[0] / "one-muon")
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_two_processes_go_on_with_what_one_has_stopped(parallel: str, done: Done) -> None:
+def test_two_processes_resume_what_one_has_stopped(parallel: str, done: Done) -> None:
     assert_same(done[0] / f"1-to-2-{parallel}", done[0] / "one-muon")
 
 
-def test_every_process_ends_alike_and_the_first_one_says_why(done: Done) -> None:
+def test_all_processes_end_alike_and_rank_0_reports_why(done: Done) -> None:
     _, (first, second), others = done
     assert first[-3:-1] == ["Interrupted: stopped and saved at step 2; the same command resumes from there"] * 2
     assert "unusable 25 times" in first[-1]
@@ -322,8 +322,8 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
     assert errors.count("error: ") == errors.count("error: stopped and saved at step") == 1
 
 
-class Beside(ProcessGroup):
-    """The first of two processes; what the sum of both is, a test says."""
+class OneOfTwo(ProcessGroup):
+    """Rank 0 of two processes; the test supplies the sums of both."""
 
     def __init__(self, sum_of_both: Callable[[list[float]], list[float]]) -> None:
         super().__init__()
@@ -337,29 +337,29 @@ class Beside(ProcessGroup):
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Iterator[Run]:
+def started_run(tmp_path: Path) -> Iterator[Run]:
     run = Run(parse(Recipe, tree("none", {})), tmp_path, SilentListener(), torch.device("cpu"))
     yield run
     run.close()
 
 
-def test_a_request_to_stop_that_comes_while_the_processes_agree_is_heard(begun: Run) -> None:
-    """A signal waits while the sum is awaited, and its handler runs before the answer is looked at."""
+def test_a_stop_requested_while_the_processes_agree_is_not_lost(started_run: Run) -> None:
+    """The handler of a signal runs after the sum has arrived and before it is read."""
 
-    def asked_meanwhile(numbers: list[float]) -> list[float]:
-        begun.stop()
+    def requested_meanwhile(numbers: list[float]) -> list[float]:
+        started_run.stop()
         return numbers  # the other process adds nothing
 
-    begun.group = Beside(asked_meanwhile)
-    assert begun.has_budget()  # the other one knows nothing of it: both go on
+    started_run.group = OneOfTwo(requested_meanwhile)
+    assert started_run.has_budget()  # the other process did not receive it: both continue
     with pytest.raises(Interrupted):
-        begun.has_budget()
+        started_run.has_budget()
 
 
-def test_processes_that_agree_to_stop_begin_no_evaluation(begun: Run) -> None:
-    """Where one process alone is asked (its host goes down), the first would evaluate until that one is killed."""
-    begun.group = Beside(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
-    begun.progress.spent.steps = 1000  # an evaluation is due
+def test_processes_that_agree_to_stop_do_not_start_an_evaluation(started_run: Run) -> None:
+    """If only another rank is told to stop (its host shuts down), rank 0 must not evaluate until that one is killed."""
+    started_run.group = OneOfTwo(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
+    started_run.progress.spent.steps = 1000  # an evaluation is due
     with pytest.raises(Interrupted):
-        begun.evaluate_or_save_if_due()
-    assert begun.progress.evaluated_at == -1
+        started_run.evaluate_or_save_if_due()
+    assert started_run.progress.evaluated_at == -1

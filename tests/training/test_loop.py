@@ -1,4 +1,4 @@
-"""The loop: it learns, it resumes to the bit, it guards, it says what is wrong."""
+"""The loop learns, resumes to the bit, guards against bad gradients, and reports errors."""
 
 import json
 from pathlib import Path
@@ -87,8 +87,8 @@ def test_stopped_and_resumed_ends_in_the_same_bits(average: str, stop: int, lr: 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_features_drawn_anew_while_training_are_the_same_after_a_resumption(workers: int, tmp_path: Path) -> None:
-    """Every third step new features: for the model, for its replicas, and for a run that was stopped in between."""
+def test_features_redrawn_in_training_are_the_same_after_a_resume(workers: int, tmp_path: Path) -> None:
+    """New features every third step: for the model, for its replicas, and for a run that was stopped in between."""
     mixer = {"type": "performer", "heads": 2, "features": 4, "redraw": 3}
     changed = {**TINY, "model": {**TINY["model"], "mixer": mixer}, "train": {**TINY["train"], "workers": workers}}
     wanted = parse(Recipe, changed)
@@ -107,7 +107,7 @@ def test_features_drawn_anew_while_training_are_the_same_after_a_resumption(work
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_text_read_in_segments_resumes_to_the_same_bits(workers: int, tmp_path: Path) -> None:
-    """Nothing is carried from one step to the next, so nothing of it has to be saved."""
+    """No state is carried from one step to the next, so none has to be saved."""
     (tmp_path / "text").write_text("".join(f"line {number} of the text\n" for number in range(60)))
     task = {"type": "language", "train": str(tmp_path / "text"), "split": [0.8, 0.2], "context": 13, "segment": 4}
     model = {"type": "decoder", "width": 16, "hidden": 32, "layers": 2, "positions": "none", "mixer": MEMORY}
@@ -119,7 +119,7 @@ def test_a_text_read_in_segments_resumes_to_the_same_bits(workers: int, tmp_path
     assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
-def test_a_changed_byte_falls_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_changed_byte_falls_back_to_the_previous_checkpoint(tmp_path: Path) -> None:
     wanted = recipe()
     train(wanted, tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -192,7 +192,7 @@ def test_early_stopping_and_unknown_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("average", ["ema", "last", "none"])
-def test_a_hopeless_run_begins_anew_in_the_first_half_of_its_budget_also_when_it_was_stopped(
+def test_a_run_with_a_high_loss_restarts_in_the_first_half_of_its_budget_even_if_stopped(
     average: str, tmp_path: Path
 ) -> None:
     wanted = recipe(average={"type": average}, restart_above=1e-6, budget={"steps": 12}, spike=3.0)
@@ -206,14 +206,14 @@ def test_a_hopeless_run_begins_anew_in_the_first_half_of_its_budget_also_when_it
         ("evaluation", 9),
         ("evaluation", 12),
     ]
-    for stop in (1, 2):  # the moment in which it is to begin anew
+    for stop in (1, 2):  # the moment at which it is to restart
         with pytest.raises(Interrupted, match=f"step {3 * stop}"):
             train(wanted, tmp_path / f"parts-{stop}", Stopper(stop))
         train(wanted, tmp_path / f"parts-{stop}")
         assert weights(tmp_path / "whole") == weights(tmp_path / f"parts-{stop}")
 
 
-def test_weights_are_new_when_a_run_begins_anew_and_a_good_run_does_not(tmp_path: Path) -> None:
+def test_a_restart_changes_the_weights_and_a_good_run_does_not_restart(tmp_path: Path) -> None:
     unmoved = recipe(restart_above=1e-6, optimizer={"type": "adam", "lr": 1e-30})
     run = Run(unmoved, tmp_path, SilentListener(), torch.device("cpu"))
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
@@ -228,14 +228,14 @@ def test_weights_are_new_when_a_run_begins_anew_and_a_good_run_does_not(tmp_path
     assert weights(tmp_path / "good") == weights(tmp_path / "never")
 
 
-def test_beginning_anew_and_with_the_weights_of_another_run_contradict_each_other() -> None:
+def test_a_restart_contradicts_initial_weights_of_another_run() -> None:
     tree = merge(TINY, {"train": {"restart_above": 1.0}, "start": {"folder": "runs/a", "sha256": "0" * 64}})
     with pytest.raises(ConfigError, match="restart_above restarts from random"):
         parse(Recipe, tree)
 
 
-def test_where_the_metric_ties_the_loss_chooses(tmp_path: Path) -> None:
-    """So few steps get nothing exactly right; the last weights are the best all the same."""
+def test_the_loss_breaks_ties_of_the_metric(tmp_path: Path) -> None:
+    """In so few steps no output is exactly right; the last weights are the best by their loss."""
     train(recipe(metric="exact", budget={"steps": 12}, evaluate_every=0.25), tmp_path)
     records = read_log(tmp_path / "log.jsonl")
     evaluations = [record for record in records if record["kind"] == "evaluation"]
@@ -275,4 +275,6 @@ def test_a_loss_per_example_has_gradients_as_many_times_larger_as_a_row_has_toke
     ratio = norms["token"]["tokens"] / 16  # the batch has 16 rows
     assert ratio > 1.5
     assert norms["example"]["norm"] == pytest.approx(ratio * norms["token"]["norm"], rel=1e-4)
-    assert norms["example"]["loss"] == pytest.approx(norms["token"]["loss"], rel=1e-6)  # what is shown stays per token
+    assert norms["example"]["loss"] == pytest.approx(
+        norms["token"]["loss"], rel=1e-6
+    )  # the reported loss stays per token

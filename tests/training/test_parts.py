@@ -21,7 +21,7 @@ from allyouneed.training.workers import Workers
 
 
 class Small(nn.Module):
-    """Names like those of a model: a table, matrices inside blocks, vectors."""
+    """Parameters with the names of a model: a table, matrices inside blocks, vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_workers_add_up_gradients_and_repeat_to_the_bit() -> None:
         found.append((values, [parameter.grad for parameter in model.parameters()]))
         model.zero_grad(set_to_none=True)
         workers.close()
-    assert found[0][0] == found[1][0] == found[3][0]  # masks follow from the seeds, not from who does the work
+    assert found[0][0] == found[1][0] == found[3][0]  # masks follow from the seeds, not from the worker
     assert len(set(found[0][0])) == 5
     torch.testing.assert_close(found[0][1], found[3][1])
     assert all(torch.equal(one, other) for one, other in zip(found[1][1], found[2][1], strict=True))

@@ -6,8 +6,8 @@ If the weights are sharded, each process writes its rows (`model-00001-of-00002.
 concatenation of its pieces; what is not sharded is in the first file. Any number of processes can read such a
 checkpoint.
 
-A checkpoint appears under its name only when it is complete (see `storage`). The last ones and the best one are kept; an
-older one is removed only after a newer one is in place. A damaged one is reported, and the one before it is used.
+A checkpoint appears under its name only when it is complete (see `storage`). The last ones and the best one are kept;
+an older one is removed only after a newer one is in place. A damaged one is reported, and the one before it is used.
 """
 
 import json
@@ -84,7 +84,7 @@ class Checkpoints:
         self._remove_old(step)
 
     def latest(self) -> Path | None:
-        """Return the newest intact checkpoint, or None if there is no checkpoint. Raise FolderError if all are damaged."""
+        """Return the newest intact checkpoint, or None if there is none at all."""
         paths = self._paths()
         for path in reversed(paths):
             if self._is_good(path):

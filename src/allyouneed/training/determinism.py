@@ -1,9 +1,9 @@
 """Determinism: what the bits of a run depend on, and how to exclude everything else.
 
 Batches, masks and initial weights follow from (seed, step); gradients are added in the order of the workers. What
-remains is how torch sums: the number of threads, the processor, the algorithm. `deterministic = true` selects algorithms
-with a fixed order of summation and refuses what cannot be repeated: a budget in minutes, another number of threads after
-an interruption. The log and the model card record the conditions.
+remains is how torch sums: the number of threads, the processor, the algorithm. `deterministic = true` selects
+algorithms with a fixed order of summation and refuses what cannot be repeated: a budget in minutes, another number of
+threads after an interruption. The log and the model card record the conditions.
 """
 
 import os

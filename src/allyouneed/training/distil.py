@@ -52,9 +52,7 @@ def teach(
     files = _names(task, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
-        taught = lesson.model_dump(
-            mode="json", exclude=None if lesson.int8 else {"int8"}
-        )  # the same file as before int8 existed
+        taught = lesson.model_dump(mode="json", exclude=None if lesson.int8 else {"int8"})  # as in older files
         _begin(folder, {"teacher": teacher.sha256, "lesson": taught, "task": task.sources(0)})
         if not all(file.exists() for file in files):
             _write(teacher, task, lesson, folder, progress)

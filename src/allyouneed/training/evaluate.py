@@ -60,7 +60,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[Score]:
-    """Return all scores of a split: those of decoded text or classes (unless search is None), then those of the loss."""
+    """Return all scores of a split: of decoded text or classes (unless search is None), then of the loss."""
     scores = []
     examples = data.examples(split) if search is not None else []
     if examples and search is not None:

@@ -1,8 +1,8 @@
 """The log of a run: one JSON object per line, in the order of events.
 
-A line is passed to the operating system at once, so a killed process loses at most the line it was writing. Such a torn
-line is dropped when the log is opened again. On resume, `rewind` drops the records after the checkpoint: those steps are
-repeated and would otherwise be logged twice.
+A line is passed to the operating system at once, so a killed process loses at most the line it was writing. Such a
+torn line is dropped when the log is opened again. On resume, `rewind` drops the records after the checkpoint: those
+steps are repeated and would otherwise be logged twice.
 """
 
 import json
