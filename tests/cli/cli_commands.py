@@ -1,4 +1,4 @@
-"""A way to run commands in processes of their own, and the settings of the tiny models they are tried on."""
+"""Runs commands in separate processes; the settings of the tiny models for them."""
 
 import json
 import os
@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
 HEADS = 'model.mixer={type="softmax",heads=2}'
 SMALL = ["--set", "model.width=16", "--set", "model.hidden=16", "--set", "train.log_every=5"]
-# Two micro-batches: each core works on its own. One of this size on two threads spends its time in barriers.
+# Two micro-batches, one for each core. One micro-batch of this size on two threads would wait in barriers.
 SMALL += ["--set", "train.accumulate=2"]
 NUMBERS = [
     *("--task", "numbers", "--model", "encoder-decoder", "--steps", "30", *SMALL),
@@ -23,16 +23,16 @@ NUMBERS = [
 
 @dataclass(frozen=True)
 class Done:
-    """What a command did."""
+    """The result of a command."""
 
     status: int
     out: str
     err: str
-    kibibytes: int  # of memory, at most
+    kibibytes: int  # peak memory
 
 
 class Commands:
-    """Runs commands in processes of their own."""
+    """A runner of commands in separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Commands:
     def __call__(
         self, *arguments: str, given: str | bytes = b"", folder: Path | None = None, out: str | None = None
     ) -> Done:
-        """`allyouneed ARGUMENTS`, with something on standard input."""
+        """Run `allyouneed ARGUMENTS` with the given standard input."""
         names = {name: str(self.folder / name) for name in ("stdin", "stdout", "stderr")}
         for name in names.values():
             Path(name).write_bytes(b"")
@@ -62,7 +62,7 @@ class Commands:
         return Done(status, *texts, kibibytes)
 
     def close(self) -> None:
-        """Ends the process that forks."""
+        """Stop the process that forks."""
         with self._forker:
             assert self._forker.stdin is not None
             self._forker.stdin.close()

@@ -15,7 +15,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture(scope="session")
 def numbers(run: Commands) -> str:
-    """A run folder with a translator that has learnt next to nothing."""
+    """Return a run folder with a barely trained translator."""
     done = run("train", *NUMBERS, "--out", "numbers")
     assert done.status == 0, done.err
     return str(run.folder / "numbers")
@@ -23,7 +23,7 @@ def numbers(run: Commands) -> str:
 
 @pytest.fixture(scope="session")
 def language(run: Commands) -> str:
-    """A run folder with a language model over bytes."""
+    """Return a run folder with a language model over bytes."""
     (run.folder / "text.txt").write_text("the cat sat on the mat, ähem. " * 40, encoding="utf-8")
     sets = {
         "task.train": "text.txt",
@@ -40,7 +40,7 @@ def language(run: Commands) -> str:
 
 @pytest.fixture(scope="session")
 def classifier(run: Commands) -> str:
-    """A run folder with a model that tells good from bad."""
+    """Return a run folder with a classifier of good and bad."""
     rows = "".join(f"good\tnice {n}\nbad\tugly {n}\n" for n in range(30))
     (run.folder / "labels.tsv").write_text(rows, encoding="utf-8")
     sets = ["task.train=labels.tsv", "task.valid=labels.tsv", "task.tokenizer.kind=words", "model.layers=1"]

@@ -1,4 +1,4 @@
-"""Bad input: one line on standard error that says where, what was found and what would be right; no traceback."""
+"""Bad input: one line on standard error with the place, the finding and the remedy; no traceback."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ MOST_KIBIBYTES = 1536 * 1024
 
 
 def assert_one_line(done: Done, status: int, *parts: str) -> None:
-    """It ended with that status and one line of error that has all these parts in it."""
+    """Assert that a command ended with a status and one line of error that contains all parts."""
     assert done.status == status, done.err
     assert "Traceback" not in done.err
     complaints = [line for line in done.err.splitlines() if line.startswith("error: ")]
@@ -55,10 +55,10 @@ def test_a_corpus_is_refused(name, run: Commands, corpus: Path):
     assert_one_line(run(*TRAIN, "--out", "out", folder=corpus), 2, *parts)
 
 
-def test_an_enormous_line_is_refused_without_being_held(run: Commands, corpus: Path):
+def test_an_enormous_line_is_refused_in_constant_memory(run: Commands, corpus: Path):
     (corpus / "b").write_bytes(GOOD)
     with (corpus / "a").open("wb") as file:
-        file.truncate(1 << 28)  # takes no room on the disk, and time only for its checksum
+        file.truncate(1 << 28)  # a sparse file: only its checksum takes time
     done = run(*TRAIN, "--out", "out", folder=corpus)
     assert_one_line(done, 2, "a: line 1: longer than")
 
@@ -67,7 +67,7 @@ def test_missing_files_are_named(run: Commands, corpus: Path):
     assert_one_line(run(*TRAIN, "--out", "out", folder=corpus), 2, "a: no such file")
 
 
-def test_odd_but_usable_text_is_used_and_what_is_skipped_is_counted(run: Commands, corpus: Path):
+def test_odd_but_usable_text_is_used_and_skips_are_counted(run: Commands, corpus: Path):
     marked = b"\xef\xbb\xbfone\r\ntwo \xe2\x80\xa8 three\r\n\r\n< pad > <eos> </s>\r\n" + b"w" * (1 << 21) + b"\r\nfive"
     (corpus / "a").write_bytes(marked)
     (corpus / "b").write_bytes(b"eins\nzwei\x0cdrei\nleer\n< eos >\nw\n\n")
@@ -159,7 +159,7 @@ def test_another_recipe_does_not_overwrite_a_run(run: Commands, numbers: str):
 # --- model folders ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_model_folder_is_refused(run: Commands, tmp_path: Path):
+def test_not_a_model_folder_is_refused(run: Commands, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("hello")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_a_changed_byte_is_noticed(name, run: Commands, numbers: str, tmp_path: 
     assert_one_line(run("translate", str(tmp_path), given="seven\n"), 2, str(tmp_path))
 
 
-# --- what models are asked -------------------------------------------------------------------------------------------
+# --- requests to models ----------------------------------------------------------------------------------------------
 
 INPUTS = {
     "latin-1": (b"seven\nf\xfcnf\n", ["standard input: line 2: byte 2 0xFC is not UTF-8"]),
@@ -192,7 +192,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_input_is_refused_after_what_came_before_it(name, run: Commands, numbers: str):
+def test_bad_input_is_refused_after_earlier_lines(name, run: Commands, numbers: str):
     given, parts = INPUTS[name]
     done = run("translate", numbers, given=given)
     assert_one_line(done, 2, *parts)
@@ -205,7 +205,7 @@ def test_lines_before_a_bad_one_are_answered(bad: bytes, run: Commands, numbers:
     assert done.out.count("\n") == 2
 
 
-def test_what_was_never_seen_in_training_is_mentioned(run: Commands, numbers: str):
+def test_text_unknown_from_training_is_reported(run: Commands, numbers: str):
     done = run("translate", numbers, given="twenty\n日本\n")
     assert done.out.count("\n") == 2
     assert "line 2 has text that the model did not see" in done.err
@@ -236,7 +236,7 @@ def test_a_request_is_refused(name, run: Commands, numbers: str):
     assert_one_line(run(command, numbers, *arguments, given="seven\n"), 2, *parts)
 
 
-def test_models_are_not_asked_for_what_they_cannot_do(run: Commands, language: str, classifier: str):
+def test_impossible_requests_are_refused(run: Commands, language: str, classifier: str):
     assert_one_line(run("translate", language, given="x\n"), 2, "allyouneed generate")
     assert_one_line(run("generate", classifier, given="x\n"), 2, "classifier")
     assert_one_line(run("score", classifier, given="nice 3\tmediocre\n"), 2, "'mediocre' is not a class", "bad, good")

@@ -23,7 +23,7 @@ SCORE = re.compile(r"^(\w+) = (\d+\.\d+)  \S+", re.MULTILINE)
 
 
 def scores(text: str) -> dict[str, str]:
-    """Names and values of the scores in an output."""
+    """Return the names and values of the scores in an output."""
     return dict(SCORE.findall(text))
 
 
@@ -60,7 +60,7 @@ def test_version(run):
 # --- train -----------------------------------------------------------------------------------------------------------
 
 
-def test_train_prints_scores_with_signatures_and_says_the_same_again(run, numbers):
+def test_train_prints_scores_with_signatures_and_repeats_them(run, numbers):
     again = run("train", *NUMBERS, "--out", numbers)
     assert again.status == 0
     assert "finished" in again.err
@@ -86,7 +86,7 @@ def test_train_goes_into_a_folder_named_after_its_recipe(run, tmp_path):
     assert "seed = 5" in (tmp_path / "runs" / "mine" / "recipe.toml").read_text()
 
 
-def test_stopped_it_saves_itself_and_the_same_command_goes_on(run, numbers, tmp_path):
+def test_a_stopped_run_saves_itself_and_the_same_command_resumes(run, numbers, tmp_path):
     arguments = [*NUMBERS, "--steps", "150", "--set", "train.evaluate_every=1.0", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
         [*PROGRAM, "train", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -109,7 +109,7 @@ def test_stopped_it_saves_itself_and_the_same_command_goes_on(run, numbers, tmp_
 # --- translate -------------------------------------------------------------------------------------------------------
 
 
-def test_translate_gives_a_line_for_each_line(run, numbers):
+def test_translate_prints_a_line_for_each_line(run, numbers):
     words = ["forty-one", "", "seven", "   ", "seventy-seven", "two\u2028three", "< pad > <eos> <unk>"]
     together = run("translate", numbers, given="\n".join(words))
     assert together.status == 0, together.err
@@ -142,7 +142,7 @@ def test_translate_answers_before_its_input_ends(numbers):
             assert process.stdout.readline().endswith(b"\n")
 
 
-def test_translate_ends_quietly_when_nobody_reads(numbers, tmp_path):
+def test_translate_ends_quietly_when_the_reader_closes(numbers, tmp_path):
     lines = tmp_path / "lines"
     lines.write_text("seven\n" * 5000)
     with (
@@ -230,7 +230,7 @@ def test_evaluate_refuses_data_that_has_changed(run, classifier, tmp_path):
 # --- generate and score ----------------------------------------------------------------------------------------------
 
 
-def test_generate_follows_its_seed(run, language):
+def test_generate_depends_on_its_seed(run, language):
     arguments = ("generate", language, "--prompt", "the cat", "--max-length", "30", "--seed")
     one, again, other = (run(*arguments, seed).out for seed in ("1", "1", "2"))
     assert one == again != other
@@ -253,9 +253,9 @@ def test_generate_ends_at_the_last_position_of_a_model(run, language):
 @pytest.mark.parametrize("command", [("generate", "--prompt"), ("inspect",)], ids=str)
 def test_text_arguments_are_text(run, language, command):
     name, *option = command
-    done = run(name, language, *option, "a \udcff")  # how Python names a byte that is no text
+    done = run(name, language, *option, "a \udcff")  # how Python represents a byte that is not UTF-8
     assert done.status == 2
-    assert "holds bytes that are not UTF-8" in done.err
+    assert "has bytes that are not UTF-8" in done.err
 
 
 def test_generate_several(run, language):
@@ -273,7 +273,7 @@ def test_score(run, numbers, language, classifier):
     done = run("score", numbers, given="seven\tsieben\n\nforty-one\teinundvierzig\n")
     rows = [line.split("\t") for line in done.out.split("\n")]
     assert rows[1] == [""]
-    assert rows[0][1] == "7"  # the end counts
+    assert rows[0][1] == "7"  # EOS counts
     assert all(float(rows[place][0]) < 0 for place in (0, 2))
     best = run("translate", numbers, "--beam", "1", "--length-penalty", "0", "--scores", given="seven\n").out
     value, text = best.rstrip("\n").split("\t")
@@ -300,7 +300,7 @@ def test_list(run):
         assert re.search(rf"^{name} +\S", run("list", kind).out, re.MULTILINE)
 
 
-def test_terminals_get_no_orders():
+def test_control_characters_are_escaped_on_terminals():
     assert printable("a\x1b[31mb\x9bc\r\nd\u202ee\udc80") == "a\\x1b[31mb\\x9bc\\r\\nd\\u202ee\\udc80"
     assert printable("fünf\n\tzig", keep="\n\t") == "fünf\n\tzig"
 

@@ -14,16 +14,14 @@ from num2words import num2words
 from allyouneed.cli.shortlist import command
 from allyouneed.errors import StorageError
 from allyouneed.folder import Bundle, add_shortlist, load_folder
-from allyouneed.shortlist import build as lab_shortlist
+from allyouneed.shortlist import build
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.storage import is_locked, lock
-from allyouneed.tasks.base import Batch
-from allyouneed.text.specials import EOS, PAD
 
 
 @pytest.fixture(scope="module")
 def listed(run: Commands, numbers: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a shortlist."""
+    """Return a run folder with a shortlist."""
     folder = Path(shutil.copytree(numbers, tmp_path_factory.mktemp("listed") / "run"))
     done = run("shortlist", str(folder), "--best", "3", "--always", "5")
     assert done.status == 0, done.err
@@ -59,24 +57,15 @@ def test_a_shortlist_of_everything_changes_nothing(run: Commands, listed: Path, 
     assert run("translate", str(folder), "--scores", "--shortlist", given=given).out == plain
 
 
-def test_scores_say_with_which_shortlist(run: Commands, listed: Path) -> None:
+def test_scores_name_their_shortlist(run: Commands, listed: Path) -> None:
     done = run("evaluate", str(listed), "--shortlist", "--int8")
     assert done.status == 0, done.err
     lines = dict(line.split(" = ", 1) for line in done.out.splitlines())
     assert re.search(r"\|shortlist:3\+5:[0-9a-f]{8}\|int8", lines["bleu"])
-    assert "shortlist" not in lines["loss"]  # of given targets, among all words
+    assert "shortlist" not in lines["loss"]  # the loss of given targets uses all words
 
 
-def test_coverage_is_that_of_words() -> None:
-    """By hand: of 5, 6 and 7, 5 and 6 are allowed. The end of a text is no word, and every source allows it."""
-    some = Shortlist(torch.arange(4), torch.tensor([5, 6]), torch.tensor([0, 0, 0, 0, 0, 1, 2]))
-    source_BS, output_BT = torch.tensor([[5, EOS, PAD], [6, 5, EOS]]), torch.tensor([[5, EOS, PAD], [6, 7, EOS]])
-    batch = Batch(source_BS=source_BS, output_BT=output_BT)
-    found = lab_shortlist.coverage(some, lab_shortlist.pairs_of_batches([batch]))
-    assert (found.share, found.words) == (pytest.approx(2 / 3), 5.5)
-
-
-def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None:
+def test_verify_checks_the_shortlist(run: Commands, listed: Path, tmp_path: Path) -> None:
     done = run("verify", str(listed))
     assert done.status == 0, done.out
     assert re.search(r"ok +shortlist +\S+/model/shortlist\.safetensors: [\d,]+ words of \d+ source words", done.out)
@@ -89,7 +78,7 @@ def test_verify_looks_at_it(run: Commands, listed: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_a_damaged_one_is_made_again(run: Commands, listed: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_shortlist_is_made_again(run: Commands, listed: Path, tmp_path: Path, damage: str) -> None:
     folder = Path(shutil.copytree(listed, tmp_path / "run"))
     path = folder / "model" / "shortlist.safetensors"
     if damage == "missing":
@@ -118,8 +107,8 @@ def test_from_files(run: Commands, listed: Path, tmp_path: Path) -> None:
     assert done.status == 0, done.err
 
 
-def test_files_the_wrong_way_round_are_noticed(run: Commands, listed: Path, tmp_path: Path) -> None:
-    """Nothing that the model says is among the words of the source's language."""
+def test_swapped_files_are_refused(run: Commands, listed: Path, tmp_path: Path) -> None:
+    """No word of the model's answers is a word of the source's language."""
     folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
     (tmp_path / "en").write_text("one\ntwo\nthree\n" * 3)
     (tmp_path / "fr").write_text("un\ndeux\ntrois\n" * 3)
@@ -135,12 +124,12 @@ def test_files_the_wrong_way_round_are_noticed(run: Commands, listed: Path, tmp_
     assert (folder / "shortlist.safetensors").read_bytes() == before
 
 
-def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: str, tmp_path: Path) -> None:
+def test_impossible_requests(run: Commands, numbers: str, language: str, classifier: str, tmp_path: Path) -> None:
     for name in ("translate", "evaluate", "serve"):
         done = run(name, numbers, "--shortlist")
         assert done.status == 2
         assert re.fullmatch(
-            r"error: \S+: has no shortlist; `allyouneed shortlist \S+` puts one into the folder\n", done.err
+            r"error: \S+: has no shortlist; `allyouneed shortlist \S+` adds one to the folder\n", done.err
         )
     for arguments in (["shortlist", language], ["shortlist", classifier], ["evaluate", language, "--shortlist"]):
         done = run(*arguments)
@@ -156,7 +145,7 @@ def test_what_cannot_be(run: Commands, numbers: str, language: str, classifier: 
     assert not (Path(numbers) / "model" / "shortlist.safetensors").exists()
 
 
-def test_neighbours_would_change_what_ctranslate2_says(run: Commands, listed: Path) -> None:
+def test_batching_would_change_the_answers_of_ctranslate2(run: Commands, listed: Path) -> None:
     pytest.importorskip("ctranslate2")
     done = run("translate", str(listed), "--engine", "ctranslate2", "--shortlist")
     assert done.status == 2
@@ -165,12 +154,12 @@ def test_neighbours_would_change_what_ctranslate2_says(run: Commands, listed: Pa
 
 @pytest.fixture
 def unlearnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known at the start is said at the start."""
+    """Make learning fail, so that a test shows what is checked before it."""
 
     def learn(*_: object, **__: object) -> None:
         raise AssertionError("learnt first")
 
-    monkeypatch.setattr(lab_shortlist, "learn_shortlist", learn)
+    monkeypatch.setattr(build, "learn_shortlist", learn)
 
 
 @pytest.mark.usefixtures("unlearnt")
@@ -182,30 +171,30 @@ def test_a_run_that_is_being_written_to_is_left_alone(listed: Path, monkeypatch:
                 command(name)
 
 
-def test_nobody_writes_to_a_run_while_its_shortlist_is_learnt(
+def test_a_run_is_locked_while_its_shortlist_is_learnt(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, learn, seen = Path(shutil.copytree(listed, tmp_path / "run")), lab_shortlist.learn_shortlist, []
+    folder, learn, seen = Path(shutil.copytree(listed, tmp_path / "run")), build.learn_shortlist, []
 
     def learn_and_look(bundle: Bundle, *rest: Any, **named: Any) -> Any:
         seen.append(is_locked(folder))
         return learn(bundle, *rest, **named)
 
-    monkeypatch.setattr(lab_shortlist, "learn_shortlist", learn_and_look)
+    monkeypatch.setattr(build, "learn_shortlist", learn_and_look)
     command(str(folder))
     assert seen == [True]
     assert not is_locked(folder)
 
 
 @pytest.mark.usefixtures("unlearnt")
-def test_what_cannot_be_written_is_refused_before_anything_is_learnt(
+def test_a_read_only_folder_is_refused_before_learning(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(listed / "model", tmp_path / "model"))
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(StorageError, match="is not a folder but a link or a file"):
         command(str(tmp_path / "link"))
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root can write everywhere
     with pytest.raises(StorageError, match="permission denied while writing"):
         command(str(folder))
     monkeypatch.undo()
@@ -213,7 +202,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_learnt(
 
 
 @pytest.mark.parametrize("of_run", [True, False])
-def test_what_a_killed_one_left_is_removed(run: Commands, listed: Path, tmp_path: Path, of_run: bool) -> None:
+def test_leftovers_of_a_killed_command_are_removed(run: Commands, listed: Path, tmp_path: Path, of_run: bool) -> None:
     folder = Path(shutil.copytree(listed, tmp_path / "run"))
     if not of_run:
         (folder / "recipe.toml").unlink()
@@ -223,4 +212,4 @@ def test_what_a_killed_one_left_is_removed(run: Commands, listed: Path, tmp_path
         (one / "model.safetensors").write_bytes(b"weights")
     assert run("shortlist", str(folder / "model")).status == 0
     assert not left.exists()
-    assert other.exists() != of_run  # only a run is ours altogether
+    assert other.exists() != of_run  # only a run folder is entirely ours

@@ -17,14 +17,14 @@ def copied(numbers: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(numbers, tmp_path / "run"))
 
 
-def test_a_good_run_passes_and_gives_its_scores_to_the_last_bit(run: Commands, numbers: str) -> None:
+def test_an_intact_run_passes_and_reproduces_its_scores_exactly(run: Commands, numbers: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(numbers).rglob("*")}
     done = run("verify", numbers)
     assert done.status == 0, done.out + done.err
     assert "failed   " not in done.out
     assert done.out.count("identical") == 5
     assert "check       ok  failed  skipped" in done.out
-    assert before == {path: path.stat().st_mtime_ns for path in Path(numbers).rglob("*")}  # it only looks
+    assert before == {path: path.stat().st_mtime_ns for path in Path(numbers).rglob("*")}  # nothing is changed
 
 
 def test_a_model_folder_alone_is_compared_with_its_card(run: Commands, numbers: str, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def no_numbers(path: Path) -> None:
+def write_nan(path: Path) -> None:
     tensors = load_file(path)
     next(iter(tensors.values())).view(-1)[0] = torch.nan
     save_file(tensors, path)
@@ -66,7 +66,7 @@ def link(path: Path) -> None:
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a flipped bit": ("model/model.safetensors", flip, "failed   sha256"),
     "a changed manifest": ("model/manifest.json", flip, "failed   manifest"),
-    "what is no number": ("model/model.safetensors", no_numbers, "failed   numbers"),
+    "NaN": ("model/model.safetensors", write_nan, "failed   numbers"),
     "other weights": ("model/model.safetensors", other_weights, "failed   score"),
     "another score": ("model/README.md", another_score, "failed   score"),
     "a link in the model": ("model/model.safetensors", link, "failed   manifest"),
@@ -90,7 +90,7 @@ def test_damage_is_named(name: str, run: Commands, copied: Path) -> None:
     assert "Traceback" not in done.err
 
 
-def test_all_damage_is_named_and_what_to_do(run: Commands, copied: Path, tmp_path: Path) -> None:
+def test_all_damage_is_named_with_a_remedy(run: Commands, copied: Path, tmp_path: Path) -> None:
     model = copied / "model"
     (model / "codec.json").unlink()
     (model / "config.json").write_text("")
@@ -116,7 +116,7 @@ def test_all_damage_is_named_and_what_to_do(run: Commands, copied: Path, tmp_pat
 
 
 def test_train_makes_a_damaged_model_folder_again(run: Commands, copied: Path) -> None:
-    """As the advice of `verify` says."""
+    """As `verify` advises."""
     before = (copied / "model" / "config.json").read_bytes()
     (copied / "model" / "config.json").unlink()
     done = run("train", str(copied / "recipe.toml"), "--out", str(copied))
@@ -124,7 +124,7 @@ def test_train_makes_a_damaged_model_folder_again(run: Commands, copied: Path) -
     assert (copied / "model" / "config.json").read_bytes() == before
 
 
-def test_a_place_is_named_once(run: Commands, tmp_path: Path) -> None:
+def test_a_path_is_named_once(run: Commands, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     write_manifest(tmp_path / "other")
@@ -133,7 +133,7 @@ def test_a_place_is_named_once(run: Commands, tmp_path: Path) -> None:
     assert f"failed   loads       {tmp_path / 'other'}: has no config.json; it is not a model folder\n" in done.out
 
 
-def test_missing_data_is_no_damage(run: Commands, language: str, tmp_path: Path) -> None:
+def test_missing_data_is_not_damage(run: Commands, language: str, tmp_path: Path) -> None:
     alone = shutil.copytree(Path(language) / "model", tmp_path / "alone")
     done = run("verify", str(alone), folder=tmp_path)
     assert done.status == 0, done.out
@@ -141,8 +141,8 @@ def test_missing_data_is_no_damage(run: Commands, language: str, tmp_path: Path)
     assert "text.txt: no such file" in done.out
 
 
-def test_what_is_no_folder(run: Commands, tmp_path: Path) -> None:
+def test_not_a_folder(run: Commands, tmp_path: Path) -> None:
     done = run("verify", "nowhere", folder=tmp_path)
     assert done.status == 2
-    assert "copy" not in done.err  # there is nothing that could be copied again
+    assert "copy" not in done.err  # there is nothing to copy again
     assert run("verify", str(tmp_path)).status == 2

@@ -31,7 +31,7 @@ def stored(folder: Path, pairs: Pairs) -> tuple[Ragged, Ragged]:
 
 
 def plain(pairs: Pairs, iterations: int) -> dict[tuple[int, int], float]:
-    """t(y | x) by the equations, with dictionaries."""
+    """Return t(y | x) by the equations, with dictionaries."""
     t: dict[tuple[int, int], float] = defaultdict(lambda: 1.0)
     for _ in range(iterations):
         count: dict[tuple[int, int], float] = defaultdict(float)
@@ -59,7 +59,7 @@ def learnt(found: Lexicon) -> dict[tuple[int, int], float]:
 )
 def test_equals_the_equations(tmp_path_factory, pairs, iterations, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lexicon, "CELLS", chunk)  # chunks of any size are the whole
+        patch.setattr(lexicon, "CELLS", chunk)  # the size of chunks does not matter
         found = learnt(learn_lexicon(*stored(tmp_path_factory.mktemp("pairs"), pairs), iterations))
     wanted = {key: value for key, value in plain(pairs, iterations).items() if key[1] != NULL}
     assert found.keys() == wanted.keys()
@@ -68,7 +68,7 @@ def test_equals_the_equations(tmp_path_factory, pairs, iterations, chunk):
 
 
 def translated(count: int, vocabulary: int, zipf: bool = False) -> Pairs:
-    """Sentences of a language in which word w is vocabulary - w + 3, and the order is another.
+    """Sentences of a language in which word w becomes vocabulary - w + 3, in another order.
 
     `zipf`: the n-th word is said 1/n as often as the first, and each once at least.
     """
@@ -98,7 +98,7 @@ def test_the_best_of_each_word() -> None:
     best = some.best(2)
     assert best.source.tolist() == [4, 4, 6, 7, 7]
     assert best.target.tolist() == [8, 9, 5, 4, 6]
-    assert some.best(1).target.tolist() == [8, 5, 4]  # of equals the smaller id
+    assert some.best(1).target.tolist() == [8, 5, 4]  # the smaller id wins a tie
 
 
 def test_memory_is_bounded_and_rare_words_keep_their_translations(
@@ -113,7 +113,7 @@ def test_memory_is_bounded_and_rare_words_keep_their_translations(
     assert first.target.tolist() == [403 - word for word in range(4, 400)]
 
 
-def test_memory_is_what_the_docstring_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_below_the_bound_of_the_docstring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scale = 1 << 9
     monkeypatch.setattr(lexicon, "CELLS", lexicon.CELLS // scale)
     monkeypatch.setattr(lexicon, "MOST", lexicon.MOST // scale)
@@ -124,15 +124,15 @@ def test_memory_is_what_the_docstring_says(tmp_path: Path, monkeypatch: pytest.M
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(found.source) > 0.9 * lexicon.MOST  # so there were more
+    assert len(found.source) > 0.9 * lexicon.MOST  # so some were dropped
     assert peak < 160 * lexicon.MOST
 
 
-def test_of_no_pairs_nothing_is_learnt(tmp_path: Path) -> None:
+def test_without_pairs_the_lexicon_is_empty(tmp_path: Path) -> None:
     assert len(learn_lexicon(*stored(tmp_path, [])).source) == 0
 
 
-def test_of_very_many_pairs_every_nth_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_nth_of_very_many_pairs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = translated(50, 30)
     monkeypatch.setattr(lexicon, "SENTENCES", 20)
     found = learnt(learn_lexicon(*stored(tmp_path, pairs), 2))

@@ -1,4 +1,4 @@
-"""The table of a shortlist: what it is made of, what it allows, and what is refused."""
+"""The table of a shortlist: its contents, the words it allows, and bad files."""
 
 import re
 from collections.abc import Callable
@@ -19,32 +19,32 @@ LEXICON = Lexicon(np.array([4, 4, 4, 6, 7, 7]), np.array([5, 8, 9, 5, 4, 6]), np
 FREQUENCY = np.array([0, 0, 0, 90, 1, 7, 3, 7, 9, 0])
 
 
-def test_the_likeliest_and_the_most_frequent() -> None:
+def test_the_most_probable_and_the_most_frequent_words() -> None:
     made = make_shortlist(LEXICON, FREQUENCY, sources=8, best=2, always=2, shared=False)
-    assert made.always.tolist() == [0, 1, 2, 3, 5, 8]  # special ids whatever is frequent; of 5 and 7 the smaller
+    assert made.always.tolist() == [0, 1, 2, 3, 5, 8]  # special ids are always allowed; of 5 and 7 the smaller id wins
     assert [made.of(word) for word in range(8)] == [[], [], [], [], [8, 9], [], [5], [4, 6]]
     assert re.fullmatch(r"shortlist:2\+2:[0-9a-f]{8}", made.signature)
 
 
-def test_signatures_say_which_table_it_is() -> None:
+def test_signatures_identify_the_table() -> None:
     tables = [of_lists(lists, [0, 1, 2, 3]) for lists in ([[5, 8], [4]], [[5, 9], [4]], [[4], [5, 8]])]
     assert len({one.signature for one in tables}) == 3
     stored = read_shortlist(tables[0].tensors(), 2, 20, Path("here"))
     assert stored.signature == tables[0].signature
 
 
-def test_words_that_were_never_said_are_not_frequent() -> None:
+def test_words_without_occurrences_are_not_frequent() -> None:
     made = make_shortlist(LEXICON, FREQUENCY, sources=8, best=1, always=100, shared=False)
     assert made.always.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_what_is_unknown_takes_no_place() -> None:
+def test_unknown_words_are_not_listed() -> None:
     some = Lexicon(np.array([3, 4, 4, 4]), np.array([5, 3, 5, 8]), np.array([1.0, 0.6, 0.3, 0.1]))
     made = make_shortlist(some, FREQUENCY, sources=8, best=2, always=0, shared=False)
     assert [made.of(word) for word in (3, 4)] == [[], [5, 8]]
 
 
-def test_where_words_are_shared_each_allows_itself() -> None:
+def test_with_a_shared_vocabulary_each_word_allows_itself() -> None:
     made = make_shortlist(LEXICON, FREQUENCY, sources=10, best=1, always=0, shared=True)
     assert made.always.tolist() == [0, 1, 2, 3]
     assert [made.of(word) for word in range(10)] == [[], [], [], [], [4, 8], [5], [5, 6], [4, 7], [8], [9]]
@@ -71,7 +71,7 @@ def test_a_source_allows_what_its_words_allow(lists: list[list[int]], sources: l
 
 
 @given(lists=lists)
-def test_what_is_stored_comes_back(lists: list[list[int]]) -> None:
+def test_a_stored_table_is_read_again(lists: list[list[int]]) -> None:
     made = of_lists(lists, [0, 1, 2, 3, 7])
     again = read_shortlist(made.tensors(), 9, 20, Path("here"))
     assert [again.of(word) for word in range(9)] == lists
@@ -113,7 +113,7 @@ def put(name: str, values: list[int], dtype: torch.dtype = torch.int32) -> Calla
         (put("words", [5, 5, 9]), "words of a source word should be different ids in order"),
     ],
 )
-def test_what_is_no_shortlist_is_refused(change: Callable[[dict[str, Tensor]], object], message: str) -> None:
+def test_a_bad_shortlist_is_refused(change: Callable[[dict[str, Tensor]], object], message: str) -> None:
     tensors = of_lists([[5, 8], [], [4]], [0, 1, 2, 3]).tensors()
     read_shortlist(dict(tensors), 3, 20, Path("here"))
     change(tensors)

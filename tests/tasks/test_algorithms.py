@@ -1,4 +1,4 @@
-"""Generated tasks: right answers, addressed batches, held-out items that training never shows."""
+"""Generated tasks: right answers, addressed batches, held-out items that never occur in training."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def make(name: str, **settings: object) -> tuple[AlgorithmTask, AlgorithmData]:
 
 
 def right(name: str, source: str) -> str:
-    """The answer, found in another way than the task finds it."""
+    """Return the right answer, computed in another way than in the task."""
     words = source.split()
     if name == "copy":
         return source
@@ -73,7 +73,7 @@ def texts(data: AlgorithmData, batch: Batch) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_answers_are_right_and_held_out_items_are_never_seen(name: str) -> None:
+def test_answers_are_right_and_held_out_items_are_not_in_training(name: str) -> None:
     _, data = make(name)
     valid, test = (dict(data.examples(split)) for split in ("valid", "test"))
     train = dict(pair for index in range(30) for pair in texts(data, data.batch(0, index)))
@@ -98,7 +98,7 @@ def test_addressed_by_seed_and_index(name: str) -> None:
     assert data.examples("test") == again.examples("test")
 
 
-def test_test_lengths_may_be_others() -> None:
+def test_test_lengths_may_differ() -> None:
     _, data = make("copy", test_lengths=[40, 44])
     assert {len(source.split()) for source, _ in data.examples("test")} == {40, 41, 42, 43, 44}
     assert max(len(source.split()) for source, _ in data.examples("valid")) <= 5
@@ -143,12 +143,12 @@ def test_dice_stay_within_their_range(low: int, span: int, seed: int) -> None:
     assert draws <= set(range(low, low + span + 1))
 
 
-def test_dice_never_change() -> None:
-    # Written down once: if this changes, every resumed run changes its data.
+def test_dice_give_fixed_numbers() -> None:
+    # Fixed numbers: if they change, every resumed run changes its data.
     assert [Dice(1, "train", 2).below(1000), Dice(1, "train", 3).below(1000)] == [777, 89]
 
 
-def test_a_padded_row_is_declared() -> None:
+def test_padding_has_a_mask() -> None:
     _, data = make("copy")
     batch = data.batch(0, 0)
     assert batch.source_BS is not None

@@ -1,4 +1,4 @@
-"""bAbI: stories, questions, facts; files that are not what they should be are refused with their line."""
+"""bAbI: stories, questions, facts; malformed files are refused with their line."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
     first, second, third = read_questions(tmp_path / "file")
     story = ("mary moved to the bathroom", "john went to the hallway")
     assert first == Question(story, "where is mary", "bathroom", (0,))
-    # The question between them is no sentence, so line 4 is the third sentence.
+    # The question between them is not a sentence, so line 4 is the third sentence.
     assert second == Question((*story, "mary got the milk there"), "what is mary carrying", "milk", (2, 0))
     assert third == Question(("daniel left the apple",), "what is daniel carrying", "milk,apple", ())
     assert third.text == "daniel left the apple . what is daniel carrying"
@@ -94,7 +94,7 @@ def test_held_out_questions_with_their_facts(tmp_path: Path) -> None:
     assert babi.facts("test") == [(0,)]
     (batch,) = babi.held_out("test")
     assert batch.class_B is not None
-    assert batch.class_B.tolist() == [UNK]  # the answer is not known from training; its text is never said
+    assert batch.class_B.tolist() == [UNK]  # the answer does not occur in training, so it is never predicted
     (score,) = babi.measure(["milk"], ["apple,football"])
     assert (score.name, score.value) == ("accuracy", 0.0)
 
@@ -121,7 +121,7 @@ def test_bad_files(train: str, message: str, tmp_path: Path) -> None:
         parse(BabiConfig, {"folder": files(tmp_path, train), "task": 7}).prepare(tmp_path / "data", 0)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     folder = files(tmp_path)
     with pytest.raises(DataError, match=r"en: no file qa8_\*_train.txt; task.folder should hold"):
         parse(BabiConfig, {"folder": folder, "task": [7, 8]}).prepare(tmp_path / "data", 0)
@@ -139,6 +139,8 @@ def test_the_official_files() -> None:
         for split in ("train", "test"):
             (path,) = folder.glob(f"qa{number}_*_{split}.txt")
             questions = read_questions(path)
-            assert len(questions) in (1000, 999, 995, 996, 998), path  # the files say so: a few lack a question
+            assert len(questions) in (1000, 999, 995, 996, 998), (
+                path
+            )  # in some official files a few questions are missing
             assert all(one.story and one.facts for one in questions), path
             assert all(max(one.facts) < len(one.story) for one in questions), path

@@ -1,17 +1,13 @@
-"""Batches addressed by (seed, index): every example once an epoch, within the budget, the same in any process."""
-
-from pathlib import Path
+"""Batches addressed by (seed, index): every example once in an epoch, within the budget, the same in any process."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allyouneed.errors import DataError, FolderError
+from allyouneed.errors import DataError
 from allyouneed.randomness import generator
 from allyouneed.tasks.batching import STEPS, Batches, bucket_sizes, pack
-from allyouneed.tasks.prepared import prepared
-from allyouneed.text.ragged import Ragged, RaggedWriter, padded
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=200)
 
@@ -55,7 +51,7 @@ def test_seeds_and_epochs_differ() -> None:
 
 
 def test_the_same_numbers_in_every_process_and_version() -> None:
-    # Written down once: if this changes, every resumed run changes its data.
+    # Fixed numbers: if they change, every resumed run changes its data.
     assert generator(3, 1).random(2).tolist() == [0.8572859273383533, 0.9018187745966977]
 
 
@@ -92,45 +88,3 @@ def test_nothing_to_batch_and_too_long() -> None:
         Batches((np.zeros(0, int), np.zeros(0, int)), 10)
     with pytest.raises(DataError, match="has 11 tokens, but a batch may hold 10"):
         Batches((np.array([11]), np.array([2])), 10)
-
-
-@given(rows=st.lists(st.lists(st.integers(0, 65535), max_size=9), max_size=20), cut=st.integers(0, 20))
-def test_what_is_written_is_read(rows, cut) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        with RaggedWriter(Path(name), "x", "<u2") as writer:
-            writer.extend(rows[:cut])
-            writer.extend(rows[cut:])
-        ragged = Ragged(Path(name), "x", "<u2")
-        assert [ragged[i].tolist() for i in range(len(ragged))] == rows
-        assert ragged.lengths().tolist() == [len(row) for row in rows]
-
-
-def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
-    with RaggedWriter(tmp_path, "x", "<u2") as writer:
-        writer.extend([[1, 2, 3]])
-    (tmp_path / "x.bin").write_bytes(b"\1\0")
-    with pytest.raises(FolderError, match="does not match"):
-        Ragged(tmp_path, "x", "<u2")
-
-
-def test_padded_rows() -> None:
-    rows = [np.array([5, 6]), np.array([7])]
-    assert padded(rows, before=(1,), after=(2,)).tolist() == [[1, 5, 6, 2], [1, 7, 2, 0]]
-
-
-def test_prepared_once_and_again_when_the_key_or_a_byte_changes(tmp_path: Path) -> None:
-    made = []
-
-    def build(folder: Path) -> None:
-        made.append(1)
-        (folder / "data").write_text("content")
-
-    for key, times in (({"a": 1}, 1), ({"a": 1}, 1), ({"a": 2}, 2), ({"a": 2}, 2)):
-        prepared(tmp_path, key, build)
-        assert len(made) == times
-    (tmp_path / "prepared" / "data").write_text("konTent")
-    prepared(tmp_path, {"a": 2}, build)
-    assert len(made) == 3
-    assert (tmp_path / "prepared" / "data").read_text() == "content"

@@ -1,4 +1,4 @@
-"""Binary arithmetic: right answers, bits from the lowest, batches of one length that grow along the curriculum."""
+"""Binary arithmetic: right answers, lowest bits first, batches of one length that grows along the curriculum."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def number(bits: str) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_are_right_and_as_long_as_the_question_says(name: str) -> None:
+def test_answers_are_right_and_their_length_follows_from_the_question(name: str) -> None:
     config, _ = make(name)
     for draw in range(200):
         source, target = config.draw(Dice(draw), (1, 70))
@@ -36,16 +36,16 @@ def test_answers_are_right_and_as_long_as_the_question_says(name: str) -> None:
         else:
             assert number(target) == number(left) * number(right)
             assert len(target) == 2 * len(left)
-        assert len(target) + 1 <= len(source) + 1  # with their ends: an answer fits the image of its question
+        assert len(target) + 1 <= len(source) + 1  # with end tokens: an answer fits the image of its question
 
 
-def test_the_example_of_the_page() -> None:
+def test_the_example_in_the_docs() -> None:
     config, _ = make("binary-addition")
     assert config.answer(number("1011"), number("0110"), 4) == (number("11001"), 5)
 
 
 def lengths_of(data: AlgorithmData, indices: range) -> list[int]:
-    """Bits of the operands of some batches; each batch has one length."""
+    """Return the bits of the operands of some batches; each batch has one length."""
     found = []
     for index in indices:
         batch = data.batch(1, index)
@@ -66,7 +66,7 @@ def test_lengths_grow_along_the_curriculum(name: str) -> None:
     assert set(lengths_of(data, range(70, 270))) == set(range(2, 10))
 
 
-def test_without_a_curriculum_all_lengths_come_from_the_first() -> None:
+def test_without_a_curriculum_the_first_batches_have_all_lengths() -> None:
     config, data = make("binary-addition")
     assert config.longest(0) == 9
     assert 9 in lengths_of(data, range(5))

@@ -27,7 +27,7 @@ def make(name: str, **settings: object) -> AlgorithmData:
 
 
 def right(name: str, source: str) -> str:
-    """The answer, found in another way than the task finds it."""
+    """Return the right answer, computed in another way than in the task."""
     words = source.split()
     if name == "copy-bits":
         return source
@@ -44,7 +44,7 @@ def right(name: str, source: str) -> str:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_answers_are_right_and_held_out_items_are_never_seen(name: str) -> None:
+def test_answers_are_right_and_held_out_items_are_not_in_training(name: str) -> None:
     data = make(name)
     assert data.codec.source is not None
     train = {}
@@ -62,7 +62,7 @@ def test_answers_are_right_and_held_out_items_are_never_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_training_batch_is_of_one_length(name: str) -> None:
+def test_a_training_batch_has_one_length(name: str) -> None:
     data = make(name)
     shapes = set()
     for index in range(30):
@@ -90,8 +90,8 @@ def test_wrong_bits_are_counted() -> None:
     assert bit_errors(["0101 1111"], ["0101 1111"]).value == 0
     assert bit_errors(["0101 1110", "0000"], ["0101 1111", "0001"]).value == 2 / 12
     assert bit_errors(["0101"], ["0101 1111"]).value == 4 / 8  # one is missing
-    assert bit_errors(["0101 1111 1"], ["0101 1111"]).value == 4 / 12  # one too many
-    assert bit_errors(["0101 x"], ["0101 1111"]).value == 4 / 8  # no vector
+    assert bit_errors(["0101 1111 1"], ["0101 1111"]).value == 4 / 12  # one extra
+    assert bit_errors(["0101 x"], ["0101 1111"]).value == 4 / 8  # malformed
     assert bit_errors([""], ["0101"]).value == 1
     assert not bit_errors([""], ["0101"]).higher_is_better
 

@@ -45,7 +45,7 @@ def data(folder: Path, **settings: object) -> CaptioningData:
     return parse(CaptioningConfig, tree).prepare(folder / "data", 0)
 
 
-def test_a_sheet_is_cut_into_its_pictures(tmp_path: Path) -> None:
+def test_a_sheet_is_split_into_pictures(tmp_path: Path) -> None:
     files(tmp_path)
     pictures = read_sheet(tmp_path / "noto_32px.png")
     assert pictures.shape == (50, VALUES)
@@ -92,7 +92,7 @@ def _as_ids(folder: Path, wanted: list[int]) -> np.ndarray:
     return np.concatenate(sheets).astype(int) + 4
 
 
-def test_a_moved_picture_is_the_picture_elsewhere_on_white() -> None:
+def test_a_shifted_picture_is_the_picture_elsewhere_on_white() -> None:
     images = np.zeros((40, VALUES), dtype=np.uint8)
     images.reshape(40, SIDE, SIDE, 3)[:, 10, 20] = [1, 2, 3]
     out = shifted(images, 2, generator(1, 0)).reshape(40, SIDE, SIDE, 3)
@@ -116,16 +116,16 @@ def test_a_new_drawing_of_a_known_emoji(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("0\ttrain\t1F600", "line 2: 3 columns; should be 4"),
         ("1\ttrain\t1F600\tface", "line 2: index '1' in split 'train'; should be 0"),
         ("0\tdev\t1F600\tface", "line 2: index '0' in split 'dev'"),
     ],
 )
-def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "table").write_text(f"{COLUMNS}\n{line}\n")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_table(tmp_path / "table", "noto", "en")
     with pytest.raises(DataError, match="no column de"):
         read_table(tmp_path / "table", "noto", "de")
@@ -140,7 +140,7 @@ def test_a_wrong_sheet_is_refused(tmp_path: Path) -> None:
         read_sheet(tmp_path / "small.png")
 
 
-def test_words_are_counted_wherever_they_stand() -> None:
+def test_words_are_counted_in_any_order() -> None:
     recall, precision = word_scores(["the Red red car", ""], ["car: red", "blue bus stop"])
     assert recall.value == 2 / 5
     assert precision.value == 2 / 4

@@ -59,7 +59,7 @@ def test_every_held_out_token_is_predicted_once(kind: str, context: int, overlap
         given, said = ids(batch)
         for before, after in zip(given, said, strict=True):
             counted = after != PAD
-            # What counts is the next token of what was given.
+            # Each prediction that counts is of the token after its input.
             assert all(before[i + 1] == after[i] for i in range(len(after) - 1) if counted[i] and counted[i + 1])
             predicted += after[counted].tolist()
     assert data.codec.target is not None
@@ -71,7 +71,7 @@ def test_every_held_out_token_is_predicted_once(kind: str, context: int, overlap
     assert ids(first)[0][0, 0] == BOS
 
 
-def test_later_windows_read_what_came_before(tmp_path: Path) -> None:
+def test_later_windows_read_earlier_tokens(tmp_path: Path) -> None:
     batches = list(language(tmp_path, context=8, overlap=3).held_out("valid"))
     given, said = ids(batches[0])
     assert (said[0] != PAD).all()
@@ -92,11 +92,11 @@ def test_with_segments_held_out_text_is_read_as_long_streams(
     assert data.codec.target is not None
     predicted = data.codec.target.decode(said[said != PAD].tolist())
     assert predicted == TEXT[int(len(TEXT) * 0.9) :]
-    assert (said[1:, :overlap] == PAD).all()  # given, not asked
+    assert (said[1:, :overlap] == PAD).all()  # read, not predicted
     assert data.units("valid").how == f"segment:{segment}|carried|streams:{batch}|overlap:{overlap}"
 
 
-def test_three_shares_and_several_files(tmp_path: Path) -> None:
+def test_three_fractions_and_several_files(tmp_path: Path) -> None:
     data = language(tmp_path, split=[0.5, 0.25, 0.25])
     assert data.units("test").characters == len(TEXT) - int(len(TEXT) * 0.75)
     (tmp_path / "a").write_text("abc\n" * 9)
@@ -107,7 +107,7 @@ def test_three_shares_and_several_files(tmp_path: Path) -> None:
     assert data.units("valid") == Units(36, 36, 45, "context:4|overlap:2")
     given, said = ids(data.batch(0, 0))
     assert (given == BOS).any()
-    assert not (said == BOS).any()  # nobody has to predict where a document begins
+    assert not (said == BOS).any()  # the start of a document is not predicted
     with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         data.units("test")
 

@@ -1,4 +1,4 @@
-"""The chunked loss against torch's own cross-entropy, value and gradient; and what of a batch counts."""
+"""The chunked loss against torch's cross-entropy, value and gradient; and which predictions count."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def small(mixer: dict[str, object], positions: str = "rotary") -> Decoder:
 
 def windows(segment: int | None) -> Batch:
     tokens = torch.randint(3, 9, (2, 12), generator=torch.Generator().manual_seed(0))
-    tokens[1, 7] = PAD  # not to be predicted
+    tokens[1, 7] = PAD  # not predicted
     return Batch(input_BT=tokens[:, :-1].clamp(min=1), output_BT=tokens[:, 1:], segment=segment)
 
 
@@ -70,14 +70,14 @@ def windows(segment: int | None) -> Batch:
     ("mixer", "positions"),
     [({"type": "softmax", "heads": 2}, "rotary"), ({"type": "linear", "heads": 2}, "sinusoidal"), (XL, "none")],
 )
-def test_read_in_segments_the_loss_is_the_same(mixer: dict[str, object], positions: str, segment: int) -> None:
+def test_segments_do_not_change_the_loss(mixer: dict[str, object], positions: str, segment: int) -> None:
     model = small(mixer, positions)
     whole, parts = (batch_loss(model, windows(size)) for size in (None, segment))
     assert whole.count == parts.count == 21
     torch.testing.assert_close(parts.total, whole.total)
 
 
-def test_the_gradient_ends_where_a_segment_begins() -> None:
+def test_the_gradient_stops_at_the_start_of_a_segment() -> None:
     model = small({"type": "softmax", "heads": 2})
     batch = windows(4)
     assert batch.input_BT is not None
@@ -97,8 +97,8 @@ def test_the_gradient_ends_where_a_segment_begins() -> None:
     assert not torch.allclose(gradients[0], whole[0])
 
 
-def test_each_segment_can_be_differentiated_when_it_comes() -> None:
-    """As training does it, so that the activations of one segment are held at a time."""
+def test_each_segment_can_be_differentiated_at_once() -> None:
+    """As in training, so that only the activations of one segment are in memory."""
     model = small(XL, "none")
     together = torch.autograd.grad(batch_loss(model, windows(3)).total, list(model.parameters()))
     for loss in losses(model, windows(3)):

@@ -28,7 +28,7 @@ def equal(one: Batch, other: Batch) -> bool:
     return all((a is None and b is None) or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
-def test_a_batch_says_what_the_texts_say(numbers: PairData) -> None:
+def test_batches_hold_the_ids_of_the_texts(numbers: PairData) -> None:
     codec = numbers.codec
     known = set()
     for index in range(numbers.epoch or 0):
@@ -54,7 +54,7 @@ def test_a_batch_says_what_the_texts_say(numbers: PairData) -> None:
     assert ("one", "eins") in known | set(numbers.examples("valid")) | set(numbers.examples("test"))
 
 
-def test_test_items_are_never_seen(numbers: PairData) -> None:
+def test_test_items_are_not_in_training(numbers: PairData) -> None:
     assert numbers.codec.source is not None
     seen: set[str] = set()
     for index in range(3 * (numbers.epoch or 0)):
@@ -136,7 +136,7 @@ def test_shared_and_separate_vocabularies(tmp_path: Path) -> None:
         (2000, "nl", "tweeduizend"),
     ],
 )
-def test_known_errors_of_num2words_are_mended(number: int, language: str, words: str) -> None:
+def test_known_errors_of_num2words_are_corrected(number: int, language: str, words: str) -> None:
     assert number_words(number, language) == words
 
 

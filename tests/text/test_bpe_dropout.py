@@ -1,4 +1,4 @@
-"""BPE dropout: the usual segmentation without it, another one each time with it, and all of it repeatable."""
+"""BPE dropout: the default segmentation without it, varying ones with it, all of them repeatable."""
 
 import random
 from pathlib import Path
@@ -19,14 +19,14 @@ TOKENIZER = train(TEXTS, TokenizerConfig(kind="bpe", size=320))
 RANKS = merge_ranks(TOKENIZER)
 
 
-def test_without_dropout_it_is_the_usual_segmentation() -> None:
+def test_without_dropout_it_is_the_default_segmentation() -> None:
     for text in [*TEXTS, "unseen mattings, kittens & Straße"]:
         pieces = [piece for word in TOKENIZER.words(text) for piece in segment(word, RANKS, 0.0, random.random)]
         assert [TOKENIZER.vocabulary[piece] for piece in pieces] == TOKENIZER.encode(text)
         assert [piece for word in TOKENIZER.words(text) for piece in TOKENIZER.pieces(word)] == pieces
 
 
-def test_with_dropout_the_word_stays_and_its_pieces_vary() -> None:
+def test_with_dropout_the_pieces_of_a_word_vary() -> None:
     dice = random.Random(0).random
     word = TOKENIZER.words("matting")[0]
     samples = {tuple(segment(word, RANKS, 0.3, dice)) for _ in range(50)}
@@ -35,7 +35,7 @@ def test_with_dropout_the_word_stays_and_its_pieces_vary() -> None:
     assert {tuple(segment(word, RANKS, 1.0, dice))} == {tuple(word)}
 
 
-def test_what_is_sampled_is_the_text(tmp_path: Path) -> None:
+def test_sampled_ids_decode_to_the_text(tmp_path: Path) -> None:
     texts = [*TEXTS, "x" * 100]
     writer = WordWriter(tmp_path, "t", TOKENIZER)
     writer.extend(texts)

@@ -1,4 +1,4 @@
-"""What a model folder keeps of its task, and the table of tasks."""
+"""The codec that a model folder stores, and the table of tasks."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
         assert loaded.encode_prompt("a") == codec.encode_prompt("a")
 
 
-def test_what_the_ends_of_a_text_are() -> None:
+def test_special_ids_around_a_text() -> None:
     ids = WORDS.encode("two one")
     assert CODECS["shared"].encode_source("two one") == [*ids, EOS]
     assert CODECS["classes"].encode_source("two one") == [BOS, *ids]
@@ -58,7 +58,7 @@ def test_what_the_ends_of_a_text_are() -> None:
         json.dumps({"source": True}),
     ],
 )
-def test_a_folder_that_holds_something_else(content: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_contents(content: str, tmp_path: Path) -> None:
     CODECS["shared"].save(tmp_path)
     (tmp_path / "codec.json").write_text(content)
     with pytest.raises(FolderError, match=r"codec.json: not readable"):
@@ -80,7 +80,7 @@ NEEDED: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_says_what_it_is_and_survives_toml(name: str) -> None:
+def test_every_task_has_a_summary_and_survives_toml(name: str) -> None:
     import tomllib
 
     task = parse(TASKS[name], NEEDED.get(name, {}))

@@ -1,4 +1,4 @@
-"""Hostile text: accepted with the right number of pairs, or refused in one line that says where."""
+"""Hostile text: accepted with the right number of pairs, or refused in one line that names the place."""
 
 import os
 import tracemalloc
@@ -45,7 +45,7 @@ ACCEPTED = {  # kind: (source, target, pairs kept)
     "astral characters": ("😀\n𝔸𝔹\n🏳️‍🌈\n".encode(), GOOD, 3),
 }
 
-REFUSED = {  # kind: (source, target, what the line says)
+REFUSED = {  # kind: (source, target, message)
     "CR only": (b"a\rb\rc\r", GOOD, ["s: line 1", "CR", "LF"]),
     "UTF-16": ("a\nb\nc\n".encode("utf-16"), GOOD, ["s: line 1", "UTF-16", "iconv"]),
     "UTF-16 without BOM": ("a\nb\nc\n".encode("utf-16-le"), GOOD, ["s: line 1", "byte 2", "NUL", "UTF-16"]),
@@ -71,11 +71,11 @@ def test_accepted_with_the_right_number_of_pairs(kind: str, tmp_path: Path) -> N
     assert sum(data.batch(0, index).tokens > 0 for index in range(data.epoch or 0)) == data.epoch
     read = len(list(text.lines(tmp_path / "s")))
     skipped = [note for note in data.notes if note.startswith("train:") and "skipped" in note]
-    assert len(skipped) == (read != kept)  # nothing is left out silently
+    assert len(skipped) == (read != kept)  # every skipped pair is reported
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused_in_one_line_that_says_where(kind: str, tmp_path: Path) -> None:
+def test_refused_in_one_line_that_names_the_place(kind: str, tmp_path: Path) -> None:
     source, target, words = REFUSED[kind]
     with pytest.raises(DataError) as error:
         task(tmp_path, source, target).prepare(tmp_path / "data", 0)
@@ -105,7 +105,7 @@ def test_a_2_mb_word_does_not_stop_a_bpe_tokeniser(tmp_path: Path) -> None:
     assert data.notes[:2] == ["train: 2 pairs", "train: 1 of 3 skipped: longer than max_length=256 tokens"]
 
 
-def test_a_line_of_1_gib_is_refused_without_being_held(tmp_path: Path) -> None:
+def test_a_line_of_1_gib_is_refused_in_constant_memory(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as file:
         file.truncate(1 << 30)
@@ -134,7 +134,7 @@ LINES = st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r\0", exc
 
 @pytest.mark.no_shapes
 @given(parts=LINES, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans(), block=st.integers(1, 9))
-def test_lines_are_what_lf_ends(parts: list[str], end: str, last: bool, block: int) -> None:
+def test_only_lf_ends_a_line(parts: list[str], end: str, last: bool, block: int) -> None:
     parts = [part for part in parts if not part.startswith("\ufeff")]
     content = "".join(part + end for part in parts) if last else end.join(parts)
     expected = content.replace("\r\n", "\n").split("\n")
@@ -177,7 +177,7 @@ def test_tsv_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [("missing", "no such file"), (".", "not a regular file")])
-def test_what_is_not_a_file(name: str, message: str, tmp_path: Path) -> None:
+def test_not_a_file(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         list(text.lines(tmp_path / name))
 

@@ -28,19 +28,19 @@ def tokenizer(kind: Kind, sentences: bool = True) -> Tokenizer:
 @pytest.mark.parametrize("sentences", [True, False])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "bytes"])
 @given(text=ANY)
-def test_any_text_comes_back_exactly(kind: Kind, sentences: bool, text: str) -> None:
+def test_any_text_survives_a_round_trip(kind: Kind, sentences: bool, text: str) -> None:
     ids = tokenizer(kind, sentences).encode(text)
     assert tokenizer(kind, sentences).decode(ids) == text
     assert UNK not in ids
 
 
 @given(text=st.text(alphabet=sorted(set("".join(TEXTS))), max_size=40))
-def test_known_characters_come_back_exactly(text: str) -> None:
+def test_known_characters_survive_a_round_trip(text: str) -> None:
     assert tokenizer("characters").decode(tokenizer("characters").encode(text)) == text
 
 
 @given(words=st.lists(st.sampled_from([*TEXTS, "cat", "two", "-"])))
-def test_known_words_come_back_with_single_blanks(words: list[str]) -> None:
+def test_known_words_survive_a_round_trip_with_single_blanks(words: list[str]) -> None:
     ids = tokenizer("words").encode("  ".join(words))
     assert tokenizer("words").decode([i for i in ids if i != UNK]) == " ".join(words) or UNK in ids
 
@@ -62,13 +62,13 @@ def test_special_ids_come_first_and_are_not_shown(kind: Kind) -> None:
     assert ours.kind == kind
 
 
-def test_a_word_at_the_beginning_is_like_any_other() -> None:
+def test_the_first_word_is_like_any_other() -> None:
     for kind in ("bpe", "words"):
         ours = tokenizer(kind)
         assert ours.encode("cat the") == [*ours.encode("cat"), *ours.encode("the")]
 
 
-def test_words_are_parted_at_hyphens_too() -> None:
+def test_words_are_split_at_hyphens_too() -> None:
     assert tokenizer("words").words("forty-one  thousand") == [" forty", "-", "one", " thousand"]
 
 
@@ -103,14 +103,14 @@ def test_saved_and_loaded(kind: Kind, tmp_path: Path) -> None:
     "content",
     ["", "{}", "[" * 100_000, "not json", '{"model": {"type": "BPE"}}', json.dumps({"version": "1.0", "model": None})],
 )
-def test_a_file_that_is_no_tokeniser(content: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tokeniser(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(FolderError, match=r"tokenizer.json: not a tokeniser") as error:
         Tokenizer.load(tmp_path / "tokenizer.json")
     assert "\n" not in str(error.value)
 
 
-def test_a_tokeniser_of_somebody_else(tmp_path: Path) -> None:
+def test_a_foreign_tokeniser(tmp_path: Path) -> None:
     tree = json.loads(tokenizer("bpe").to_json())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tree["added_tokens"] = [{"id": 7, "content": "cat", "special": True, **flags}]
@@ -143,7 +143,9 @@ def test_symbols_known_without_training() -> None:
 
 def test_size_is_a_limit() -> None:
     assert train(TEXTS, TokenizerConfig(kind="characters", size=6)).size == 6
-    assert train(TEXTS, TokenizerConfig(kind="words", size=7)).encode("the") != [UNK]  # the most frequent ones stay
+    assert train(TEXTS, TokenizerConfig(kind="words", size=7)).encode("the") != [
+        UNK
+    ]  # the most frequent words are kept
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_impossible_settings(settings: dict[str, object], message: str) -> None:
 
 
 def test_threads_are_used_only_inside_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of several threads overlap: what was set before the first is set after the last."""
+    """Calls of several threads overlap: the setting is restored after the last one."""
     ours, seen = tokenizer("bpe"), []
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "before")
     inside = threading.Barrier(3)
@@ -193,7 +195,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_chooses_from_known_forms(name: str) -> None:
+def test_a_file_may_only_use_allowed_parts(name: str) -> None:
     tree = json.loads(tokenizer("bpe").to_json())
     (*path, last), value = HOSTILE[name]
     parent = tree
