@@ -44,13 +44,13 @@ test-fast: setup
 
 # AddressSanitizer with UBSan, then ThreadSanitizer (docs/sanitizers.md). setarch: TSan needs a fixed memory layout.
 SANITIZED := -m pytest -n 2 --no-shapes tests/kernels tests/inference tests/serve
-runtime    = $(shell gcc -print-file-name=lib$(1).so)
+runtime    = $(shell gcc -print-file-name=$(1))
 
 sanitize: setup browser
-	ALLYOUNEED_SANITIZE=address PYTHONMALLOC=malloc LD_PRELOAD=$(call runtime,asan) ASAN_OPTIONS=detect_leaks=0 \
-	  $(PY) $(SANITIZED)
-	ALLYOUNEED_SANITIZE=thread LD_PRELOAD=$(call runtime,tsan) \
-	  TSAN_OPTIONS="halt_on_error=1 exitcode=66" \
+	ALLYOUNEED_SANITIZE=address PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$(call runtime,libasan.so) $(call runtime,libstdc++.so.6)" $(PY) $(SANITIZED)
+	ALLYOUNEED_SANITIZE=thread LD_PRELOAD=$(call runtime,libtsan.so) \
+	  TSAN_OPTIONS="suppressions=$(CURDIR)/tests/kernels/tsan.supp halt_on_error=1 exitcode=66" \
 	  setarch -R $(PY) $(SANITIZED)
 
 check: setup
