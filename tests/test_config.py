@@ -1,4 +1,4 @@
-"""Recipes: what is unknown is refused with a hint, at any depth; overrides, extends, and a round trip through TOML."""
+"""Recipes: unknown keys are refused with a hint, at any depth; overrides, extends, and a round trip through TOML."""
 
 import tomllib
 from pathlib import Path
@@ -92,11 +92,11 @@ def refused(tree: dict[str, Any], message: str) -> None:
         ({"must": None}, "a.toml: must: Input should be a valid integer; found None"),
     ],
 )
-def test_errors_say_where_what_and_what_would_be_right(tree: dict[str, Any], message: str) -> None:
+def test_errors_name_place_finding_and_remedy(tree: dict[str, Any], message: str) -> None:
     refused(tree, message)
 
 
-def test_several_errors_are_all_told() -> None:
+def test_all_errors_are_reported() -> None:
     refused(
         {"must": "x", "part": {"cont": 1, "shap": 2}},
         "a.toml: part: unknown name 'cont' (did you mean 'count'?); known: count, shape; "
@@ -105,11 +105,11 @@ def test_several_errors_are_all_told() -> None:
     )
 
 
-def test_not_a_number_is_no_number() -> None:
+def test_nan_is_refused() -> None:
     refused({"numbers": [float("nan")]}, "a.toml: numbers.0: Input should be a finite number; found nan")
 
 
-def test_a_missing_name() -> None:
+def test_a_missing_key() -> None:
     class Needs(Config):
         inner: int
 
@@ -205,7 +205,7 @@ def test_a_bad_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_recipe(tmp_path / "a.toml")
     with pytest.raises(ConfigError, match="not readable as TOML"):
@@ -233,12 +233,12 @@ RECIPES = st.builds(
 
 
 @given(RECIPES)
-def test_toml_gives_the_same_config_back(recipe: Recipe) -> None:
+def test_toml_round_trip(recipe: Recipe) -> None:
     assert parse(Recipe, tomllib.loads(to_toml(recipe))) == recipe
 
 
 @given(name=TEXT, value=st.integers() | FLOATS | st.booleans())
-def test_unknown_names_are_never_ignored(name: str, value: object) -> None:
+def test_unknown_keys_are_never_ignored(name: str, value: object) -> None:
     if name in Recipe.model_fields:
         return
     with pytest.raises(ConfigError, match="unknown name"):
@@ -246,6 +246,6 @@ def test_unknown_names_are_never_ignored(name: str, value: object) -> None:
 
 
 @given(value=st.integers() | FLOATS | st.booleans())
-def test_an_override_says_what_toml_says(value: float) -> None:
+def test_an_override_is_read_as_toml(value: float) -> None:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}

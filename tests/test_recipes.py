@@ -1,5 +1,7 @@
 """Every built-in recipe loads and its model builds; the paper's own have the paper's sizes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,33 +9,34 @@ from allyouneed.config import merge, parse, read_recipe, to_toml
 from allyouneed.errors import ConfigError
 from allyouneed.sizes import Sizes
 from allyouneed.training import Recipe, find_recipe, load_recipe, recipe_folder
+from allyouneed.training.recipe_files import require_same_recipe
 
 NAMES = sorted(path.stem for path in recipe_folder().glob("*.toml"))
 VOCABULARY = 37_000
 
 
 def parameters(name: str, vocabulary: int = 59) -> int:
-    """Of a recipe's model, built without memory."""
+    """Count the parameters of a recipe's model, built without memory."""
     with torch.device("meta"):
         return load_recipe(name).model.build(Sizes(vocabulary, vocabulary, shared=True)).parameter_count()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_loads_and_its_model_builds(name):
+def test_recipe_loads_and_its_model_builds(name):
     recipe = load_recipe(name)
     assert recipe.about
     assert parameters(name) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_written_out_it_is_the_same(name, tmp_path):
+def test_toml_round_trip_keeps_the_recipe(name, tmp_path):
     path = tmp_path / "again.toml"
     path.write_text(to_toml(load_recipe(name)), encoding="utf-8")
     assert load_recipe(str(path)) == load_recipe(name)
 
 
 def by_hand(width: int, hidden: int, vocabulary: int = VOCABULARY) -> int:
-    """Table 3's models, summed up from section 3."""
+    """Count the parameters of table 3's models from the equations of section 3."""
     attention = 4 * (width * width + width)
     norm, feedforward = 2 * width, 2 * width * hidden + hidden + width
     encoder = attention + feedforward + 2 * norm
@@ -73,7 +76,7 @@ def test_the_big_recipe_differs_from_the_base_recipe_only_where_the_paper_does()
     }
 
 
-def test_extends_lays_a_file_over_another():
+def test_extends_starts_from_another_file():
     path = find_recipe("transformer-big")
     tree = read_recipe(path)
     assert tree["model"]["encoder_layers"] == 6
@@ -93,3 +96,11 @@ def test_extends_lays_a_file_over_another():
 def test_settings_that_do_not_fit_each_other_are_refused(name: str, wrong: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(name, sets=[wrong])
+
+
+def test_a_run_resumes_after_the_words_of_a_recipe_have_changed(tmp_path: Path) -> None:
+    recipe = load_recipe("copy")
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe.model_copy(update={"about": "other words"})))
+    require_same_recipe(tmp_path, recipe)
+    with pytest.raises(ConfigError, match="seed is 1 there, 2 now"):
+        require_same_recipe(tmp_path, recipe.model_copy(update={"seed": 2}))

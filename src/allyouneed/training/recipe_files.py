@@ -71,9 +71,9 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def _comparable(recipe: Recipe) -> Recipe:
-    """Return the recipe without what may differ when a run resumes: the path of the initial weights, the processes."""
+    """Return the recipe without what may differ on resume: description, path of initial weights, processes."""
     train = recipe.train.model_copy(update={"parallel": "none"})
-    return recipe.model_copy(update={"start": None, "train": train})
+    return recipe.model_copy(update={"about": "", "start": None, "train": train})
 
 
 def differences(began: Recipe, now: Recipe) -> list[str]:
