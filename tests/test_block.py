@@ -96,13 +96,13 @@ def test_feedforward(activation: Any) -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
-def test_feedforward_matrices_start_as_glorot_wants_them(activation: Any) -> None:
+def test_feedforward_matrices_are_glorot_initialised(activation: Any) -> None:
     net = FeedForward(64, 256, activation)
     for matrix in (*net.inner.weight.detach().split(256), net.outer.weight.detach()):  # type: ignore[no-untyped-call]
         assert float(matrix.std()) == pytest.approx((2 / (64 + 256)) ** 0.5, rel=0.05)
 
 
-def test_everything_reaches_its_mixer() -> None:
+def test_all_arguments_reach_the_mixer() -> None:
     net, x = block("pre", crossed=True), torch.randn(2, 5, WIDTH, dtype=torch.float64)
     valid, memory = torch.ones(2, 5, dtype=torch.bool), Memory(torch.randn(2, 4, WIDTH, dtype=torch.float64))
     _, state = net(x, mask_BT=valid, memory=memory)

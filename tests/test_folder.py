@@ -132,7 +132,7 @@ def test_round_trip_of_a_language_model_and_a_classifier(tmp_path: Path) -> None
     assert load_folder(path).codec.classes == ("no", "yes")
 
 
-def test_what_is_no_part_of_the_weights_may_be_changed(tmp_path: Path) -> None:
+def test_settings_outside_the_weights_may_be_changed(tmp_path: Path) -> None:
     config = DecoderConfig(
         width=6, hidden=10, layers=2, mixer=XLConfig(heads=3, memory=4), positions=NoPositionConfig()
     )
@@ -156,7 +156,7 @@ def test_a_folder_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_run_folder_stands_for_its_model(tmp_path: Path) -> None:
+def test_a_run_folder_loads_its_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     refused(run, "run: a run that has not written its model folder yet")
@@ -164,7 +164,7 @@ def test_a_run_folder_stands_for_its_model(tmp_path: Path) -> None:
     assert load_folder(run).path == run / "model"
 
 
-def test_what_is_not_a_model(tmp_path: Path) -> None:
+def test_folders_that_are_not_models(tmp_path: Path) -> None:
     refused(tmp_path / "none", "none: no such folder")
     refused(tmp_path, "not a model folder")
     (tmp_path / "file").write_text("x")
@@ -270,7 +270,7 @@ def a_shortlist(sources: int = CHARACTERS.size) -> Shortlist:
     return Shortlist(torch.arange(4), torch.tensor([4, 5, 6]), torch.tensor([0] * (sources - 2) + [2, 3]))
 
 
-def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
+def test_adding_a_shortlist_leaves_other_files_unchanged(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     assert load_folder(path).shortlist is None
@@ -287,7 +287,7 @@ def test_a_shortlist_comes_into_a_folder_and_leaves_the_rest_as_it_was(tmp_path:
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_shortlist_does_not_come_into_a_damaged_folder(tmp_path: Path) -> None:
+def test_a_shortlist_is_not_added_to_a_damaged_folder(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
     bundle, weights = load_folder(path), path / "model.safetensors"
     damaged = bytes([*weights.read_bytes()[:-1], weights.read_bytes()[-1] ^ 1])
@@ -299,7 +299,7 @@ def test_a_shortlist_does_not_come_into_a_damaged_folder(tmp_path: Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_shortlist_does_not_come_to_another_model(tmp_path: Path) -> None:
+def test_a_shortlist_is_not_added_to_another_model(tmp_path: Path) -> None:
     path = example(tmp_path / "model")
     bundle = load_folder(path)
     for name in ("model.safetensors", "tokenizer.json", "codec.json"):

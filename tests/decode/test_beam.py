@@ -37,7 +37,7 @@ def assert_same(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:
 
 @settings(max_examples=10)
 @given(kind=kinds, seed=seeds, shape=st.sampled_from([(5, 4), (6, 3)]), alpha=alphas, sharpness=sharpnesses)
-def test_a_beam_that_holds_everything_is_exhaustive_search(kind, seed, shape, alpha, sharpness):
+def test_a_beam_of_all_hypotheses_is_exhaustive_search(kind, seed, shape, alpha, sharpness):
     vocabulary, longest = shape
     torch.manual_seed(seed)
     model = make_model(kind, vocabulary, sharpness)
@@ -76,7 +76,7 @@ def test_a_beam_of_one_is_greedy(kind, seed, sharpness):
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "shaw", "t5", "alibi", "rotary"])
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_the_batch_changes_nothing(kind, positions, beam):
+def test_results_do_not_depend_on_the_batch(kind, positions, beam):
     model = make_model(kind, 11, 1.5, positions)
     sources = [[], *some_sources(11, 4, 9), [5]]
     config = SearchConfig(beam=beam, n_best=beam, max_length=12, batch_tokens=10**6)
@@ -161,7 +161,7 @@ def test_the_default_limit_is_fifty_beyond_the_source():
         assert [len(hypotheses[0].ids) for hypotheses in found] == [53, 51]
 
 
-def test_modes_are_restored_and_progress_is_told():
+def test_modes_are_restored_and_progress_is_reported():
     model = make_model("encoder-decoder", 6).train()
     model.encoder.eval()
     told: list[int] = []
@@ -205,7 +205,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 @given(lengths=st.lists(st.integers(0, 30), max_size=40), rows=st.integers(1, 5), budget=st.integers(1, 100))
-def test_packing_keeps_to_its_budget(lengths, rows, budget):
+def test_batches_keep_to_their_budget(lengths, rows, budget):
     batches = pack(lengths, rows, budget)
     assert sorted(item for batch in batches for item in batch) == list(range(len(lengths)))
     for batch in batches:

@@ -24,51 +24,53 @@ configs = st.builds(
     seed=st.integers(0, 3),
     max_length=st.integers(1, 12),
 )
-asked = st.lists(st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, EOS]), configs), min_size=1, max_size=6)
+requests = st.lists(
+    st.tuples(st.integers(0, 5), ids, ids.map(lambda some: [*some, EOS]), configs), min_size=1, max_size=6
+)
 
 
 @pytest.mark.no_shapes  # hundreds of small steps
 @settings(max_examples=8)
 @pytest.mark.parametrize("kind", KINDS)
-@given(asked=asked, leaving=st.integers(0, 5))
-def test_rows_say_what_they_say_alone(kind, asked, leaving):
+@given(requests=requests, leaving=st.integers(0, 5))
+def test_rows_generate_what_they_generate_alone(kind, requests, leaving):
     torch.manual_seed(5)
     model = make_model(kind, V).eval()
-    rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in asked]
-    heard: dict[int, list[GeneratedToken]] = {place: [] for place in range(len(rows))}
+    rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0), top=2) for _, prompt, source, config in requests]
+    received: dict[int, list[GeneratedToken]] = {place: [] for place in range(len(rows))}
     running = RunningBatch(model)
     for now in range(20):
-        said = []
-        fresh = [row for row, (begins, *_) in zip(rows, asked, strict=True) if begins == now]
+        generated = []
+        fresh = [row for row, (begins, *_) in zip(rows, requests, strict=True) if begins == now]
         if fresh:
-            said += running.add(fresh)
+            generated += running.add(fresh)
         if now == 3 and leaving < len(rows) and rows[leaving] in running.rows:
             running.remove([rows[leaving]])  # its neighbours must not notice
         if running.rows:
-            said += running.step()
-        for one in said:
-            heard[rows.index(one.row)].append(one)
+            generated += running.step()
+        for one in generated:
+            received[rows.index(one.row)].append(one)
     assert not running.rows
-    for place, (_, prompt, source, config) in enumerate(asked):
+    for place, (_, prompt, source, config) in enumerate(requests):
         (alone,) = sample(model, [prompt], config, [source])[0]
-        said = [one.token for one in heard[place] if one.token != EOS]
-        if place == leaving and heard[place] and heard[place][-1].end is None:  # it was taken out
-            assert said == alone.ids[: len(said)]
+        generated = [one.token for one in received[place] if one.token != EOS]
+        if place == leaving and received[place] and received[place][-1].end is None:  # it was taken out
+            assert generated == alone.ids[: len(generated)]
             continue
-        assert said == alone.ids == list(stream(model, prompt, config, source))
-        assert rows[place].ids == [one.token for one in heard[place]]
-        assert heard[place][-1].end == ("stop" if alone.finished else "length")
-        assert sum(one.logprob for one in heard[place]) == pytest.approx(alone.logprob, abs=1e-5)
-        whole = score(model, [(source, [*prompt, *(one.token for one in heard[place])])], ended=False)[0]
+        assert generated == alone.ids == list(stream(model, prompt, config, source))
+        assert rows[place].ids == [one.token for one in received[place]]
+        assert received[place][-1].end == ("stop" if alone.finished else "length")
+        assert sum(one.logprob for one in received[place]) == pytest.approx(alone.logprob, abs=1e-5)
+        whole = score(model, [(source, [*prompt, *(one.token for one in received[place])])], ended=False)[0]
         logprobs = whole.token_logprobs[len(prompt) :]
-        assert [one.logprob for one in heard[place]] == pytest.approx(logprobs, abs=1e-5)
-        for one in heard[place]:
+        assert [one.logprob for one in received[place]] == pytest.approx(logprobs, abs=1e-5)
+        for one in received[place]:
             assert len(one.top) == 2
             assert one.logprob <= one.top[0][1] + 1e-9
 
 
-def test_a_row_that_is_tried_again_says_the_same(monkeypatch):
-    """Whatever fails after tokens were chosen: nothing is said twice, and no number of the stream is lost."""
+def test_a_retried_row_generates_the_same(monkeypatch):
+    """Whatever fails after tokens were chosen: nothing is generated twice, and no number of the stream is lost."""
     torch.manual_seed(0)
     model, config = make_model("decoder", V).eval(), SampleConfig(seed=4, max_length=6)
     (alone,) = sample(model, [[5]], config)[0]
@@ -91,18 +93,18 @@ def test_several_rows_of_one_prompt_read_it_once():
     config = SampleConfig(seed=3, n=4, max_length=6)
     wanted = [one.ids for one in sample(model, [[5, 6]], config)[0]]
     read.clear()
-    running, said = RunningBatch(model), []
+    running, generated = RunningBatch(model), []
     rows = [Row([5, 6], None, config, uniforms(3, 0, number)) for number in range(4)]
-    said += running.add(rows)
+    generated += running.add(rows)
     assert read == [(1, 3)]
     while running.rows:
-        said += running.step()
-    assert [[one.token for one in said if one.row is row and one.token != EOS] for row in rows] == wanted
+        generated += running.step()
+    assert [[one.token for one in generated if one.row is row and one.token != EOS] for row in rows] == wanted
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_a_text_ends_at_the_last_position_of_a_model(kind):
-    """Everybody reads BOS and all they have said but the last token: 8 positions are 8 tokens without a prompt."""
+    """Everybody reads BOS and all they have generated but the last token: 8 positions are 8 tokens without a prompt."""
     torch.manual_seed(0)
     model = make_model(kind, V, positions=LearnedConfig(max_length=8)).eval()
     with torch.no_grad():
@@ -113,13 +115,13 @@ def test_a_text_ends_at_the_last_position_of_a_model(kind):
     config = SampleConfig(temperature=0, max_length=50)
     prompts, source = [[], [5, 6, 7], [5] * 7], None if kind == "decoder" else [6] * 7
     rows = [Row(prompt, source, config, uniforms(0, 0, 0)) for prompt in prompts]
-    running, said = RunningBatch(model), []
-    said += running.add(rows[:1])
-    said += running.add(rows[1:])
+    running, generated = RunningBatch(model), []
+    generated += running.add(rows[:1])
+    generated += running.add(rows[1:])
     while running.rows:
-        said += running.step()
+        generated += running.step()
     for row, prompt, count in zip(rows, prompts, (8, 5, 1), strict=True):
-        mine = [one for one in said if one.row is row]
+        mine = [one for one in generated if one.row is row]
         assert ([one.end for one in mine][-1], len(mine)) == ("length", count)
         assert list(stream(model, prompt, config, source)) == [one.token for one in mine]
     sources = None if source is None else [source] * 3
@@ -131,7 +133,7 @@ def test_a_text_ends_at_the_last_position_of_a_model(kind):
         running.add([Row([5] * 8, source, config, uniforms(0, 0, 0))])
 
 
-def test_a_row_that_cannot_go_on_is_found():
+def test_a_row_that_cannot_continue_is_found():
     model = make_model("decoder", V).eval()
     advance = model.advance
 

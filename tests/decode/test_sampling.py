@@ -73,7 +73,7 @@ def test_frequencies_are_the_probabilities(cut):
 
 
 @pytest.mark.parametrize("kind", ["decoder", "gru", "encoder-decoder"])
-def test_neighbours_change_nothing(kind):
+def test_results_do_not_depend_on_other_rows(kind):
     model = make_model(kind, 11)
     prompts = [[], [3, 4, 5, 6], [7], [3, 4], []]
     sources = [[3, EOS], [], [4, 5, 6, EOS], [7], [8, 9, EOS]]
@@ -126,7 +126,7 @@ def test_the_smallest_cases():
     assert len(one.ids) + one.finished == 1
 
 
-def test_what_cannot_be_sampled_is_refused():
+def test_impossible_settings_are_refused():
     with pytest.raises(ConfigError, match="source"):
         sample(make_model("encoder-decoder", 6), [[]], SampleConfig())
     with pytest.raises(DataError, match="1 prompts but 2 sources"):

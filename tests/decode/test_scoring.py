@@ -40,7 +40,7 @@ def test_probabilities_of_everything_sum_to_one():
     model = make_model("decoder", 6, 0.5)
     everything = exhaustive(model, [3], 3, 0.0)
     scored = [score(model, [([3], h.ids)], ended=h.finished)[0].logprob for h in everything]
-    # PAD and BOS are not said by searches, but a model gives them some probability.
+    # PAD and BOS are not found by searches, but a model gives them some probability.
     assert sum(math.exp(logprob) for logprob in scored) < 1
     assert scored == pytest.approx([h.logprob for h in everything], abs=1e-6)
 

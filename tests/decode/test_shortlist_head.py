@@ -99,14 +99,14 @@ def test_equals_a_plain_search_with_the_other_words_at_minus_infinity(kind, seed
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beam", [1, 2, 4])
-def test_all_words_are_no_shortlist(kind, beam):
+def test_a_shortlist_of_all_words_changes_nothing(kind, beam):
     model, config = make_model(kind, WORDS, 1.5), SearchConfig(beam=beam, n_best=beam, max_length=9)
     assert search(model, SOURCES, config, shortlist=everything(WORDS)) == search(model, SOURCES, config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beam", [1, 3])
-def test_neighbours_change_nothing(kind, beam):
+def test_results_do_not_depend_on_other_rows(kind, beam):
     model, shortlist = make_model(kind, WORDS, 1.5), some_words(WORDS)
     config = SearchConfig(beam=beam, n_best=beam, max_length=9)
     together = search(model, SOURCES, config, shortlist=shortlist)
@@ -114,7 +114,7 @@ def test_neighbours_change_nothing(kind, beam):
         assert_same(found, search(model, [source], config, shortlist=shortlist)[0])
 
 
-def laid_out(int8: bool, words: int = 301) -> Model:
+def optimized(int8: bool, words: int = 301) -> Model:
     config = EncoderDecoderConfig(
         width=24, hidden=30, mixer=SoftmaxConfig(heads=3), encoder_layers=1, decoder_layers=2, output_bias=True
     )
@@ -144,15 +144,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_laid_out_all_words_are_no_shortlist_to_the_bit(way, beam):
-    model, config = laid_out(way.startswith("int8")), SearchConfig(beam=beam, n_best=beam, max_length=12)
+def test_optimized_a_shortlist_of_all_words_changes_no_bit(way, beam):
+    model, config = optimized(way.startswith("int8")), SearchConfig(beam=beam, n_best=beam, max_length=12)
     sources = longer_sources(301)
     assert search(model, sources, config, shortlist=everything(301)) == search(model, sources, config)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_laid_out_neighbours_change_nothing(way, beam):
-    model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
+def test_optimized_results_do_not_depend_on_other_rows(way, beam):
+    model, shortlist, sources = optimized(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     config = SearchConfig(beam=beam, max_length=12)
     together = search(model, sources, config, shortlist=shortlist)
     for source, found in zip(sources, together, strict=True):
@@ -162,7 +162,7 @@ def test_laid_out_neighbours_change_nothing(way, beam):
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_logits_are_those_of_the_whole_head(way, beam):
-    model, shortlist, sources = laid_out(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
+    model, shortlist, sources = optimized(way.startswith("int8")), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
         listed = BatchShortlist(model, shortlist, sources)
         assert isinstance(listed.model.head, ListsHead) == (way == "int8 lists")
@@ -188,29 +188,29 @@ def test_logits_are_those_of_the_whole_head(way, beam):
 @pytest.mark.parametrize(
     ("words", "rows", "lists"), [(30, 1, True), (100, 1, False), (100, 2, True), (200, 2, False), (200, 5, True)]
 )
-def test_lists_where_they_pay(words, rows, lists):
+def test_lists_are_used_if_they_are_faster(words, rows, lists):
     """Of 301 words: a list that several rows share may be longer."""
     if kernels.build.library() is None:
         pytest.skip("no C compiler")
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
     with torch.inference_mode():
-        listed = BatchShortlist(laid_out(int8=True), some, SOURCES, rows)
+        listed = BatchShortlist(optimized(int8=True), some, SOURCES, rows)
     assert isinstance(listed.model.head, ListsHead) == lists
 
 
 @pytest.mark.parametrize("beam", [1, 5])
-def test_searches_say_how_many_rows_share_a_list(monkeypatch, beam):
+def test_searches_pass_how_many_rows_share_a_list(monkeypatch, beam):
     seen = []
     monkeypatch.setattr(decode_beam, "BatchShortlist", lambda *given: seen.append(given[3]) or BatchShortlist(*given))
     search(make_model("gru", WORDS), SOURCES, SearchConfig(beam=beam, max_length=2), shortlist=everything(WORDS))
     assert set(seen) == {beam}
 
 
-def test_lines_for_lists_are_laid_out_once(monkeypatch):
+def test_lines_for_lists_are_made_once(monkeypatch):
     """Though the lanes of a search ask for them at once."""
     if kernels.build.library() is None:
         pytest.skip("no C compiler")
-    made, head, make = [], laid_out(int8=True).head, kernels.LinesInt8
+    made, head, make = [], optimized(int8=True).head, kernels.LinesInt8
 
     def slowly(packed: kernels.PackedInt8) -> kernels.LinesInt8:
         time.sleep(0.05)
@@ -230,7 +230,7 @@ def test_lines_for_lists_are_laid_out_once(monkeypatch):
 @pytest.mark.parametrize(("words", "gathered"), [(150, True), (151, False)])
 def test_a_union_of_most_words_is_not_gathered(words, gathered):
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))
-    model = laid_out(int8=False)
+    model = optimized(int8=False)
     with torch.inference_mode():
         assert (BatchShortlist(model, some, SOURCES).model is not model) == gathered
 
@@ -239,7 +239,7 @@ def test_lists_take_half_precision(way):
     """As autocast gives it to them; C would write beside what is there."""
     if way != "int8 lists":
         pytest.skip("the others ask torch")
-    model, shortlist, sources = laid_out(int8=True), some_words(301, most=9), longer_sources(301)
+    model, shortlist, sources = optimized(int8=True), some_words(301, most=9), longer_sources(301)
     with torch.inference_mode():
         listed, x_BD = BatchShortlist(model, shortlist, sources), torch.randn(len(sources), 24, dtype=torch.bfloat16)
         assert torch.equal(listed.model.head(x_BD), listed.model.head(x_BD.float()))
@@ -257,7 +257,7 @@ def test_under_autocast(way, beam):
 
 
 def test_the_model_keeps_its_head(way):
-    model, shortlist = laid_out(way.startswith("int8")), some_words(301)
+    model, shortlist = optimized(way.startswith("int8")), some_words(301)
     before, head = search(model, SOURCES, SearchConfig(beam=2)), model.head
     search(model, SOURCES, SearchConfig(beam=2), shortlist=shortlist)
     assert model.head is head
@@ -271,4 +271,4 @@ def test_the_model_keeps_its_head(way):
 def test_a_shortlist_of_another_model(way, sources, word, message):
     other = Shortlist(torch.arange(SPECIALS), torch.tensor([word]), torch.ones(sources, dtype=torch.long))
     with pytest.raises(ConfigError, match=message):
-        search(laid_out(way.startswith("int8"), WORDS), SOURCES, SearchConfig(), shortlist=other)
+        search(optimized(way.startswith("int8"), WORDS), SOURCES, SearchConfig(), shortlist=other)

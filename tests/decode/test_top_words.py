@@ -18,7 +18,7 @@ def test_largest_is_topk(rows: int, columns: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("unsaid", [0.0, 200.0])
-def test_probabilities_count_tokens_that_are_never_said(unsaid: float) -> None:
+def test_probabilities_include_tokens_that_are_never_generated(unsaid: float) -> None:
     """Even where nearly all of the probability is theirs."""
     logits_BV = 3 * torch.randn(4, 6000, generator=torch.Generator().manual_seed(1))
     logits_BV[:, 0] = unsaid

@@ -104,7 +104,7 @@ class Pair:
 @torch.inference_mode()
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", list(MODELS))
-def test_whatever_is_done_to_a_state(name: str, seed: int) -> None:
+def test_any_sequence_of_operations_on_a_state(name: str, seed: int) -> None:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     pair = Pair(name, draw, rows=3)
@@ -135,7 +135,7 @@ def test_whatever_is_done_to_a_state(name: str, seed: int) -> None:
 
 
 @torch.inference_mode()
-def test_the_rows_that_were_chosen_may_change_and_lie_anyhow() -> None:
+def test_selected_row_numbers_are_copied_and_may_be_strided() -> None:
     pair = Pair("the paper's", random.Random(1), rows=3)
     pair.go_on()
     chosen = torch.tensor([[2, 9], [0, 9]], dtype=torch.int32)[:, 0]
@@ -161,7 +161,7 @@ def test_states_of_both_kinds_can_be_joined(fused_first: bool) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", [name for name in MODELS if "decoder" not in name])
 @pytest.mark.parametrize("padding", ["none", "behind", "before", "a row of nothing else"])
-def test_an_encoder_without_padding_says_the_same(name: str, padding: str) -> None:
+def test_a_fused_encoder_equals_the_plain_one(name: str, padding: str) -> None:
     plain, fused = two(name)
     mask_BS = torch.arange(7) < torch.tensor([7, 3, 1, 0 if padding.startswith("a row") else 5])[:, None]
     if padding == "before":
@@ -175,7 +175,7 @@ def test_an_encoder_without_padding_says_the_same(name: str, padding: str) -> No
 
 
 @torch.inference_mode()
-def test_an_encoder_of_classes_says_the_same() -> None:
+def test_a_fused_classifier_equals_the_plain_one() -> None:
     made = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -186,7 +186,7 @@ def test_an_encoder_of_classes_says_the_same() -> None:
     assert_close(said, right, atol=2e-5, rtol=1e-4)
 
 
-def test_maps_and_gradients_take_the_usual_way() -> None:
+def test_maps_and_gradients_fall_back_to_the_blocks() -> None:
     plain, fused = two("the paper's")
     source_BS, mask_BS = sources(2, random.Random(1))
     maps: list[list[Tensor]] = []
@@ -205,7 +205,7 @@ def test_maps_and_gradients_take_the_usual_way() -> None:
         assert fused.encode(source_BS, mask_BS).x_BSD.requires_grad
 
 
-def test_other_stacks_stay_as_they_are() -> None:
+def test_other_stacks_are_not_fused() -> None:
     for mixer in (LinearConfig(heads=3), [SoftmaxConfig(heads=3), LinearConfig(heads=3)]):
         model = DecoderConfig(**{**SHAPE, "mixer": mixer}, layers=2).build(Sizes(0, 30)).eval()
         optimize_for_inference(model)

@@ -103,7 +103,7 @@ def test_centred_windows_are_the_equation_and_torchs_convolution(window: ConvWin
 
 @pytest.mark.parametrize("window", TAPS, ids=str)
 @torch.no_grad()
-def test_a_past_is_never_longer_than_its_reach(window: ConvWindow) -> None:
+def test_a_cache_is_never_longer_than_its_reach(window: ConvWindow) -> None:
     x_BTD = torch.randn(2, 40, 3, dtype=torch.float64)
     whole_BTN, _ = window.causal(x_BTD, window.start(x_BTD, 3))
     past = window.start(x_BTD, 3)
@@ -169,7 +169,7 @@ def test_bytenets_blocks_are_their_equations(kind: str, window: ConvWindow) -> N
     assert_same(fast, slow, [x_BTD, *block.parameters()])
 
 
-def test_a_convolution_of_the_encoder_looks_both_ways_and_one_of_the_decoder_only_back() -> None:
+def test_encoder_convolutions_read_both_directions_decoder_ones_only_earlier() -> None:
     """Dilations 1, 2, 4 with kernel 3 reach 2 (1 + 2 + 4) = 14 positions: a path of 3 layers, not of 7."""
     model = bytenet(dilations=[1, 2, 4], decoder_sets=1)
     x_BTD = torch.randn(1, 40, 12, dtype=torch.float64, requires_grad=True)
@@ -181,7 +181,7 @@ def test_a_convolution_of_the_encoder_looks_both_ways_and_one_of_the_decoder_onl
 
 
 @torch.no_grad()
-def test_columns_end_where_the_paper_says_and_beyond_them_is_nothing() -> None:
+def test_columns_end_as_in_the_paper_and_are_zero_beyond() -> None:
     model = bytenet(unfold=1.5, unfold_more=1)
     source_BS = torch.randint(4, 11, (2, 6))
     mask_BS = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
@@ -279,7 +279,7 @@ def test_weight_normalisation_begins_with_the_papers_matrices() -> None:
     assert float(model.decoder.embedding.weight_VD.detach().std()) == pytest.approx(0.1, rel=0.05)
 
 
-def test_signals_keep_their_size_through_fifteen_layers() -> None:
+def test_the_variance_is_preserved_through_fifteen_layers() -> None:
     """What sections 3.4 and 3.5 are for: neither explodes nor vanishes."""
     model = ConvS2SConfig(width=64, channels=64, dropout=0.0).build(Sizes(50, 50))
     with torch.no_grad():
@@ -288,7 +288,7 @@ def test_signals_keep_their_size_through_fifteen_layers() -> None:
 
 
 @torch.no_grad()
-def test_every_layer_shows_where_it_looked() -> None:
+def test_every_layer_sends_its_attention_weights() -> None:
     model = convs2s()
     source_BS = torch.randint(4, 11, (2, 5))
     mask_BS = torch.arange(5) < torch.tensor([[5], [3]])
@@ -342,7 +342,7 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing(number: int) -> 
 
 @pytest.mark.parametrize("number", range(3))
 @torch.no_grad()
-def test_a_source_without_tokens_gives_numbers(number: int) -> None:
+def test_a_source_without_tokens_gives_no_nan(number: int) -> None:
     model = both()[number].eval()
     state = model.condition(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[True] * 3, [False] * 3]))
     assert bool(model.step(torch.randint(4, 13, (2, 4)), state)[0].isfinite().all())

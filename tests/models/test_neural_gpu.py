@@ -184,7 +184,7 @@ def test_a_tape_is_the_loop_of_its_paper(kind: dict[str, object]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("decoder", ["parallel", "tape"])
-def test_only_with_a_tape_does_a_word_depend_on_those_before(decoder: str) -> None:
+def test_tokens_depend_on_earlier_ones_only_with_a_tape(decoder: str) -> None:
     model = build(decoder=decoder).eval()
     source_BS, target_BT = torch.randint(4, 11, (1, 5)), torch.tensor([[1, 5, 6, 7, 8]])
     changed_BT = torch.tensor([[1, 9, 6, 7, 8]])
@@ -210,7 +210,7 @@ def test_the_loss_of_limits_is_that_of_the_loop(kind: dict[str, object]) -> None
     torch.testing.assert_close(torch.autograd.grad(found[0], weights), torch.autograd.grad(wanted, weights))
 
 
-def test_the_loss_of_limits_knows_no_padding() -> None:
+def test_the_loss_of_limits_ignores_padding() -> None:
     """Rows of every length have, beside others and padding between their tokens, the loss and gradient that they have
     alone."""
     model = build(limits="hard")
@@ -229,7 +229,7 @@ def test_the_loss_of_limits_knows_no_padding() -> None:
 
 
 @torch.no_grad()
-def test_a_source_without_tokens_gives_numbers() -> None:
+def test_a_source_without_tokens_gives_no_nan() -> None:
     model = build().eval()
     state = model.condition(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[True] * 3, [False] * 3]))
     assert bool(model.step(torch.randint(4, 13, (2, 4)), state)[0].isfinite().all())
@@ -263,7 +263,7 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing(decoder: str) ->
         ({"decoder": "tape", "limits": "hard"}, "which a tape does not take"),
     ],
 )
-def test_what_would_be_ignored_is_refused(settings: dict[str, object], words: str) -> None:
+def test_settings_without_effect_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(**settings)
 

@@ -148,7 +148,7 @@ def test_a_shift_moves_on_and_around_the_end() -> None:
     assert one.weights_BHTS[0].argmax(dim=2).T.tolist() == [[1, 3], [2, 2], [3, 1], [0, 0], [1, 3]]
 
 
-def test_one_place_and_empty_slots_give_numbers() -> None:
+def test_one_place_and_empty_slots_give_no_nan() -> None:
     """Weights that are exactly 0 and 1, and slots that are all alike, for many steps."""
     model = NTMConfig(slots=6, slot_width=4, hidden=3).build(Sizes(13, 13))
     logits_BTV, _ = model.step(torch.zeros(2, 40, dtype=torch.long), model.condition(torch.full((2, 40), 5)))
@@ -187,7 +187,7 @@ def test_the_softmax_over_vectors_is_a_product_of_bernoullis() -> None:
     torch.testing.assert_close(best_BT, ((z_BTN[..., :3] > 0) * torch.tensor([4, 2, 1])).sum(2))
 
 
-def test_what_is_fixed_is_no_parameter_and_is_not_saved() -> None:
+def test_a_fixed_table_is_not_a_parameter_and_not_saved() -> None:
     model = machine()
     hidden, reads, keys = 7, 4, 2 * 4 + 2 * 4 + 6 * 2
     gates = 4 * hidden * (hidden + reads + 1) + 4 * hidden * (3 + 5 + 1)
@@ -200,7 +200,7 @@ def test_what_is_fixed_is_no_parameter_and_is_not_saved() -> None:
 
 
 @pytest.mark.parametrize("feedback", [False, True])
-def test_answers_hear_what_was_said_only_if_told(feedback: bool) -> None:
+def test_earlier_tokens_are_read_only_with_feedback(feedback: bool) -> None:
     model = machine(feedback=feedback)
     source_BS, target_BT = torch.randint(4, 12, (2, 5)), torch.randint(4, 12, (2, 6))
     other_BT = 4 + (target_BT - 3) % 8
@@ -208,7 +208,7 @@ def test_answers_hear_what_was_said_only_if_told(feedback: bool) -> None:
     assert torch.equal(one, two) is not feedback
 
 
-def test_padding_may_stand_anywhere() -> None:
+def test_padding_may_be_anywhere() -> None:
     model = machine()
     source_BS, target_BT = torch.randint(4, 12, (3, 7)), torch.randint(4, 12, (3, 2))
     mask_BS = torch.tensor([[0, 1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]).bool()
@@ -235,7 +235,7 @@ def test_weightings_are_maps(padded: bool) -> None:
     torch.testing.assert_close(maps[0].weights_BHTS[:, :, 4], state.weight_BHM)
 
 
-def test_what_was_encoded_can_be_selected() -> None:
+def test_rows_of_an_encoded_source_can_be_selected() -> None:
     model = machine()
     source_BS, target_BT, row_N = torch.randint(4, 12, (3, 5)), torch.randint(4, 12, (3, 2)), torch.tensor([2, 0])
     chosen = select_rows(model.encode(source_BS), row_N)
@@ -246,7 +246,7 @@ def test_what_was_encoded_can_be_selected() -> None:
     torch.testing.assert_close(chosen.x_BSD, model.encode(source_BS[row_N]).x_BSD)
 
 
-def test_a_state_does_not_hold_what_was_read() -> None:
+def test_a_state_does_not_keep_the_source_alive() -> None:
     """No leaf is a small view of something that grows with the source."""
     model = parse(NTMConfig, {"hidden": 6, "slots": 5, "slot_width": 4}).build(Sizes(9, 9))
     with torch.no_grad():

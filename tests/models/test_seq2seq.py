@@ -134,7 +134,7 @@ def test_with_bahdanau_attention_it_is_rnnsearch(cell: str) -> None:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 @pytest.mark.parametrize("attention", ["luong-dot", "luong-general", "luong-concat"])
-def test_with_luong_attention_it_feeds_what_it_saw(cell: str, attention: str) -> None:
+def test_with_luong_attention_it_feeds_its_output_back(cell: str, attention: str) -> None:
     model = built(cell=cell, attention=attention, layers=2)
     source, target = torch.randint(SOURCE, (3, 5)), torch.randint(TARGET, (3, 4))
     decoder, cross = model.decoder, model.decoder.cross
@@ -180,7 +180,7 @@ def test_alignments_are_maps(attention: str) -> None:
 
 @pytest.mark.parametrize("attention", ["none", "bahdanau", "luong-dot"])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_padded_targets_leave_the_state_as_it_was(attention: str, cell: str) -> None:
+def test_padded_targets_do_not_change_the_state(attention: str, cell: str) -> None:
     model, source, target = (
         built(attention=attention, cell=cell),
         torch.randint(SOURCE, (1, 5)),
@@ -196,7 +196,7 @@ def test_padded_targets_leave_the_state_as_it_was(attention: str, cell: str) -> 
 
 
 @pytest.mark.parametrize("attention", ["none", "bahdanau", "luong-general"])
-def test_a_source_of_padding_alone_gives_numbers(attention: str) -> None:
+def test_a_source_of_only_padding_gives_no_nan(attention: str) -> None:
     model = built(attention=attention)
     source, valid = torch.randint(SOURCE, (2, 3)), torch.tensor([[True] * 3, [False] * 3])
     logits, _ = model.step(torch.randint(TARGET, (2, 2)), model.condition(source, valid))
@@ -205,14 +205,14 @@ def test_a_source_of_padding_alone_gives_numbers(attention: str) -> None:
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_bahdanau_already_reads_both_ways() -> None:
+def test_bahdanau_refuses_layers_and_reverse() -> None:
     for more in ({"layers": 2}, {"reverse": True}):
         with pytest.raises(ConfigError, match="has one layer in both directions"):
             built(attention="bahdanau", **more)
 
 
 @pytest.mark.parametrize("attention", ["bahdanau", "luong-dot", "luong-general", "luong-concat"])
-def test_how_much_padding_a_source_of_padding_has_changes_nothing(attention: str) -> None:
+def test_the_length_of_an_all_padding_source_changes_nothing(attention: str) -> None:
     model = Seq2SeqConfig(attention=attention, width=8).build(Sizes(13, 13)).double().eval()  # type: ignore[arg-type]
     target_BT = torch.randint(4, 13, (1, 4))
     answers = []

@@ -103,7 +103,7 @@ def test_the_image_is_read_row_by_row_and_its_convolutions_are_sums() -> None:
 
 
 @pytest.mark.parametrize("decoder", [LSTM, TRANSFORMER])
-def test_only_a_blind_decoder_does_not_see(decoder: dict[str, Any]) -> None:
+def test_only_a_blind_decoder_ignores_the_image(decoder: dict[str, Any]) -> None:
     words = torch.randint(4, WORDS, (1, 5))
     for blind in (False, True):
         model = built(decoder=decoder, blind=blind).eval()
@@ -111,14 +111,14 @@ def test_only_a_blind_decoder_does_not_see(decoder: dict[str, Any]) -> None:
         assert torch.equal(one, two) == blind
 
 
-def test_the_mark_of_the_end_is_not_read_but_a_larger_image_is_refused() -> None:
+def test_eos_is_not_read_but_a_larger_image_is_refused() -> None:
     model, source = built(), images()
     assert torch.equal(model.encode(source).x_BSD, model.encode(source[:, :-1]).x_BSD)
     with pytest.raises(DataError, match=r"52 ids; an image of 5 x 5 pixels in 2 channels has 50"):
         model.encode(torch.cat([source, source[:, :1]], dim=1))
 
 
-def test_no_penalty_is_sent_where_nobody_trains_or_wants_it() -> None:
+def test_no_penalty_is_sent_outside_training_or_at_weight_zero() -> None:
     beside: list[Tensor] = []
     for settings in ({"decoder": {**LSTM, "penalty": 0.0}}, {"decoder": TRANSFORMER}):
         model = built(**settings)

@@ -79,7 +79,7 @@ def test_padding_of_sources_changes_nothing(kind: str, seed: int, positions: str
     torch.testing.assert_close(padded_BTV, bare_BTV, rtol=1e-9, atol=1e-9)
 
 
-def test_to_a_decoder_the_source_is_the_beginning_of_the_text() -> None:
+def test_a_decoder_reads_the_source_as_the_beginning_of_the_text() -> None:
     model, (source_BS, target_BT) = build("decoder"), texts()
     with torch.no_grad():
         after_BTV, _ = model.step(target_BT, model.condition(source_BS))
@@ -131,7 +131,7 @@ def test_pooling_ignores_padding(pool: str, positions: str) -> None:
 
 
 @pytest.mark.parametrize("pool", ["mean", "first"])
-def test_an_empty_text_has_an_answer_without_nan(pool: str) -> None:
+def test_an_empty_text_gives_no_nan(pool: str) -> None:
     model = build("encoder", pool=pool)
     assert model.classify(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool)).isfinite().all()
 
@@ -155,7 +155,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("kind", GENERATING)
-def test_any_mixers_stand_in_one_stack(kind: str) -> None:
+def test_any_mixers_can_be_in_one_stack(kind: str) -> None:
     """Step by step, and token by token through `advance`, as the whole."""
     layers = (
         {"layers": 5}
@@ -183,13 +183,13 @@ def test_t5_biases_are_shared_by_all_layers_of_a_stack() -> None:
     assert encoder[0] is not decoder[0]
 
 
-def test_cross_attention_is_like_the_mixer_unless_told() -> None:
+def test_cross_attention_is_like_the_mixer_by_default() -> None:
     mixer = SoftmaxConfig(heads=2, key_width=3, bias=False)
     assert EncoderDecoderConfig(mixer=mixer).cross_mixer() == mixer
     assert EncoderDecoderConfig(mixer=mixer, cross=SoftmaxConfig(heads=4)).cross_mixer() == SoftmaxConfig(heads=4)
 
 
-def test_what_a_model_cannot_do_is_a_clear_error() -> None:
+def test_unsupported_calls_are_clear_errors() -> None:
     source_BS, target_BT = texts()
     encoder, decoder = build("encoder"), build("decoder")
     assert isinstance(encoder, Encoder)
@@ -209,7 +209,7 @@ def test_impossible_settings_are_clear_errors(changes: dict[str, Any]) -> None:
         parse(DecoderConfig, changes)
 
 
-def test_embeddings_enter_with_unit_variance() -> None:
+def test_embeddings_have_unit_variance() -> None:
     """Section 3.4: sqrt(D) times a table of variance 1/D."""
     model = EncoderConfig(width=64, mixer=SoftmaxConfig(heads=4), positions=POSITIONS["none"].model_validate({}))
     embedding = model.build(Sizes(500, 2)).eval().source
