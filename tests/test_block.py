@@ -1,4 +1,4 @@
-"""The block: where norms and residuals stand, what the feed-forward layers compute, where dropout acts."""
+"""The block: places of norms and residuals, the feed-forward layers, and dropout."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ WIDTH = 12
 
 
 class Spy(Mixer):
-    """A mixer that doubles, remembers what it was given, and counts its calls in its state."""
+    """A mixer that doubles, records its arguments, and counts its calls in its state."""
 
     def forward(
         self,
@@ -114,7 +114,7 @@ def test_all_arguments_reach_the_mixer() -> None:
     assert net.mixer.given["valid"] is valid
     assert net.mixer.given["memory"] is None
     assert net.cross.given["memory"] is memory
-    assert net.cross.given["valid"] is None  # the validity of what it reads comes with the memory
+    assert net.cross.given["valid"] is None  # the mask of the memory comes with the memory
 
 
 def test_dropout_acts_on_each_sublayer_before_the_residual() -> None:

@@ -1,4 +1,4 @@
-"""Rows that come and go in one batch say what `sample` and `stream` say to each alone."""
+"""Rows that join and leave a batch generate what `sample` and `stream` generate for each alone."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_rows_generate_what_they_generate_alone(kind, requests, leaving):
 
 
 def test_a_retried_row_generates_the_same(monkeypatch):
-    """Whatever fails after tokens were chosen: nothing is generated twice, and no number of the stream is lost."""
+    """If anything fails after tokens were chosen, nothing is generated twice and no random number is lost."""
     torch.manual_seed(0)
     model, config = make_model("decoder", V).eval(), SampleConfig(seed=4, max_length=6)
     (alone,) = sample(model, [[5]], config)[0]

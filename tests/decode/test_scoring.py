@@ -48,7 +48,7 @@ def test_probabilities_of_everything_sum_to_one():
 def test_sources_may_be_missing_for_a_decoder_only():
     decoder = make_model("decoder", 7)
     mixed = score(decoder, [(None, [3, 4]), ([5], [3, 4]), ([], [3, 4])])
-    assert mixed[0].logprob == pytest.approx(mixed[2].logprob, abs=1e-6)  # an empty source says nothing
+    assert mixed[0].logprob == pytest.approx(mixed[2].logprob, abs=1e-6)  # an empty source has no effect
     assert mixed[0].logprob != pytest.approx(mixed[1].logprob, abs=1e-6)
     with pytest.raises(ConfigError, match="source"):
         score(make_model("encoder-decoder", 7), [(None, [3])])

@@ -1,4 +1,4 @@
-"""Search among the words of a shortlist: what a search among all says whose other words are at minus infinity."""
+"""Search with a shortlist equals a search among all words with the other words at minus infinity."""
 
 import copy
 import time
@@ -207,7 +207,7 @@ def test_searches_pass_how_many_rows_share_a_list(monkeypatch, beam):
 
 
 def test_lines_for_lists_are_made_once(monkeypatch):
-    """Though the lanes of a search ask for them at once."""
+    """Even if several threads of a search request them at once."""
     if kernels.build.library() is None:
         pytest.skip("no C compiler")
     made, head, make = [], optimized(int8=True).head, kernels.LinesInt8

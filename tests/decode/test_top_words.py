@@ -1,4 +1,4 @@
-"""The best words of a step, found by heaps, are those that `topk` and `log_softmax` find."""
+"""The best tokens of a step, found by groups, are those of `topk` and `log_softmax`."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from allyouneed.inference.tokens import largest
 @pytest.mark.parametrize(("rows", "columns", "count"), [(1, 40, 3), (3, 8191, 1), (2, 8192, 10), (5, 6007, 400)])
 def test_largest_is_topk(rows: int, columns: int, count: int) -> None:
     x_BV = torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns))
-    x_BV[:, -1] = 9.0  # behind the last whole heap
+    x_BV[:, -1] = 9.0  # after the last whole group
     value_BC, column_BC = largest(x_BV, count)
     expected = x_BV.topk(count, dim=1)
     assert torch.equal(value_BC, expected.values)

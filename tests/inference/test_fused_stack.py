@@ -1,4 +1,4 @@
-"""Stacks that run as one call say what their blocks say, whatever is done to the state between two steps."""
+"""Fused stacks equal their blocks, whatever is done to the state between two steps."""
 
 import random
 from typing import Any
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(kernels.build.library() is None, reason="no C co
 
 
 def two(name: str) -> tuple[Model, Model]:
-    """A model as it is, and laid out."""
+    """Return a plain model and the same model optimized."""
     made = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -116,7 +116,7 @@ def test_any_sequence_of_operations_on_a_state(name: str, seed: int) -> None:
             pair.select(max(1, pair.rows - draw.randint(0, 2)))
         elif what == "repeat":
             pair.select(min(8, pair.rows + draw.randint(0, 4)))
-        elif what == "group" and pair.rows < 5:  # as beams begin
+        elif what == "group" and pair.rows < 5:  # as at the start of a beam search
             pair.choose(torch.arange(pair.rows).repeat_interleave(2))
         elif what == "join" and pair.rows < 8:
             pair.join(2)

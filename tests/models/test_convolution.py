@@ -1,4 +1,4 @@
-"""ByteNet and ConvS2S against loops written from their papers' equations, and what is theirs alone.
+"""ByteNet and ConvS2S against loops written from their papers' equations, and their own properties.
 
 The laws that all models share are in tests/contracts/test_models.py.
 """

@@ -1,4 +1,4 @@
-"""The memory network against loops written from the equations of the paper, and what its settings mean."""
+"""The memory network against loops written from the equations of the paper, and its settings."""
 
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def test_a_story_without_sentences_and_a_text_without_a_question() -> None:
     model = build()
     torch.testing.assert_close(model.classify(source([])), by_the_paper(model, [], QUESTION)[None])
     torch.testing.assert_close(model.classify(source(question=[])), by_the_paper(model, STORY, [])[None])
-    twice = torch.tensor([[BOS, STOP, 5, 6, 7, STOP, STOP, 8, STOP, *QUESTION]])  # separators may stand together
+    twice = torch.tensor([[BOS, STOP, 5, 6, 7, STOP, STOP, 8, STOP, *QUESTION]])  # separators may be adjacent
     torch.testing.assert_close(model.classify(twice), by_the_paper(model, STORY[:2], QUESTION)[None])
 
 
@@ -148,7 +148,7 @@ def test_noise_shifts_times_and_nothing_else() -> None:
     same_BN = torch.stack([(noisy_BV - one_V).abs().amax(dim=1) < 1e-12 for one_V in possible], dim=1)
     assert bool(same_BN.any(dim=1).all())
     assert int(same_BN.any(dim=0).sum()) >= 10  # of 15
-    assert 30 < int(same_BN[:, 0].sum()) < 140  # none empty: a third, and those that stand behind the oldest
+    assert 30 < int(same_BN[:, 0].sum()) < 140  # none empty: a third, and those after the oldest
 
 
 def _rising(count: int, below: int, start: int = 0) -> list[tuple[int, ...]]:
@@ -197,5 +197,5 @@ def test_it_is_trained_from_a_recipe_and_so_is_a_transformer(model: str, tmp_pat
     scores = evaluate(bundle.model, recipe.task.prepare(tmp_path / "run" / "data", 1), "test", recipe.decode)
     assert scores[0].name == "accuracy"
     if isinstance(bundle.model, MemN2N):
-        assert not bundle.model.linear  # training told it of its steps, and the folder kept what came of it
+        assert not bundle.model.linear  # `after_step` was called in training, and the folder kept the result
         assert scores[0].value > 0.7  # of three places, after two seconds; benchmarks/babi.py has the real numbers

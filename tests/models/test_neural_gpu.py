@@ -1,4 +1,4 @@
-"""The Neural GPU against loops written from its papers' equations, and what is its alone.
+"""The Neural GPU against loops written from its papers' equations, and its own properties.
 
 The laws that all models share are in tests/contracts/test_models.py.
 """
@@ -122,7 +122,7 @@ def kernels(tape: Tape) -> list[Tensor]:
         kernel = torch.zeros(3 * D, D, 2 * rows - 1, columns, dtype=weight.dtype)
         for row in range(rows):
             for column in range(columns):
-                # What stands in the middle of the kernel is told to a cell so many below, and so many to the right.
+                # A symbol reaches the cell at this offset below and to the right of it.
                 kernel[:, :, rows - 1 - row, columns - 1 - column] = weight[row, column, layer]
         found.append(kernel)
     return found
@@ -238,7 +238,7 @@ def test_a_source_without_tokens_gives_no_nan() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("decoder", ["parallel", "tape"])
 def test_padding_between_the_tokens_of_a_target_changes_nothing(decoder: str) -> None:
-    """In two calls: the second goes on from rows of different lengths. Answers may outgrow their image."""
+    """In two calls: the second continues rows of different lengths. Targets may be longer than their image."""
     model = build(decoder=decoder).eval()
     source_BS, source_mask_BS = torch.randint(4, 11, (3, 5)), torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
     mask_BN = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
@@ -274,7 +274,7 @@ def test_it_needs_a_source() -> None:
 
 
 def test_a_second_derivative_is_refused_not_wrong() -> None:
-    """The gradient is written by hand; what it is made of knows no gradient."""
+    """The gradient is written by hand, from operations that record no gradient."""
     model = build()
     x_BTD, _ = model.hidden(torch.zeros(1, 2, dtype=torch.long), model.condition(torch.tensor([[5, 6]])))
     (first,) = torch.autograd.grad(x_BTD.square().sum(), model.source_VD, create_graph=True)

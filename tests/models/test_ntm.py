@@ -15,22 +15,22 @@ from allyouneed.sizes import Sizes
 from helpers import tensors_of
 
 
-def said_apart(said_BN: Tensor, heads: int, writes: int, width: int) -> list[Tensor]:
-    """Keys, adds, erases, gates, betas, gammas, shifts: for each row and head what the controller says."""
+def split_parameters(params_BN: Tensor, heads: int, writes: int, width: int) -> list[Tensor]:
+    """Return keys, adds, erases, gates, betas, gammas and shifts of each row and head."""
     sizes = [heads * width, writes * width, writes * width, heads, heads, heads, 3 * heads]
-    parts = said_BN.split(sizes, dim=1)
+    parts = params_BN.split(sizes, dim=1)
     counts = [heads, writes, writes, heads, heads, heads, heads]
     return [part.unflatten(1, (count, -1)) for part, count in zip(parts, counts, strict=True)]
 
 
 def by_the_paper(
-    memory: Tensor, before: Tensor, said: Tensor, reads: int
+    memory: Tensor, before: Tensor, params: Tensor, reads: int
 ) -> tuple[list[list[list[Tensor]]], list[list[list[Tensor]]], list[list[list[Tensor]]]]:
     """Equations 2 to 9, one number at a time; memory (B, K, M) as in the model."""
     B, K, M = memory.shape
     heads = before.shape[1]
     writes = heads - reads
-    keys, adds, erases, gates, betas, gammas, shifts = said_apart(said, heads, writes, K)
+    keys, adds, erases, gates, betas, gammas, shifts = split_parameters(params, heads, writes, K)
     memories, weights, read_vectors = [], [], []
     for b in range(B):
         slots = [[memory[b, k, i] for k in range(K)] for i in range(M)]
@@ -90,9 +90,9 @@ def run_by_the_paper(inputs: list[Tensor], shape: NTMShape) -> tuple[Tensor, Ten
         if shape.recurrent:
             order = torch.tensor([0, 1, 2, 3, 6, 7, 4, 5])  # ours: i f o g; torch: i f g o
             both = torch.cat([h, read.flatten(1)], dim=1)
-            said = (x + both @ recurrence.T)[:, order]
-            zeros = said.new_zeros(8, 2)
-            h, c = torch.lstm_cell(said, (h, c), torch.eye(8, dtype=said.dtype), zeros)  # type: ignore[call-overload]
+            params = (x + both @ recurrence.T)[:, order]
+            zeros = params.new_zeros(8, 2)
+            h, c = torch.lstm_cell(params, (h, c), torch.eye(8, dtype=params.dtype), zeros)  # type: ignore[call-overload]
         else:
             h = (x + read.flatten(1) @ recurrence.T).tanh()
         memory, weight, read = (
@@ -135,13 +135,15 @@ def test_gradients_are_those_of_small_differences(shape: NTMShape) -> None:
 
 
 def test_a_shift_moves_on_and_around_the_end() -> None:
-    """A head that trusts its last place and moves by one goes through the slots in order, then begins again."""
+    """A head that keeps its place and shifts by one visits the slots in order, then starts again."""
     model = NTMConfig(slots=4, slot_width=2, hidden=3).build(Sizes(13, 13))
     gates, gammas, shifts = slice(8, 10), slice(12, 14), slice(14, 20)
     with torch.no_grad():
         model.heads.weight.zero_()
         model.heads.bias[gates], model.heads.bias[gammas] = -50, 5
-        model.heads.bias[shifts] = torch.tensor([50.0, -50, -50, -50, -50, 50])  # the reader goes on, the writer back
+        model.heads.bias[shifts] = torch.tensor(
+            [50.0, -50, -50, -50, -50, 50]
+        )  # the reader moves forward, the writer back
         with record_maps(model) as maps:
             model.encode(torch.zeros(1, 5, dtype=torch.long))
     (one,) = maps

@@ -1,4 +1,4 @@
-"""Show, Attend and Tell against loops written from its equations; what a blind decoder knows; what is an image."""
+"""Show, Attend and Tell against loops written from its equations; the blind decoder; image sizes."""
 
 from typing import Any
 

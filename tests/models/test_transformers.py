@@ -156,7 +156,7 @@ MIXED = [
 
 @pytest.mark.parametrize("kind", GENERATING)
 def test_any_mixers_can_be_in_one_stack(kind: str) -> None:
-    """Step by step, and token by token through `advance`, as the whole."""
+    """In steps, and token by token through `advance`, the result is that of the whole sequence."""
     layers = (
         {"layers": 5}
         if kind == "decoder"
