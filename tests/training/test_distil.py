@@ -134,5 +134,5 @@ def test_two_at_once_are_refused(task: TranslationConfig, teacher: Bundle, tmp_p
 
 def test_classes_teach_nothing(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     codec = Codec(teacher.codec.source, None, classes=("good", "bad"))
-    with pytest.raises(ConfigError, match="names classes"):
+    with pytest.raises(ConfigError, match="classifies"):
         teach(replace(teacher, codec=codec), task, lesson(), tmp_path / "out")
