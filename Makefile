@@ -49,7 +49,7 @@ runtime    = $(shell gcc -print-file-name=$(1))
 sanitize: setup browser
 	ALLYOUNEED_SANITIZE=address PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$(call runtime,libasan.so) $(call runtime,libstdc++.so.6)" $(PY) $(SANITIZED)
-	ALLYOUNEED_SANITIZE=thread LD_PRELOAD=$(call runtime,libtsan.so) \
+	ALLYOUNEED_SANITIZE=thread TOKENIZERS_PARALLELISM=false LD_PRELOAD=$(call runtime,libtsan.so) \
 	  TSAN_OPTIONS="suppressions=$(CURDIR)/tests/kernels/tsan.supp halt_on_error=1 exitcode=66" \
 	  setarch -R $(PY) $(SANITIZED)
 

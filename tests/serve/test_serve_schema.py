@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import requests
 import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.control import SkipTest
@@ -41,6 +42,7 @@ def test_every_response_is_described(folders: list[Path], valid: bool) -> None:
 
 def try_everything(url: str, valid: bool) -> None:
     mode = schemathesis.GenerationMode.POSITIVE if valid else schemathesis.GenerationMode.NEGATIVE
+    requests.get(f"{url}/api/models", timeout=120)  # its imports may take longer than schemathesis waits
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     schema.config.generation.update(modes=[mode])
     tried = 0
