@@ -53,7 +53,7 @@ class StackConfig(BlockConfig):
         return self.mixer[layer % len(self.mixer)] if isinstance(self.mixer, list) else self.mixer
 
     def mixers_of(self, layers: int) -> list[MixerConfig]:
-        """Return the mixers of so many layers, bottom up."""
+        """Return the mixers of `layers` layers, bottom up."""
         return [self.mixer_of(layer) for layer in range(layers)]
 
 
