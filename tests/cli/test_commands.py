@@ -319,13 +319,13 @@ def test_a_student_learns_from_a_teacher(run, numbers, tmp_path, how):
     sets = [f'task.train="{tmp_path}/train.tsv"', f'task.valid="{tmp_path}/valid.tsv"', "task.tokenizer.size=300"]
     sets += ["task.batch_tokens=512", "model.width=16", "model.hidden=16", "model.encoder_layers=1"]
     flags = [flag for pair in sets for flag in ("--set", pair)]
-    asked = ["distill", numbers, "translation", *how, *flags, "--steps", "3", "--out", str(tmp_path / "student")]
-    done = run(*asked)
+    arguments = ["distill", numbers, "translation", *how, *flags, "--steps", "3", "--out", str(tmp_path / "student")]
+    done = run(*arguments)
     assert done.status == 0, done.err
     assert done.out.endswith(f"model: {tmp_path}/student/model\n")
-    said = run("translate", numbers, *how, given="\n".join(texts) + "\n").out
-    assert (tmp_path / "student" / "distilled" / "train.target").read_text(encoding="utf-8") == said
-    assert "finished" in run(*asked).err
+    translated = run("translate", numbers, *how, given="\n".join(texts) + "\n").out
+    assert (tmp_path / "student" / "distilled" / "train.target").read_text(encoding="utf-8") == translated
+    assert "finished" in run(*arguments).err
     refused = run("distill", numbers, "copy", "--out", str(tmp_path / "other"))
     assert (refused.status, refused.err.count("\n")) == (2, 1)
     assert "task 'copy' has no texts to translate" in refused.err

@@ -39,10 +39,10 @@ def test_translations_hold_only_what_their_sources_allow(run: Commands, listed: 
     for flags in (["--beam", "1"], ["--beam", "3"], ["--int8"]):
         done = run("translate", str(listed), "--shortlist", *flags, given="\n".join(texts) + "\n")
         assert done.status == 0, done.err
-        said = done.out.splitlines()
-        assert len(said) == len(texts)
-        assert any(said)
-        for text, answer in zip(texts, said, strict=True):
+        answers = done.out.splitlines()
+        assert len(answers) == len(texts)
+        assert any(answers)
+        for text, answer in zip(texts, answers, strict=True):
             source, target = bundle.codec.encode_source(text), bundle.codec.encode_target(answer)
             assert set(target) <= set(bundle.shortlist.lists([source])[0][0].tolist())
 

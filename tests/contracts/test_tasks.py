@@ -251,10 +251,10 @@ def test_text_survives_a_round_trip(name: str, tmp_path: Path) -> None:
         if UNK not in ids:
             tried += 1
             assert codec.source.decode(ids[codec.text_slice(len(ids))]) == source
-        if codec.target is not None and UNK not in (said := codec.encode_target(target)):
+        if codec.target is not None and UNK not in (target_ids := codec.encode_target(target)):
             tried += 1
-            assert said[-1] == EOS
-            assert codec.decode_target(said) == target
+            assert target_ids[-1] == EOS
+            assert codec.decode_target(target_ids) == target
         if codec.classes is not None and name != "babi":  # whose held-out answers may be unknown
             assert set(target.split(" ") if codec.per_position else [target]) <= set(codec.classes)
     if not data.examples("valid"):

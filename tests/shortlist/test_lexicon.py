@@ -70,7 +70,7 @@ def test_equals_the_equations(tmp_path_factory, pairs, iterations, chunk):
 def translated(count: int, vocabulary: int, zipf: bool = False) -> Pairs:
     """Sentences of a language in which word w becomes vocabulary - w + 3, in another order.
 
-    `zipf`: the n-th word is said 1/n as often as the first, and each once at least.
+    `zipf`: the n-th word occurs 1/n as often as the first, and each at least once.
     """
     numbers, pairs, names = random.Random(0), [], range(4, vocabulary)
     often = [1 / (1 + rank) if zipf else 1.0 for rank in range(len(names))]

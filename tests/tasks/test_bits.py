@@ -36,9 +36,9 @@ def right(name: str, source: str) -> str:
         assert mark == "x"
         return " ".join(vectors * int(count, 2))
     if name == "recall-bits":
-        given, asked = source.removeprefix("; ").split(" ? ")
+        given, query = source.removeprefix("; ").split(" ? ")
         items = given.split(" ; ")
-        return items[items.index(asked) + 1]
+        return items[items.index(query) + 1]
     pairs = sorted(zip(words[1::2], words[::2], strict=True), reverse=True)
     return " ".join(vector for _, vector in pairs[:3])
 

@@ -35,10 +35,10 @@ def test_windows_are_pieces_of_the_text(tmp_path: Path) -> None:
     cut = int(len(TEXT) * 0.9)
     assert data.codec.target is not None
     for index in range(20):
-        given, said = ids(data.batch(4, index))
-        assert given.shape == said.shape == (3, 7)
-        assert torch.equal(given[:, 1:], said[:, :-1])
-        for row in said:
+        inputs, output = ids(data.batch(4, index))
+        assert inputs.shape == output.shape == (3, 7)
+        assert torch.equal(inputs[:, 1:], output[:, :-1])
+        for row in output:
             assert data.codec.target.decode(row.tolist()) in TEXT[:cut]
 
 
@@ -56,8 +56,8 @@ def test_every_held_out_token_is_predicted_once(kind: str, context: int, overlap
     data = language(tmp_path, context=context, tokenizer={"kind": kind, "size": 280}, **settings)
     predicted: list[int] = []
     for batch in data.held_out("valid"):
-        given, said = ids(batch)
-        for before, after in zip(given, said, strict=True):
+        inputs, output = ids(batch)
+        for before, after in zip(inputs, output, strict=True):
             counted = after != PAD
             # Each prediction that counts is of the token after its input.
             assert all(before[i + 1] == after[i] for i in range(len(after) - 1) if counted[i] and counted[i + 1])
@@ -73,10 +73,10 @@ def test_every_held_out_token_is_predicted_once(kind: str, context: int, overlap
 
 def test_later_windows_read_earlier_tokens(tmp_path: Path) -> None:
     batches = list(language(tmp_path, context=8, overlap=3).held_out("valid"))
-    given, said = ids(batches[0])
-    assert (said[0] != PAD).all()
-    assert (said[1:] != PAD).sum(dim=1).tolist() == [5, 5]
-    assert given[1, :4].tolist() == [BOS, *said[0, 5:8].tolist()]
+    inputs, output = ids(batches[0])
+    assert (output[0] != PAD).all()
+    assert (output[1:] != PAD).sum(dim=1).tolist() == [5, 5]
+    assert inputs[1, :4].tolist() == [BOS, *output[0, 5:8].tolist()]
 
 
 @pytest.mark.parametrize(("batch", "overlap", "segment"), [(3, 0, 4), (1, 2, 7), (5, 6, 1), (200, 3, 7)])
@@ -87,12 +87,12 @@ def test_with_segments_held_out_text_is_read_as_long_streams(
     assert data.batch(0, 0).segment == segment
     (streams,) = data.held_out("valid")
     assert streams.segment == segment
-    given, said = ids(streams)
-    assert given.shape[0] <= batch
+    inputs, output = ids(streams)
+    assert inputs.shape[0] <= batch
     assert data.codec.target is not None
-    predicted = data.codec.target.decode(said[said != PAD].tolist())
+    predicted = data.codec.target.decode(output[output != PAD].tolist())
     assert predicted == TEXT[int(len(TEXT) * 0.9) :]
-    assert (said[1:, :overlap] == PAD).all()  # read, not predicted
+    assert (output[1:, :overlap] == PAD).all()  # read, not predicted
     assert data.units("valid").how == f"segment:{segment}|carried|streams:{batch}|overlap:{overlap}"
 
 
@@ -105,9 +105,9 @@ def test_three_fractions_and_several_files(tmp_path: Path) -> None:
     tree = {"train": files, "valid": files[1], "context": 4, "batch": 50}
     data = LanguageConfig.model_validate(tree).prepare(tmp_path / "d", 0)
     assert data.units("valid") == Units(36, 36, 45, "context:4|overlap:2")
-    given, said = ids(data.batch(0, 0))
-    assert (given == BOS).any()
-    assert not (said == BOS).any()  # the start of a document is not predicted
+    inputs, output = ids(data.batch(0, 0))
+    assert (inputs == BOS).any()
+    assert not (output == BOS).any()  # the start of a document is not predicted
     with pytest.raises(ConfigError, match="test: the recipe has no such data"):
         data.units("test")
 

@@ -38,15 +38,15 @@ def test_batches_hold_the_ids_of_the_texts(numbers: PairData) -> None:
         assert batch.output_BT is not None
         assert codec.source is not None
         assert batch.source_BS.dtype == torch.int64
-        for source, given, said in zip(batch.source_BS, batch.input_BT, batch.output_BT, strict=True):
-            length = int((said != PAD).sum())
+        for source, given, output in zip(batch.source_BS, batch.input_BT, batch.output_BT, strict=True):
+            length = int((output != PAD).sum())
             assert given[0] == BOS
-            assert said[length - 1] == EOS
-            assert given[1:length].tolist() == said[: length - 1].tolist()
+            assert output[length - 1] == EOS
+            assert given[1:length].tolist() == output[: length - 1].tolist()
             assert not given[length:].any()
-            english, german = codec.source.decode(source.tolist()), codec.decode_target(said.tolist())
+            english, german = codec.source.decode(source.tolist()), codec.decode_target(output.tolist())
             assert source[source != PAD].tolist() == codec.encode_source(english)
-            assert said[:length].tolist() == codec.encode_target(german)
+            assert output[:length].tolist() == codec.encode_target(german)
             known.add((english, german))
         valid = batch.source_mask_BS
         assert (batch.source_BS != PAD).all() if valid is None else torch.equal(valid, batch.source_BS != PAD)
