@@ -149,7 +149,8 @@ def test_batching_would_change_the_answers_of_ctranslate2(run: Commands, listed:
     pytest.importorskip("ctranslate2")
     done = run("translate", str(listed), "--engine", "ctranslate2", "--shortlist")
     assert done.status == 2
-    assert "--shortlist is for --engine torch" in done.err
+    assert "--shortlist: --engine ctranslate2 shares one shortlist in a batch" in done.err
+    assert "use --engine torch" in done.err
 
 
 @pytest.fixture
