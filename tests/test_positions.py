@@ -142,7 +142,7 @@ def test_alibi_slopes_are_those_of_the_paper() -> None:
 def test_t5_buckets_fill_their_range(buckets: int) -> None:
     distance = torch.arange(-300, 301)
     assert set(T5Bias(1, buckets, 128, True).bucket(distance).tolist()) == set(range(buckets))
-    # As in T5, "forward by nothing" has a bucket that nobody uses.
+    # As in T5, "forward by nothing" has an unused bucket.
     both = set(T5Bias(1, buckets, 128, False).bucket(distance).tolist())
     assert both == set(range(buckets)) - {buckets // 2}
 

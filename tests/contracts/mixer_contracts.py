@@ -294,6 +294,6 @@ def assert_close_with_gradients(ours: Tensor, theirs: Tensor, sources: list[Tens
     close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     close(ours, theirs)
     noise = torch.randn_like(theirs)
-    # A weight that learns by a loss of its own has no gradient here.
+    # A weight that is trained by an auxiliary loss has no gradient here.
     gradient = partial(torch.autograd.grad, inputs=sources, grad_outputs=noise, materialize_grads=True)
     close(gradient(ours), gradient(theirs))

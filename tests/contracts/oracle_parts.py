@@ -25,7 +25,7 @@ from allyouneed.positions import Alibi, Rotary, Shaw, T5Bias
 
 @dataclass(frozen=True)
 class Reading:
-    """Who is read in one sequence, and how."""
+    """Which slots are read in one sequence, and how."""
 
     role: Role
     position: str  # the scheme inside the score, or "none"
@@ -37,7 +37,7 @@ class Reading:
         return self.valid[s] and (self.role != "causal" or s <= t)
 
     def place(self, s: int) -> int:
-        """The position of a slot: how many real ones stand before it."""
+        """The position of a slot: the number of real ones before it."""
         return sum(self.valid[:s])
 
 

@@ -40,7 +40,7 @@ def memory_compressed_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Te
     stride, heads, width = mixer.config.stride, mixer.config.heads, mixer.project.width
     real = [s for s in range(len(reading.valid)) if reading.valid[s]]
     members = [real[i : i + stride] for i in range(0, len(real), stride)]  # of each slot; the last may be incomplete
-    ends = [0, *(reading.place(slot[-1]) for slot in members)]  # where slots stand; the null slot at 0
+    ends = [0, *(reading.place(slot[-1]) for slot in members)]  # positions of slots; the null slot is at 0
 
     def visible(t: int, j: int) -> bool:
         if reading.role != "causal" or j == 0:
@@ -77,7 +77,7 @@ def memory_compressed_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Te
 def reformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
     """softmax over the nearest members of one's bucket in any round   (Kitaev et al. 2020, equations 2, 3 and 7).
 
-    Its own place is read by whom nobody else is visible to. Of each bucket, `chunk` members before (and after) count.
+    A position reads itself only if no other is visible. Of each bucket, `chunk` members before (and after) count.
     """
     assert isinstance(mixer, Reformer)
     config = mixer.config
@@ -107,7 +107,7 @@ def reformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
 
 def full_shared_query_key(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
-    """What hashing approximates: everybody but oneself is read   (Kitaev et al. 2020, section 2)."""
+    """What hashing approximates: all other positions are read   (Kitaev et al. 2020, section 2)."""
     assert isinstance(mixer, Reformer)
     T = x_TD.shape[0]
 

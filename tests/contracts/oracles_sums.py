@@ -97,7 +97,7 @@ def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
 
 def convolution_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
-    """b + sum_j W_j x, over the real positions that stand j dilations apart; nothing stands beyond the ends."""
+    """b + sum_j W_j x, over the real positions j dilations apart; zero beyond the ends."""
     assert isinstance(mixer, Convolution)
     kernel, dilation = mixer.conv_window.kernel, mixer.conv_window.dilation
     after = 0 if reading.role == "causal" else (kernel - 1) // 2
@@ -114,7 +114,7 @@ def convolution_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
 
 
 def recurrent_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
-    """One position after the other; at padding nothing happens, and zeros stand for what it gives."""
+    """One position after the other; padding is skipped and returns zeros."""
     assert isinstance(mixer, Recurrent)
     real = [t for t in range(len(x_TD)) if reading.valid[t]]
     forth_TK = _recur(mixer.forth, x_TD, real)

@@ -1,4 +1,4 @@
-"""Rows that join a running batch, and leave it, say what they say alone: every model, every mixer, every position.
+"""Rows that join and leave a running batch generate what they generate alone: every model, mixer and position.
 
 This is what a server does all day (`serve/engine.py`).
 """
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 class Row:
     """A source, the beginning of a target that is read at once, and the tokens that follow one by one."""
 
-    begins: int
+    start: int
     source: list[int]
     prompt: list[int]
     tokens: list[int]
@@ -39,7 +39,7 @@ class Row:
 
 rows = st.builds(
     Row,
-    begins=st.integers(0, 6),
+    start=st.integers(0, 6),
     source=st.lists(st.integers(4, SOURCE - 1), min_size=1, max_size=6),
     prompt=st.lists(st.integers(4, TARGET - 1), min_size=1, max_size=7),
     tokens=st.lists(st.integers(4, TARGET - 1), max_size=9),
@@ -48,7 +48,7 @@ several = st.lists(rows, min_size=2, max_size=5)
 
 
 def some_rows() -> list[Row]:
-    """One that begins alone, two that join it later at once, and one that is gone after its first token."""
+    """One row that starts alone, two that join it later together, and one that leaves after its first token."""
     return [
         Row(0, [5, 6, 7], [4, 5], [6, 7, 8, 9, 5, 6]),
         Row(2, [5], [4, 8, 9, 5, 6], [6, 7]),
@@ -58,11 +58,11 @@ def some_rows() -> list[Row]:
 
 
 def run_together(model: Model, all_rows: list[Row]) -> None:
-    """One step of all rows at a time; rows begin at their times, and leave when they have nothing more to say."""
+    """Step all rows together; rows start at their times, and leave when their tokens are used up."""
     running: list[Row] = []
     state: Any = None
     for now in range(6 + 10):
-        fresh = [row for row in all_rows if row.begins == now]
+        fresh = [row for row in all_rows if row.start == now]
         if fresh:
             begun = model.condition(*pad_right([row.source for row in fresh], CPU))
             x_BTD, begun = model.hidden(*swapped(pad_left([row.prompt for row in fresh], CPU), begun))

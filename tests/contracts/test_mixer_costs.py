@@ -55,7 +55,7 @@ def _first_reaches_last(case: Case, length: int, layers: int) -> bool:
     for y_BTD in (x_BTD, torch.cat([torch.randn_like(x_BTD[:, :1]), x_BTD[:, 1:]], dim=1)):
         with torch.no_grad():
             for mixer in mixers:
-                # The norm keeps scores small: a softmax that has made up its mind lets nothing through.
+                # The norm keeps scores small: a saturated softmax passes nothing on.
                 y_BTD = nn.functional.layer_norm(y_BTD + mixer(y_BTD)[0], (WIDTH,))
         ends.append(y_BTD[0, -1])
     return bool((ends[0] - ends[1]).abs().max() > 1e-13)

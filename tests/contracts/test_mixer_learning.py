@@ -9,7 +9,7 @@ from allyouneed.block import Block, BlockConfig
 from allyouneed.mixers import Memory, MixerConfig, Role
 from allyouneed.positions import SinusoidalConfig
 
-LEARNING_RATE = 8e-3  # at which copying is learnt from any seed in so many steps; half of it is not enough
+LEARNING_RATE = 8e-3  # copying is learned with it from any seed; half of it is not enough
 
 
 class Copier(nn.Module):
@@ -21,7 +21,7 @@ class Copier(nn.Module):
         settings = BlockConfig(norm="pre", hidden=2 * width, dropout=0.0)
         self.embedding = nn.Embedding(symbols + 1, width)
         self.place = SinusoidalConfig().build_added(width)
-        # A block has a mixer of its own and may have one that reads a memory; here the one under test is the only one.
+        # A block may also have a cross mixer; here the mixer under test is the only one.
         self.blocks = nn.ModuleList(Block(settings, width, config.build(width, role=role)) for _ in range(2))
         self.head = nn.Linear(width, symbols + 1)
 

@@ -33,7 +33,7 @@ def test_equals_its_oracle(case: Case, padded: bool) -> None:
         memory_SD = None if memory_BSD is None else memory_BSD[b]
         reading = Reading(case.role, case.position, mask_BS[b].tolist(), memory_SD)
         rows.append(CONTRACTS[case.name].oracle(mixer, x_BTD[b], reading))
-    # What a padded position itself gives is of no interest to anybody.
+    # The outputs at padded positions are not specified.
     counts = mask_BS if memory_BSD is None else torch.ones(x_BTD.shape[:2], dtype=torch.bool)
     sources = [x for x in (x_BTD, memory_BSD, *mixer.parameters()) if x is not None]
     assert_close_with_gradients(y_BTD[counts], torch.stack(rows)[counts], sources, 1e-10)

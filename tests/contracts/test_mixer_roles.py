@@ -52,5 +52,5 @@ def test_a_missing_memory_or_an_impossible_state_is_a_clear_error(case: Case) ->
         with pytest.raises(ConfigError, match="needs a memory"):
             mixer(x_BTD)
     if case.role == "bidirectional":
-        with pytest.raises(ConfigError, match="cannot go on from a state"):
+        with pytest.raises(ConfigError, match="cannot continue from a state"):
             mixer(x_BTD, state=object())

@@ -89,7 +89,7 @@ def test_both_ways_it_is_torchs_own_over_packed_rows(kind: CellKind, way: str) -
 
 @every_kind
 def test_a_gradient_through_the_last_state_alone(kind: CellKind) -> None:
-    """An encoder whose outputs nobody reads: the slow way and the fast one agree."""
+    """An encoder whose outputs are not read: the slow way and the fast one agree."""
     cell, x_BTD = Cell(kind, 5, 5).double(), torch.randn(2, 4, 5, dtype=torch.float64)
     found = []
     for way in ("fused", "plain"):

@@ -1,4 +1,4 @@
-"""What hashing promises: who is alike meets, more rounds miss less, and nothing depends on chunks or on the future."""
+"""Hashing: similar positions meet, more rounds miss less, and nothing depends on chunks or on the future."""
 
 import itertools
 
@@ -22,7 +22,7 @@ reaches = st.builds(Reach, st.integers(1, 70), st.just(0)) | st.integers(1, 70).
 
 
 def union_of_windows(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
-    """Who reads whom, from the definition: for each round, go through each bucket in time."""
+    """Return which position reads which, from the definition: for each round, go through each bucket in time."""
     B, H, R, T = bucket_BHRT.shape
     visible_BHTS = torch.zeros(B, H, T, T, dtype=torch.bool)
     for b in range(B):
@@ -64,7 +64,7 @@ def test_the_kernel_is_dense_attention_over_the_union_of_windows(
 
 
 def full_attention(mixer: Reformer, x_BTD: Tensor) -> Tensor:
-    """Shared queries and keys, everybody but oneself (and the first, in a causal mixer, itself)."""
+    """Shared queries and keys, all positions but itself (the first one of a causal mixer reads itself)."""
     heads, T = mixer.config.heads, x_BTD.shape[1]
     q_BHTK, v_BHTK = mixer.query_value(x_BTD).unflatten(2, (2 * heads, -1)).transpose(1, 2).chunk(2, dim=1)
     visible_TS = ~torch.eye(T, dtype=torch.bool)

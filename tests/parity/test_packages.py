@@ -88,7 +88,7 @@ def test_performer(monkeypatch: pytest.MonkeyPatch, role: Role, length: int) -> 
     """With the same directions for all heads, and without the epsilons that theirs adds to features and denominators.
 
     What it subtracts from exponents, the largest of all keys, then cancels, as ours does. With epsilons it would not: a
-    key that is far from the largest becomes epsilon, and the causal form hears of a large key before it is there.
+    key that is far from the largest becomes epsilon, and a large later key already changes the causal form.
     """
     package = peer("performer_pytorch.performer_pytorch")
     monkeypatch.setattr(package, "softmax_kernel", partial(package.softmax_kernel, eps=0.0))

@@ -129,7 +129,7 @@ def assert_equal_backward(
 
 
 def twins(*shape: int) -> Pair:
-    """The same random input twice, each with a gradient of its own."""
+    """The same random input twice, each with its own gradient."""
     x = torch.randn(*shape)
     return x.clone().requires_grad_(), x.clone().requires_grad_()
 

@@ -40,7 +40,7 @@ roles = st.sampled_from(["causal", "bidirectional"])
 
 
 def wanted(config: PatternedConfig, role: Role, T: int, S: int) -> Tensor:
-    """(H, T, S): who reads whom, from the papers' sets."""
+    """Return which position reads which, (H, T, S), from the papers' sets."""
     t, s = torch.arange(S - T, S)[:, None], torch.arange(S)
     if isinstance(config, BigBirdConfig):
         seen_HTS = _bird(config, role, S)[:, S - T :]

@@ -125,4 +125,4 @@ def given(memory: Memory | None) -> Memory:
 def refuse_state(state: object) -> None:
     """For bidirectional mixers."""
     if state is not None:
-        raise ConfigError("a bidirectional mixer sees the future, so it cannot go on from a state")
+        raise ConfigError("a bidirectional mixer sees the future, so it cannot continue from a state")
