@@ -1,4 +1,4 @@
-"""`allyouneed claims` through a process."""
+"""`allyouneed claims` in a process."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_one_claim_twice(run, tmp_path: Path):
     assert "2 of 2 measurements kept" in again.err
 
 
-def test_the_report_of_another_question_is_not_replaced(run, tmp_path: Path):
+def test_the_report_of_another_experiment_is_not_replaced(run, tmp_path: Path):
     (tmp_path / "quick").mkdir()
     (tmp_path / "quick" / "report.json").write_text('{"question": "cost"}')
     done = run("claims", "lookup", "--quick", "--out", str(tmp_path))

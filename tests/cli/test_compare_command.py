@@ -1,4 +1,4 @@
-"""`allyouneed compare` through processes: killed and gone on with, on Ray, refused."""
+"""`allyouneed compare` in processes: killed and resumed, on Ray, refused."""
 
 import json
 import os
@@ -32,13 +32,13 @@ def is_finished(folder: Path) -> bool:
 
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """When each file was written, and what is in it."""
+    """Return the modification time and content of each file."""
     every = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in every}
 
 
 def numbers(report: Path) -> list[dict[str, Any]]:
-    """All runs of a report, without the time they took."""
+    """Return all runs of a report, without times."""
     runs = json.loads(report.read_text(encoding="utf-8"))["runs"]
     for timed in (*runs, *(point for one in runs for point in one["curve"])):
         del timed["seconds"]
@@ -47,7 +47,7 @@ def numbers(report: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory, run: Commands) -> Path:
-    """A comparison whose process was killed after the first of its runs, and that went on."""
+    """A comparison that was killed after its first run and resumed."""
     folder = tmp_path_factory.mktemp("compared")
     program = [sys.executable, "-m", "allyouneed", *COMPARE, "--workers", "1", "--out", str(folder)]
     runs = folder / "runs"
@@ -55,7 +55,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, run: Commands) -> Path:
         end = time.monotonic() + 900
         while not (is_finished(runs / RUNS[0]) and (runs / RUNS[1]).exists()):
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
-            assert time.monotonic() < end, "waited in vain"
+            assert time.monotonic() < end, "timed out"
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
     assert not is_finished(runs / RUNS[3]), "killed too late"
@@ -69,7 +69,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, run: Commands) -> Path:
     return folder
 
 
-def test_a_killed_comparison_goes_on_to_the_same_bits(compared: Path, tmp_path: Path) -> None:
+def test_a_killed_comparison_resumes_bit_for_bit(compared: Path, tmp_path: Path) -> None:
     sets = [*SETS, "model.norm=post", "train.budget.steps=12"]
     train(load_recipe("copy", {"seed": 2}, sets), tmp_path / "alone", cores=1)
     made = open_folder(compared / "runs" / RUNS[3] / "model").read("model.safetensors")
@@ -105,21 +105,21 @@ def test_what_is_printed_and_reported(compared: Path, tmp_path: Path) -> None:
     assert list(foreseen) == list(runs[0]["scores"])
 
 
-def test_it_says_what_is_kept(compared: Path, run: Commands) -> None:
+def test_reused_runs_are_reported(compared: Path, run: Commands) -> None:
     assert "1 of 4 runs kept from before" in (compared / "printed").read_text(encoding="utf-8")
     again = run(*COMPARE, "--out", str(compared))
     assert "4 of 4 runs kept from before" in again.err
     assert "1/4" not in again.err
 
 
-def test_the_report_of_another_question_is_not_replaced(compared: Path, run: Commands) -> None:
+def test_the_report_of_another_experiment_is_not_replaced(compared: Path, run: Commands) -> None:
     before = (compared / "report.html").read_bytes()
     for other in (["compare", "sort", *COMPARE[2:]], ["cost"], ["flow"], ["scaling", "copy"]):
         assert_one_line(run(*other, "--out", str(compared)), 2, "holds the report of 'compare copy'")
     assert (compared / "report.html").read_bytes() == before
 
 
-def test_a_folder_of_another_question_is_refused_before_data_is_prepared(run: Commands, tmp_path: Path) -> None:
+def test_a_folder_of_another_experiment_is_refused_before_data_is_prepared(run: Commands, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"question": "cost"}')
     done = run("compare", "numbers-en-de", "--vary", "model.norm=pre", "--out", str(tmp_path))
     assert_one_line(done, 2, "holds the report of 'cost', not of 'compare numbers-en-de'")
@@ -128,7 +128,7 @@ def test_a_folder_of_another_question_is_refused_before_data_is_prepared(run: Co
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_an_interrupted_comparison_has_not_succeeded(tmp_path: Path) -> None:
+def test_an_interrupted_comparison_exits_with_130(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "allyouneed", *COMPARE, "--steps", "5000", "--out", str(tmp_path)]
     with subprocess.Popen(program, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while not (tmp_path / "runs" / RUNS[0]).exists():
@@ -159,7 +159,7 @@ def test_a_ray_cluster_gives_the_same_numbers(compared: Path, tmp_path: Path) ->
     assert numbers(tmp_path / "ray" / "report.json") == numbers(compared / "report.json")
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ray_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="pip install"):
         list(run_on_ray([], tmp_path, 1))

@@ -1,4 +1,4 @@
-"""`allyouneed cost` and `allyouneed flow`, through processes."""
+"""`allyouneed cost` and `allyouneed flow`, in processes."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_flow_of_a_trained_model(run: Commands, language: str) -> None:
     assert (run.folder / "flow" / "flow-2.png").exists()
 
 
-def test_flow_says_how_far_its_training_is(run: Commands) -> None:
+def test_flow_reports_training_progress(run: Commands) -> None:
     mixers = ["--mixer", "rnn", "--mixer", "softmax", "--length", "16", "--width", "16", "--symbols", "3"]
     arguments = ["flow", *mixers, "--steps", "4", "--out", "flows"]
     done = run(*arguments)
@@ -43,9 +43,9 @@ def test_flow_says_how_far_its_training_is(run: Commands) -> None:
     ("arguments", "message"),
     [
         (("cost", "--mixer", "sofmax"), "--mixer: unknown name 'sofmax' (did you mean 'softmax'?)"),
-        (("cost", "--length", "64"), "--length: 64: an exponent needs two sizes"),
-        (("cost", "--width", "32"), "--width: 32: an exponent needs two sizes"),
-        (("cost", "--width", "32", "--width", "40"), "--width: 40: heads are 32 wide"),
+        (("cost", "--length", "64"), "--length: 64: needs two sizes or more"),
+        (("cost", "--width", "32"), "--width: 32: needs two sizes or more"),
+        (("cost", "--width", "32", "--width", "40"), "--width: 40: should be a multiple of 32"),
         (("flow", "--seed", "99999999999999999999"), "--seed 99999999999999999999: should be"),
         (("flow", "nowhere", "--mixer", "lstm"), "--mixer: has no effect on given folders"),
         (("flow", "nowhere", "--steps", "300"), "--steps: has no effect on given folders"),

@@ -10,11 +10,11 @@ from cli_commands import ENVIRONMENT
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budgets", "much"], "should be numbers with commas"),
+        (["--budgets", "much"], "should be comma-separated numbers"),
         (["--sizes", "big"], "should be a width"),
         (["--predict", "0.5"], "should be above 1"),
         (["--budgets", "1e6"], "3 sizes and 1 budget are 3 runs; a law of 5 parameters needs at least 6 runs"),
-        (["--budgets", "1e6,1e6"], "should be different numbers"),
+        (["--budgets", "1e6,1e6"], "should be distinct numbers"),
         (["--at", "wide"], "should be a width"),
     ],
 )
@@ -26,8 +26,8 @@ def test_a_mistake_is_one_line(run, tmp_path, arguments, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_fits_are_not_shared_among_threads():
-    """What numpy is told comes before it is imported: later it would not be heard."""
+def test_fits_use_one_thread():
+    """numpy reads the variable at import: it must be set before."""
     code = (
         "import os, sys\n"
         "from allyouneed.cli import run, scaling\n"

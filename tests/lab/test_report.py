@@ -1,4 +1,4 @@
-"""Reports need nothing else, and run nothing, whatever their texts hold."""
+"""Reports are self-contained and run no scripts, whatever their texts contain."""
 
 import json
 import math
@@ -22,20 +22,20 @@ def test_no_text_becomes_markup() -> None:
     parts = [Heading(EVIL), Text(EVIL), Note(EVIL), Verdict(EVIL), Code(EVIL), Table([EVIL], [[EVIL]]), CHART]
     text = page(EVIL, parts)
     assert "<script" not in text
-    quoteless = re.sub(r'"[^"]*"', '""', text)  # values of attributes, in which nothing ends them
+    quoteless = re.sub(r'"[^"]*"', '""', text)  # without attribute values, which contain no quotes
     assert not re.search(r"<[^>]*onerror", quoteless)
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text)
 
 
-def test_the_numbers_are_json_for_everybody(tmp_path: Path) -> None:
+def test_the_numbers_are_valid_json(tmp_path: Path) -> None:
     path = write_report(tmp_path / "new", "why", "T", [Text("x")], {"value": math.nan, "list": (1, 2.5)})
     data = json.loads(path.with_suffix(".json").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert data["value"] is None
     assert data["list"] == [1, 2.5]
 
 
-def test_columns_of_words_are_read_from_the_left() -> None:
+def test_text_columns_are_left_aligned() -> None:
     rows = [["1e9", "confirmed", "0.1 (0.0 to 0.2)", "× 0.9", "baseline"], ["2e9", "not shown", "–", "", "+0.3"]]
     table = Table(["FLOPs", "outcome", "loss", "rate", "difference"], rows)
     assert [table.holds_text(place) for place in range(5)] == [True, True, False, False, False]
@@ -43,8 +43,8 @@ def test_columns_of_words_are_read_from_the_left() -> None:
     assert '<td class="text">not shown</td><td>–</td>' in text
 
 
-def test_a_report_is_not_replaced_by_that_of_another_question(tmp_path: Path) -> None:
-    require_same_experiment(tmp_path, "cost")  # nothing is there
+def test_a_report_of_another_experiment_is_not_replaced(tmp_path: Path) -> None:
+    require_same_experiment(tmp_path, "cost")  # an empty folder
     write_report(tmp_path, "cost", "T", [], {})
     require_same_experiment(tmp_path, "cost")
     with pytest.raises(ConfigError, match="holds the report of 'cost', not of 'compare copy'; choose another --out"):
@@ -63,8 +63,8 @@ def test_charts_are_drawn(tmp_path: Path) -> None:
     assert save_chart(bars, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_names_are_no_formulas_and_none_vanishes() -> None:
-    name = "a$b_$c"  # between dollars this is no formula that could be drawn
+def test_names_are_not_parsed_as_formulas_or_hidden() -> None:
+    name = "a$b_$c"  # not a valid formula between dollar signs
     curves = [Curve(name, [1, 2], [3, 4]), Curve("_hidden", [1, 2], [4, 5])]
     chart = Chart(name, name, name, curves, note=name, lines={name: 3.5})
     dots = Dots(name, name, [name], {name: [1.0], "_hidden": [2.0]}, name)

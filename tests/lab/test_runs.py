@@ -1,4 +1,4 @@
-"""Many runs at a time: finished ones are not made again, killed ones go on, failed ones stop no other."""
+"""Many runs: finished ones are reused, killed ones resume, failed ones do not stop the others."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def weights(folder: Path) -> bytes:
     return open_folder(folder / "model").read("model.safetensors")
 
 
-def test_runs_side_by_side_equal_runs_alone(tmp_path: Path) -> None:
+def test_parallel_runs_equal_single_runs(tmp_path: Path) -> None:
     jobs = [Job(f"seed-{seed}", recipe(seed)) for seed in (1, 2)]
     outcomes = run_all(jobs, tmp_path / "many", workers=2)
     train(recipe(2), tmp_path / "alone", cores=1)
@@ -71,7 +71,7 @@ def test_other_cores_are_refused(tmp_path: Path) -> None:
     run_all([Job("two", split)], tmp_path, cores=3)
 
 
-def test_two_do_not_make_runs_in_one_folder(tmp_path: Path) -> None:
+def test_concurrent_calls_for_one_folder_are_refused(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(StorageError, match="is writing to this folder"):
         run_all([Job("one", recipe())], tmp_path)
     assert not (tmp_path / "one").exists()
@@ -88,7 +88,7 @@ run_all([Job("one", recipe(1, "train.budget.steps=400"))], Path({folder!r}))
 """
 
 
-def test_children_end_with_their_parent_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_children_stop_with_their_parent_and_the_run_resumes(tmp_path: Path) -> None:
     script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "killed"))
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         lock = tmp_path / "killed" / "one" / "lock"
@@ -106,7 +106,7 @@ def test_children_end_with_their_parent_and_the_run_goes_on(tmp_path: Path) -> N
 def until(condition: object, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 

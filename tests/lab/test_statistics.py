@@ -1,4 +1,4 @@
-"""Intervals and tests against scipy's own and against what they mean."""
+"""Intervals and tests against scipy, and their coverage."""
 
 import math
 
@@ -17,7 +17,7 @@ def test_few_values_have_students_interval() -> None:
     assert (interval(values).low, interval(values).high) == pytest.approx((low, high))
 
 
-def test_an_interval_of_three_seeds_holds_the_mean_as_often_as_it_says() -> None:
+def test_an_interval_of_three_seeds_has_its_nominal_coverage() -> None:
     drawn = [interval(values) for values in np.random.default_rng(1).normal(0, 1, (2000, 3)).tolist()]
     assert np.mean([found.low <= 0 <= found.high for found in drawn]) == pytest.approx(0.95, abs=0.02)
 
@@ -47,7 +47,7 @@ def test_noise_is_rarely_called_a_difference() -> None:
     assert np.mean(shown) < 0.08  # the level is 5 %
 
 
-def test_a_large_difference_is_shown_and_said() -> None:
+def test_a_large_difference_is_shown_and_described() -> None:
     found = difference([0.9, 0.91, 0.92], [0.5, 0.52, 0.53], paired=True)
     assert found.is_shown()
     assert verdict(found, True, "new", "old").startswith("new is better than old by 0.39")
@@ -61,11 +61,11 @@ def test_too_few_seeds_show_nothing() -> None:
     assert verdict(one, True, "a", "b") == "no difference between a and b could be shown with 1 seed"
 
 
-def test_the_same_every_time_is_no_difference() -> None:
+def test_equal_values_are_not_a_difference() -> None:
     assert not difference([1.0, 1.0], [1.0, 1.0], paired=True).is_shown()
 
 
-def test_the_same_difference_every_time_is_exact_only_where_values_have_no_steps() -> None:
+def test_equal_differences_are_exact_only_for_continuous_values() -> None:
     ours, theirs = [0.31, 0.42, 0.53], [0.30, 0.41, 0.52]
     exact, coarse = difference(ours, theirs), difference(ours, theirs, grain=0.01)
     assert exact.p == 0

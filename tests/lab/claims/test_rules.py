@@ -31,7 +31,7 @@ def around(mean: float, spread: float = 0.01) -> list[float]:
     return [mean + spread * noise for noise in NOISE]
 
 
-# --- what rules are made of ------------------------------------------------------------------------------------------
+# --- building blocks of rules ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mean", "expected"), [(1.0, "confirmed"), (-1.0, "refuted"), (0.001, "not shown")])
@@ -46,7 +46,7 @@ def test_the_margin_is_part_of_the_rule() -> None:
     assert greater("more", around(1.0), around(0.8), 0.3).result == "refuted"
 
 
-def test_alike_is_more_than_no_difference_shown() -> None:
+def test_equivalence_is_more_than_no_difference_shown() -> None:
     assert equivalent("a tie", around(1.0), [1.0] * 3, 0.1).result == "confirmed"
     assert equivalent("a tie", around(1.2), [1.0] * 3, 0.1).result == "refuted"
     assert equivalent("a tie", around(0.8), [1.0] * 3, 0.1).result == "refuted"
@@ -69,14 +69,14 @@ def test_a_part_refuted_by_one_test_of_many_is_not_shown() -> None:
     wrong, right = ClaimPart("wrong", "refuted", "", 0.02), ClaimPart("right", "confirmed", "", 0.001)
     assert outcome(corrected([wrong, right])) == "refuted"  # 0.02 * 2 < 0.05
     assert outcome(corrected([wrong, right, right])) == "not shown"
-    assert outcome(corrected([wrong, *map(by_definition, [right, right, right])])) == "refuted"  # these are no tests
+    assert outcome(corrected([wrong, *map(by_definition, [right, right, right])])) == "refuted"  # these are not tests
     exact = ClaimPart("counted", "refuted", "")
     assert outcome(corrected([exact, *[right] * 20])) == "refuted"
     late = ClaimPart("late", "confirmed", "", 0.04)
     assert outcome(corrected([late] * 20)) == "confirmed"  # all have to hold: nothing to correct
 
 
-def test_what_the_experiment_needs_decides_only_whether_it_speaks() -> None:
+def test_preconditions_only_decide_whether_an_experiment_is_conclusive() -> None:
     no, yes = ClaimPart("", "refuted", "", 0.001), ClaimPart("", "confirmed", "", 0.001)
     assert outcome(provided([yes, yes], [no])) == "refuted"
     assert outcome(provided([yes, no], [no])) == outcome(provided([yes, no], [yes])) == "not shown"
@@ -136,12 +136,12 @@ MADE_UP: dict[str, tuple[Maker, Maker, Maker]] = {
     "seq2seq-length": (
         by({"none/tokens 16": 0.3}, 1.0),
         by({}, 1.0),
-        by({"none/tokens 16": 0.1, "none": 0.5}, 1.0),  # an arm that has not learnt to copy 4 falls from nowhere
+        by({"none/tokens 16": 0.1, "none": 0.5}, 1.0),  # an arm that cannot copy 4 symbols cannot degrade
     ),
     "ntm-copy": (
         by({"lstm/tokens 20": 0.1}, 1.0),
         by({"tokens 20": 0.1}, 1.0),
-        by({"lstm/tokens 20": 0.1, "lstm": 0.69}, 1.0),  # an LSTM that has not learnt says nothing about LSTMs
+        by({"lstm/tokens 20": 0.1, "lstm": 0.69}, 1.0),  # an LSTM that has not learnt is inconclusive
     ),
     "linear-time": (by({"linear": 1.0}, 2.0), by({}, 2.0), WILD),
     "linear-recall": (by({"linear": 0.2}, 1.0), by({}, 1.0), by({"softmax 16": 0.3, "linear 16": 0.3}, 1.0)),
@@ -156,14 +156,14 @@ MADE_UP: dict[str, tuple[Maker, Maker, Maker]] = {
     "modifications": (
         by({"base": 1.0, "on copy": 1.0}, 0.5),
         by({"base": 2.0}, 1.0),
-        by({}, 1.0),  # nothing helps anywhere, so nothing could be carried elsewhere
+        by({}, 1.0),  # no modification helps, so nothing can transfer
     ),
     "decoder-only": (by({}, 1.0), by({"encoder-decoder/loss": 1.0}, 2.0), WILD),
 }
 
 
 class AnyNumber(dict[str, float]):
-    """Whatever number a rule asks for, made up."""
+    """Numbers made up on demand."""
 
     def __init__(self, arm: str, seed: int, maker: Maker, same: bool) -> None:
         self.arm, self.seed, self.maker, self.same = arm, seed, maker, same
@@ -179,7 +179,7 @@ def made_up(claim: Claim, maker: Maker) -> Measurements:
 
 
 @pytest.mark.parametrize("name", MADE_UP)
-def test_every_rule_comes_out_all_three_ways(name: str) -> None:
+def test_every_rule_has_all_three_outcomes(name: str) -> None:
     claim = CLAIMS[name]
     for maker, expected in zip(MADE_UP[name], ("confirmed", "refuted", "not shown"), strict=True):
         parts = claim.parts(made_up(claim, maker))
@@ -187,10 +187,10 @@ def test_every_rule_comes_out_all_three_ways(name: str) -> None:
 
 
 def test_counts_are_exact() -> None:
-    """One wrong count, at one length and in one seed, is enough, and so is a difference that never arrives."""
+    """One wrong count, at one length and in one seed, refutes, and so does a change that never arrives."""
     claim = CLAIMS["paths"]
     assert outcome(claim.parts(made_up(claim, steps))) == "confirmed"
-    assert claim.name not in MADE_UP  # there is no third way
+    assert claim.name not in MADE_UP  # counts cannot be inconclusive
     for wrong in (NEVER, 3.0):
         found = made_up(claim, steps)
         found.numbers["window"][2]["steps 65"] = wrong  # type: ignore[index]
@@ -199,7 +199,7 @@ def test_counts_are_exact() -> None:
         assert f"8 or {wrong:g}" in parts[-1].evidence or f"{wrong:g} or 8" in parts[-1].evidence
 
 
-def test_a_modification_that_helps_by_the_same_everywhere_transfers() -> None:
+def test_a_modification_that_helps_equally_on_all_tasks_transfers() -> None:
     claim = CLAIMS["modifications"]
     for gain, expected in ((0.05, "refuted"), (0.015, "not shown"), (0.0, "not shown")):
         found = made_up(claim, by({"base": 1.0}, 1 - gain, 0.0005))
@@ -207,7 +207,7 @@ def test_a_modification_that_helps_by_the_same_everywhere_transfers() -> None:
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_every_claim_says_what_is_measured_and_draws_it(name: str) -> None:
+def test_every_claim_is_documented_and_has_a_chart(name: str) -> None:
     claim = CLAIMS[name]
     assert all((claim.statement, claim.source, claim.protocol, claim.rule, claim.__doc__))
     assert claim.rule.startswith("confirmed:")
@@ -215,15 +215,15 @@ def test_every_claim_says_what_is_measured_and_draws_it(name: str) -> None:
     assert svg(claim.chart(made_up(claim, MADE_UP.get(name, (steps,))[0]))).endswith("</svg>\n")
 
 
-def test_every_claim_has_a_picture_of_its_own() -> None:
-    """Two that judge the same measurements show what each is about."""
+def test_claims_with_shared_measurements_have_different_charts() -> None:
+    """Claims that share measurements draw different aspects."""
     found = made_up(CLAIMS["power-law"], sizes(0.1))
     law, exponent = (CLAIMS[name].chart(found) for name in ("power-law", "kaplan-exponent"))
     assert isinstance(law, Chart)
     assert isinstance(exponent, Chart)
     unseen = law.curves[-1]
     assert list(unseen.x) == found.values("96", "parameters")[:1]
-    assert unseen.y[0] == pytest.approx(law.curves[-2].y[-1], rel=0.01)  # made up by a law, so it is predicted
+    assert unseen.y[0] == pytest.approx(law.curves[-2].y[-1], rel=0.01)  # follows the law exactly, so it is predicted
     kaplan = exponent.curves[-1]
     slope = math.log(kaplan.y[0] / kaplan.y[-1]) / math.log(kaplan.x[-1] / kaplan.x[0])
     assert slope == pytest.approx(0.076)

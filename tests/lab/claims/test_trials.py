@@ -35,8 +35,8 @@ def test_cheap_claims_are_as_documented(name: str, expected: str) -> None:
     assert outcome(parts) == expected, parts
 
 
-def test_the_steps_of_a_recurrence_are_found_not_assumed() -> None:
-    """One whose cell takes nothing over from the state before passes nothing on."""
+def test_the_steps_of_a_recurrence_are_measured() -> None:
+    """A cell that ignores its previous state passes nothing on."""
     mixer = RnnConfig().build(16)
     assert isinstance(mixer, Recurrent)
     assert recurrent_steps(mixer, 9, 1) == 8
@@ -54,14 +54,14 @@ def test_a_recurrence_forgets_and_attention_does_not() -> None:
 
 
 def test_training_with_a_change_of_the_model() -> None:
-    """Undivided scores are other scores, and a stack without residuals learns otherwise."""
+    """A changed model trains differently: a stack without residuals."""
     one, other = (CLAIMS["depth"].measure(f"{kind} 2", 1, "quick") for kind in ("both", "no residuals"))
     assert one["right"] > 0.9
     assert one["loss"] != other["loss"]
     assert one == CLAIMS["depth"].measure("both 2", 1, "quick")
 
 
-def test_cells_are_kept_and_not_measured_again(tmp_path: Path) -> None:
+def test_stored_cells_are_reused(tmp_path: Path) -> None:
     cell = Cell("lookup", "all", 1, "quick")
     assert stored_result(cell, tmp_path) is None
     store_result(CellResult(cell, {"error at 1": 7.0, "odd": math.nan}, 1.5), tmp_path)
@@ -69,7 +69,7 @@ def test_cells_are_kept_and_not_measured_again(tmp_path: Path) -> None:
     assert known is not None
     assert known.numbers["error at 1"] == 7.0
     assert math.isnan(known.numbers["odd"])
-    assert measure_all([cell], tmp_path)[cell].numbers["error at 1"] == 7.0  # no true one is so large
+    assert measure_all([cell], tmp_path)[cell].numbers["error at 1"] == 7.0  # a measured error is smaller
     cell.path(tmp_path).write_text('{"allyouneed": "0.0.0"')
     assert stored_result(cell, tmp_path) is None  # broken: measured again
     assert stored_result(Cell("lookup", "all", 1, "full"), tmp_path) is None
@@ -91,7 +91,7 @@ def test_a_second_call_for_one_folder_is_refused(tmp_path: Path) -> None:
         measure_all([Cell("lookup", "all", 1, "quick")], tmp_path, workers=1)
 
 
-def test_a_model_that_diverged_answers_by_chance() -> None:
+def test_a_diverged_model_scores_as_chance() -> None:
     trained = train_small(agent_task(1, classes=True), small(type="encoder", layers=1), adam(2), 1)
     assert 0 <= classifier_scores(trained, 0.5)["right"] <= 1
     assert classifier_scores(trained, 0.5)["diverged"] == 0
@@ -100,8 +100,8 @@ def test_a_model_that_diverged_answers_by_chance() -> None:
     assert classifier_scores(trained, 0.5) == {"right": 0.5, "loss": WORST, "diverged": 1.0}
 
 
-def test_a_bad_beginning_is_given_up() -> None:
-    """Bits after one step are no better than chance: with a bar that nobody reaches, weights are drawn anew."""
+def test_a_bad_start_is_abandoned() -> None:
+    """Bits after one step are no better than chance: with an unreachable threshold, weights are initialised again."""
     task = {"type": "copy-bits", "bits": 2, "lengths": [1, 2], "valid": 5, "test": 5, "batch": 2}
     model = {"type": "ntm", "embedding": "bits", "bits": 2, "slots": 4, "slot_width": 4, "hidden": 8}
     train = {"budget": {"steps": 4}, "optimizer": {"type": "adam", "lr": 1e-9}, "evaluate_every": 0.5}
@@ -113,10 +113,10 @@ def test_a_bad_beginning_is_given_up() -> None:
     assert (weights[0] - weights[2]).abs().max() > 1e-3
 
 
-def test_claims_are_tried_judged_and_written(tmp_path: Path) -> None:
+def test_claims_are_measured_judged_and_reported(tmp_path: Path) -> None:
     claims = chosen(["lookup", "scale-gradient"])
     tried = try_claims(claims, tmp_path, seeds=3, effort="quick", workers=1)
-    assert [one.result for one in tried] == ["confirmed", "refuted"]  # the mean of the queries keeps a quarter
+    assert [one.result for one in tried] == ["confirmed", "refuted"]  # the mean gradient falls only to a quarter
     page = write_page(tried, tmp_path, seeds=3, effort="quick")
     data = json.loads(page.with_suffix(".json").read_text())
     assert [one["outcome"] for one in data["claims"]] == ["confirmed", "refuted"]
@@ -135,7 +135,7 @@ def test_claims_are_tried_judged_and_written(tmp_path: Path) -> None:
     assert finished(tmp_path, seeds=4, effort="quick") == []
 
 
-def test_what_cannot_be_measured_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmeasurable_claim_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLYOUNEED_DATA", str(tmp_path / "nowhere"))
     memory, lookup = try_claims(chosen(["memory", "lookup"])[::-1], tmp_path, seeds=1, effort="quick", workers=1)
     assert memory.result is None
@@ -153,7 +153,7 @@ def test_a_worker_that_dies_is_an_error_of_its_cell(tmp_path: Path) -> None:
     assert stored_result(bad, tmp_path) is None
 
 
-def test_a_worker_ends_with_its_parent() -> None:
+def test_a_worker_stops_with_its_parent() -> None:
     worker = subprocess.Popen([sys.executable, "-m", "allyouneed.lab.claims.cell_process"], stdin=subprocess.PIPE)
     assert worker.stdin is not None
     worker.stdin.close()

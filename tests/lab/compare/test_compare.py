@@ -1,4 +1,4 @@
-"""Comparisons: what is planned, what is refused, and that words never say more than numbers."""
+"""Comparisons: plans, refusals, and verdicts that never claim more than the numbers."""
 
 import json
 import math
@@ -47,11 +47,11 @@ def plan_of(folder: Path, *recipes: str, **more: object) -> ComparisonPlan:
 # --- variations ------------------------------------------------------------------------------------------------------
 
 
-def test_values_are_parted_outside_brackets_and_quotes() -> None:
+def test_values_are_split_outside_brackets_and_quotes() -> None:
     assert split_values('a,{b=1,c=[2,3]},"d,e",f') == ["a", "{b=1,c=[2,3]}", '"d,e"', "f"]
 
 
-def test_names_are_short_where_they_are_clear() -> None:
+def test_names_are_short_unless_ambiguous() -> None:
     copy = load_recipe("copy")
     found = read_variations(["model.norm=post", "model.dropout=0.1", "task.dropout=1"], copy)
     assert [variation.name for variation in found] == ["norm=post", "model.dropout=0.1", "task.dropout=1"]
@@ -76,7 +76,7 @@ def test_bad_variations_are_refused(text: str, message: str) -> None:
         read_variations([text], load_recipe("copy"))
 
 
-def test_table_3_is_the_papers_around_the_papers_base_model() -> None:
+def test_table_3_matches_the_paper_for_its_base_model() -> None:
     base = load_recipe("transformer-base")
     found = {variation.name: variation.sets for variation in read_variations(["table3"], base)}
     names = list(found)
@@ -115,14 +115,14 @@ def test_recipes_share_task_budget_and_search_with_the_first(tmp_path: Path) -> 
     plan = plan_of(tmp_path, *recipes, sets=NUMBERS, metric="loss")
     first, second, third = (system.recipes["numbers-en-de"] for system in plan.systems)
     assert first.task == second.task == third.task
-    assert second.train.budget.steps == first.train.budget.steps == 500  # not the thousand of its own
+    assert second.train.budget.steps == first.train.budget.steps == 500  # not its own 1,000
     assert second.train.optimizer.type == "adam"
     assert third.task.tokenizer.kind == "words"  # type: ignore[union-attr]
     assert any("bytenet" in note and "tokenizer" in note for note in plan.notes)
     assert not plan.tasks[0].higher_is_better
 
 
-def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> None:
+def test_a_variation_is_applied_to_the_recipe_of_each_task(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "copy", tasks=["sort"], vary=["model.encoder_layers=1,2"], models=["seq2seq"])
     assert [task.name for task in plan.tasks] == ["copy", "sort"]
     assert {system.name: list(system.recipes) for system in plan.systems} == {
@@ -153,12 +153,12 @@ def test_a_variation_is_laid_over_the_recipe_of_each_task(tmp_path: Path) -> Non
         (["copy"], {"vary": ["task={valid=7}"]}, "task.valid is the same for all runs"),
     ],
 )
-def test_what_cannot_be_run_is_refused_beforehand(tmp_path: Path, recipes: list, more: dict, message: str) -> None:
+def test_impossible_plans_are_refused_before_any_run(tmp_path: Path, recipes: list, more: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(tmp_path, *recipes, **more)
 
 
-def test_a_variation_of_the_task_says_what_that_means(tmp_path: Path) -> None:
+def test_a_variation_of_the_task_adds_a_note(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "copy", vary=["task.symbols=5"])
     assert plan.notes == ["symbols=5: changes task.symbols: it may be scored on other items than the baseline"]
 
@@ -178,7 +178,7 @@ def test_rivals_get_the_parameters_of_the_baseline(name: str) -> None:
     assert all(key.startswith("model.") for key in settings_that_differ(matched, rival))
 
 
-def test_what_is_varied_is_not_adjusted(tmp_path: Path) -> None:
+def test_varied_widths_are_not_adjusted(tmp_path: Path) -> None:
     vary = ["model.width=32,48", "model.feedforward=swiglu"]
     plan = plan_of(tmp_path, "copy", vary=vary, equal_parameters=True)
     base, narrow, middle, gated = (system.recipes["copy"] for system in plan.systems)
@@ -191,7 +191,7 @@ def test_what_is_varied_is_not_adjusted(tmp_path: Path) -> None:
         assert abs(count_parameters(recipe, plan.tasks[0].sizes) / wanted - 1) <= 0.05
 
 
-def test_parameters_that_cannot_be_had_are_refused() -> None:
+def test_unreachable_parameter_counts_are_refused() -> None:
     memory = load_recipe("memn2n-babi")
     with pytest.raises(ConfigError, match="the nearest to 1 is"):
         with_parameters(memory, 1, SIZES, "memory")
@@ -199,8 +199,8 @@ def test_parameters_that_cannot_be_had_are_refused() -> None:
         with_parameters(memory, 1, SIZES, "memory", frozenset({"width"}))
 
 
-def test_a_run_killed_before_its_model_was_written_says_what_it_found(tmp_path: Path) -> None:
-    """The last line of the log comes first, so a run that counts as finished has it."""
+def test_a_run_killed_before_its_model_was_written_keeps_its_outcome(tmp_path: Path) -> None:
+    """The log's last line is written before the model, so a finished run always has it."""
     sets = ["task.valid=5", "task.batch=4", "model.width=16", "model.hidden=16", "train.budget.steps=4"]
     recipe = load_recipe("copy", None, sets)
     train(recipe, tmp_path / "run", cores=1)
@@ -224,7 +224,7 @@ def outcome(name: str, exact: float, seconds: float = 10.0) -> Outcome:
 
 
 def judged(folder: Path, **values: list[float]) -> Comparison:
-    """`copy` and two variations; task sort, where it is in the plan, has the same values the other way round."""
+    """`copy` and two variations; task sort, if planned, has the same values with reversed sign."""
     vary = ["model.norm=post", "model.dropout=0.1"]
     plan = plan_of(folder, "copy", vary=vary, tasks=["sort"], seeds=3)
     outcomes = {}
@@ -245,8 +245,8 @@ def test_a_clear_difference_is_shown_and_a_small_one_is_not(tmp_path: Path) -> N
     assert found["copy", "dropout=0.1"].verdict == no
 
 
-def test_many_tests_at_once_ask_for_more(tmp_path: Path) -> None:
-    """p = 0.03 would do alone; of four tests the smallest has to be below 0.0125."""
+def test_multiple_tests_need_smaller_p_values(tmp_path: Path) -> None:
+    """p = 0.03 would suffice for one test; of four tests the smallest must be below 0.0125."""
     comparison = judged(tmp_path, base=[0.5, 0.5, 0.5], norm=[0.6, 0.65, 0.7], drop=[0.5, 0.5, 0.5])
     found = comparison.found["copy", "norm=post"]
     assert 0.0125 < found.difference.p < 0.05
@@ -300,7 +300,7 @@ def test_one_seed_shows_nothing(tmp_path: Path) -> None:
     assert "1 seeds" not in page
 
 
-def test_a_budget_of_one_is_no_plural(tmp_path: Path) -> None:
+def test_a_budget_of_one_is_singular(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "copy", vary=["model.norm=post"], budget={"minutes": 1})
     assert budget_text(plan.tasks[0]) == "1 minute"
 
@@ -308,13 +308,13 @@ def test_a_budget_of_one_is_no_plural(tmp_path: Path) -> None:
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_front_holds_what_nothing_cheaper_equals() -> None:
+def test_the_pareto_front() -> None:
     points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.7), (2.0, 0.1), (4.0, 0.9)]
     assert pareto_front(points, higher_is_better=True) == [(1.0, 0.2), (2.0, 0.7), (4.0, 0.9)]
     assert pareto_front(points, higher_is_better=False) == [(1.0, 0.2), (2.0, 0.1)]
 
 
-def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
+def test_the_report_contains_tables_charts_and_verdicts(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50])
     task = comparison.plan.tasks[0]
     assert worth_drawing(comparison, task) == ["seconds"]  # FLOPs and parameters are all the same
@@ -334,7 +334,7 @@ def test_the_report_holds_tables_curves_and_words(tmp_path: Path) -> None:
     assert {name.name for name in (tmp_path / "out" / "charts").iterdir()} >= {"matrix.png", "copy-bars.png"}
 
 
-def test_effects_without_a_spread_are_no_numbers(tmp_path: Path) -> None:
+def test_effects_without_a_spread_are_nan(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.2] * 3, norm=[0.4] * 3, drop=[0.2] * 3)
     assert math.isnan(comparison.found["copy", "norm=post"].better)
     assert not comparison.found["copy", "norm=post"].shown  # the same every time, but one of five items apart
@@ -344,7 +344,7 @@ def test_effects_without_a_spread_are_no_numbers(tmp_path: Path) -> None:
     assert clear.found["copy", "norm=post"].shown
 
 
-def test_names_are_drawn_as_they_are_written_and_numbers_come_first(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_names_are_drawn_verbatim_and_json_is_written_before_charts(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     shutil.copy(find_recipe("copy"), tmp_path / "a$b_$c.toml")
     plan = plan_of(tmp_path, str(tmp_path / "a$b_$c.toml"), vary=["model.norm=post"], seeds=2)
     task = plan.tasks[0].name
@@ -361,7 +361,7 @@ def test_names_are_drawn_as_they_are_written_and_numbers_come_first(tmp_path: Pa
     assert (tmp_path / "other" / "report.json").exists()
 
 
-def test_the_loss_of_classes_is_not_one_of_tokens(tmp_path: Path) -> None:
+def test_the_loss_of_a_classifier_is_per_prediction(tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("a\tgood\nb\tbad\n" * 3, encoding="utf-8")
     tree = {
         "task": {"type": "classification", "train": str(tmp_path / "texts.tsv"), "valid": str(tmp_path / "texts.tsv")},

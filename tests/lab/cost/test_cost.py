@@ -1,4 +1,4 @@
-"""Costs: meters with known answers, theory for every mixer, a study that goes on where it stopped."""
+"""Costs: measurements with known results, theory for every mixer, a resumable study."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def stated(row: Row, length: int, width: int) -> int:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_exponents_of_flops_are_those_of_theory(row: Row) -> None:
+def test_flop_exponents_match_theory(row: Row) -> None:
     lengths, widths, length = row.counted_lengths, row.counted_widths, row.counted_width_length
     in_length = exponent(lengths, [[stated(row, one, COUNTED_WIDTH) for one in lengths]]).value
     in_width = exponent(widths, [[stated(row, length, one) for one in widths]]).value
@@ -40,13 +40,13 @@ def test_exponents_of_flops_are_those_of_theory(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_flops_stated_are_those_counted(row: Row) -> None:
+def test_declared_flops_equal_counted_flops(row: Row) -> None:
     for length, width in ((300, 32), (37, 64)):
         config = row.config(length, width)
         assert config.cost(length, width, role=row.role).flops == count_flops(config, row.role, length, width)
 
 
-def test_the_peak_of_known_work() -> None:
+def test_peak_memory_of_a_known_computation() -> None:
     def work() -> None:
         a = torch.ones(1000, 1000)  # 4 MB
         b = a + 1
@@ -58,8 +58,8 @@ def test_the_peak_of_known_work() -> None:
     assert peak_bytes(work) == 12_000_000
 
 
-def test_the_peak_of_a_layer_is_what_a_pass_holds() -> None:
-    """A recurrence holds h and what came in of every position; twice as many, twice as much. Attention is not n^2."""
+def test_peak_memory_of_a_layer() -> None:
+    """A recurrence stores h and the input of every position: memory is linear. Attention is not n^2."""
     (softmax,) = rows(["softmax"])
     small, large = (Pass(softmax.config(n, 64), "causal", n, 64).peak_bytes() for n in (512, 2048))
     assert small > 4 * 512 * 64 * 4  # queries, keys, values and the output at least
@@ -104,7 +104,7 @@ SMALL = CostSettings(
 )
 
 
-def test_a_study_is_kept_and_reported(tmp_path: Path) -> None:
+def test_a_study_is_resumable_and_reported(tmp_path: Path) -> None:
     study = study_cost(SMALL, tmp_path)
     kept = tmp_path / "measured.jsonl"
     lines = kept.read_text().splitlines()
@@ -117,7 +117,7 @@ def test_a_study_is_kept_and_reported(tmp_path: Path) -> None:
 
     kept.write_text("\n".join(lines[:-1]) + '\n{"what": "sec')  # killed while writing the last line
     again = study_cost(SMALL, tmp_path)
-    assert len(kept.read_text().splitlines()) == len(lines) + 1  # the broken one, and its own again
+    assert len(kept.read_text().splitlines()) == len(lines) + 1  # the broken line, and the repeated measurement
     assert again.lines[0].over_length == study.lines[0].over_length
 
     page = write_cost_report(study, tmp_path, "allyouneed cost")
@@ -139,7 +139,7 @@ def test_a_table_for_a_terminal() -> None:
     assert text_table(Table(["a", "bb"], [["long", "1"]]), ruled=True) == "a     bb\n----  --\nlong   1"
 
 
-def test_lengths_too_short_for_a_crossover_are_no_error() -> None:
+def test_lengths_too_short_for_a_crossover_are_accepted() -> None:
     settings = CostSettings(("softmax", "lstm"), (16, 32), (32, 64), length=16, repeats=1, paths=(8,))
     assert settings.cross_lengths == []
     assert study_cost(settings).crossings == []

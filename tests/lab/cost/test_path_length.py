@@ -1,4 +1,4 @@
-"""Path lengths by following influence: known answers, lengths at which float64 would have forgotten, never."""
+"""Path lengths: known results, lengths beyond float64 precision, unreachable positions."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def small(name: str) -> MixerConfig:
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("length", [2, 23])
-def test_the_path_found_is_the_path_stated(name: str, length: int) -> None:
+def test_the_measured_path_is_the_declared_one(name: str, length: int) -> None:
     config = small(name)
     role = "causal" if "causal" in config.roles else "bidirectional"
     stated = config.cost(length, 8, role=role).path
@@ -38,13 +38,15 @@ def test_the_path_found_is_the_path_stated(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["rnn", "lstm", "gru"])
-def test_a_recurrence_is_followed_farther_than_float64_remembers(name: str) -> None:
+def test_a_recurrence_is_followed_beyond_float64_precision(name: str) -> None:
     config, length = MIXERS[name].model_validate({}), 400
     mixer, x_BTD = config.build(8).double(), torch.randn(1, length, 8, dtype=torch.float64)
     other_BTD = x_BTD.clone()
     other_BTD[:, 0] = 1.0
     with torch.no_grad():
-        assert torch.equal(mixer(x_BTD)[0][:, -1], mixer(other_BTD)[0][:, -1])  # nothing is left to be seen
+        assert torch.equal(
+            mixer(x_BTD)[0][:, -1], mixer(other_BTD)[0][:, -1]
+        )  # the difference is below float64 precision
     assert path_length(config, length, 8) == 1
 
 
@@ -53,18 +55,18 @@ def test_dilated_convolutions_reach_the_power_of_their_kernel(length: int, layer
     assert path_length(lambda layer: ConvolutionConfig(kernel=3, dilation=3**layer), length, 4) == layers
 
 
-def test_layers_that_take_turns_reach_what_neither_reaches_alone() -> None:
+def test_alternating_layers_reach_further_than_either_alone() -> None:
     local, window = small("local"), MIXERS["window"].model_validate({"heads": 2, "window": 1})
     assert path_length(local, 20, 8) is None
     assert path_length(window, 20, 8) == 19
     assert path_length(lambda layer: (local, window)[layer % 2], 20, 8) == 7  # three borders, a window over each
 
 
-def test_one_position_is_there_at_once() -> None:
+def test_one_position_has_path_zero() -> None:
     assert path_length(small("softmax"), 1, 8) == 0
 
 
-def test_enlarging_keeps_what_is_equal_equal() -> None:
+def test_rescaling_keeps_equal_states_equal() -> None:
     state = RecurrentState(torch.zeros(1, 3), torch.ones(1, 3))
     other = RecurrentState(torch.tensor([[0.0, 1e-9, -5e-10]]), torch.ones(1, 3))
     found = enlarged(state, other)

@@ -32,7 +32,7 @@ from allyouneed.training import Recipe
 @pytest.mark.parametrize(
     ("rate", "kind"), [(0.9, "vanishing"), (1.2, "exploding"), (1.0, "constant"), (0.99, "constant")]
 )
-def test_a_curve_is_called_what_it_is(rate: float, kind: str) -> None:
+def test_curves_are_classified(rate: float, kind: str) -> None:
     flow = flow_of("one", [(distance, 3 * rate**distance) for distance in range(50)])
     assert math.isclose(flow.rate, rate, rel_tol=1e-9)
     assert flow.kind == kind
@@ -48,7 +48,7 @@ def test_reach_and_cut() -> None:
     assert "halves every 6.6" in flow_of("two", [(distance, 0.9**distance) for distance in range(50)]).description()
 
 
-def test_of_a_layer_the_gradient_is_that_of_its_equation() -> None:
+def test_the_gradient_of_a_layer_matches_its_equation() -> None:
     """y_t = b + sum W_j x_(t-j): the gradient j steps back is u W_j, so its mean square is that of W_j's entries."""
     points = gradient_by_distance(ConvolutionConfig(kernel=3), 12, 64, draws=40)
     assert [norm > 0 for _, norm in points] == [True] * 3 + [False] * 9
@@ -73,7 +73,7 @@ def prepared(name: str, folder: Path) -> tuple[Model, TaskData]:
     return one.model.build(data.sizes), data
 
 
-def test_of_a_model_it_stops_where_its_layers_end(tmp_path: Path) -> None:
+def test_the_gradient_of_a_model_ends_with_its_receptive_field(tmp_path: Path) -> None:
     settings = FlowSettings(mixers=("convolution",), width=16, symbols=12)
     tree = recipe("convolution", settings).model_dump()
     tree["model"]["mixer"] = {"type": "convolution", "kernel": 3}
@@ -93,8 +93,8 @@ def test_a_decoder_sees_its_source(tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_gradient_of_a_model_is_that_of_differences(tmp_path: Path) -> None:
-    """By the vector of one token, which stands nowhere else: what moving it changes, by finite differences."""
+def test_the_gradient_of_a_model_matches_finite_differences(tmp_path: Path) -> None:
+    """Compare the gradient with finite differences, for a token that occurs once."""
     model, _ = prepared("gru", tmp_path)
     model.double().eval()
     source_BS, input_BT = torch.tensor([[4, 5, 6, 7]]), torch.tensor([[1, 8, 9]])
@@ -133,7 +133,7 @@ def test_a_whole_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.no_shapes
-def test_what_cannot_be_followed_is_refused() -> None:
+def test_unsupported_mixers_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'softmax'"):
         FlowSettings(mixers=("sofmax",))
     with pytest.raises(ConfigError, match="not causal"):

@@ -1,4 +1,4 @@
-"""Laws of scaling: published constants, parameters found again, and intervals that hold what they promise."""
+"""Scaling laws: published constants, recovered parameters, and coverage of intervals."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_losses_that_the_published_law_predicts() -> None:
     assert HOFFMANN.loss(70e9, 1.4e12) == pytest.approx(1.9366, abs=5e-4)
 
 
-def test_the_corrected_law_wants_twenty_tokens_a_parameter() -> None:
+def test_the_corrected_law_predicts_twenty_tokens_per_parameter() -> None:
     compute = 6 * 70e9 * 1.4e12
     n = np.geomspace(1e9, 1e12, 20_001)
     ratios = {}
@@ -50,8 +50,8 @@ def test_the_corrected_law_wants_twenty_tokens_a_parameter() -> None:
         factor = (named["alpha"] * named["A"] / (named["beta"] * named["B"])) ** (1 / (named["alpha"] + named["beta"]))
         assert best == pytest.approx(factor * (compute / 6) ** power, rel=1e-3)  # eq. 4 of Hoffmann et al.
         ratios[name] = compute / (6 * best) / best
-    assert 15 < ratios["corrected"] < 30  # what Chinchilla was trained with; Besiroglu et al.
-    assert ratios["published"] > 60  # which the constants that Hoffmann et al. print contradict
+    assert 15 < ratios["corrected"] < 30  # as Chinchilla was trained; Besiroglu et al.
+    assert ratios["published"] > 60  # by the constants printed in Hoffmann et al.
 
 
 def test_kaplans_law_has_his_limits() -> None:
@@ -67,7 +67,7 @@ def test_kaplans_law_has_his_limits() -> None:
 
 
 @pytest.mark.parametrize("form", [CHINCHILLA, KAPLAN, PowerForm("N"), floored("D")], ids=lambda form: form.name)
-def test_slopes_are_those_of_differences(form: Form) -> None:
+def test_derivatives_match_finite_differences(form: Form) -> None:
     generator = np.random.default_rng(5)
     theta, x = generator.uniform(0.2, 0.9, len(form.parameters)), generator.normal(size=(len(form.variables), 7))
     wrong = check_grad(lambda t: form.evaluate(t, x)[0].sum(), lambda t: form.evaluate(t, x)[1].sum(axis=1), theta)
@@ -77,12 +77,12 @@ def test_slopes_are_those_of_differences(form: Form) -> None:
 
 
 @pytest.mark.parametrize("law", [SMALL, Law.of(KAPLAN, 2e7, 0.12, 2e7, 0.21)], ids=["Chinchilla", "Kaplan"])
-def test_a_law_is_found_again_from_its_own_losses(law: Law) -> None:
+def test_a_law_is_recovered_from_its_own_losses(law: Law) -> None:
     found = fit_law(law.form, grid(), law.loss(*grid()))
     assert found.named == pytest.approx(law.named, rel=0.01)
 
 
-def test_published_constants_are_found_again_from_the_published_range() -> None:
+def test_published_constants_are_recovered_from_the_published_range() -> None:
     n, c = (each.ravel() for each in np.meshgrid(np.geomspace(44e6, 16e9, 9), np.geomspace(6e18, 3e21, 9)))
     values = [n, c / (6 * n)]
     assert fit_law(CHINCHILLA, values, BESIROGLU.loss(*values)).named == pytest.approx(BESIROGLU.named, rel=0.01)
@@ -91,7 +91,7 @@ def test_published_constants_are_found_again_from_the_published_range() -> None:
 def test_an_outlier_does_not_move_a_law() -> None:
     losses = noisy(SMALL, 0.002, seed=1)
     spoilt = losses.copy()
-    spoilt[5] *= 1.3  # a run that went wrong
+    spoilt[5] *= 1.3  # an outlier
     clean, robust = fit_law(CHINCHILLA, grid(), losses), fit_law(CHINCHILLA, grid(), spoilt)
     squares = fit_law(CHINCHILLA, grid(), spoilt, delta=100.0)
     there = (250e3, 4e6)
@@ -116,21 +116,21 @@ def test_too_few_runs_are_refused() -> None:
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def test_intervals_hold_what_they_promise() -> None:
-    """On grids of 16 runs with a noise of 0.5 %, for 6 times their compute: 80 % hold about 80 % of the time."""
+def test_intervals_have_their_nominal_coverage() -> None:
+    """On grids of 16 runs with a noise of 0.5 %, for 6 times their compute: 80 % intervals cover about 80 %."""
     there, generator, trials = (250e3, 6e12 / 6 / 250e3), np.random.default_rng(0), 48
     truth, held, kept = SMALL.loss(*there), 0, 0
     for trial in range(trials):
         found = fit(CHINCHILLA, grid(), noisy(SMALL, 0.005, seed=trial), draws=50, seed=trial)
-        said = found.predict(*there, level=0.8, seed=trial)
-        held += said.low <= truth * math.exp(0.005 * generator.standard_normal()) <= said.high
+        predicted = found.predict(*there, level=0.8, seed=trial)
+        held += predicted.low <= truth * math.exp(0.005 * generator.standard_normal()) <= predicted.high
         beta = found.estimates(level=0.8)["beta"]
         kept += beta.low <= SMALL.named["beta"] <= beta.high
-    assert 0.64 <= held / trials <= 0.96  # within about three standard deviations of so many trials
+    assert 0.64 <= held / trials <= 0.96  # within about three standard deviations of this number of trials
     assert 0.62 <= kept / trials <= 0.98
 
 
-def test_a_prediction_is_less_sure_than_the_law_and_farther_away() -> None:
+def test_predictions_are_less_certain_than_the_law_and_with_distance() -> None:
     found = fit(CHINCHILLA, grid(), noisy(SMALL, 0.005, seed=3), draws=100)
     near, far = (found.predict(n, c / (6 * n)) for n, c in ((55e3, 5e11), (400e3, 3e13)))
     assert far.high - far.low > near.high - near.low
@@ -142,7 +142,7 @@ def test_a_prediction_is_less_sure_than_the_law_and_farther_away() -> None:
 
 
 def test_minima_and_their_exponent() -> None:
-    """Exact parabolas around N* = 2e-2 C^0.55: both are found again; a valley that only falls has no minimum."""
+    """Exact parabolas around N* = 2e-2 C^0.55: both are recovered; a valley that only falls has no minimum."""
     budgets = [1e11, 4e11, 1.6e12]
     runs = {}
     for c in budgets:
@@ -161,8 +161,8 @@ def test_minima_and_their_exponent() -> None:
 
 
 @pytest.mark.parametrize(("noise", "sure"), [(0.0005, True), (0.1, False)])
-def test_an_exponent_whose_minima_may_not_be_there_is_not_said(noise: float, sure: bool) -> None:
-    """Flat parabolas: with noise many draws open downwards, and what is left of them says nothing of the rest."""
+def test_no_exponent_is_reported_for_uncertain_minima(noise: float, sure: bool) -> None:
+    """Flat parabolas: with noise many draws open downwards, and the others are not representative."""
     sizes = np.geomspace(1e3, 1e5, 5)
     runs = {c: [(n, 2 + 0.01 * np.log(n / (1e4 * (c / 1e9) ** 0.3)) ** 2) for n in sizes] for c in (1e9, 4e9)}
     found = isoflops(runs, lambda n: 6 * n, np.full(400, noise))

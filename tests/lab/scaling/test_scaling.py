@@ -1,4 +1,4 @@
-"""A study of scaling from end to end on a tiny text: counts, sizes, and a prediction that is not changed afterwards."""
+"""A scaling study from end to end on a tiny text: counts, sizes, and a prediction that does not change."""
 
 import json
 from dataclasses import replace
@@ -55,7 +55,7 @@ def plan(tmp_path: Path) -> ScalingPlan:
 
 
 def made(plan: ScalingPlan, folder: Path) -> Path:
-    """The grid's runs, made here instead of in processes of their own: a study finds them finished."""
+    """Train the runs of the grid in this process, so that a study finds them finished."""
     recipe = plan.load()
     data = recipe.task.prepare(folder / "data", recipe.seed)
     for item in grid(plan, [measure(plan, size, data) for size in read_sizes(plan)]):
@@ -68,17 +68,17 @@ def predicted(found: ScalingStudy, folder: Path) -> ScalingStudy:
     return verify(found, folder)
 
 
-def test_a_prediction_comes_before_its_run_and_stays(plan: ScalingPlan, tmp_path: Path) -> None:
+def test_a_prediction_precedes_its_run_and_does_not_change(plan: ScalingPlan, tmp_path: Path) -> None:
     folder = made(plan, tmp_path / "out")
     found = study(plan, folder, times=4.0, draws=40)
     file = folder / "prediction.json"
-    said, before = json.loads(file.read_text()), file.read_bytes()
-    assert not (folder / "runs" / said["prediction"]["run"]).exists()
-    assert said["prediction"]["loss"]["low"] < found.prediction.loss.value < said["prediction"]["loss"]["high"]
-    assert said["from"] == {run.name: run.loss for run in found.runs}
+    written, before = json.loads(file.read_text()), file.read_bytes()
+    assert not (folder / "runs" / written["prediction"]["run"]).exists()
+    assert written["prediction"]["loss"]["low"] < found.prediction.loss.value < written["prediction"]["loss"]["high"]
+    assert written["from"] == {run.name: run.loss for run in found.runs}
     assert found.prediction.flops == 4 * max(run.flops for run in found.runs)
 
-    # The grid grows before the run is made: the prediction may change.
+    # The grid is extended before the run: the prediction may change.
     larger = made(replace(plan, budgets=(*plan.budgets, 3e7)), folder)
     found = study(replace(plan, budgets=(*plan.budgets, 3e7)), larger, times=4.0, draws=40)
     assert file.read_bytes() != before
@@ -134,7 +134,7 @@ def test_budgets_in_tokens_give_laws_of_one_variable(plan: ScalingPlan, tmp_path
     write_study(found, tmp_path / "out")
 
 
-def test_counts_are_those_of_the_model_and_of_its_run(plan: ScalingPlan, tmp_path: Path) -> None:
+def test_counts_match_the_model_and_its_run(plan: ScalingPlan, tmp_path: Path) -> None:
     recipe = plan.load()
     data = recipe.task.prepare(tmp_path / "data", recipe.seed)
     size = measure(plan, read_size(plan, "8x1"), data)
@@ -159,7 +159,7 @@ def test_sizes_keep_the_aspect_of_the_recipe(plan: ScalingPlan) -> None:
     assert (model.width, model.mixer.heads) == (16, 4)  # type: ignore[attr-defined]
 
 
-def test_rates_follow_the_width_however_it_is_written(plan: ScalingPlan) -> None:
+def test_learning_rates_follow_the_width_in_all_notations(plan: ScalingPlan) -> None:
     plan = replace(plan, lr_power=0.5)
     written = read_size(plan, "model.width=64 model.layers=2").sets
     assert written[2:] == ("train.optimizer.lr=0.00707107",)
@@ -176,8 +176,8 @@ def test_more_seeds_keep_the_runs_of_the_first(plan: ScalingPlan, tmp_path: Path
     assert set(two) - set(one) == {f"{name}-seed2" for name in one}
 
 
-def test_the_exponents_of_the_law_follow_what_the_sizes_cost(plan: ScalingPlan, tmp_path: Path) -> None:
-    """Where a token costs N^g, N* ~ C^(b / (a + g b)) and D* ~ C^(a / (a + g b))."""
+def test_the_exponents_of_the_law_use_the_cost_of_the_sizes(plan: ScalingPlan, tmp_path: Path) -> None:
+    """If a token costs N^g, N* ~ C^(b / (a + g b)) and D* ~ C^(a / (a + g b))."""
     plan = replace(plan, sizes="8x1,12x1,16x1")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
     n, d = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e5, 6), np.geomspace(1e5, 1e7, 6)))
@@ -220,7 +220,7 @@ def test_the_best_size_grows_with_compute(plan: ScalingPlan, tmp_path: Path) -> 
         ({"budgets": (1.001e7, 1.002e7, 2e7)}, 4.0, "two runs would have the name 12x1-1e7"),
     ],
 )
-def test_plans_that_cannot_work_are_refused_before_anything_runs(
+def test_impossible_plans_are_refused_before_any_run(
     plan: ScalingPlan, tmp_path: Path, change: dict[str, object], times: float, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
