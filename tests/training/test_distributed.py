@@ -292,10 +292,10 @@ def test_a_signal_does_not_silence_a_process_that_fails_beside_others() -> None:
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     heard: list[str] = []
     try:
-        with stop_signals(lambda: heard.append("stop"), patient=True):
+        with stop_signals(lambda: heard.append("stop"), keep_handling=True):
             pass
         assert {number: signal.getsignal(number) for number in usual} == usual
-        with pytest.raises(TrainingError), stop_signals(lambda: heard.append("stop"), patient=True):
+        with pytest.raises(TrainingError), stop_signals(lambda: heard.append("stop"), keep_handling=True):
             raise TrainingError("another process has ended")
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == ["stop"]
