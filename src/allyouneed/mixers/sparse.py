@@ -42,7 +42,7 @@ class SparseConfig(PatternedConfig):
 
     @field_validator("summaries", mode="after")
     @classmethod
-    def _of_a_block(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _check_summaries(cls, value: int | None, info: ValidationInfo) -> int | None:
         pattern, stride = info.data.get("pattern"), info.data.get("stride")
         if pattern is None or stride is None:  # refused already
             return value
@@ -126,15 +126,13 @@ def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
 def _fixed_both_ways(stride: int, kept: int, keys: int) -> Iterator[Band]:
     """Each position reads the rest of its block and the kept positions of all blocks; the last may keep fewer."""
     whole, rest = divmod(keys, stride)
-    again = False
     if whole:
         yield Band(0, 0, keys, kept, runs_HNR=torch.arange(stride - kept, whole * stride, stride)[None, None])
-        again = True
         if kept < stride:
             yield Band(0, 0, stride, stride - kept, whole, again=True)
     if rest:
         start, own = whole * stride, min(rest, stride - kept)
         if own:
-            yield Band(start, start, rest, own, again=again)
-        if own < rest:
-            yield Band(0, start + own, keys, rest - own, again=True)
+            yield Band(start, start, rest, own, again=whole > 0)
+        if own < rest:  # the first band of all if there is no whole block and all of a block is kept
+            yield Band(0, start + own, keys, rest - own, again=whole > 0 or own > 0)
