@@ -47,7 +47,7 @@ def reformer(rounds: int) -> float:
 def performer(features: int) -> float:
     x_BTD = torch.randn(1, LENGTH, WIDTH, dtype=torch.float64) / 2  # large scores have heavy tails
     mixer = PerformerConfig(heads=HEADS, features=features).build(WIDTH, role="bidirectional").double()
-    full = F.scaled_dot_product_attention(*mixer.project.itself(x_BTD))
+    full = F.scaled_dot_product_attention(*mixer.project.queries_keys_values(x_BTD))
     return distance(mixer(x_BTD)[0], mixer.project.merge(full))
 
 
@@ -57,7 +57,7 @@ def linformer(slots: int) -> float:
     config = LinformerConfig(heads=HEADS, slots=slots, max_length=LENGTH)
     mixer = config.build(WIDTH, role="bidirectional").double()
     mixer.along_NHRS.copy_(torch.eye(slots).repeat_interleave(LENGTH // slots, dim=1) * slots / LENGTH)
-    full = F.scaled_dot_product_attention(*mixer.project.itself(x_BTD))
+    full = F.scaled_dot_product_attention(*mixer.project.queries_keys_values(x_BTD))
     return distance(mixer(x_BTD)[0], mixer.project.merge(full))
 
 

@@ -43,7 +43,7 @@ class AddedPosition(nn.Module, ABC):
 class ScorePosition(nn.Module):
     """Acts where a query meets a key. The defaults do nothing, so a scheme overrides what it is about."""
 
-    turns: ClassVar[bool] = False  # whether `rotate` does anything
+    rotates: ClassVar[bool] = False  # whether `rotate` does anything
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
         """Queries or keys, turned by their positions."""
@@ -64,7 +64,7 @@ class PositionConfig(Config, ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     shared: ClassVar[bool] = False  # whether one module serves all layers
-    turns: ClassVar[bool] = False  # whether it turns queries and keys
+    rotates: ClassVar[bool] = False  # whether it turns queries and keys
 
     type: str
 
@@ -207,7 +207,7 @@ class T5Config(PositionConfig):
 
     @field_validator("max_distance", mode="after")
     @classmethod
-    def _beyond_the_exact(cls, value: int, info: ValidationInfo) -> int:
+    def _check_max_distance(cls, value: int, info: ValidationInfo) -> int:
         exact = info.data.get("buckets", 0) // 2
         if value <= exact:
             raise ValueError(f"{value}, but {exact} distances have a bucket of their own; it should be larger")
@@ -290,7 +290,7 @@ class RotaryConfig(PositionConfig):
 
     summary = "queries and keys turned by an angle proportional to their position"
     paper = "Su et al. 2021, arXiv:2104.09864"
-    turns = True
+    rotates = True
     type: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
 
@@ -299,7 +299,7 @@ class RotaryConfig(PositionConfig):
 
 
 class Rotary(ScorePosition):
-    turns = True
+    rotates = True
     frequency_R: Tensor
 
     def __init__(self, head_width: int, base: float) -> None:
@@ -308,15 +308,15 @@ class Rotary(ScorePosition):
             raise ConfigError(f"rotary positions turn pairs of features: head width {head_width} is odd")
         frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
         self.register_buffer("frequency_R", frequency_R, persistent=False)
-        self._known: tuple[Tensor, Tensor] | None = None  # of the first positions
+        self._cached_waves: tuple[Tensor, Tensor] | None = None  # of the first positions
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
         if position.ndim == 2:  # rows with positions of their own: (B, T) -> (B, 1, T)
             position = position.unsqueeze(1)
-        return self._turn(x_BHTK, *self._waves(position, x_BHTK.dtype))
+        return self._rotate_pairs(x_BHTK, *self._waves(position, x_BHTK.dtype))
 
     def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
-        return self._turn(x_BHTK, *self.waves_at(place, x_BHTK))
+        return self._rotate_pairs(x_BHTK, *self.waves_at(place, x_BHTK))
 
     def waves_at(self, place: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, cos) and (-sin, sin) of one position: (K) each."""
@@ -325,11 +325,11 @@ class Rotary(ScorePosition):
 
     def first_waves(self, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The same of the first `count` positions, at least: (N, K) each."""
-        known = self._known  # another thread may put others in their place
-        if known is None or count > known[0].shape[0] or known[0].dtype != like.dtype:
+        cached = self._cached_waves  # another thread may put others in their place
+        if cached is None or count > cached[0].shape[0] or cached[0].dtype != like.dtype:
             first_N = torch.arange(max(64, 2 * count), device=like.device)
-            self._known = known = self._waves(first_N, like.dtype)
-        return known
+            self._cached_waves = cached = self._waves(first_N, like.dtype)
+        return cached
 
     def _waves(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, cos) and (-sin, sin) of the angles: (..., K) each."""
@@ -338,7 +338,7 @@ class Rotary(ScorePosition):
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
     @staticmethod
-    def _turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_pairs(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         left, right = x_BHTK.chunk(2, dim=-1)
         # x cos + swapped(x) sin with the sign in the sine: few passes over x, which is much larger than the angles.
         return torch.addcmul(x_BHTK * cos, torch.cat([right, left], dim=-1), sin)

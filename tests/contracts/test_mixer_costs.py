@@ -22,8 +22,8 @@ def test_declared_flops_are_those_counted(case: Case, length: int) -> None:
     heads, head_width = case.config.position_heads, case.config.position_width(WIDTH)
     queries = case.config.position_queries(length, case.role)
     position = case.position_config().flops(queries, length, heads, head_width)
-    if case.position_config().turns:
-        position += case.config.turning_flops(length, WIDTH, case.role)
+    if case.position_config().rotates:
+        position += case.config.rotation_flops(length, WIDTH, case.role)
     assert declared_cost(case, length, memory=5).flops + position == counter.get_total_flops()
 
 

@@ -17,7 +17,7 @@ def test_with_as_many_slots_as_positions_it_can_be_exact(share: str) -> None:
     with torch.no_grad():
         mixer.along_NHRS.copy_(torch.eye(9, dtype=torch.float64))
     x_BTD = torch.randn(2, 9, 12, dtype=torch.float64)
-    wanted = mixer.project.merge(F.scaled_dot_product_attention(*mixer.project.itself(x_BTD)))
+    wanted = mixer.project.merge(F.scaled_dot_product_attention(*mixer.project.queries_keys_values(x_BTD)))
     torch.testing.assert_close(mixer(x_BTD)[0], wanted)
 
 

@@ -31,7 +31,7 @@ def test_it_is_attention_under_a_mask_of_blocks(block: int, length: int, role: R
     """Against torch's own attention, forward and gradient."""
     mixer = build(block, role)
     x_BTD = torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True)
-    q, k, v = mixer.project.itself(x_BTD)
+    q, k, v = mixer.project.queries_keys_values(x_BTD)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=block_mask(length, block, role))
     assert_same_gradients(mixer(x_BTD)[0], mixer.project.merge(y), [x_BTD, *mixer.parameters()])
 

@@ -26,7 +26,7 @@ def build(stride: int, role: Role = "causal", position: str = "none") -> MemoryC
 def densely(mixer: MemoryCompressed, x_BTD: Tensor) -> Tensor:
     """One masked T x S product, with torch's own strided convolution."""
     stride, T = mixer.config.stride, x_BTD.shape[1]
-    q_BHTK, *keys_values = mixer.project.itself(x_BTD)
+    q_BHTK, *keys_values = mixer.project.queries_keys_values(x_BTD)
     H, K = q_BHTK.shape[1], q_BHTK.shape[3]
     slots = []
     for which, y_BHTK in enumerate(keys_values):
@@ -90,7 +90,7 @@ def test_stride_one_with_an_identity_is_softmax_attention_with_a_null_slot() -> 
         mixer.along_NPK.copy_(torch.eye(6, dtype=torch.float64))
         nn.init.zeros_(mixer.bias_N1K)
     x_BTD = torch.randn(2, 9, 12, dtype=torch.float64)
-    q, k, v = mixer.project.itself(x_BTD)
+    q, k, v = mixer.project.queries_keys_values(x_BTD)
     null_k, null_v = (null.view(1, 2, 1, 6).expand(2, -1, -1, -1) for null in mixer.null_N.chunk(2))
     mask_TS = torch.ones(9, 10, dtype=torch.bool).tril(1)
     y = F.scaled_dot_product_attention(q, torch.cat([null_k, k], 2), torch.cat([null_v, v], 2), attn_mask=mask_TS)

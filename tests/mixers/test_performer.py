@@ -36,7 +36,7 @@ def _error(features: int, seed: int, x_BTD: Tensor) -> float:
     torch.manual_seed(0)
     mixer = PerformerConfig(heads=1, features=features).build(WIDTH, role="bidirectional").double()
     mixer.direction_HMK.copy_(draw_directions(1, features, WIDTH, seed, 0))
-    q_BHTK, k_BHTK, v_BHTK = mixer.project.itself(x_BTD)
+    q_BHTK, k_BHTK, v_BHTK = mixer.project.queries_keys_values(x_BTD)
     wanted = mixer.project.merge(F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK))
     return float((mixer(x_BTD)[0] - wanted).square().mean())
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Role
 from allyouneed.mixers.base import send_maps_to
-from allyouneed.mixers.parts.buckets import PADDING, Reach, Sorting, attend_in_buckets, attend_plainly, sees
+from allyouneed.mixers.parts.buckets import PADDING, Reach, Sorting, attend_in_buckets, attend_unfused, sees
 from allyouneed.mixers.reformer import Reformer, ReformerConfig
 from helpers import assert_same_gradients
 
@@ -59,7 +59,7 @@ def test_the_kernel_is_dense_attention_over_the_union_of_windows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allyouneed.mixers.parts.buckets.AT_ONCE", 2**21 if at_once else 1)
         assert_same_gradients(attend_in_buckets(*inputs, bucket_BHRT, reach), wanted, inputs)
-    plain = attend_plainly(torch.cat(inputs, dim=-1), Sorting.of(bucket_BHRT, reach), reach)
+    plain = attend_unfused(torch.cat(inputs, dim=-1), Sorting.of(bucket_BHRT, reach), reach)
     assert_same_gradients(plain, wanted, inputs)
 
 

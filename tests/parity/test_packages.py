@@ -116,7 +116,7 @@ def test_window(role: Role, size: int, looks: int, length: int) -> None:
         size, role == "causal", look_backward=looks, look_forward=forward, autopad=True, exact_windowsize=True
     )
     x_BTD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    y_BHTK = theirs(*ours.project.itself(x_BTD), mask=torch.ones(2, length, dtype=torch.bool))
+    y_BHTK = theirs(*ours.project.queries_keys_values(x_BTD), mask=torch.ones(2, length, dtype=torch.bool))
     assert_same_gradients(ours(x_BTD)[0], ours.project.merge(y_BHTK), [x_BTD, *ours.parameters()])
 
 
@@ -129,7 +129,7 @@ def test_window_with_rotary_positions() -> None:
     theirs = package.LocalAttention(5, causal=True, autopad=True, exact_windowsize=True, dim=WIDTH // HEADS).double()
     theirs.rel_pos.inv_freq.copy_(rotary.frequency_R)  # theirs are made in float32
     x_BTD = torch.randn(2, 23, WIDTH, dtype=torch.float64, requires_grad=True)
-    y_BHTK = theirs(*ours.project.itself(x_BTD))
+    y_BHTK = theirs(*ours.project.queries_keys_values(x_BTD))
     assert_same_gradients(ours(x_BTD)[0], ours.project.merge(y_BHTK), [x_BTD, *ours.parameters()])
 
 
@@ -142,7 +142,7 @@ def test_local(role: Role, block: int, length: int) -> None:
     scatter(ours.parameters())
     theirs = package.LocalAttention(block, causal=role == "causal", look_backward=0, look_forward=0, autopad=True)
     x_BTD = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
-    y_BHTK = theirs(*ours.project.itself(x_BTD), mask=torch.ones(2, length, dtype=torch.bool))
+    y_BHTK = theirs(*ours.project.queries_keys_values(x_BTD), mask=torch.ones(2, length, dtype=torch.bool))
     assert_same_gradients(ours(x_BTD)[0], ours.project.merge(y_BHTK), [x_BTD, *ours.parameters()])
 
 

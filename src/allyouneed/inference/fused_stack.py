@@ -19,7 +19,7 @@ from allyouneed.block import Block, BlockState
 from allyouneed.kernels.stack import Attention, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, behind_last_seen, extend_mask, first_seen
+from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, extend_mask, first_visible, visible_length
 from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded, join_rows
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models.parts.stack import Stack, StackState
@@ -115,7 +115,7 @@ class FusedState:
         if self.mask_BS is None:
             rows = self.kv_cache.rows if self.order_BS is None else self.order_BS.shape[0]
             return torch.ones(rows, self.kv_cache.length, dtype=torch.bool)
-        return self.mask_BS[:, first_seen(self.mask_BS) :]
+        return self.mask_BS[:, first_visible(self.mask_BS) :]
 
     def with_memories(self, crosses: Sequence[CrossState]) -> "FusedState":
         """Return the same state with memories, if there are any."""
@@ -150,7 +150,7 @@ def _row_slots(cross: CrossState, memory_B: Tensor | None) -> tuple[Tensor, Tens
     row_B = torch.arange(N) if memory_B is None else memory_B
     real_NS = torch.ones(N, S, dtype=torch.bool) if cross.mask_NS is None else cross.mask_NS.expand(N, S)
     mask_BS = real_NS[row_B]
-    length = behind_last_seen(mask_BS)
+    length = visible_length(mask_BS)
     return row_B[:, None].expand(-1, length), mask_BS[:, :length]
 
 

@@ -128,7 +128,7 @@ class MixerConfig(Config, ABC):
         """Return the number of queries that a relative position is applied to; some may count twice."""
         return length
 
-    def turning_flops(self, length: int, width: int, role: Role) -> int:
+    def rotation_flops(self, length: int, width: int, role: Role) -> int:
         """Return the extra FLOPs of a scheme that rotates queries and keys, beyond the rotation."""
         return 0
 

@@ -65,19 +65,19 @@ def draw(config: BigBirdConfig, block: int, choices: int) -> Tensor:
     """
     drawn = np.empty((config.heads, 0), dtype=np.int64)
     head_H = np.arange(config.heads, dtype=np.uint64)
-    for turn in range(min(config.random, choices)):
-        bits_H = _scrambled(config.seed, block, turn, head_H)
-        number_H = (bits_H % np.uint64(choices - turn)).astype(np.int64)  # among those that are left
+    for index in range(min(config.random, choices)):
+        bits_H = _scrambled(config.seed, block, index, head_H)
+        number_H = (bits_H % np.uint64(choices - index)).astype(np.int64)  # among those that are left
         for taken_H in np.sort(drawn, axis=1).T:
             number_H += number_H >= taken_H
         drawn = np.concatenate([drawn, number_H[:, None]], axis=1)
     return torch.from_numpy(drawn)
 
 
-def _scrambled(seed: int, block: int, turn: int, head_H: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _scrambled(seed: int, block: int, index: int, head_H: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """64 random-looking bits for each head: the finaliser of SplitMix64 after each number that counts."""
     bits_H = head_H
-    for number in (seed, block, turn):
+    for number in (seed, block, index):
         bits_H = bits_H + np.uint64((number + 1) * 0x9E3779B97F4A7C15 % 2**64)
         bits_H = (bits_H ^ (bits_H >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits_H = (bits_H ^ (bits_H >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -33,10 +33,18 @@ from torch.utils.checkpoint import checkpoint
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, loss_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.parts.kv_cache import packed
+from allyouneed.mixers.parts.kv_cache import pack
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.parts.state import Growable, join_fields
-from allyouneed.mixers.xl import Distances, Known, check_stretch, farthest, longer, nearest, shift
+from allyouneed.mixers.xl import (
+    DistanceKeys,
+    Distances,
+    append_vectors,
+    check_stretch,
+    largest_distance,
+    most_distance_keys,
+    shift,
+)
 from allyouneed.positions import ScorePosition
 from allyouneed.sizes import Traits
 
@@ -102,7 +110,7 @@ class CompressiveConfig(HeadsConfig):
         old, distances = self.old(length), self.reach(length) + 1
         group = self.rate if self.compression == "convolution" else 0
         slots = 2 * old * (group + 2) * width * width
-        places = 2 * (nearest(distances - 1, self.clamp) + 1) * width * width + 2 * length * distances * width
+        places = 2 * (largest_distance(distances - 1, self.clamp) + 1) * width * width + 2 * length * distances * width
         attention = 4 * sum(tile.pairs for tile in self.tiles(0, length)) * width
         kept = 3 * (length - old * self.rate) + 2 * min(old, self.compressed) + distances
         t, path = length - 1, 0
@@ -123,12 +131,12 @@ class CompressiveState:
     slots: Growable  # (B, R, N)
     projected: bool
     seen: int | Tensor  # positions so far: one number, or one for each row (B)
-    known: Known | None = None
+    distance_keys: DistanceKeys | None = None
 
     @staticmethod
     def join(nodes: "Sequence[CompressiveState]", count_P: Tensor | None) -> "CompressiveState":
         """Rows that have seen different numbers of positions side by side."""
-        return join_fields(nodes, count_P, known=farthest([node.known for node in nodes]))
+        return join_fields(nodes, count_P, distance_keys=most_distance_keys([node.distance_keys for node in nodes]))
 
 
 @final
@@ -162,47 +170,53 @@ class Compressive(Mixer):
         """Rows that have seen equally many positions."""
         config, end = self.config, seen + x_BTD.shape[1]
         before, after = config.old(seen), config.old(end)
-        state = state or self._nothing(x_BTD)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        state = state or self._empty_state(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         new_BTN = x_BTD
         if state.projected:
-            new_BTN = torch.cat([x_BTD, packed(k_BHTK, v_BHTK)], dim=2)
-        recent = longer(state.recent, new_BTN)
+            new_BTN = torch.cat([x_BTD, pack(k_BHTK, v_BHTK)], dim=2)
+        recent = append_vectors(state.recent, new_BTN)
         leaving_BSD = recent.tensor[:, : (after - before) * config.rate, : self.width].detach()
         fresh_BRD = self._compress(leaving_BSD)
         slots = state.slots
         if after > before:
             made_BRD = fresh_BRD.detach()
-            slots = longer(slots, self.project.keys_and_values(made_BRD) if state.projected else made_BRD)
+            slots = append_vectors(slots, self.project.keys_and_values(made_BRD) if state.projected else made_BRD)
         keys_values = self._keys_and_values(state, recent, slots, (k_BHTK, v_BHTK))
         fixed = before if config.stretch and self.training else None
-        known = self._known(config.reach(end, 1 if fixed is None else end - seen), state)
+        distance_keys = self._distance_keys(config.reach(end, 1 if fixed is None else end - seen), state)
         q_BHTK = self.distances.with_content(q_BHTK)
         sink, outputs = loss_sink(), []
         first = before * config.rate, after - slots.length  # the first entries of `recent` and of `slots`
         tiles = list(config.tiles(seen, end, fixed))
-        asked = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
-        read = zip(tiles, asked, _windows(keys_values, tiles, first), strict=True)
+        queries = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
+        read = zip(tiles, queries, _windows(keys_values, tiles, first), strict=True)
         again = len(tiles) > 1 and torch.is_grad_enabled()  # all scores together would be most of the memory
         for tile, q_BHMK, window in read:
             here = slice(tile.begin - seen, tile.end - seen)
             outputs.append(
                 checkpoint(
-                    self._read, q_BHMK, window, tile, known.keys_HKR, use_reentrant=False, preserve_rng_state=False
+                    self._read,
+                    q_BHMK,
+                    window,
+                    tile,
+                    distance_keys.keys_HKR,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
                 )
                 if again
-                else self._read(q_BHMK, window, tile, known.keys_HKR)
+                else self._read(q_BHMK, window, tile, distance_keys.keys_HKR)
             )
             groups = config.old(tile.begin) - before, config.old(tile.end) - before
             if sink is not None and config.compression == "convolution" and groups[1] > groups[0]:
                 part = slice(groups[0] * config.rate, groups[1] * config.rate)
                 sink(self._difference(x_BTD[:, here], leaving_BSD[:, part], fresh_BRD[:, slice(*groups)]))
-        kept = None if torch.is_grad_enabled() else known
+        kept = None if torch.is_grad_enabled() else distance_keys
         recent, slots = recent.keep_last(end - after * config.rate), slots.keep_last(config.compressed)
         y_BTD = self.project.merge(torch.cat(outputs, dim=2))
         return y_BTD, CompressiveState(recent, slots, state.projected, end, kept)
 
-    def _nothing(self, x_BTD: Tensor) -> CompressiveState:
+    def _empty_state(self, x_BTD: Tensor) -> CompressiveState:
         projected = not torch.is_grad_enabled()
         recent, slots = (x_BTD.new_zeros(x_BTD.shape[0], 0, n * self.width) for n in ((3, 2) if projected else (1, 1)))
         return CompressiveState(Growable(recent), Growable(slots), projected, 0)
@@ -229,13 +243,13 @@ class Compressive(Mixer):
         old = split(self.project.keys_and_values(state.recent.tensor), 2)
         return of_slots, tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
 
-    def _known(self, reach: int, state: CompressiveState) -> Known:
-        known = state.known
-        if known is not None and not torch.is_grad_enabled():
-            if known.keys_HKR.shape[2] > reach:
-                return known
+    def _distance_keys(self, reach: int, state: CompressiveState) -> DistanceKeys:
+        distance_keys = state.distance_keys
+        if distance_keys is not None and not torch.is_grad_enabled():
+            if distance_keys.keys_HKR.shape[2] > reach:
+                return distance_keys
             reach = max(reach, self.config.reach(2 * reach))
-        return Known(self.distances.keys(reach))
+        return DistanceKeys(self.distances.keys(reach))
 
     def _read(self, q_BHTK: Tensor, window: tuple[Tensor, Tensor], tile: Tile, keys_HKR: Tensor) -> Tensor:
         """What the queries of a tile read from slots and positions, in one softmax."""
@@ -290,7 +304,7 @@ class Compressive(Mixer):
             real_N = torch.arange(x_BTD.shape[1], device=x_BTD.device)
             if mask_BT is not None:
                 real_N = mask_BT[row].nonzero()[:, 0]
-            alone = self._nothing(x_BTD[here]) if state is None else self._of_row(state, row)
+            alone = self._empty_state(x_BTD[here]) if state is None else self._select_row(state, row)
             y = torch.zeros_like(x_BTD[here])
             if len(real_N):
                 read, alone = self._forward(x_BTD[here].index_select(1, real_N), alone, int(alone.seen))
@@ -301,7 +315,7 @@ class Compressive(Mixer):
         recent, slots = (_aligned([getattr(row, name).tensor for row in rows]) for name in ("recent", "slots"))
         return torch.cat(outputs), CompressiveState(recent, slots, rows[0].projected, seen_B)
 
-    def _of_row(self, state: CompressiveState, row: int) -> CompressiveState:
+    def _select_row(self, state: CompressiveState, row: int) -> CompressiveState:
         """One row, without what was put before it to align it with others."""
         here, seen = slice(row, row + 1), int(state.seen[row]) if isinstance(state.seen, Tensor) else state.seen
         kept = self._unpadded(state, seen)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, zero_padding
 from allyouneed.mixers.parts.conv_window import ConvWindow
-from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.kv_cache import real_first
 from allyouneed.mixers.parts.projections import initialise, refuse_state
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
@@ -81,8 +81,8 @@ class Convolution(Mixer):
     ) -> tuple[Tensor, ConvolutionState | None]:
         order_BT, real_B = None, None
         if mask_BT is not None:  # neighbours matter, so padding between tokens is moved to the end
-            order_BT, real_B = pushed_left(mask_BT), mask_BT.sum(dim=1)
-            x_BTD = zero_padding(x_BTD, mask_BT).gather(1, _wide(order_BT, x_BTD))
+            order_BT, real_B = real_first(mask_BT), mask_BT.sum(dim=1)
+            x_BTD = zero_padding(x_BTD, mask_BT).gather(1, _expand_index(order_BT, x_BTD))
         if self.role == "causal":
             recent = self.conv_window.start(x_BTD, self.width) if state is None else state.recent
             windows_BTN, recent = self.conv_window.causal(x_BTD, recent, real_B)
@@ -92,7 +92,7 @@ class Convolution(Mixer):
             windows_BTN = self.conv_window.centred(x_BTD)
         y_BTD: Tensor = self.linear(windows_BTN)
         if order_BT is not None:
-            y_BTD = y_BTD.gather(1, _wide(order_BT.argsort(dim=1), y_BTD))
+            y_BTD = y_BTD.gather(1, _expand_index(order_BT.argsort(dim=1), y_BTD))
         return y_BTD, state
 
     def advance(
@@ -103,6 +103,6 @@ class Convolution(Mixer):
         return self.linear(windows_BN), ConvolutionState(recent)
 
 
-def _wide(order_BT: Tensor, like_BTD: Tensor) -> Tensor:
+def _expand_index(order_BT: Tensor, like_BTD: Tensor) -> Tensor:
     """An order of positions, for whole vectors."""
     return order_BT.unsqueeze(-1).expand_as(like_BTD)

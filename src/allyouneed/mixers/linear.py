@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, zero_padding
-from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, at_least_float32, full_precision, refuse_state
 from allyouneed.positions import ScorePosition
 
 Sums = TypeVar("Sums")  # a state
@@ -68,9 +68,9 @@ class Linear(Mixer):
     ) -> tuple[Tensor, "SumState | None"]:
         if self.role == "cross":
             q_BHTK = self.project.queries(x_BTD)
-            k_BHSK, v_BHSK = self.project.remembered(memory) if state is None else (None, None)
+            k_BHSK, v_BHSK = self.project.memory_keys_values(memory) if state is None else (None, None)
         else:
-            q_BHTK, k_BHSK, v_BHSK = self.project.itself(zero_padding(x_BTD, mask_BT))
+            q_BHTK, k_BHSK, v_BHSK = self.project.queries_keys_values(zero_padding(x_BTD, mask_BT))
         with full_precision(x_BTD):
             if self.role == "causal":
                 assert k_BHSK is not None
@@ -81,9 +81,9 @@ class Linear(Mixer):
                     refuse_state(state)
                 if k_BHSK is not None and v_BHSK is not None:
                     valid = mask_BT if memory is None else memory.mask_BS
-                    state = SumState(total(feature(widened(k_BHSK)), widened(v_BHSK), valid))
+                    state = SumState(total(feature(at_least_float32(k_BHSK)), at_least_float32(v_BHSK), valid))
                 assert state is not None
-                y_BHTK = read(feature(widened(q_BHTK)), state.sum_BHMR)
+                y_BHTK = read(feature(at_least_float32(q_BHTK)), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
 
 
@@ -111,7 +111,9 @@ def by_segments(
 def _read(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: "SumState | None"
 ) -> tuple[Tensor, "SumState"]:
-    return read_causally(feature(widened(q_BHTK)), feature(widened(k_BHTK)), widened(v_BHTK), mask_BT, state)
+    return read_causally(
+        feature(at_least_float32(q_BHTK)), feature(at_least_float32(k_BHTK)), at_least_float32(v_BHTK), mask_BT, state
+    )
 
 
 def feature(x: Tensor) -> Tensor:
@@ -147,8 +149,8 @@ def read(q_BHTM: Tensor, sum_BHMR: Tensor) -> Tensor:
 
 
 def divide(y: Tensor) -> Tensor:
-    above, below = y[..., :-1], y[..., -1:]
-    return above / below.masked_fill(below == 0, 1.0)  # nothing to read: zero is read
+    numerator, denominator = y[..., :-1], y[..., -1:]
+    return numerator / denominator.masked_fill(denominator == 0, 1.0)  # nothing to read: zero is read
 
 
 def read_causally(

@@ -22,7 +22,7 @@ from allyouneed.errors import DataError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import count_positions
-from allyouneed.mixers.parts.projections import HeadsConfig, Projections, given, refuse_state
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state, require_memory
 from allyouneed.mixers.parts.state import join_fields
 from allyouneed.positions import ScorePosition
 
@@ -50,14 +50,14 @@ class LinformerConfig(HeadsConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "bidirectional", memory: int | None = None) -> Cost:
         read = length if memory is None or role != "cross" else memory
-        summed_up, kinds = self.sums_up_first(read), 1 if self.share == "key-value" else 2
-        along = 2 * (kinds if summed_up else 2) * read * self.slots * width
-        projections = self.projection_flops(length, self.slots if summed_up else read, width)
+        sums_first, kinds = self.sums_before_projecting(read), 1 if self.share == "key-value" else 2
+        along = 2 * (kinds if sums_first else 2) * read * self.slots * width
+        projections = self.projection_flops(length, self.slots if sums_first else read, width)
         attention = 4 * length * self.slots * width
         state = 8 * self.slots * width if role == "cross" else 0
         return Cost(projections + along + attention, state, sequential=1, path=1)
 
-    def sums_up_first(self, read: int) -> bool:
+    def sums_before_projecting(self, read: int) -> bool:
         """Return True if this many positions become slots before they become keys and values."""
         return self.share != "none" and read >= self.slots
 
@@ -68,18 +68,18 @@ class SlotState:
 
     k_BHRK: Tensor
     v_BHRK: Tensor
-    something_B: Tensor | None  # whether a row has anything to read (None: all have)
+    nonempty_B: Tensor | None  # whether a row has anything to read (None: all have)
 
     @staticmethod
     def join(nodes: "Sequence[SlotState]", count_P: Tensor | None) -> "SlotState":
         """Slots are equally many for every memory."""
-        something = [
+        nonempty = [
             torch.ones(len(node.k_BHRK), dtype=torch.bool, device=node.k_BHRK.device)
-            if node.something_B is None
-            else node.something_B
+            if node.nonempty_B is None
+            else node.nonempty_B
             for node in nodes
         ]
-        return join_fields(nodes, count_P, something_B=torch.cat(something))
+        return join_fields(nodes, count_P, nonempty_B=torch.cat(nonempty))
 
 
 @final
@@ -103,7 +103,7 @@ class Linformer(Mixer):
     ) -> tuple[Tensor, SlotState | None]:
         if self.role == "cross":
             if state is None:
-                read = given(memory)
+                read = require_memory(memory)
                 state = self._slots(read.without_padding(), read.mask_BS)
             return self._read(self.project.queries(x_BTD), state), state
         refuse_state(state)
@@ -119,18 +119,18 @@ class Linformer(Mixer):
                 "shorten it, or train with a larger mixer.max_length"
             )
         if mask_BS is None:
-            along, something_B = self.along_NHRS[:, None, :, :, :S], None
+            along, nonempty_B = self.along_NHRS[:, None, :, :, :S], None
         else:
-            column_BS, something_B = count_positions(mask_BS, S, x_BSD.device), mask_BS.any(dim=1)
+            column_BS, nonempty_B = count_positions(mask_BS, S, x_BSD.device), mask_BS.any(dim=1)
             along = self.along_NHRS[..., column_BS].movedim(-2, 1) * mask_BS[:, None, None, :]  # (N, B, H, R, S)
-        if self.config.sums_up_first(S):
-            return SlotState(*self._project(along.squeeze(2), x_BSD), something_B)
+        if self.config.sums_before_projecting(S):
+            return SlotState(*self._project(along.squeeze(2), x_BSD), nonempty_B)
         k_BHSK, v_BHSK = self.project.split(self.project.keys_and_values(x_BSD), 2)
-        return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, something_B)
+        return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, nonempty_B)
 
     def _project(self, along_NBRS: Tensor, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of slots: E (x W + b) = (E x) W + (E 1) b."""
-        weight, bias = self.project.of_keys_and_values()
+        weight, bias = self.project.key_value_parameters()
         summed_NBRD = along_NBRS @ x_BSD
         found: list[Tensor] = []
         for kind, weight_DD in zip((0, -1), weight.chunk(2), strict=True):
@@ -142,12 +142,12 @@ class Linformer(Mixer):
         return found[0], found[1]
 
     def _read(self, q_BHTK: Tensor, slots: SlotState) -> Tensor:
-        something = None if slots.something_B is None else slots.something_B[:, None, None, None]
+        nonempty = None if slots.nonempty_B is None else slots.nonempty_B[:, None, None, None]
         sink = map_sink()
         if sink is None:
-            y_BHTK = soft_lookup(q_BHTK, slots.k_BHRK, slots.v_BHRK, visible=something)
+            y_BHTK = soft_lookup(q_BHTK, slots.k_BHRK, slots.v_BHRK, visible=nonempty)
         else:
-            alpha_BHTR = soft_alpha(q_BHTK, slots.k_BHRK, visible=something)
+            alpha_BHTR = soft_alpha(q_BHTK, slots.k_BHRK, visible=nonempty)
             sink(self, alpha_BHTR)
             y_BHTK = lookup(alpha_BHTR, slots.v_BHRK)
         return self.project.merge(y_BHTK)

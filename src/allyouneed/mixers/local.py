@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, grouped
-from allyouneed.mixers.parts.kv_cache import compact, count_positions, packed
+from allyouneed.mixers.parts.kv_cache import compact, count_positions, pack
 from allyouneed.mixers.parts.patterned import Patterned, PatternedConfig
 from allyouneed.mixers.parts.projections import Projections, refuse_state
 from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded
@@ -81,16 +81,16 @@ class LocalState:
     """Keys and values of the block that is not complete yet."""
 
     kv_cache: Growable  # (B, S, N)
-    begun_B: Tensor | None  # how many of them are there, if rows differ (None: all); they are on the left
+    filled_B: Tensor | None  # how many of them are there, if rows differ (None: all); they are on the left
 
     @staticmethod
     def join(nodes: "Sequence[LocalState]", count_P: Tensor | None) -> "LocalState":
         """Blocks that have begun at different times side by side."""
-        begun_B = join_numbers(
-            [node.kv_cache.length if node.begun_B is None else node.begun_B for node in nodes], count_P
+        filled_B = join_numbers(
+            [node.kv_cache.length if node.filled_B is None else node.filled_B for node in nodes], count_P
         )
         kv_cache = Growable(join_padded([node.kv_cache.tensor for node in nodes], 1))
-        return LocalState(kv_cache, None if isinstance(begun_B, int) else begun_B)
+        return LocalState(kv_cache, None if isinstance(filled_B, int) else filled_B)
 
 
 @final
@@ -115,17 +115,17 @@ class Local(Mixer):
         new = packed_BTN[..., self.project.width :]
         place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from the start of the state's block
         if state is not None:
-            place = place + (state.kv_cache.length if state.begun_B is None else state.begun_B.unsqueeze(1))
+            place = place + (state.kv_cache.length if state.filled_B is None else state.filled_B.unsqueeze(1))
         if self.position is not None:  # only distances inside a block matter
             inside = place % self.config.block
-            q_BHTK, turned_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
-            if turned_BHTK is not k_BHTK:
-                new = packed(turned_BHTK, v_BHTK)
-        if mask_BT is None and (state is None or state.begun_B is None):
-            return self._read_evenly(q_BHTK, new, place, state)
-        return self._read_unevenly(q_BHTK, new, place, mask_BT, state)
+            q_BHTK, rotated_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
+            if rotated_BHTK is not k_BHTK:
+                new = pack(rotated_BHTK, v_BHTK)
+        if mask_BT is None and (state is None or state.filled_B is None):
+            return self._read_uniform(q_BHTK, new, place, state)
+        return self._read_ragged(q_BHTK, new, place, mask_BT, state)
 
-    def _read_evenly(
+    def _read_uniform(
         self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
         """Every row has as many positions."""
@@ -145,7 +145,7 @@ class Local(Mixer):
             line = Growable(line.tensor[:, L // self.config.block * self.config.block :].clone())
         return y_BTD, LocalState(line, None)
 
-    def _read_unevenly(
+    def _read_ragged(
         self, q_BHTK: Tensor, new_BTN: Tensor, place: Tensor, mask_BT: Tensor | None, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
         """Rows differ: each becomes a line without padding, beginning with the block of its state."""
@@ -154,9 +154,9 @@ class Local(Mixer):
         both_BSN, R = new_BTN, 0
         if state is not None:
             R = state.kv_cache.length
-            begun_B = torch.full((B,), R, device=device) if state.begun_B is None else state.begun_B
+            filled_B = torch.full((B,), R, device=device) if state.filled_B is None else state.filled_B
             both_BSN = torch.cat([state.kv_cache.tensor, new_BTN], dim=1)
-            real_BS = torch.cat([torch.arange(R, device=device) < begun_B[:, None], real_BS], dim=1)
+            real_BS = torch.cat([torch.arange(R, device=device) < filled_B[:, None], real_BS], dim=1)
         line_BLN, length_B = compact(both_BSN, real_BS), real_BS.sum(dim=1)
         place_BT = place.expand(B, T)
         k_BHLK, v_BHLK = self.project.split(line_BLN, 2)

@@ -4,7 +4,7 @@
     else:      out_t = softmax over |s - t| <= w and s global of (q_t . k_s / sqrt(K)) V
 
 Two positions that are far apart meet through a global one in two layers. A few global queries need no key and no value
-of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_everything`).
+of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_globally`).
 
 Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position, n / w without).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
-from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, meetings
-from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, pushed_left
+from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, count_queries
+from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, real_first
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.positions import ScorePosition
 
@@ -57,7 +57,7 @@ class LongformerConfig(HeadsConfig):
         path = 1 if self.everywhere else max(1, -(-(length - 1) // self.window))
         return Cost(projections + 4 * pairs * width + read, 0, sequential=1, path=path)
 
-    def turning_flops(self, length: int, width: int, role: Role) -> int:
+    def rotation_flops(self, length: int, width: int, role: Role) -> int:
         everywhere = min(self.everywhere, length)
         by_keys = self._by_keys(everywhere, length, width)
         return by_keys - min(self._by_vectors(everywhere, length, width), by_keys)
@@ -74,7 +74,7 @@ class LongformerConfig(HeadsConfig):
         return 4 * length * (width + everywhere) * width
 
     def position_queries(self, length: int, role: Role) -> int:
-        return meetings(bands_of(self.pattern, length, length)) + min(self.everywhere, length)
+        return count_queries(bands_of(self.pattern, length, length)) + min(self.everywhere, length)
 
 
 @final
@@ -83,7 +83,7 @@ class Longformer(Mixer):
         super().__init__()
         self.config, self.position = config, position
         self.project = Projections(config, width, "bidirectional")
-        self.turned = position is not None and position.turns  # then a key depends on its position
+        self.rotates_keys = position is not None and position.rotates  # then a key depends on its position
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
@@ -115,16 +115,16 @@ class Longformer(Mixer):
 
     def _read(self, x_BTD: Tensor) -> Tensor:
         T, G = x_BTD.shape[1], min(self.config.everywhere, x_BTD.shape[1])
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         place_T = count_positions(None, T, x_BTD.device)
         if self.position is not None:
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place_T), self.position.rotate(k_BHTK, place_T)
         scheme, pattern, sink = bias_of(self.position), self.config.pattern, map_sink()
         y_BHTK = attend_sparsely(q_BHTK, k_BHTK, v_BHTK, bands_of(pattern, T, T), scheme)
         (far_BHGK,) = self.project.split(self.global_query(x_BTD[:, :G]), 1)
-        if not self.turned and sink is None and self.config.by_vectors(T, x_BTD.shape[2]):
+        if not self.rotates_keys and sink is None and self.config.by_vectors(T, x_BTD.shape[2]):
             bias = None if scheme is None else scheme(far_BHGK, place_T[:G], place_T)
-            global_BHGK = self._read_everything(far_BHGK, x_BTD, bias)
+            global_BHGK = self._read_globally(far_BHGK, x_BTD, bias)
         else:
             keys, values = self.project.split(self.global_key_value(x_BTD), 2)
             if self.position is not None:
@@ -144,9 +144,9 @@ class Longformer(Mixer):
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
         place_BT = count_positions(mask_BT, T, mask_BT.device)
         # The first real slots of each row; where there are fewer, padding, whose results mean nothing.
-        slot_BG = pushed_left(mask_BT)[:, : self.config.everywhere]
+        slot_BG = real_first(mask_BT)[:, : self.config.everywhere]
         place_BG = place_BT.gather(1, slot_BG)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         chosen_BGD = x_BTD.gather(1, slot_BG.unsqueeze(-1).expand(-1, -1, D))
         (far_BHGK,) = self.project.split(self.global_query(chosen_BGD), 1)
         keys, values = self.project.split(self.global_key_value(x_BTD), 2)
@@ -162,19 +162,19 @@ class Longformer(Mixer):
         global_BHGK = soft_lookup(far_BHGK, keys, values, bias=far_bias, visible=real_B11T)
         if (sink := map_sink()) is not None:
             alpha = soft_alpha(q_BHTK, k_BHTK, bias, visible)
-            sink(self, _put(alpha, slot_BG, soft_alpha(far_BHGK, keys, far_bias, real_B11T)))
-        return self.project.merge(_put(y_BHTK, slot_BG, global_BHGK))
+            sink(self, _scatter_slots(alpha, slot_BG, soft_alpha(far_BHGK, keys, far_bias, real_B11T)))
+        return self.project.merge(_scatter_slots(y_BHTK, slot_BG, global_BHGK))
 
-    def _read_everything(self, far_BHGK: Tensor, x_BTD: Tensor, bias: Tensor | None) -> Tensor:
+    def _read_globally(self, far_BHGK: Tensor, x_BTD: Tensor, bias: Tensor | None) -> Tensor:
         """What global queries find, without a key or a value of anybody.
 
         The bias of the keys adds the same to all scores of a query, and a softmax does not see it.
         """
         (B, H, _, K), D = far_BHGK.shape, x_BTD.shape[2]
         key_HKD, value_HKD = self.global_key_value.weight.view(2 * H, K, D).chunk(2)
-        asked_BND = (far_BHGK @ key_HKD).flatten(1, 2)  # the queries of all heads
+        query_BND = (far_BHGK @ key_HKD).flatten(1, 2)  # the queries of all heads
         added = None if bias is None else bias.expand(B, H, -1, -1).flatten(1, 2)
-        score_BNT = asked_BND @ x_BTD.mT / math.sqrt(K)
+        score_BNT = query_BND @ x_BTD.mT / math.sqrt(K)
         alpha_BNT = (score_BNT if added is None else score_BNT + added).softmax(dim=-1)
         y_BHGK = (alpha_BNT @ x_BTD).unflatten(1, (H, -1)) @ value_HKD.mT
         if self.global_key_value.bias is not None:
@@ -182,6 +182,6 @@ class Longformer(Mixer):
         return y_BHGK
 
 
-def _put(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor) -> Tensor:
+def _scatter_slots(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor) -> Tensor:
     """x with new vectors in some slots."""
     return x_BHTN.scatter(2, slot_BG[:, None, :, None].expand(new_BHGN.shape), new_BHGN)

@@ -128,20 +128,20 @@ class MemoryCompressed(Mixer):
             if state is None:
                 if memory is None:
                     raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
-                state = self._whole(self.project.key_value(memory.without_padding()), memory.mask_BS)
+                state = self._compress_all(self.project.key_value(memory.without_padding()), memory.mask_BS)
             return self._read(self.project.queries(x_BTD), state, None), state
         if self.role == "bidirectional":
             refuse_state(state)
         packed_BTN = self.project.query_key_value(zero_padding(x_BTD, mask_BT))
         (q_BHTK,) = self.project.split(packed_BTN[..., : self.project.width], 1)
         new = packed_BTN[..., self.project.width :]
-        even = mask_BT is None and (state is None or isinstance(state.seen, int))
+        uniform = mask_BT is None and (state is None or isinstance(state.seen, int))
         place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)
         if self.position is not None:
             q_BHTK = self.position.rotate(q_BHTK, place)
         if self.role == "bidirectional":
-            return self._read(q_BHTK, self._whole(new, mask_BT), place), None
-        state = self._grown_evenly(new, state) if even else self._grown_unevenly(new, mask_BT, state)
+            return self._read(q_BHTK, self._compress_all(new, mask_BT), place), None
+        state = self._extend_uniform(new, state) if uniform else self._extend_ragged(new, mask_BT, state)
         return self._read(q_BHTK, state, place), state
 
     # Compression.
@@ -180,14 +180,14 @@ class MemoryCompressed(Mixer):
     def _null(self, like_BSN: Tensor) -> Tensor:
         return self.null_N.to(like_BSN.dtype).expand(like_BSN.shape[0], 1, -1)
 
-    def _whole(self, new_BTN: Tensor, mask_BT: Tensor | None) -> CompressedState:
+    def _compress_all(self, new_BTN: Tensor, mask_BT: Tensor | None) -> CompressedState:
         """All slots of a text that is there as a whole; the last one may end in zeros."""
         line, seen = (new_BTN, new_BTN.shape[1]) if mask_BT is None else (compact(new_BTN, mask_BT), mask_BT.sum(1))
         line = F.pad(line, (0, 0, 0, -line.shape[1] % self.config.stride))
         slots = self._compress(line, 0, seen)
         return CompressedState(Growable(torch.cat([self._null(slots), slots], dim=1)), line[:, :0].clone(), seen)
 
-    def _grown_evenly(self, new_BTN: Tensor, state: CompressedState | None) -> CompressedState:
+    def _extend_uniform(self, new_BTN: Tensor, state: CompressedState | None) -> CompressedState:
         """Every row has as many positions."""
         before, line_BLN = 0, new_BTN
         if state is not None:
@@ -201,9 +201,7 @@ class MemoryCompressed(Mixer):
         # A copy of the rest, for a view would hold all.
         return CompressedState(slots, line_BLN[:, complete:].clone(), before + new_BTN.shape[1])
 
-    def _grown_unevenly(
-        self, new_BTN: Tensor, mask_BT: Tensor | None, state: CompressedState | None
-    ) -> CompressedState:
+    def _extend_ragged(self, new_BTN: Tensor, mask_BT: Tensor | None, state: CompressedState | None) -> CompressedState:
         """Rows differ: each becomes a line without padding, and its slots are written behind those it has."""
         (B, T, N), device, stride = new_BTN.shape, new_BTN.device, self.config.stride
         real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
@@ -219,8 +217,8 @@ class MemoryCompressed(Mixer):
         new = self._compress(line_BLN[:, : L // stride * stride], first_B)
         # A row with fewer complete slots writes one that is not: no query sees it, and once complete it is overwritten.
         column = 1 + first_B[:, None] + torch.arange(new.shape[1], device=device)
-        room = max(0, int(first_B.max()) + 1 + new.shape[1] - old.shape[1])
-        grown = F.pad(old, (0, 0, 0, room)).scatter(1, column.unsqueeze(-1).expand(-1, -1, N), new.to(old.dtype))
+        missing = max(0, int(first_B.max()) + 1 + new.shape[1] - old.shape[1])
+        grown = F.pad(old, (0, 0, 0, missing)).scatter(1, column.unsqueeze(-1).expand(-1, -1, N), new.to(old.dtype))
         grown = grown[:, : 1 + int((seen_B // stride).max())]
         rest_B = length_B % stride
         column = ((length_B - rest_B)[:, None] + torch.arange(int(rest_B.max()), device=device)).clamp(max=L - 1)
@@ -242,7 +240,7 @@ class MemoryCompressed(Mixer):
         for begin in range(0, T, step):
             end = min(begin + step, T)
             here = None if place is None else place[..., begin:end]
-            keys = self._complete(state.seen, place, T, end) if causal else k_BHSK.shape[2]
+            keys = self._complete_slots(state.seen, place, T, end) if causal else k_BHSK.shape[2]
             arguments = q_BHTK[:, :, begin:end], k_BHSK[:, :, :keys], v_BHSK[:, :, :keys], here, state.seen
             if step < T and torch.is_grad_enabled():  # the biases and masks of all blocks would be T x S numbers
                 parts.append(checkpoint(self._read_block, *arguments, use_reentrant=False, preserve_rng_state=False))
@@ -250,7 +248,7 @@ class MemoryCompressed(Mixer):
                 parts.append(self._read_block(*arguments))
         return self.project.merge(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
 
-    def _complete(self, seen: int | Tensor, place: Tensor | None, queries: int, end: int) -> int:
+    def _complete_slots(self, seen: int | Tensor, place: Tensor | None, queries: int, end: int) -> int:
         """How many slots, with the null slot, are complete when query `end` - 1 of these has come."""
         if isinstance(seen, int):
             return 1 + (seen - queries + end) // self.config.stride

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, zero_padding
 from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, with_ones
-from allyouneed.mixers.parts.projections import HeadsConfig, Projections, full_precision, refuse_state, widened
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, at_least_float32, full_precision, refuse_state
 from allyouneed.positions import ScorePosition
 
 CHUNK = 128  # positions; more features than linear attention has want larger chunks: 64 take 1.6 times as long
@@ -95,9 +95,9 @@ class Performer(Mixer):
     ) -> tuple[Tensor, ScaledState | None]:
         if self.role == "cross":
             q_BHTK = self.project.queries(x_BTD)
-            k_BHSK, v_BHSK = self.project.remembered(memory) if state is None else (None, None)
+            k_BHSK, v_BHSK = self.project.memory_keys_values(memory) if state is None else (None, None)
         else:
-            q_BHTK, k_BHSK, v_BHSK = self.project.itself(zero_padding(x_BTD, mask_BT))
+            q_BHTK, k_BHSK, v_BHSK = self.project.queries_keys_values(zero_padding(x_BTD, mask_BT))
         with full_precision(x_BTD):
             if self.role == "causal":
                 assert k_BHSK is not None
@@ -109,7 +109,7 @@ class Performer(Mixer):
                 if k_BHSK is not None and v_BHSK is not None:
                     valid = mask_BT if memory is None else memory.mask_BS
                     k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, valid))
-                    state = ScaledState(k_BHSM.mT @ hide(with_ones(widened(v_BHSK)), valid), largest_BH11)
+                    state = ScaledState(k_BHSM.mT @ hide(with_ones(at_least_float32(v_BHSK)), valid), largest_BH11)
                 assert state is not None
                 y_BHTK = read(self._query_features(q_BHTK), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
@@ -117,7 +117,7 @@ class Performer(Mixer):
     def _read(
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: ScaledState | None
     ) -> tuple[Tensor, ScaledState]:
-        values = hide(with_ones(widened(v_BHTK)), mask_BT)
+        values = hide(with_ones(at_least_float32(v_BHTK)), mask_BT)
         return read_scaled(self._query_features(q_BHTK), self._exponents(k_BHTK, mask_BT), values, state)
 
     def _query_features(self, q_BHTK: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Performer(Mixer):
         return (exponent_BHTM - exponent_BHTM.detach().amax(dim=-1, keepdim=True)).exp()
 
     def _exponents(self, x_BHTK: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        x_BHTK = widened(x_BHTK) * self.shape[-1] ** -0.25
+        x_BHTK = at_least_float32(x_BHTK) * self.shape[-1] ** -0.25
         direction_HMK = self.direction_HMK.to(x_BHTK.dtype)
         exponent_BHTM = x_BHTK @ direction_HMK.mT - x_BHTK.square().sum(dim=-1, keepdim=True) / 2
         return exponent_BHTM if mask_BT is None else exponent_BHTM.masked_fill(~mask_BT[:, None, :, None], EMPTY)

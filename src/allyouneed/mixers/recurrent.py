@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, zero_padding
 from allyouneed.mixers.parts.block_sparse import has_kernel
-from allyouneed.mixers.parts.kv_cache import pushed_left
-from allyouneed.mixers.parts.projections import full_precision, initialise, refuse_state, widened
+from allyouneed.mixers.parts.kv_cache import real_first
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision, initialise, refuse_state
 from allyouneed.mixers.parts.scan import scan_gru, scan_lstm, scan_rnn
 from allyouneed.positions import ScorePosition
 
@@ -68,25 +68,25 @@ class Cell(nn.Module):
 
     def start(self, like: Tensor, rows: int) -> RecurrentState:
         """Zeros."""
-        zeros_BK = widened(like.new_zeros(rows, self.width))
+        zeros_BK = at_least_float32(like.new_zeros(rows, self.width))
         return RecurrentState(zeros_BK, zeros_BK if self.kind == "lstm" else None)
 
     def forward(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """h of all positions, none of them padded, and the last state."""
         with full_precision(x_BTD):
             if x_BTD.shape[1] == 1:
-                state = self.step(self.input(widened(x_BTD[:, 0])), state)
+                state = self.step(self.input(at_least_float32(x_BTD[:, 0])), state)
                 return state.h_BK.unsqueeze(1), state
             if state.c_BK is not None and has_kernel(x_BTD.device):
-                return self._fused(widened(x_BTD), state.h_BK, state.c_BK)
-            h_TBK, c_TBK = self.every(x_BTD, state)
+                return self._fused(at_least_float32(x_BTD), state.h_BK, state.c_BK)
+            h_TBK, c_TBK = self.scan(x_BTD, state)
         # Not views: a state must not keep all positions alive.
         return h_TBK.transpose(0, 1), RecurrentState(h_TBK[-1].clone(), None if c_TBK is None else c_TBK[-1].clone())
 
-    def every(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
+    def scan(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
         """h and c after each position, time first."""
         with full_precision(x_BTD):
-            x_TBN = self.input(widened(x_BTD).transpose(0, 1))
+            x_TBN = self.input(at_least_float32(x_BTD).transpose(0, 1))
             if state.c_BK is not None:
                 return scan_lstm(x_TBN, state.h_BK, state.c_BK, self.past.weight)
             if self.kind == "gru":
@@ -187,13 +187,13 @@ class Recurrent(Mixer):
         if self.role == "causal":
             return run(self.forth, x_BTD, mask_BT, state)
         refuse_state(state)
-        return run_both_ways(self.forth, self.back, x_BTD, mask_BT)[0], None
+        return run_bidirectional(self.forth, self.back, x_BTD, mask_BT)[0], None
 
     def advance(
         self, x_BD: Tensor, *, state: RecurrentState | None = None, memory: Memory | None = None
     ) -> tuple[Tensor, RecurrentState]:
         with full_precision(x_BD):
-            x_BN = self.forth.input(widened(x_BD))
+            x_BN = self.forth.input(at_least_float32(x_BD))
             state = self.forth.step(x_BN, state or self.forth.start(x_BD, x_BD.shape[0]))
         return state.h_BK, state
 
@@ -207,24 +207,24 @@ def run(
         y_BTK, state = cell(x_BTD, state)
         return y_BTK, state
     # Real positions first, in their order. Padding behind them is computed too, but not used.
-    order_BT = pushed_left(mask_BT)
+    order_BT = real_first(mask_BT)
     x_BTD = zero_padding(x_BTD, mask_BT).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
-    h_TBK, c_TBK = cell.every(x_BTD, state)
+    h_TBK, c_TBK = cell.scan(x_BTD, state)
     place_BT = order_BT.argsort(dim=1)
     y_BTK = h_TBK.transpose(0, 1).gather(1, place_BT.unsqueeze(-1).expand(-1, -1, cell.width))
     length_B = mask_BT.sum(dim=1)
-    h_BK = _after(h_TBK, length_B, state.h_BK)
-    return y_BTK, RecurrentState(h_BK, None if c_TBK is None else _after(c_TBK, length_B, state.c_BK))
+    h_BK = _state_at(h_TBK, length_B, state.h_BK)
+    return y_BTK, RecurrentState(h_BK, None if c_TBK is None else _state_at(c_TBK, length_B, state.c_BK))
 
 
-def run_both_ways(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
+def run_bidirectional(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
     """[h from the left; h from the right] of every position, and the state in which the second ends: at the first."""
     left_BTK, _ = run(forth, x_BTD, mask_BT)
     right_BTK, last = run(back, x_BTD.flip(1), None if mask_BT is None else mask_BT.flip(1))
     return torch.cat([left_BTK, right_BTK.flip(1)], dim=-1), last
 
 
-def _after(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:
+def _state_at(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:
     """Return the vector after `real_B` positions of each row."""
     assert before_BK is not None
     last_1BK = (length_B - 1).clamp(min=0)[None, :, None].expand(1, -1, h_TBK.shape[2])

@@ -39,14 +39,14 @@ from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, 
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import bias_of
 from allyouneed.mixers.parts.buckets import PADDING, Reach, attend_in_buckets, sees
-from allyouneed.mixers.parts.kv_cache import count_positions, extend_mask, join_kv_caches, packed
+from allyouneed.mixers.parts.kv_cache import count_positions, extend_mask, join_kv_caches, pack
 from allyouneed.mixers.parts.projections import (
     HeadsConfig,
+    at_least_float32,
     full_precision,
     initialise,
     is_autocast,
     refuse_state,
-    widened,
 )
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
@@ -77,7 +77,7 @@ class ReformerConfig(HeadsConfig):
 
     @field_validator("buckets")
     @classmethod
-    def _fit(cls, buckets: int | tuple[int, int]) -> int | tuple[int, int]:
+    def _check_buckets(cls, buckets: int | tuple[int, int]) -> int | tuple[int, int]:
         if isinstance(buckets, tuple) and math.prod(buckets) >= 2**15:
             raise ValueError(
                 f"{buckets[0]} times {buckets[1]} buckets are {math.prod(buckets):,}; at most {2**15 - 1:,}"
@@ -159,7 +159,7 @@ class Reformer(Mixer):
                 place = _places(state, mask_BT, B, T, x_BTD.device)
                 q_BHTK = self.position.rotate(q_BHTK, place[..., -T:])
             k_BHTK = q_BHTK * (q_BHTK.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
-            kept_BTN = packed(k_BHTK, v_BHTK)
+            kept_BTN = pack(k_BHTK, v_BHTK)
             grown = _grow(state, kept_BTN, self._hash(q_BHTK, mask_BT))
             if state is not None and T == 1 and map_sink() is None:
                 y_BHTK = self._step(q_BHTK, state, grown, place)
@@ -177,18 +177,18 @@ class Reformer(Mixer):
     @torch.no_grad()
     def _hash(self, q_BHTK: Tensor, mask_BT: Tensor | None) -> Tensor:
         """The buckets of each position for each head and round: (B, T, H R)."""
-        rotation_HKM = widened(self.rotation_HKM).to(widened(q_BHTK).dtype)
+        rotation_HKM = at_least_float32(self.rotation_HKM).to(at_least_float32(q_BHTK).dtype)
         step = max(1, AT_ONCE // max(1, rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
-        pieces = [self._numbers(widened(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
+        pieces = [self._numbers(at_least_float32(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
         bucket_BHTR = torch.cat(pieces, dim=2)
         bucket_BTN = bucket_BHTR.transpose(1, 2).flatten(2)
         return bucket_BTN if mask_BT is None else bucket_BTN.masked_fill(~mask_BT.unsqueeze(-1), PADDING)
 
-    def _numbers(self, turned_BHTM: Tensor) -> Tensor:
+    def _numbers(self, rotated_BHTM: Tensor) -> Tensor:
         """Return the buckets of rotated queries: (B, H, T, R), 16-bit."""
-        factors, number = self.config.factors, torch.zeros((), dtype=torch.long, device=turned_BHTM.device)
+        factors, number = self.config.factors, torch.zeros((), dtype=torch.long, device=rotated_BHTM.device)
         half = [factor // 2 for factor in factors]
-        for side in turned_BHTM.unflatten(-1, (self.config.rounds, -1)).split(half, dim=-1):
+        for side in rotated_BHTM.unflatten(-1, (self.config.rounds, -1)).split(half, dim=-1):
             # argmax([x; -x]) without the copy: the largest in size, and its sign.
             best = side.abs().argmax(dim=-1, keepdim=True)
             negative = side.gather(-1, best) < 0
@@ -207,9 +207,9 @@ class Reformer(Mixer):
             sink(self, soft_alpha(q_BHTK, k_BHSK, bias, sees(bucket_BHRS, self.reach)[:, :, -T:]))
         # Earlier queries are not read again: any values may replace them. What they read is wasted, but a segment
         # with a cache still costs no more than the whole.
-        asked_BHSK = q_BHTK if T == S else torch.cat([k_BHSK[:, :, : S - T].detach(), q_BHTK], dim=2)
+        queries_BHSK = q_BHTK if T == S else torch.cat([k_BHSK[:, :, : S - T].detach(), q_BHTK], dim=2)
         scheme = partial(self._bias, place=place) if self.biased else None
-        return attend_in_buckets(asked_BHSK, k_BHSK, v_BHSK, bucket_BHRS, self.reach, scheme)[:, :, S - T :]
+        return attend_in_buckets(queries_BHSK, k_BHSK, v_BHSK, bucket_BHRS, self.reach, scheme)[:, :, S - T :]
 
     def _bias(
         self, q_NHTK: Tensor, here_NHT: Tensor, there_NHS: Tensor, row_N: Tensor, *, place: Tensor | None

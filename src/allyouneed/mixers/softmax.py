@@ -156,13 +156,13 @@ class Softmax(Mixer):
         if self.position is not None:
             key_position = count_positions(mask_BS, before + T, x_BTD.device)
             query_position = key_position[..., before:]
-            asked = self.queries + self.keys
-            both = self._split_heads(packed_BTN[..., :asked], self.heads + self.groups)
-            turned = self.position.rotate(both, query_position)  # at once: half as many operations
-            if turned is not both:
-                q_BHTK, k_BGSK = turned.split([self.heads, self.groups], dim=1)
+            queries_keys = self.queries + self.keys
+            both = self._split_heads(packed_BTN[..., :queries_keys], self.heads + self.groups)
+            rotated = self.position.rotate(both, query_position)  # at once: half as many operations
+            if rotated is not both:
+                q_BHTK, k_BGSK = rotated.split([self.heads, self.groups], dim=1)
                 if causal:  # the cache keeps rotated keys
-                    kept = torch.cat([k_BGSK.transpose(1, 2).flatten(2), packed_BTN[..., asked:]], dim=-1)
+                    kept = torch.cat([k_BGSK.transpose(1, 2).flatten(2), packed_BTN[..., queries_keys:]], dim=-1)
             bias = self.position.bias(q_BHTK, query_position, key_position)
 
         kv_cache = state.kv_cache.append(kept) if state is not None else Growable(kept)

@@ -23,7 +23,7 @@ from torch import Tensor
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, bands_of, bias_of, dilated
-from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, join_kv_caches, newest_last, next_positions, packed
+from allyouneed.mixers.parts.kv_cache import SHORT, compact_right, count_positions, join_kv_caches, next_positions, pack
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
@@ -98,17 +98,17 @@ class Window(Mixer):
         if self.role == "bidirectional":
             refuse_state(state)
         x_BTD = zero_padding(x_BTD, mask_BT)
-        q_BHTK, k_BHTK, v_BHTK = self._turned(x_BTD, mask_BT, state)
+        q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, mask_BT, state)
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
         if mask_BT is not None and state is None and T <= SHORT:
             y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, mask_BT)
-            return self.project.merge(y_BHTK), self._remembered(k_BHTK, v_BHTK, mask_BT)
+            return self.project.merge(y_BHTK), self._padded_state(k_BHTK, v_BHTK, mask_BT)
         if mask_BT is not None or (real_BS is not None and T > 1):
             y_BHTK, state = self._read_row_by_row(q_BHTK, k_BHTK, v_BHTK, mask_BT, state)
             return self.project.merge(y_BHTK), state
         if self.role == "bidirectional":
             return self.project.merge(self._read(q_BHTK, k_BHTK, v_BHTK)), None
-        new_BTN = packed(k_BHTK, v_BHTK)
+        new_BTN = pack(k_BHTK, v_BHTK)
         kv_cache = Growable(new_BTN) if state is None else state.kv_cache.append(new_BTN)
         keys_values = (k_BHTK, v_BHTK) if state is None else self.project.split(kv_cache.tensor, 2)
         if real_BS is not None:
@@ -119,9 +119,9 @@ class Window(Mixer):
         seen = T + (state.seen if state else 0)
         return y_BTD, WindowState(kv_cache.keep_last(self.reach), real_BS, seen)
 
-    def _turned(self, x_BTD: Tensor, mask_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
+    def _project(self, x_BTD: Tensor, mask_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
         """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         if self.position is None:
             return q_BHTK, k_BHTK, v_BHTK
         place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)
@@ -151,11 +151,11 @@ class Window(Mixer):
             sink(self, soft_alpha(q_BHTK, k_BHTK, bias, near.unsqueeze(1)))
         return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=near.unsqueeze(1))
 
-    def _remembered(self, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> WindowState | None:
+    def _padded_state(self, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> WindowState | None:
         """What the next positions need of rows with padding."""
         if self.role == "bidirectional":
             return None
-        kv_cache = Growable(newest_last(packed(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
+        kv_cache = Growable(compact_right(pack(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
         slot_S, seen_B = torch.arange(kv_cache.length, device=mask_BT.device), mask_BT.sum(dim=1)
         real_BS = slot_S >= kv_cache.length - seen_B[:, None]
         return WindowState(kv_cache, None if bool(real_BS.all()) else real_BS, seen_B)
@@ -204,7 +204,7 @@ def _aligned(keys: list[Tensor], values: list[Tensor], seen_B: Tensor) -> Window
     """Rows of different lengths with their newest position last."""
     longest = max(k.shape[2] for k in keys)
     pad = torch.nn.functional.pad
-    rows = [pad(packed(k, v), (0, 0, longest - k.shape[2], 0)) for k, v in zip(keys, values, strict=True)]
+    rows = [pad(pack(k, v), (0, 0, longest - k.shape[2], 0)) for k, v in zip(keys, values, strict=True)]
     length_B = torch.tensor([k.shape[2] for k in keys], device=seen_B.device)
     real_BS = torch.arange(longest, device=seen_B.device) >= longest - length_B[:, None]
     return WindowState(Growable(torch.cat(rows)), None if bool(real_BS.all()) else real_BS, seen_B)

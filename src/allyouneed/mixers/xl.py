@@ -30,8 +30,8 @@ from torch.nn import functional as F
 
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
-from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_plainly, bands_of
-from allyouneed.mixers.parts.kv_cache import join_kv_caches, packed
+from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_unfused, bands_of
+from allyouneed.mixers.parts.kv_cache import join_kv_caches, pack
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
@@ -62,7 +62,7 @@ class XLConfig(HeadsConfig):
         places = sum(
             band.blocks * band.size * (min(reach, band.query - band.key + band.size - 1) + 1) for band in bands
         )
-        distances = 2 * (nearest(reach, self.clamp) + 1) * width * width + 2 * places * width
+        distances = 2 * (largest_distance(reach, self.clamp) + 1) * width * width + 2 * places * width
         attention = 4 * area(bands) * width
         state = (8 * min(length, self.memory) + 4 * (reach + 1)) * width  # keys and values; the keys of distances
         path = math.ceil((length - 1) / self.memory)
@@ -91,9 +91,9 @@ class Distances(nn.Module):
 
     def keys(self, reach: int) -> Tensor:
         """W_R r_d for each head, from d = reach down to 0."""
-        weight, near = self.project.weight, nearest(reach, self.clamp)
+        weight, near = self.project.weight, largest_distance(reach, self.clamp)
         distance_N = torch.arange(near, -1, -1, device=weight.device)
-        keys_RD: Tensor = self.project(waves(distance_N, weight.shape[1]).to(weight.dtype))
+        keys_RD: Tensor = self.project(sinusoids(distance_N, weight.shape[1]).to(weight.dtype))
         if near < reach:
             keys_RD = torch.cat([keys_RD[:1].expand(reach - near, -1), keys_RD])
         return keys_RD.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
@@ -111,12 +111,12 @@ class Distances(nn.Module):
         return vector_D.view(self.heads, 1, -1)
 
 
-def nearest(reach: int, clamp: int | None) -> int:
+def largest_distance(reach: int, clamp: int | None) -> int:
     """Return the largest distance that differs from smaller ones."""
     return reach if clamp is None else min(reach, clamp)
 
 
-def waves(distance_R: Tensor, width: int) -> Tensor:
+def sinusoids(distance_R: Tensor, width: int) -> Tensor:
     """Sines, then cosines; in float64, as large angles need it."""
     exponent_N = torch.arange(0, width, 2, dtype=torch.float64, device=distance_R.device) / width
     angle_RN = distance_R[:, None].to(torch.float64) * 10000.0**-exponent_N
@@ -136,25 +136,25 @@ def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
     return wide_BHTN.flatten(-2)[..., T - 1 : T * N - 1].unflatten(-1, (T, N - 1))[..., :keys]
 
 
-def longer(cache: Growable, new_BTN: Tensor) -> Growable:
+def append_vectors(cache: Growable, new_BTN: Tensor) -> Growable:
     """`append` for vectors that need no gradient themselves, but that a weight may have kept for its own."""
     return Growable(torch.cat([cache.tensor, new_BTN], dim=1)) if torch.is_grad_enabled() else cache.append(new_BTN)
 
 
 @dataclass(frozen=True)
-class Known:
+class DistanceKeys:
     """The keys of distances, kept while decoding: of the weights, not of any row."""
 
     keys_HKR: Tensor
 
-    def select(self, rows_B: Tensor) -> "Known":
+    def select(self, rows_B: Tensor) -> "DistanceKeys":
         """The same for whatever rows."""
         return self
 
 
-def farthest(known: "Sequence[Known | None]") -> "Known | None":
-    """What is known to most distances, for rows that are joined."""
-    return max((one for one in known if one is not None), key=lambda one: one.keys_HKR.shape[2], default=None)
+def most_distance_keys(distance_keys: "Sequence[DistanceKeys | None]") -> "DistanceKeys | None":
+    """Return the keys of the most distances, for joined rows; they depend on the weights alone."""
+    return max((one for one in distance_keys if one is not None), key=lambda one: one.keys_HKR.shape[2], default=None)
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,19 @@ class XLState:
     cache: Growable  # (B, S, N): what the layer was given, or keys and values where no gradient can ask for more
     projected: bool
     real_BS: Tensor | None = None  # which of them are there: rows may have had fewer (None: all)
-    known: Known | None = None
+    distance_keys: DistanceKeys | None = None
 
     @staticmethod
     def join(nodes: "Sequence[XLState]", count_P: Tensor | None) -> "XLState":
         """Rows that have had different numbers of positions side by side."""
         cache, real_BS = join_kv_caches([(node.cache, node.real_BS) for node in nodes])
-        return join_fields(nodes, count_P, cache=cache, real_BS=real_BS, known=farthest([node.known for node in nodes]))
+        return join_fields(
+            nodes,
+            count_P,
+            cache=cache,
+            real_BS=real_BS,
+            distance_keys=most_distance_keys([node.distance_keys for node in nodes]),
+        )
 
 
 @final
@@ -192,14 +198,14 @@ class XL(Mixer):
         T, real_BS = x_BTD.shape[1], state.real_BS if state is not None else None
         if mask_BT is not None or (real_BS is not None and T > 1):
             return self._row_by_row(x_BTD, mask_BT, state)
-        q_BHTK, k_BHSK, v_BHSK, after = self._remember(x_BTD, state)
+        q_BHTK, k_BHSK, v_BHSK, after = self._extend(x_BTD, state)
         if real_BS is not None:
             real_BS = torch.cat([real_BS, torch.ones_like(real_BS[:, :1])], dim=1)
-        known = self._known(min(self._reach(T), k_BHSK.shape[2] - 1), state)
-        y_BHTK = self._read(self.distances.with_content(q_BHTK), k_BHSK, v_BHSK, known.keys_HKR, real_BS)
+        distance_keys = self._distance_keys(min(self._reach(T), k_BHSK.shape[2] - 1), state)
+        y_BHTK = self._read(self.distances.with_content(q_BHTK), k_BHSK, v_BHSK, distance_keys.keys_HKR, real_BS)
         left = None if real_BS is None else real_BS[:, -self.config.memory :]
         left = None if left is None or bool(left.all()) else left
-        kept = None if torch.is_grad_enabled() else known
+        kept = None if torch.is_grad_enabled() else distance_keys
         cache = after.cache.keep_last(self.config.memory)
         return self.project.merge(y_BHTK), XLState(cache, after.projected, left, kept)
 
@@ -207,14 +213,14 @@ class XL(Mixer):
         """How far the last position of a segment looks back."""
         return self.config.memory + (segment - 1 if self.config.stretch and self.training else 0)
 
-    def _remember(self, x_BTD: Tensor, state: XLState | None) -> tuple[Tensor, Tensor, Tensor, XLState]:
+    def _extend(self, x_BTD: Tensor, state: XLState | None) -> tuple[Tensor, Tensor, Tensor, XLState]:
         """Queries of the new positions, keys and values of old and new ones, and what holds them.
 
         Training keeps vectors, so that the weights learn from what they make of the memory; else keys and values.
         """
         projected = not torch.is_grad_enabled() or (state is not None and state.projected)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
-        new_BTN = packed(k_BHTK, v_BHTK) if projected else x_BTD
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
+        new_BTN = pack(k_BHTK, v_BHTK) if projected else x_BTD
         if state is None:
             return q_BHTK, k_BHTK, v_BHTK, XLState(Growable(new_BTN), projected)
         cache = state.cache
@@ -226,17 +232,17 @@ class XL(Mixer):
         else:
             old = self.project.split(self.project.keys_and_values(cache.tensor), 2)
             k_BHSK, v_BHSK = (torch.cat(pair, dim=2) for pair in zip(old, (k_BHTK, v_BHTK), strict=True))
-            cache = longer(cache, new_BTN)
+            cache = append_vectors(cache, new_BTN)
         return q_BHTK, k_BHSK, v_BHSK, XLState(cache, projected)
 
-    def _known(self, reach: int, state: XLState | None) -> Known:
+    def _distance_keys(self, reach: int, state: XLState | None) -> DistanceKeys:
         """The keys of all distances up to `reach`; while decoding they are made rarely, in growing numbers."""
         if torch.is_grad_enabled() or state is None:
-            return Known(self.distances.keys(reach))
-        known = state.known
-        if known is None or known.keys_HKR.shape[2] <= reach:
-            known = Known(self.distances.keys(max(reach, min(self.config.memory, 2 * reach))))
-        return known
+            return DistanceKeys(self.distances.keys(reach))
+        distance_keys = state.distance_keys
+        if distance_keys is None or distance_keys.keys_HKR.shape[2] <= reach:
+            distance_keys = DistanceKeys(self.distances.keys(max(reach, min(self.config.memory, 2 * reach))))
+        return distance_keys
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keys_HKR: Tensor, real_BS: Tensor | None) -> Tensor:
         """The last T of S positions read the M before them; for a single one, some may not be there."""
@@ -259,7 +265,7 @@ class XL(Mixer):
             bias_BHTS = self._bias(q_BHTK, place_S[-T:], place_S, keys_HKR=keys_HKR)
             alpha_BHTS = soft_alpha(q_BHTK, k_BHSK, bias_BHTS, pattern.sees(place_S[-T:, None], place_S))
             return lookup(alpha_BHTS, v_BHSK)
-        return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, partial(self._bias, keys_HKR=keys_HKR))
+        return attend_unfused(q_BHTK, k_BHSK, v_BHSK, bands, partial(self._bias, keys_HKR=keys_HKR))
 
     def _bias(self, q_BHTK: Tensor, here_T: Tensor, there_S: Tensor, *, keys_HKR: Tensor) -> Tensor:
         first = int(here_T[0] - there_S[0])

@@ -19,8 +19,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allyouneed.mixers.parts.projections import full_precision, initialise, widened
-from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_both_ways
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision, initialise
+from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_bidirectional
 from allyouneed.models.parts.alignment import Alignment
 from allyouneed.models.parts.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, attend_and_step
 
@@ -34,7 +34,7 @@ class BothWaysEncoder(Encoder):
         self.forth, self.back = (Cell(kind, inputs, width) for _ in range(2))
 
     def forward(self, x_BSE: Tensor, mask_BS: Tensor | None) -> Encoded:
-        h_BSD, last = run_both_ways(self.forth, self.back, x_BSE, mask_BS)
+        h_BSD, last = run_bidirectional(self.forth, self.back, x_BSE, mask_BS)
         return Encoded(h_BSD, mask_BS, (last,))
 
     def flops(self, length: int) -> int:
@@ -64,7 +64,7 @@ class BahdanauDecoder(SequenceDecoder):
         self, x_BTE: Tensor, state: SequenceState, mask_BT: Tensor | None = None
     ) -> tuple[Tensor, SequenceState]:
         with full_precision(x_BTE):
-            x_BTE = widened(x_BTE)
+            x_BTE = at_least_float32(x_BTE)
             h_BTK, context_BTD, _, carried = attend_and_step(self, x_BTE, state, mask_BT)
             seen_BTM = torch.cat([h_BTK, x_BTE, context_BTD], dim=-1)
             out_BTL = self.maxout(seen_BTM).unflatten(-1, (-1, 2)).amax(dim=-1)

@@ -28,7 +28,7 @@ from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.parts.conv_window import ConvWindow
-from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.kv_cache import real_first
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.convolution import Columns, over_real, silence
@@ -215,7 +215,7 @@ class ByteNet(Model):
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         B, S = source_BS.shape
         if mask_BS is not None:
-            source_BS = source_BS.gather(1, pushed_left(mask_BS))
+            source_BS = source_BS.gather(1, real_first(mask_BS))
         length_B = source_BS.new_full((B,), S) if mask_BS is None else mask_BS.sum(dim=1)
         L = self.config.columns(S)
         place_L = torch.arange(L, device=source_BS.device)

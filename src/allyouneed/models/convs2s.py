@@ -32,7 +32,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.parts.conv_window import ConvWindow
-from allyouneed.mixers.parts.kv_cache import CrossState, next_positions, pushed_left
+from allyouneed.mixers.parts.kv_cache import CrossState, next_positions, real_first
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.convolution import over_real, silence
@@ -266,7 +266,7 @@ class ConvS2S(Model):
 
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         if mask_BS is not None:
-            order_BS = pushed_left(mask_BS)
+            order_BS = real_first(mask_BS)
             source_BS, mask_BS = source_BS.gather(1, order_BS), mask_BS.gather(1, order_BS)
         z_BSD, embedded_BSD = self.encoder(source_BS, mask_BS)
         return Memory(torch.cat([z_BSD, embedded_BSD], dim=-1), mask_BS)

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allyouneed.mixers.parts.projections import full_precision, initialise, widened
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision, initialise
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, RecurrentState
 from allyouneed.models.parts.alignment import Alignment, Score
 from allyouneed.models.parts.sequence import Encoded, SequenceDecoder, SequenceState, Tower
@@ -44,7 +44,7 @@ class LuongDecoder(SequenceDecoder):
         cells: list[Cell] = list(self.tower.cells)  # type: ignore[arg-type]
         carried, fed_BK, outputs, alphas = list(state.cells), state.fed_BK, [], []
         with full_precision(x_BTE):
-            x_TBN = cells[0].input(widened(x_BTE).transpose(0, 1))
+            x_TBN = cells[0].input(at_least_float32(x_BTE).transpose(0, 1))
             weight_KN = self.feed.weight.T
             for t, x_BN in enumerate(x_TBN.unbind()):
                 after: list[RecurrentState] = []

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import loss_sink
-from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.kv_cache import real_first
 from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
@@ -145,7 +145,7 @@ class NeuralGPU(Model):
             L = self.config.columns(source_BS.shape[1])
             s_BWLD, cost_B = self._steps(self._image(source_BS, L), L)
             return Image(s_BWLD[:, 0], None, s_BWLD, cost_B)
-        source_BS, length_B = source_BS.gather(1, pushed_left(mask_BS)), mask_BS.sum(dim=1)
+        source_BS, length_B = source_BS.gather(1, real_first(mask_BS)), mask_BS.sum(dim=1)
         columns_B = (self.config.unfold * length_B.double()).ceil().long()
         L = max(1, int(columns_B.max()))
         place_L = torch.arange(L, device=source_BS.device)

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, select_rows
 from allyouneed.mixers.base import map_sink
-from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.kv_cache import real_first
 from allyouneed.mixers.parts.projections import full_precision
 from allyouneed.mixers.parts.state import run_by_length
 from allyouneed.models.base import Head, Model, ModelConfig
@@ -196,7 +196,7 @@ class NTM(Model):
     def _run_padded(self, x_BTG: Tensor, state: NTMState, mask_BT: Tensor) -> tuple[Tensor, NTMState]:
         """Run rows of different lengths: real positions are moved left, and finished rows are not computed."""
         B, T = mask_BT.shape
-        place_BT = pushed_left(mask_BT)
+        place_BT = real_first(mask_BT)
         all_B1 = torch.arange(B, device=mask_BT.device)[:, None]
         x_BTG = x_BTG[all_B1, place_BT]
         y_BTD = x_BTG.new_zeros(B, T, self.output_width)

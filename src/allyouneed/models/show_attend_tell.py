@@ -35,7 +35,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, State
 from allyouneed.mixers.base import loss_sink
 from allyouneed.mixers.parts.kv_cache import next_positions
-from allyouneed.mixers.parts.projections import full_precision, initialise, widened
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision, initialise
 from allyouneed.mixers.recurrent import GATES, Cell, RecurrentState, cell_flops
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
@@ -155,7 +155,7 @@ class LSTMWriter(Writer):
 
     def start(self, memory: Memory) -> SequenceState:
         with full_precision(memory.x_BSD):
-            h_BK, c_BK = self.begin(widened(memory.x_BSD).mean(dim=1)).tanh().chunk(2, dim=1)
+            h_BK, c_BK = self.begin(at_least_float32(memory.x_BSD).mean(dim=1)).tanh().chunk(2, dim=1)
         return SequenceState((RecurrentState(h_BK, c_BK),), read=self.cross.annotate(memory))
 
     def forward(
@@ -163,7 +163,7 @@ class LSTMWriter(Writer):
     ) -> tuple[Tensor, SequenceState]:
         x_BTE = self.target(tokens_BT, tokens_BT)  # it has no positions
         with full_precision(x_BTE):
-            x_BTE = widened(x_BTE)
+            x_BTE = at_least_float32(x_BTE)
             h_BTK, z_BTD, alphas, carried = attend_and_step(self, x_BTE, state, mask_BT, self.gate)
             self._penalise_uneven_attention(alphas)
             out_BTE = self.dropout(x_BTE + self.deep(torch.cat([h_BTK, z_BTD], dim=-1)))

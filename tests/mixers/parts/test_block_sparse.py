@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_plainly, attend_sparsely, bands_of
+from allyouneed.mixers.parts.block_sparse import Band, Pattern, area, attend_sparsely, attend_unfused, bands_of
 from helpers import assert_same_gradients
 
 sizes = st.tuples(st.integers(1, 150), st.integers(0, 120))
@@ -36,7 +36,7 @@ def test_a_pattern_is_dense_attention_with_its_mask(sizes: tuple[int, int], patt
     inputs = some(T, before + T)
     wanted, bands = dense(*inputs, pattern), bands_of(pattern, T, before + T)
     assert_same_gradients(attend_sparsely(*inputs, bands), wanted, inputs)
-    assert_same_gradients(attend_plainly(*inputs, bands), wanted, inputs)
+    assert_same_gradients(attend_unfused(*inputs, bands), wanted, inputs)
 
 
 @given(sizes=sizes, pattern=patterns)

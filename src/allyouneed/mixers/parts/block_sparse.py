@@ -8,7 +8,7 @@ a CPU a call is torch's flash kernel, which also gives the log-sum-exp; its back
 log-sum-exp of *all* blocks of a query, P = exp(score - lse), so each block's gradient is exact without
 differentiating the merge.
 
-`attend_plainly` says the same in ordinary operations: on other devices, wherever something is added to the scores, and
+`attend_unfused` says the same in ordinary operations: on other devices, wherever something is added to the scores, and
 where somebody counts operations. Cost: O(covered area x K) time, O(T K) memory (plainly: O(covered area)).
 The identity of the backward pass is that of Liu et al. 2023, arXiv:2310.01889 (ring attention).
 """
@@ -178,7 +178,7 @@ def area(bands: Sequence[Band]) -> int:
     return sum(band.blocks * band.size * band.width for band in bands)
 
 
-def meetings(bands: Sequence[Band]) -> int:
+def count_queries(bands: Sequence[Band]) -> int:
     """How many queries are met, some of them several times."""
     return sum(band.blocks * band.size for band in bands)
 
@@ -214,7 +214,7 @@ def attend_sparsely(
     if bias is None and has_kernel(q_BHTK.device):
         out_BHTK: Tensor = _BlockSparse.apply(q_BHTK, k_BHSK, v_BHSK, bands)
         return out_BHTK
-    return attend_plainly(q_BHTK, k_BHSK, v_BHSK, bands, bias)
+    return attend_unfused(q_BHTK, k_BHSK, v_BHSK, bands, bias)
 
 
 def has_kernel(device: torch.device) -> bool:
@@ -222,7 +222,7 @@ def has_kernel(device: torch.device) -> bool:
     return device.type == "cpu" and fused()
 
 
-def attend_plainly(
+def attend_unfused(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
     """The same in ordinary operations. Of the keys only those that are read are touched."""
@@ -246,9 +246,9 @@ def _plain_band(
     before, device = k_BHSK.shape[2] - q_BHTK.shape[2], q_BHTK.device
     here, there = band.queries(device), band.keys(device)
     q = q_BHTK.index_select(2, here.flatten()).unflatten(2, here.shape)  # (B, H, blocks, size, K)
-    k, v = _chosen(k_BHSK, there), _chosen(v_BHSK, there)
+    k, v = _gather(k_BHSK, there), _gather(v_BHSK, there)
     score = q @ k.mT / math.sqrt(q.shape[-1])
-    if bias is not None and (added := _added(bias, q, here + before, there, band)) is not None:
+    if bias is not None and (added := _band_bias(bias, q, here + before, there, band)) is not None:
         score = score + added
     if (visible := band.visible(before, device)) is not None:
         score = score.masked_fill(~visible, float("-inf"))
@@ -256,14 +256,14 @@ def _plain_band(
     return ((score - total).exp() @ v).flatten(2, 3), total.flatten(2), here.flatten()
 
 
-def _chosen(x_BHSK: Tensor, index: Tensor) -> Tensor:
+def _gather(x_BHSK: Tensor, index: Tensor) -> Tensor:
     """(B, H, blocks, width, K): vectors at positions (H or 1, blocks, width)."""
     if index.shape[0] == 1:
         return x_BHSK.index_select(2, index.flatten()).unflatten(2, index.shape[1:])
     return x_BHSK[:, torch.arange(index.shape[0], device=index.device)[:, None, None], index]
 
 
-def _added(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -> Tensor | None:
+def _band_bias(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -> Tensor | None:
     """What is added to the scores of a band: (B, H, blocks, size, width) or what broadcasts to it."""
     B, H, blocks = q.shape[:3]
     if band.runs_HNR is None:  # all blocks have the same distances
@@ -299,14 +299,14 @@ class _BlockSparse(torch.autograd.Function):
                     _queries(q, band), _keys(k, band, where), _keys(v, band, where), 0.0, False, attn_mask=mask
                 )
                 total = total.unsqueeze(-1)
-                here, sofar = _queries(out, band), _queries(lse, band)
+                here, lse_so_far = _queries(out, band), _queries(lse, band)
                 if band.again:
-                    both = torch.logaddexp(sofar, total)
-                    here.mul_((sofar - both).exp_()).addcmul_(y, total.sub_(both).exp_())
-                    sofar.copy_(both)
+                    both = torch.logaddexp(lse_so_far, total)
+                    here.mul_((lse_so_far - both).exp_()).addcmul_(y, total.sub_(both).exp_())
+                    lse_so_far.copy_(both)
                 else:
                     here.copy_(y)
-                    sofar.copy_(total)
+                    lse_so_far.copy_(total)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.bands, ctx.masks, ctx.shape = bands, masks, (B, H)
         return out.view(B, H, T, K)

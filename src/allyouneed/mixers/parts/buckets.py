@@ -10,7 +10,7 @@ Nothing of size n x n exists. A pair that meets in several rounds belongs to the
 rounds are merged by log-sum-exp.
 
 On a CPU a block is a call of torch's flash kernel, whose backward pass is handed the output and log-sum-exp of *all*
-rounds, as in `block_sparse.py`. `attend_plainly` computes the same in ordinary operations: on other devices, wherever
+rounds, as in `block_sparse.py`. `attend_unfused` computes the same in ordinary operations: on other devices, wherever
 something is added to the scores, and where operations are counted.
 
 Cost: O(n R (left + right) K) time and a sort; O(n (K + R (left + right) / 4)) memory, a byte for each pair covered.
@@ -83,23 +83,23 @@ class Sorting:
         slot_T = torch.arange(bucket_BHRT.shape[-1], device=bucket_BHRT.device)
         rank_BHRT = torch.empty_like(order_BHRT).scatter_(-1, order_BHRT, slot_T.expand_as(order_BHRT))
         first_BHRT = F.pad(sorted_BHRT[..., 1:] != sorted_BHRT[..., :-1], (1, 0), value=True)  # of its bucket
-        nobody_BHRT = first_BHRT
+        empty_BHRT = first_BHRT
         if reach.right:
-            nobody_BHRT = first_BHRT & F.pad(first_BHRT[..., 1:], (0, 1), value=True)
+            empty_BHRT = first_BHRT & F.pad(first_BHRT[..., 1:], (0, 1), value=True)
         gaps = first_BHRT.view(-1).cumsum(dim=0) * max(reach.left, reach.right)
         place_BHRT = (gaps + torch.arange(len(gaps), device=gaps.device)).int().view_as(rank_BHRT)
         return Sorting(
             order_BHRT,
             rank_BHRT,
             place_BHRT.gather(-1, rank_BHRT),
-            nobody_BHRT.gather(-1, rank_BHRT).all(dim=2),
+            empty_BHRT.gather(-1, rank_BHRT).all(dim=2),
         )
 
-    def listed(self, r: int, reach: Reach) -> Tensor:
+    def list_index(self, r: int, reach: Reach) -> Tensor:
         """Return, for each place in the list of one round, the number of its vector among all rows and heads."""
-        return _list(self.order_BHRT[:, :, r] + self._first(self.order_BHRT.shape[-1]), reach, 0)
+        return _block_list(self.order_BHRT[:, :, r] + self._first(self.order_BHRT.shape[-1]), reach, 0)
 
-    def back(self, r: int, rows: int) -> Tensor:
+    def inverse_index(self, r: int, rows: int) -> Tensor:
         """From time to that list, without its room: where each position stands, with so many rows for each head."""
         return (self.rank_BHRT[:, :, r] + self._first(rows)).view(-1)
 
@@ -126,19 +126,19 @@ def attend_in_buckets(
     if bias is None and q_BHTK.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
         out_BHTK: Tensor = _Blocks.apply(packed_BHTN, sorting, reach)
         return out_BHTK
-    return attend_plainly(packed_BHTN, sorting, reach, bias)
+    return attend_unfused(packed_BHTN, sorting, reach, bias)
 
 
-def attend_plainly(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: SlotBias | None = None) -> Tensor:
+def attend_unfused(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: SlotBias | None = None) -> Tensor:
     """The same in ordinary operations; N is 3 K: queries, keys and values side by side."""
     B, H, T, N = packed_BHTN.shape
     outputs, totals = [], []
     for r in range(sorting.order_BHRT.shape[2]):
-        queries, keys, values = packed_BHTN.flatten(0, 2)[sorting.listed(r, reach)].split(N // 3, dim=-1)
+        queries, keys, values = packed_BHTN.flatten(0, 2)[sorting.list_index(r, reach)].split(N // 3, dim=-1)
         q, k, v = _queries(queries, reach), _windows(keys, reach), _windows(values, reach)
         score = q @ k.mT / math.sqrt(N // 3)  # (blocks, size, length), the blocks of all rows and heads
         if bias is not None:
-            slots = _list(sorting.order_BHRT[:, :, r], reach, 0)
+            slots = _block_list(sorting.order_BHRT[:, :, r], reach, 0)
             # For a position scheme, which has heads, the blocks of a row are rows.
             q, here, there = (
                 x.unflatten(0, (B, H, -1)).transpose(1, 2).flatten(0, 1)
@@ -148,18 +148,18 @@ def attend_plainly(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: Sl
             if (added := bias(q, here, there, row)) is not None:
                 added = added.expand(len(row), H, -1, -1)
                 score = score + added.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
-        visible = _Who.reads(sorting, reach, r).whom(slice(0, len(score)))
+        visible = _Visibility.of(sorting, reach, r).mask(slice(0, len(score)))
         score = score.masked_fill(~visible, HIDDEN)
         total = score.logsumexp(dim=-1, keepdim=True)
         y = (score - total).exp() @ v
-        back = sorting.back(r, reach.rows(T))
+        back = sorting.inverse_index(r, reach.rows(T))
         outputs.append(y.flatten(0, 1)[back].view(B, H, T, -1))
         totals.append(total.flatten(0, 1)[back].view(B, H, T, 1))
     weights = torch.stack(totals).softmax(dim=0)
     return (torch.stack(outputs) * weights).sum(dim=0)
 
 
-def _list(x_BHT: Tensor, reach: Reach, value: int) -> Tensor:
+def _block_list(x_BHT: Tensor, reach: Reach, value: int) -> Tensor:
     """Numbers in order as one list: each row and head in whole blocks, and padding at either end for the reach."""
     T = x_BHT.shape[-1]
     blocks = F.pad(x_BHT, (0, reach.rows(T) - T), value=value)
@@ -177,7 +177,7 @@ def _windows(listed: Tensor, reach: Reach) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Who:
+class _Visibility:
     """Which position reads which in the blocks of one round."""
 
     reach: Reach
@@ -185,14 +185,14 @@ class _Who:
     alone: Tensor  # for each query, whether it reads itself: in the first round, if it finds no other in any
 
     @staticmethod
-    def reads(sorting: Sorting, reach: Reach, r: int) -> "_Who":
+    def of(sorting: Sorting, reach: Reach, r: int) -> "_Visibility":
         order_BHT = sorting.order_BHRT[:, :, r]
         places = [sorting.place_BHRT[:, :, other].gather(-1, order_BHT) for other in (r, *range(r))]
         alone_BHT = sorting.alone_BHT.gather(-1, order_BHT) & (r == 0)
-        alone = _queries(_list(alone_BHT, reach, False), reach)
-        return _Who(reach, [_list(place_BHT, reach, NOWHERE) for place_BHT in places], alone)
+        alone = _queries(_block_list(alone_BHT, reach, False), reach)
+        return _Visibility(reach, [_block_list(place_BHT, reach, NOWHERE) for place_BHT in places], alone)
 
-    def whom(self, blocks: slice) -> Tensor:
+    def mask(self, blocks: slice) -> Tensor:
         """(blocks, size, length); a pair belongs to the first round in which it meets."""
         visible, *earlier = (self._near(listed, blocks) for listed in self.places)
         for met in earlier:
@@ -226,12 +226,12 @@ class _Blocks(torch.autograd.Function):
         wide = torch.float64 if packed_BHTN.dtype == torch.float64 else torch.float32  # what the kernel sums in
         out = total = packed_BHTN.new_empty(0)
         for r in range(R):
-            who, source = _Who.reads(sorting, reach, r), sorting.listed(r, reach)
-            blocks = len(who.alone)
+            visibility, source = _Visibility.of(sorting, reach, r), sorting.list_index(r, reach)
+            blocks = len(visibility.alone)
             y, lse = vectors.new_empty(blocks, reach.size, K), vectors.new_empty(blocks, reach.size, dtype=wide)
             visible = torch.empty(blocks, reach.size, reach.length, dtype=torch.bool, device=vectors.device)
             for slab in _slabs(blocks, reach):
-                visible[slab] = who.whom(slab)
+                visible[slab] = visibility.mask(slab)
                 q, k, v = vectors.index_select(0, source[_stretch(slab, reach)]).split(K, dim=-1)
                 y[slab, None], lse[slab, None] = flash_attention(
                     _queries(q, reach)[:, None],
@@ -242,7 +242,7 @@ class _Blocks(torch.autograd.Function):
                     attn_mask=_hide(visible[slab], q),
                 )
             masks.append(visible)
-            back = sorting.back(r, reach.rows(T))
+            back = sorting.inverse_index(r, reach.rows(T))
             y, lse = y.view(-1, K).index_select(0, back), lse.view(-1, 1).index_select(0, back)
             if r == 0:
                 out, total = y, lse
@@ -264,7 +264,7 @@ class _Blocks(torch.autograd.Function):
         vectors = torch.cat([packed.view(-1, N), out, grads[0].reshape(-1, K)], dim=-1)
         result, pieces = torch.zeros_like(packed).view(-1, N), -(-reach.length // size)
         for r, visible in enumerate(masks):
-            source, sums = sorting.listed(r, reach), packed.new_zeros(len(visible) + pieces, size, N)
+            source, sums = sorting.list_index(r, reach), packed.new_zeros(len(visible) + pieces, size, N)
             for slab in _slabs(len(visible), reach):
                 here = source[_stretch(slab, reach)]
                 q, k, v, y, grad = vectors.index_select(0, here).split(K, dim=-1)
@@ -287,7 +287,7 @@ class _Blocks(torch.autograd.Function):
                     read = sums[slab.start + piece : slab.stop + piece, : part.stop - part.start]
                     read[..., K : 2 * K].add_(of_k[:, 0, part])
                     read[..., 2 * K :].add_(of_v[:, 0, part])
-            result += sums.view(-1, N).index_select(0, sorting.back(r, reach.rows(T)) + reach.left)
+            result += sums.view(-1, N).index_select(0, sorting.inverse_index(r, reach.rows(T)) + reach.left)
         return result.view_as(packed), None, None
 
 

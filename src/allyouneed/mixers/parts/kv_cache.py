@@ -79,13 +79,13 @@ def regroup(rows_B: Tensor, groups: int, sharing: int) -> tuple[Tensor | None, i
     return group_B, 1
 
 
-def first_seen(real_BS: Tensor) -> int:
+def first_visible(real_BS: Tensor) -> int:
     """The first slot that any row sees, or behind the last."""
     seen_S = real_BS.any(dim=0)
     return int(seen_S.to(torch.uint8).argmax()) if seen_S.numel() and bool(seen_S.any()) else len(seen_S)
 
 
-def behind_last_seen(real_BS: Tensor) -> int:
+def visible_length(real_BS: Tensor) -> int:
     """How many slots there are up to the last that any row sees; at least one."""
     return max([1, *(real_BS.any(dim=0).nonzero()[-1:, 0] + 1).tolist()])
 
@@ -99,7 +99,7 @@ def join_kv_caches(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Gro
     for kv_cache, real in parts:
         if real is None:
             real = torch.ones(kv_cache.tensor.shape[:2], dtype=torch.bool, device=kv_cache.tensor.device)
-        first = first_seen(real)
+        first = first_visible(real)
         kept.append(kv_cache.keep_last(kv_cache.length - first))
         valid.append(real[:, first:])
     mask_BS = join_padded(valid, 1, left=True)
@@ -119,7 +119,7 @@ def join_memories(
             rows, length = tensors[0].shape[0], tensors[0].shape[dim]
             real = torch.ones(rows, length, dtype=torch.bool, device=tensors[0].device)
         else:
-            length = behind_last_seen(real)
+            length = visible_length(real)
         cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [real[:, :length]]
         *tensors, real = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
         kept.append(tensors)
@@ -163,7 +163,7 @@ def next_positions(seen: int | Tensor, new: Tensor, mask_BT: Tensor | None) -> T
     return count_positions(mask_BT, length, new.device) + seen
 
 
-def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+def pack(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
     """Pack keys of all heads, then values, as a cache keeps them: (B, T, N). `Projections.split` unpacks them."""
     return torch.cat([k_BHTK, v_BHTK], dim=1).transpose(1, 2).flatten(2)
 
@@ -171,7 +171,7 @@ def packed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
 SHORT = 512  # positions up to which padded rows are read together, all pairs of them with a mask
 
 
-def pushed_left(mask_BS: Tensor) -> Tensor:
+def real_first(mask_BS: Tensor) -> Tensor:
     """The places (B, S) of the real positions of each row, in order, then those of the others."""
     return (~mask_BS).to(torch.uint8).argsort(dim=1, stable=True)
 
@@ -179,11 +179,11 @@ def pushed_left(mask_BS: Tensor) -> Tensor:
 def compact(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
     """The real slots of each row, in order, from the left; zeros behind the last of a shorter row: (B, L, N)."""
     longest = int(mask_BS.sum(dim=1).max())
-    order_BL = pushed_left(mask_BS)[:, :longest]
+    order_BL = real_first(mask_BS)[:, :longest]
     return _arranged(x_BSN, mask_BS, order_BL)
 
 
-def newest_last(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
+def compact_right(x_BSN: Tensor, mask_BS: Tensor) -> Tensor:
     """The same from the right: zeros are before the first of a shorter row."""
     longest = int(mask_BS.sum(dim=1).max())
     order_BL = mask_BS.to(torch.uint8).argsort(dim=1, stable=True)[:, mask_BS.shape[1] - longest :]

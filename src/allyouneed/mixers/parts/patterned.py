@@ -21,14 +21,14 @@ from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import (
     Band,
     area,
-    attend_plainly,
     attend_sparsely,
+    attend_unfused,
     bias_of,
+    count_queries,
     fused,
-    meetings,
     visible_of,
 )
-from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, newest_last, next_positions, packed
+from allyouneed.mixers.parts.kv_cache import SHORT, compact_right, count_positions, next_positions, pack
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
 from allyouneed.mixers.parts.state import Growable, join_fields
 from allyouneed.positions import ScorePosition
@@ -53,7 +53,7 @@ class PatternedConfig(HeadsConfig):
         return self.projection_flops(length, length, width) + 4 * area(self.bands(role, length, length)) * width
 
     def position_queries(self, length: int, role: Role) -> int:
-        return meetings(self.bands(role, length, length))
+        return count_queries(self.bands(role, length, length))
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,23 @@ class Patterned(Mixer):
         if self.role == "bidirectional":
             refuse_state(state)
         x_BTD = zero_padding(x_BTD, mask_BT)
-        q_BHTK, k_BHTK, v_BHTK = self.project.itself(x_BTD)
+        q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         if self.position is not None:
             place = next_positions(state.seen if state is not None else 0, x_BTD, mask_BT)
             q_BHTK, k_BHTK = self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place)
         if mask_BT is not None and state is None and x_BTD.shape[1] <= SHORT:
             y_BHTK = self._read_together(q_BHTK, k_BHTK, v_BHTK, mask_BT)
             if self.role == "causal":
-                kept_BSN = newest_last(packed(k_BHTK, v_BHTK), mask_BT)
+                kept_BSN = compact_right(pack(k_BHTK, v_BHTK), mask_BT)
                 state = PatternedState(Growable(kept_BSN), mask_BT.sum(dim=1))
         elif mask_BT is not None:
             y_BHTK, state = self._read_padded(q_BHTK, k_BHTK, v_BHTK, mask_BT, state)
         elif state is None:
             y_BHTK = self._read(q_BHTK, k_BHTK, v_BHTK)
             if self.role == "causal":
-                state = PatternedState(Growable(packed(k_BHTK, v_BHTK)), x_BTD.shape[1])
+                state = PatternedState(Growable(pack(k_BHTK, v_BHTK)), x_BTD.shape[1])
         else:
-            kv_cache, seen = state.kv_cache.append(packed(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
+            kv_cache, seen = state.kv_cache.append(pack(k_BHTK, v_BHTK)), state.seen + x_BTD.shape[1]
             y_BHTK, state = self._read_cache(q_BHTK, kv_cache, seen), PatternedState(kv_cache, seen)
         return self.project.merge(y_BHTK), state
 
@@ -122,7 +122,7 @@ class Patterned(Mixer):
                 return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=added, visible=visible[None])
             sink(self, soft_alpha(q_BHTK, k_BHSK, added, visible))
         # For a single position, copying all keys into the layout of the kernel would cost more than it saves.
-        attend = attend_plainly if T == 1 else attend_sparsely
+        attend = attend_unfused if T == 1 else attend_sparsely
         return attend(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias)
 
     def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Patterned(Mixer):
     ) -> tuple[Tensor, PatternedState | None]:
         """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
         B = q_BHTK.shape[0]
-        new_BTN = packed(k_BHTK, v_BHTK)
+        new_BTN = pack(k_BHTK, v_BHTK)
         outputs, kv_caches = [], []
         for row in range(B):
             real_R = mask_BT[row].nonzero()[:, 0]

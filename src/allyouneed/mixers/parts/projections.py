@@ -56,15 +56,15 @@ class Projections(nn.Module):
         B, T, _ = x_BTN.shape
         return x_BTN.view(B, T, parts * self.heads, self.width // self.heads).transpose(1, 2).chunk(parts, dim=1)
 
-    def itself(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+    def queries_keys_values(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values of a sequence that reads itself."""
         return self.split(self.query_key_value(x_BTD), 3)
 
     def keys_and_values(self, x_BSD: Tensor) -> Tensor:
         """Keys, then values, of positions of which no queries are wanted: (B, S, 2 D)."""
-        return nn.functional.linear(x_BSD, *self.of_keys_and_values())
+        return nn.functional.linear(x_BSD, *self.key_value_parameters())
 
-    def of_keys_and_values(self) -> tuple[Tensor, Tensor | None]:
+    def key_value_parameters(self) -> tuple[Tensor, Tensor | None]:
         """The weight (2 D, D) and bias that make keys, then values."""
         if self.role == "cross":
             return self.key_value.weight, self.key_value.bias
@@ -78,9 +78,9 @@ class Projections(nn.Module):
         weight, bias = self.query_key_value.weight[: self.width], self.query_key_value.bias
         return self.split(nn.functional.linear(x_BTD, weight, None if bias is None else bias[: self.width]), 1)[0]
 
-    def remembered(self, memory: Memory | None) -> tuple[Tensor, ...]:
+    def memory_keys_values(self, memory: Memory | None) -> tuple[Tensor, ...]:
         """Keys and values of a memory."""
-        return self.split(self.key_value(given(memory).without_padding()), 2)
+        return self.split(self.key_value(require_memory(memory).without_padding()), 2)
 
     def merge(self, y_BHTK: Tensor) -> Tensor:
         """Concat(heads) W^O."""
@@ -110,12 +110,12 @@ def full_precision(like: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(like.device.type, enabled=False) if is_autocast(like) else nullcontext()
 
 
-def widened(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """In float32 at least."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def given(memory: Memory | None) -> Memory:
+def require_memory(memory: Memory | None) -> Memory:
     """For cross mixers."""
     if memory is None:
         raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")

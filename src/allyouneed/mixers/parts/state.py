@@ -40,7 +40,7 @@ def join_rows(states: Sequence[Tree], count_P: Tensor | None = None) -> Tree:
     """The rows of several states of one kind as one batch.
 
     `count_P`: how many rows each state has. A number that states differ in becomes one for each row (B) by it.
-    What only rows that have left could see is forgotten, so a batch that rows join and leave does not grow for ever.
+    What only rows that have left could see is dropped, so a batch that rows join and leave does not grow for ever.
     """
     return _join(states, count_P)
 
@@ -107,11 +107,11 @@ def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, sl
     lengths, all_B = length_B[row_B].tolist(), torch.arange(len(row_B), device=row_B.device)
     state, ended, begin, before = select_rows(state, row_B), [], 0, len(lengths)
     for end in sorted(set(lengths) - {0}):
-        going = sum(length >= end for length in lengths)
-        if going < before:
-            ended.append(select_rows(state, all_B[going:before]))
-            state = select_rows(state, all_B[:going])
-        state, begin, before = run(state, row_B[:going], slice(begin, end)), end, going
+        active = sum(length >= end for length in lengths)
+        if active < before:
+            ended.append(select_rows(state, all_B[active:before]))
+            state = select_rows(state, all_B[:active])
+        state, begin, before = run(state, row_B[:active], slice(begin, end)), end, active
     return select_rows(join_rows([state, *reversed(ended)]), row_B.argsort())
 
 
@@ -147,7 +147,7 @@ class Growable:
 
     @property
     def tensor(self) -> Tensor:
-        """What has been appended so far and is not forgotten."""
+        """What has been appended so far and is not dropped."""
         return self._buffer.narrow(1, self._begin, self.length)
 
     def append(self, new_BTN: Tensor) -> "Growable":
@@ -155,11 +155,11 @@ class Growable:
         if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
             return Growable(torch.cat([self.tensor, new_BTN], dim=1))
         T = new_BTN.shape[1]
-        grown = self.with_room(T)
+        grown = self.reserve(T)
         grown._buffer.narrow(1, grown._begin + self.length, T).copy_(new_BTN)
         return grown
 
-    def with_room(self, count: int) -> "Growable":
+    def reserve(self, count: int) -> "Growable":
         """This tensor with new positions at its end that are still to be written. No gradients."""
         base, grown, end = self, self.length + count, self._begin + self.length
         if self._end[0] != end or end + count > self._buffer.shape[1]:
@@ -170,8 +170,8 @@ class Growable:
 
     def keep_last(self, count: int) -> "Growable":
         """Return the newest `count` positions. The next growth copies them and frees the memory of the others."""
-        forgotten = max(0, self.length - count)
-        return self._view(self._begin + forgotten, self.length - forgotten) if forgotten else self
+        dropped = max(0, self.length - count)
+        return self._view(self._begin + dropped, self.length - dropped) if dropped else self
 
     def select(self, rows_B: Tensor) -> "Growable":
         """The rows of a batch; the buffer keeps its slack, so that the next append need not copy again."""

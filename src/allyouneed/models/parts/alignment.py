@@ -23,7 +23,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.parts.kv_cache import join_memories, regroup
-from allyouneed.mixers.parts.projections import full_precision, widened
+from allyouneed.mixers.parts.projections import at_least_float32, full_precision
 
 Score = Literal["additive", "general", "dot"]
 
@@ -71,7 +71,7 @@ class Alignment(nn.Module):
     def annotate(self, memory: Memory) -> Annotations:
         """Return what is computed once for a source."""
         with full_precision(memory.x_BSD):
-            h_BSD = widened(memory.x_BSD)
+            h_BSD = at_least_float32(memory.x_BSD)
             if memory.mask_BS is not None:  # a source that is all padding gives zeros, whatever it holds
                 h_BSD = h_BSD.masked_fill(~memory.mask_BS.unsqueeze(-1), 0.0)
             return Annotations(h_BSD, h_BSD if self.score == "dot" else self.key(h_BSD), memory.mask_BS)

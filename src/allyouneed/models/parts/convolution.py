@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from allyouneed.mixers.parts.kv_cache import pushed_left, regroup
+from allyouneed.mixers.parts.kv_cache import real_first, regroup
 from allyouneed.mixers.parts.state import join_padded
 
 After = TypeVar("After")
@@ -55,7 +55,7 @@ def over_real(
 
     A convolution depends on which tokens are neighbours, so padding between tokens must be removed before it.
     """
-    order_BT = pushed_left(mask_BT)
+    order_BT = real_first(mask_BT)
     x_BTD, after = read(tokens_BT.gather(1, order_BT), mask_BT.sum(dim=1))
     return x_BTD.gather(1, order_BT.argsort(dim=1).unsqueeze(-1).expand_as(x_BTD)), after
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed.errors import DataError
-from allyouneed.mixers.parts.kv_cache import pushed_left
+from allyouneed.mixers.parts.kv_cache import real_first
 
 WHITE = 1.0
 MORE = 1  # ids that may follow an image: EOS
@@ -63,7 +63,7 @@ class ImageEncoder(nn.Module):
         count = self.size * self.size * self.channels
         x_BS = source_BS.to(next(self.parameters()).dtype) * (2 / (self.ids - 1)) - 1
         if mask_BS is not None:
-            x_BS = x_BS.masked_fill(~mask_BS, WHITE).gather(1, pushed_left(mask_BS))
+            x_BS = x_BS.masked_fill(~mask_BS, WHITE).gather(1, real_first(mask_BS))
         longest = source_BS.shape[1] if mask_BS is None else int(mask_BS.sum(dim=1).max())
         if longest > count + MORE:
             raise DataError(

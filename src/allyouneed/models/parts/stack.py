@@ -187,8 +187,8 @@ class Stack(nn.Module):
         for layer in range(len(self.blocks)):
             mixer, width = self._config.mixer_of(layer), self._config.width
             total += mixer.cost(length, width, role=self._role).flops
-            if self._config.positions.turns:
-                total += mixer.turning_flops(length, width, self._role)
+            if self._config.positions.rotates:
+                total += mixer.rotation_flops(length, width, self._role)
             heads, head_width = mixer.position_heads, mixer.position_width(width)
             total += self._config.positions.flops(mixer.position_queries(length, self._role), length, heads, head_width)
             total += length * self._config.feedforward_flops(width)
