@@ -107,12 +107,12 @@ NASTY = [
 
 
 def program(source: Random) -> str:
-    """A few statements that are sentences of the grammar."""
+    """Return a few random statements of the grammar."""
     return "\n".join(_statement(source, 2) for _ in range(source.randint(1, 4)))
 
 
 def soup(source: Random) -> str:
-    """Tokens in any order."""
+    """Return random tokens in any order."""
     return " ".join(source.choice(WORDS) for _ in range(source.randint(1, 40)))
 
 
@@ -137,7 +137,7 @@ def _statement(source: Random, depth: int) -> str:
 
 
 def _expr(source: Random, depth: int) -> str:
-    """Anything."""
+    """Return a random expression of any type."""
     if depth == 0:
         return source.choice(NAMES + ATOMS)
     inner = depth - 1
@@ -158,7 +158,7 @@ def _expr(source: Random, depth: int) -> str:
 
 
 def _sop(source: Random, depth: int) -> str:
-    """An s-op, or so it is hoped."""
+    """Return a random expression that is usually an s-op."""
     if depth == 0:
         return source.choice(["tokens", "indices", "length", "indices", "tokens_asis", "0", "1", '"a"'])
     inner = depth - 1

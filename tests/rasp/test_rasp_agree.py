@@ -18,7 +18,7 @@ pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
 @dataclass(frozen=True)
 class Twice:
-    """The text of an expression, and what Python made of it."""
+    """The text of an expression, and the node that Python's operators built for it."""
 
     text: str
     node: object
@@ -44,7 +44,7 @@ def binary(operator: str, a: Twice, b: Twice) -> Twice:
 
 @st.composite
 def sops(draw, depth: int = 3):
-    """An s-op; what Python's operators do without one beside them is not RASP's business."""
+    """Draw an s-op. At least one operand is an s-op, since Python's operators on plain values are not RASP."""
     if depth == 0:
         return draw(BASE)
     smaller = sops(depth - 1)
@@ -56,8 +56,9 @@ def sops(draw, depth: int = 3):
         case 0 | 1:
             value = binary(operator, a, b)
         case 2:
-            # Python turns 1 < x into x > 1 before the s-op hears of it.
-            value = binary(operator, b, a) if operator not in ("==", "<", ">", "<=", ">=") else binary(operator, a, b)
+            # Python turns 1 < x into x > 1, and formats "a" % x itself, before the s-op's operator is called.
+            own = operator in ("==", "<", ">", "<=", ">=") or (operator == "%" and isinstance(b.node, str))
+            value = binary(operator, a, b) if own else binary(operator, b, a)
         case 3:
             value = Twice(f"(-{a.text})", -a.node)
         case 4:
@@ -102,9 +103,9 @@ def selectors(draw, depth: int = 2):
             return Twice(f"(not {a.text})", ~a.node)
 
 
-def outcome(node: SOp | Selector, given_: list[object]) -> object:
+def outcome(node: SOp | Selector, inputs: list[object]) -> object:
     try:
-        values = evaluate(node, given_)  # type: ignore[type-var, arg-type]
+        values = evaluate(node, inputs)  # type: ignore[type-var, arg-type]
     except RaspError as error:
         return type(error), str(error)
     return [(type(value), repr(value)) for value in values]
@@ -116,22 +117,22 @@ def outcome(node: SOp | Selector, given_: list[object]) -> object:
     st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=6)
     | st.lists(st.integers(-2, 2), min_size=1, max_size=6),
 )
-def test_text_and_operators_are_the_same_program(program, given_):
+def test_text_and_operators_are_the_same_program(program, inputs):
     value = parse_program(f"result = {program.text};").values["result"]
     assert isinstance(value, NamedNode)
     assert isinstance(program.node, SOp | Selector)
     assert same(value.node, program.node)
-    assert outcome(value.node, given_) == outcome(program.node, given_)
+    assert outcome(value.node, inputs) == outcome(program.node, inputs)
 
 
-def test_unequal_has_no_text_but_a_meaning():
+def test_unequal_can_be_evaluated_although_it_has_no_text():
     assert (api.tokens != "a")("ab") == (~(api.tokens == "a"))("ab")
     assert same(api.tokens != "a", elementwise("!=", api.tokens, "a"))
 
 
 @given(st.lists(st.sampled_from(OPERATORS[:5]), min_size=1, max_size=8), st.data())
-def test_chains_without_brackets_are_read_as_the_table_of_precedence_says(operators, data):
-    """Python's own parser is the oracle, but for %, which is looser than * and / in RASP."""
+def test_chains_without_brackets_follow_the_precedence_table(operators, data):
+    """Python's parser is the oracle, except for %, which binds less tightly than * and / in RASP."""
     operators = [operator for operator in operators if operator != "%"] or ["+"]
     numbers = [data.draw(st.integers(1, 9)) for _ in range(len(operators) + 1)]
     text = str(numbers[0]) + "".join(f" {op} {n}" for op, n in zip(operators, numbers[1:], strict=True))
@@ -140,7 +141,7 @@ def test_chains_without_brackets_are_read_as_the_table_of_precedence_says(operat
 
 
 @given(st.lists(st.sampled_from(["and", "or"]), min_size=1, max_size=8), st.data())
-def test_and_or_are_one_level_from_left_to_right(operators, data):
+def test_and_or_have_one_precedence_and_associate_left(operators, data):
     truths = [data.draw(st.booleans()) for _ in range(len(operators) + 1)]
     expected = truths[0]
     for operator, truth in zip(operators, truths[1:], strict=True):

@@ -20,8 +20,8 @@ def rasp(capsys, tmp_path, monkeypatch):
 
     def call(*arguments: str) -> tuple[int, str, str]:
         status = run(["rasp", *arguments])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
 
     return call
 
@@ -45,7 +45,7 @@ def test_run_prints_every_public_name(rasp, tmp_path):
     }
 
 
-def test_run_needs_no_example_to_succeed(rasp):
+def test_run_succeeds_on_programs_that_fail_on_the_default_example(rasp):
     assert rasp("run", str(ZOO / "long_addition.rasp"), "--input", "95+7")[1] == "long_addition = [0, 1, 0, 2] (ints)\n"
 
 
@@ -71,7 +71,7 @@ def test_run_needs_no_example_to_succeed(rasp):
         (["b.rasp", "--input", "a"], "b.rasp:2: Error: Undefined variable: z"),
     ],
 )
-def test_run_says_what_is_wrong(rasp, tmp_path, arguments, words):
+def test_run_reports_errors(rasp, tmp_path, arguments, words):
     (tmp_path / "a.rasp").write_text("x = tokens_asis;")
     (tmp_path / "b.rasp").write_text("x = 1;\ny = z;")
     status, out, err = rasp("run", *arguments)
@@ -81,7 +81,7 @@ def test_run_says_what_is_wrong(rasp, tmp_path, arguments, words):
     assert err.count("\n") == 1
 
 
-def test_json_is_json(rasp, tmp_path):
+def test_json_output_is_valid(rasp, tmp_path):
     (tmp_path / "a.rasp").write_text(f"x = indices * 1{'0' * 308}.0 * 10; y = x - x; z = [1];")
     status, out, _ = rasp("run", "a.rasp", "--input", "ab", "--json")
     assert status == 0
@@ -95,13 +95,13 @@ def test_a_file_is_loaded_with_or_without_its_suffix(rasp, tmp_path):
         assert rasp("run", "a.rasp", "--input", "a", "--name", "two")[1] == "two = [2] (ints)\n"
 
 
-def test_run_says_where_pictures_are(rasp, tmp_path):
+def test_run_prints_the_paths_of_pictures(rasp, tmp_path):
     (tmp_path / "a.rasp").write_text('x = indices; draw(x, "ab");')
     assert rasp("run", "a.rasp", "--input", "a") == (0, "x = [0] (ints)\n", "picture: comp_flows/x(ab).svg\n")
 
 
 @pytest.mark.parametrize(("compat", "line"), [([], "\t picture: comp_flows/tokens(ab).svg\n"), (["--compat"], "")])
-def test_the_repl_says_where_pictures_are(tmp_path, compat, line):
+def test_the_repl_prints_the_paths_of_pictures(tmp_path, compat, line):
     done = subprocess.run(
         [sys.executable, "-m", "allyouneed", "rasp", "repl", *compat],
         input='draw(tokens, "ab");\n',
@@ -128,7 +128,7 @@ def test_the_repl_from_a_pipe():
     )
 
 
-def test_rasp_needs_no_torch():
+def test_rasp_does_not_import_torch():
     code = (
         "import sys\nfrom allyouneed.cli import run\n"
         "codes = [run(['rasp', *words]) for words in ([], ['--help'], ['repl', '--help'], ['run', '--help'])]\n"

@@ -1,4 +1,4 @@
-"""A compiled program is a model folder like any other: loaded, measured, translated with, trained on."""
+"""A compiled program is an ordinary model folder: it can be loaded, evaluated, translated with and trained."""
 
 import shutil
 import subprocess
@@ -45,7 +45,7 @@ def causal(tmp_path_factory):
     return save(compiled, HISTOGRAM, tmp_path_factory.mktemp("rasp") / "causal")
 
 
-def test_it_opens_and_answers(reverse):
+def test_a_compiled_folder_loads_and_translates(reverse):
     bundle = load_folder(str(reverse))
     answers = translate(bundle.model, bundle.codec, ["abc", "c", "aabbccab"], SearchConfig())
     assert [best.text for (best,) in answers] == ["c b a", "c", "b a c c b b a a"]
@@ -53,68 +53,68 @@ def test_it_opens_and_answers(reverse):
     assert "select(indices" in bundle.card
 
 
-def test_tokens_it_does_not_know_are_refused(reverse):
+def test_unknown_tokens_are_refused(reverse):
     bundle = load_folder(str(reverse))
     with pytest.raises(DataError, match="text 2: 'abz' has a token"):
         translate(bundle.model, bundle.codec, ["abc", "abz"], SearchConfig())
 
 
-def test_it_is_measured_by_the_interpreter(reverse):
+def test_an_encoder_is_evaluated_against_the_interpreter(reverse):
     scores = {score.name: score.value for score in evaluate_split(*_held_out(reverse))}
     assert scores["exact"] == 1.0
     assert scores["loss"] < 0.01
 
 
-def test_a_decoder_too(causal):
+def test_a_decoder_is_evaluated_against_the_interpreter(causal):
     scores = {score.name: score for score in evaluate_split(*_held_out(causal))}
     assert scores["exact"].value == 1.0
     assert "beam" not in scores["exact"].signature, "nothing is searched for"
     assert scores["loss"].value < 0.01
 
 
-def test_the_command_line_answers_with_a_decoder(causal, tmp_path):
+def test_commands_run_with_a_decoder(causal, tmp_path):
     (tmp_path / "d.tsv").write_text("aab\t1 2 1\naab\t1 2 2\n")
-    assert _said("translate", str(causal), given="abca\n\nc\n") == "1 1 1 2\n\n1\n"
-    assert _said("evaluate", str(causal)).startswith("exact = 1.0000")
-    assert _said("evaluate", str(causal), "--data", str(tmp_path / "d.tsv")).startswith("exact = 0.5000")
+    assert _stdout("translate", str(causal), stdin="abca\n\nc\n") == "1 1 1 2\n\n1\n"
+    assert _stdout("evaluate", str(causal)).startswith("exact = 1.0000")
+    assert _stdout("evaluate", str(causal), "--data", str(tmp_path / "d.tsv")).startswith("exact = 0.5000")
     right, wrong = (
-        line.split("\t") for line in _said("score", str(causal), given="aab\t1 2 1\naab\t1 2 2\n").splitlines()
+        line.split("\t") for line in _stdout("score", str(causal), stdin="aab\t1 2 1\naab\t1 2 2\n").splitlines()
     )
     assert right[1] == wrong[1] == "3"
     assert float(right[0]) > -0.01
     assert float(wrong[0]) == pytest.approx(-8, abs=0.01), "the logit of the right value is 8 above the next"
 
 
-def test_the_command_line_says_what_a_decoder_cannot_do(causal):
+def test_commands_refuse_what_a_decoder_cannot_do(causal):
     assert "line 3: 'abz' has a token that is not in the model's vocabulary (its token 3)" in _refused(
-        "translate", str(causal), given="abc\n\nabz\n"
+        "translate", str(causal), stdin="abc\n\nabz\n"
     )
-    assert "line 1: 'z'" in _refused("score", str(causal), given="z\t1\n")
+    assert "line 1: 'z'" in _refused("score", str(causal), stdin="z\t1\n")
     assert "classifies each token does not generate text" in _refused("generate", str(causal), "--prompt", "a")
 
 
 def test_an_encoder_is_scored_token_by_token(reverse):
-    logprob, count = _said("score", str(reverse), given="abc\tc b a\n").split("\t")
+    logprob, count = _stdout("score", str(reverse), stdin="abc\tc b a\n").split("\t")
     assert float(logprob) > -0.01
     assert int(count) == 3
 
 
-def _said(*arguments, given=""):
+def _stdout(*arguments, stdin=""):
     code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=True)
     return done.stdout
 
 
-def _refused(*arguments, given=""):
+def _refused(*arguments, stdin=""):
     code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("error: ")
     return done.stderr
 
 
-def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
-    """Ids below FIRST_CLASS mean no class."""
+def test_a_codec_with_more_classes_than_the_table_has_rows_is_refused(causal, tmp_path):
+    """Ids below FIRST_CLASS are not classes."""
     bundle = load_folder(str(causal))
     too_many = Codec(source=bundle.codec.source, classes=tuple(map(str, range(9))), per_position=True)
     recipe = parse(Recipe, bundle.recipe)
@@ -122,7 +122,7 @@ def test_a_decoder_needs_room_for_its_classes(causal, tmp_path):
         load_folder(str(save_folder(tmp_path / "m", bundle.model, too_many, recipe, "")))
 
 
-def test_a_decoder_learns_it(tmp_path):
+def test_a_decoder_trains_on_a_rasp_task(tmp_path):
     settings = {"layers": 1, "width": 16, "hidden": 32, "mixer": {"type": "softmax", "heads": 2}, "dropout": 0.0}
     task = {"type": "rasp-causal", **TASK, "valid": 8, "test": 8}
     tree = {
@@ -141,8 +141,8 @@ def _held_out(folder):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (recipe_folder() / "rasp").glob("*.rasp")))
 @pytest.mark.parametrize("causal", [False, True])
-def test_folders_of_the_zoo_are_measured(name, causal, tmp_path):
-    """What the interpreter answers is a class of the model, whole means and fractions too."""
+def test_zoo_programs_are_evaluated(name, causal, tmp_path):
+    """Every value of the interpreter is a class of the model, integer means and fractions included."""
     letters = {"long_addition": "12+", "parity": "01"}.get(name, "ab()")
     try:
         compile_file(
@@ -162,7 +162,7 @@ def test_a_value_with_a_blank_cannot_be_written(tmp_path):
         save(compile_rasp(program, "ab", 4), program, tmp_path / "m")
 
 
-def test_a_task_without_named_values_draws_those_it_has_seen():
+def test_a_task_without_named_values_uses_the_values_it_has_seen():
     settings = {"type": "rasp", "program": "h = selector_width(select(tokens, tokens, ==));", "vocabulary": ["a", "b"]}
     task = parse(RaspConfig, {**settings, "lengths": [1, 14]})
     codec = task.codec()
@@ -172,7 +172,7 @@ def test_a_task_without_named_values_draws_those_it_has_seen():
         assert batch.examples == len(items)
 
 
-def test_on_files(reverse, tmp_path):
+def test_evaluate_on_files(reverse, tmp_path):
     (tmp_path / "in").write_text("abc\ncab\n")
     (tmp_path / "out").write_text("c b a\nb a a\n")
     files = [str(tmp_path / "in"), str(tmp_path / "out")]
@@ -184,16 +184,16 @@ def test_on_files(reverse, tmp_path):
         evaluate_files(load_folder(str(reverse)), files, SearchConfig(), lambda line: None)
 
 
-def _further(folder, **settings):
-    """The recipe of a folder, to go on with it."""
+def _continued(folder, **settings):
+    """Return a recipe that starts from the weights of a folder."""
     tree, sha256 = folder_recipe(folder)
     base = {**_without_none(tree), "start": {"folder": str(folder), "sha256": sha256}}
     small = {"task": {"valid": 8, "test": 8, "batch": 4}, "train": {"budget": {"steps": 2}, **settings}}
     return load_recipe(None, merge(base, small))
 
 
-def test_training_goes_on_from_it(reverse, tmp_path):
-    recipe = _further(reverse, optimizer={"lr": 1e-9})
+def test_training_starts_from_the_compiled_weights(reverse, tmp_path):
+    recipe = _continued(reverse, optimizer={"lr": 1e-9})
     run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
     run.step()
     before = load_folder(str(reverse)).model.state_dict()
@@ -202,11 +202,11 @@ def test_training_goes_on_from_it(reverse, tmp_path):
     assert any(not torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 
 
-def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
+def test_the_initial_weights_are_kept_if_training_makes_them_worse(reverse, tmp_path):
     notes = []
     watcher = SilentListener()
     watcher.note = notes.append
-    tuned = train(_further(reverse, optimizer={"lr": 0.1}), tmp_path / "run", watcher)
+    tuned = train(_continued(reverse, optimizer={"lr": 0.1}), tmp_path / "run", watcher)
     bundle, before = load_folder(str(tuned)), load_folder(str(reverse))
     assert all(torch.equal(v, before.model.state_dict()[name]) for name, v in bundle.model.state_dict().items())
     assert "The weights are those of step 0." in bundle.card
@@ -215,15 +215,15 @@ def test_what_it_began_with_is_kept_if_training_harms_it(reverse, tmp_path):
     assert any(note.startswith(f"starting from the weights of {reverse}") for note in notes)
 
 
-def test_a_compiled_program_is_not_harmed_by_its_own_recipe(reverse):
-    """What it would be trained with, unless told otherwise."""
+def test_the_recipe_of_a_compiled_program_has_a_tiny_learning_rate(reverse):
+    """These are the defaults for training the folder further; they must not damage exact weights."""
     recipe = parse(Recipe, load_folder(str(reverse)).recipe)
     assert recipe.train.optimizer.lr <= 1e-6
     assert recipe.train.label_smoothing == 0
 
 
-def test_a_run_goes_on_only_from_where_it_began(reverse, causal, tmp_path):
-    recipe = _further(reverse)
+def test_a_run_resumes_only_with_its_initial_weights(reverse, causal, tmp_path):
+    recipe = _continued(reverse)
     run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
     write_atomic(tmp_path / "run" / "recipe.toml", to_toml(recipe).encode())
     run.evaluate_start()
@@ -236,12 +236,12 @@ def test_a_run_goes_on_only_from_where_it_began(reverse, causal, tmp_path):
     with pytest.raises(ConfigError, match=r"started from the weights of .*reverse .*, not from the weights of .*caus"):
         train(recipe.model_copy(update={"start": other}), tmp_path / "run")
     same = StartConfig(folder=str(moved), sha256=folder_recipe(reverse)[1])
-    shutil.rmtree(moved)  # what has begun needs it no more
+    shutil.rmtree(moved)  # a run that has started does not read it again
     assert train(recipe.model_copy(update={"start": same}), tmp_path / "run") == tmp_path / "run" / "model"
 
 
-def test_weights_that_are_not_those_of_the_recipe_are_refused(reverse, tmp_path):
-    recipe = _further(reverse)
+def test_initial_weights_with_another_hash_or_vocabulary_are_refused(reverse, tmp_path):
+    recipe = _continued(reverse)
     wrong = StartConfig(folder=str(reverse), sha256="0" * 64)
     with pytest.raises(FolderError, match="not those that the recipe names"):
         train(recipe.model_copy(update={"start": wrong}), tmp_path / "run")
@@ -261,7 +261,7 @@ def test_the_recipe_is_read_without_the_weights(reverse, tmp_path):
         load_folder(str(copy))
 
 
-def test_the_commands(tmp_path):
+def test_compile_then_train_with_commands(tmp_path):
     program = tmp_path / "count.rasp"
     program.write_text("hist = selector_width(select(tokens, tokens, ==));\nmost = hist > 1;\n")
     made = tmp_path / "made"
@@ -280,16 +280,16 @@ def test_the_commands(tmp_path):
         CliRunner().invoke(app, [*run, "--task", "copy"], catch_exceptions=False)
 
 
-def test_compiling_replaces_what_was_compiled_and_nothing_else(reverse, tmp_path):
+def test_compile_replaces_only_compiled_folders(reverse, tmp_path):
     (tmp_path / "a.rasp").write_text("x = tokens;")
     made = shutil.copytree(reverse, tmp_path / "made")
     command = ["rasp", "compile", str(tmp_path / "a.rasp"), "--vocabulary", "ab", "--length", "3", "--out"]
-    assert _said(*command, str(made)).endswith(f"model: {made}\n")
-    tuned = train(_further(reverse), tmp_path / "run")
+    assert _stdout(*command, str(made)).endswith(f"model: {made}\n")
+    tuned = train(_continued(reverse), tmp_path / "run")
     refusal = "holds a trained model, not a compiled one; choose another --out, or add --force"
     assert refusal in _refused(*command, str(tuned))
     assert load_folder(str(tuned)).recipe["start"] is not None
-    assert _said(*command, str(tuned), "--force").endswith(f"model: {tuned}\n")
+    assert _stdout(*command, str(tuned), "--force").endswith(f"model: {tuned}\n")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "letter.txt").write_text("dear")
     assert "foreign: is not empty and not a model folder" in _refused(*command, str(tmp_path / "foreign"))
@@ -297,7 +297,7 @@ def test_compiling_replaces_what_was_compiled_and_nothing_else(reverse, tmp_path
     assert (tmp_path / "foreign" / "letter.txt").read_text() == "dear"
 
 
-def test_what_a_folder_cannot_hold(tmp_path):
+def test_programs_that_cannot_be_saved_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="one output, not 2"):
         save(compile_rasp({**REVERSE, **HISTOGRAM}, "ab", 3), {**REVERSE, **HISTOGRAM}, tmp_path / "x")
     numbers = {"same": tokens_asis}
@@ -310,7 +310,7 @@ def test_what_a_folder_cannot_hold(tmp_path):
 TASK = {"program": "h = selector_width(select(tokens, tokens, ==));", "vocabulary": ["a", "b"], "lengths": [1, 4]}
 
 
-def test_the_task_draws_what_the_program_says(tmp_path):
+def test_the_targets_of_the_task_are_values_of_the_program(tmp_path):
     data = parse(RaspConfig, TASK).prepare(tmp_path, 1)
     for source, target in data.examples("valid")[:20]:
         assert target == " ".join(str(source.count(letter)) for letter in source)
@@ -321,7 +321,7 @@ def test_the_task_draws_what_the_program_says(tmp_path):
     assert batch.tokens == int((batch.source_BS > 3).sum())
 
 
-def test_a_causal_task_counts_up_to_here(tmp_path):
+def test_a_causal_task_counts_up_to_each_position(tmp_path):
     data = parse(RaspCausalConfig, TASK).prepare(tmp_path, 1)
     batch = data.batch(1, 0)
     for source, target in data.examples("valid"):
@@ -357,7 +357,7 @@ def test_pool_and_task_must_fit(task, pool):
         ({"vocabulary": [str(n) for n in range(10_001)]}, "at most 10000 items"),
     ],
 )
-def test_a_task_that_is_none_is_refused(settings, words, tmp_path, monkeypatch):
+def test_an_invalid_task_is_refused(settings, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.rasp").write_text("y = tokens;")
     with pytest.raises(ConfigError) as caught:
@@ -365,7 +365,7 @@ def test_a_task_that_is_none_is_refused(settings, words, tmp_path, monkeypatch):
     assert words in str(caught.value)
 
 
-def test_a_model_learns_it(tmp_path):
+def test_a_model_learns_the_task(tmp_path):
     """The loss of an untrained model falls: gradients reach every position's class."""
     data = parse(RaspConfig, TASK).prepare(tmp_path, 1)
     tree = {"task": {"type": "rasp", **TASK}, "model": {"type": "encoder", "pool": "none", "layers": 1, "width": 16}}
@@ -383,7 +383,7 @@ def test_a_model_learns_it(tmp_path):
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_the_readme_shows_names_and_what_was_compared(tmp_path):
+def test_the_card_shows_names_and_what_was_compared(tmp_path):
     file = tmp_path / "second.rasp"
     file.write_text('previous = select(indices, indices - 1, ==);\nshifted = aggregate(previous, tokens, "-");\n')
     _, folder = compile_file(file, tmp_path / "model", "ab", 3)

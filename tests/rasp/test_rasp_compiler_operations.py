@@ -28,7 +28,7 @@ SHARE = aggregate(select(indices, indices, "<="), indicator(tokens == "a"))
 
 
 def selected(selector):
-    """All that can be done with a selector, at once: what it selects, how many, their mean."""
+    """Combine every use of a selector: the values it selects, their number and their mean."""
     return {
         "width": selector_width(selector),
         "mean": aggregate(selector, indices, -1),
@@ -95,7 +95,7 @@ SELECTORS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_input(name):
+def test_operations_agree_on_every_input(name):
     outputs = PROGRAMS[name]
     compiled = compile_rasp(outputs, "abc", 4, verified=False)
     named = {"output": outputs} if isinstance(outputs, SOp) else outputs
@@ -106,13 +106,13 @@ def test_every_input(name):
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-def test_every_selector(name):
+def test_selectors_agree_on_every_input(name):
     outputs = selected(SELECTORS[name])
     assert verify(compile_rasp(outputs, "abc", 4, verified=False), outputs).undefined == 0
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *SELECTORS])
-def test_causally(name):
+def test_causal_operations_agree_on_every_input(name):
     outputs = PROGRAMS[name] if name in PROGRAMS else selected(SELECTORS[name])
     named = {"output": outputs} if isinstance(outputs, SOp) else outputs
     verify(compile_rasp(named, "ab", 4, causal=True, verified=False), named)
@@ -127,7 +127,7 @@ def test_numbers_as_tokens():
     assert len(compiled.outputs[1].values) == 3, "a sort gives what there was, not means"
 
 
-def test_what_fails_in_the_interpreter_has_no_right_answer():
+def test_inputs_that_fail_in_the_interpreter_are_not_compared():
     program = {"output": 6 / (indices - 1) + indicator(tokens == "a")}
     checked = verify(compile_rasp(program, "ab", 3, verified=False), program)
     assert checked.undefined == 4 + 8

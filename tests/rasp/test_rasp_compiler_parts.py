@@ -1,4 +1,4 @@
-"""The parts of the compiler on their own: selectors, steps, refusals, causality, the text of a program."""
+"""Units of the compiler: selectors, steps, refusals, causality, the text of a program."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ PAIRS = [(a, b) for a in SIDES for b in SIDES]
 
 @st.composite
 def formulas(draw, depth=3):
-    """A selector over four pairs of sides, as terms and as a function of the values of keys and queries."""
+    """Draw a selector over four pairs of sides, as terms and as a function of the values of keys and queries."""
     kind = draw(st.sampled_from(["compare", "and", "or", "not"] if depth else ["compare"]))
     if kind == "compare":
         number = draw(st.integers(0, 3))
@@ -77,7 +77,7 @@ def test_ranks_are_permutations(order, total):
     assert selectors.is_total_order(terms) == total
 
 
-def test_a_tie_is_no_rank():
+def test_ties_and_cycles_are_not_total_orders():
     x, index = variable("token", "x", range(3)), variable("index", "indices", range(4), permutes=True)
     below, equal, before = (
         selectors.compare(side, side, how, BOUNDS) for side, how in ((x, "<"), (x, "=="), (index, "<"))
@@ -85,7 +85,7 @@ def test_a_tie_is_no_rank():
     stable = selectors.disjunction(below, selectors.conjunction(equal, before, BOUNDS), BOUNDS)
     assert selectors.is_total_order(stable)
     assert not selectors.is_total_order(below)
-    assert not selectors.is_total_order(selectors.disjunction(below, before, BOUNDS))  # round in circles
+    assert not selectors.is_total_order(selectors.disjunction(below, before, BOUNDS))  # a cycle
 
 
 @given(st.integers(1, 60), st.lists(st.integers(-5, 5), min_size=61, max_size=61), st.floats(-0.2, 0.2))
@@ -109,8 +109,8 @@ def test_means_are_exact_rationals():
     assert thirds == (1 / 3, 5 / 12, 0.5), "no two of them a last digit apart"
 
 
-def test_what_is_text_on_some_inputs_and_numbers_on_others_is_not_averaged():
-    """Strings have no mean and numbers have one: a model made for the first would be wrong on the second."""
+def test_the_mean_of_values_that_are_sometimes_text_is_refused():
+    """Strings have no mean but numbers do, so a model built for the former would be wrong on the latter."""
     mixed = where(tokens[0] == "a", indices, "s")
     before = select(indices, indices, "<=")
     with pytest.raises(CannotCompile, match="strings on some inputs and numbers on others"):
@@ -146,12 +146,12 @@ def test_every_reason_is_listed():
         ({"outputs": {}}, "no outputs"),
     ],
 )
-def test_what_cannot_be_asked(change, words):
+def test_invalid_arguments_are_refused(change, words):
     with pytest.raises(ConfigError, match=words):
         compile_rasp(**({"outputs": tokens, "vocabulary": "ab", "length": 3} | change))
 
 
-def test_inputs_that_it_was_not_compiled_for():
+def test_inputs_outside_the_compiled_range_are_refused():
     compiled = compile_rasp(tokens, "ab", 3)
     with pytest.raises(DataError, match="'c' is not in the program's vocabulary"):
         compiled.run(["abc"])
@@ -159,7 +159,7 @@ def test_inputs_that_it_was_not_compiled_for():
         compiled.run(["abab"])
 
 
-def test_verification_sees_a_wrong_weight():
+def test_verification_detects_a_wrong_weight():
     program = {"output": selector_width(select(tokens, tokens, "=="))}
     compiled = compile_rasp(program, "ab", 4)
     compiled.model.encoder.blocks[0].feedforward.outer.bias.data += 0.3
@@ -201,7 +201,7 @@ def test_heads_are_shared():
     assert report.heads == [2], "one for the means, one for the count"
 
 
-def test_a_causal_program_sees_what_came_before():
+def test_a_causal_program_reads_only_earlier_positions():
     seen = seen_causally(length)
     assert seen("abcd") == [1, 2, 3, 4]
     assert seen_causally(aggregate(full_s, indices))("abc") == [0, 0.5, 1]
@@ -209,16 +209,16 @@ def test_a_causal_program_sees_what_came_before():
     assert compiled.run(["abba"])[0] == {"length": [1, 2, 3, 4], "mean": [0, 0.5, 1, 1.5]}
 
 
-def test_a_decoder_says_the_same_one_token_after_the_other():
+def test_a_decoder_outputs_the_same_token_by_token():
     program = {"output": selector_width(select(tokens, tokens, "=="))}
     compiled = compile_rasp(program, "abc", 6, causal=True)
     ids_BT, _ = compiled.encode(["abcaab"])
     state = compiled.model.start()
-    output, said = compiled.outputs[0], []
+    output, classes = compiled.outputs[0], []
     for column in range(ids_BT.shape[1]):
         logits_BV, state = compiled.model.advance(ids_BT[:, column], state)
-        said.append(int(logits_BV[0].argmax()) - output.begin)
-    assert [output.values[number] for number in said[1:]] == [1, 1, 1, 2, 3, 2]
+        classes.append(int(logits_BV[0].argmax()) - output.begin)
+    assert [output.values[number] for number in classes[1:]] == [1, 1, 1, 2, 3, 2]
 
 
 def test_the_text_of_a_program_is_the_program():

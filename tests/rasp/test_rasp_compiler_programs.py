@@ -32,11 +32,11 @@ HISTOGRAM = selector_width(SAME)
 
 
 def benchmark():
-    """benchmarks/rasp.py, which has the programs of Tracr's library and what was measured of it."""
+    """Import benchmarks/rasp.py, which has the programs of Tracr's library and their measured sizes."""
     path = Path(__file__).parents[2] / "benchmarks" / "rasp.py"
     found = importlib.util.spec_from_file_location("rasp_benchmark", path)
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look their module up
+    sys.modules[found.name] = module  # dataclasses look up their module
     found.loader.exec_module(module)
     return module
 
@@ -80,7 +80,7 @@ def test_long_inputs(name, size):
 
 
 def test_balanced_brackets_are_found():
-    """Random ones almost never balance, and would hide failures."""
+    """Random brackets almost never balance, which would hide failures."""
     program = BENCHMARK.shuffle_dyck(["()", "{}"])
     compiled = compile_rasp(program, "(){}", 12, verified=False)
     words = ["()", "({)}", "((((()))))", "{}{}{}{}", "({()}{)}", "()()()()()()", "({{((()))}})", "((({}{})))"]
@@ -133,7 +133,7 @@ def test_a_compiled_addition_adds():
 
 
 def test_layers_of_the_published_programs():
-    """Weiss et al. 2021: two layers for Dyck-1 (prefixes told from failures), four for Dyck-2."""
+    """Weiss et al. 2021: two layers for Dyck-1 (prefixes distinguished from failures), four for Dyck-2."""
     found = {
         name: compile_rasp(read_program(ZOO / f"{name}.rasp").sop(), vocabulary, 7, verified=False).report.heads
         for name, vocabulary in (("dyck1", "()"), ("dyck2", "(){}"))
@@ -145,7 +145,7 @@ def test_layers_of_the_published_programs():
 
 
 class Programs:
-    """Programs of all operations, as the dice fall."""
+    """A generator of random programs that use all operations."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -235,7 +235,7 @@ def test_most_random_programs_compile():
     assert compiled >= 38
 
 
-def test_equal_tells_values_apart():
+def test_equal_distinguishes_values():
     assert equal([1, 0.5], [1.0, 0.5 + 1e-12])
     assert not equal([1, 0.5], [1, 0.5001])
     assert not equal(["a"], ["a", "a"])
@@ -244,11 +244,11 @@ def test_equal_tells_values_apart():
 
 @pytest.mark.parametrize("size", [63, 200])
 def test_a_function_of_a_mean_takes_a_neuron_for_each_jump(size):
-    """Not for each of its thousands of values, some of which float32 cannot tell apart."""
+    """Not one for each of its thousands of values, some of which float32 cannot distinguish."""
     program = aggregate(full_s, indicator(tokens == "a")) > 0.5
     compiled = compile_rasp(program, "ab", size, verified=False)
     (layer,) = compiled.report.layers
-    assert layer.functions[0].neurons == 3  # a step, and what takes the mean out of the slot
+    assert layer.functions[0].neurons == 3  # a step, and the removal of the mean from the slot
     verify(compiled, {"output": program}, most=40)
     half = ["a", "b"] * (size // 2)
     assert compiled.run([half, [*half[:-1], "a"]])[1]["output"][0] is True
@@ -262,11 +262,11 @@ def test_hundreds_of_tokens(name, size, width):
     assert compiled.report.width == width
     dice = random.Random(0)
     inputs = [dice.choices(vocabulary, k=n) for n in (size, size - 1, size // 2, 1)]
-    for given_, found in zip(inputs, compiled.run(inputs), strict=True):
-        assert found["output"] == program(given_)
+    for one, found in zip(inputs, compiled.run(inputs), strict=True):
+        assert found["output"] == program(one)
 
 
-def test_programs_that_fail():
+def test_programs_that_fail_on_some_inputs():
     with pytest.raises(CannotCompile, match="fails on every input; on \\['a'\\]: division by zero"):
         compile_rasp(1 / indices, "ab", 5)
     some = compile_rasp(1 / (indices - 3), "ab", 5).verified
@@ -276,12 +276,12 @@ def test_programs_that_fail():
 
 
 @pytest.mark.parametrize("token", [float("nan"), float("inf"), 10**400, 2**53 + 2])
-def test_tokens_that_are_no_numbers_of_a_model(token):
+def test_tokens_beyond_exact_numbers_are_refused(token):
     with pytest.raises(CannotCompile, match="is not a number up to"):
         compile_rasp(tokens, [1, token], 4)
 
 
-def test_what_differs_is_named():
+def test_differences_are_named():
     compiled = compile_rasp(HISTOGRAM, "ab", 4)
     with pytest.raises(NotExact, match="gives 1 at position 0, the program 2, although margins are wide"):
         verify(compiled, {"output": HISTOGRAM + 1})

@@ -1,4 +1,4 @@
-"""docs/rasp.md and the README: their conversations are what the REPL says, their Python and their commands run."""
+"""docs/rasp.md and the README: their transcripts match the REPL, and their Python and commands run."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from talk import talk
+from repl_transcript import transcript
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.interpreter import Interpreter
@@ -25,14 +25,14 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "fewest"), [(PAGE, 20), (README, 4)], ids=["docs", "readme"])
-def test_the_tour_is_what_the_repl_says(page: str, fewest: int):
+def test_transcripts_match_the_repl(page: str, fewest: int):
     shown = "".join(blocks("rasp", page))
     lines = [line.removeprefix(">> ") for line in shown.splitlines() if line.startswith(">> ")]
     assert len(lines) >= fewest
-    # From a pipe nothing that is typed is echoed.
-    said = talk(*lines).removesuffix(">> \n")
+    # Input from a pipe is not echoed.
+    printed = transcript(*lines).removesuffix(">> \n")
     expected = "".join(">> " if line.startswith(">> ") else f"{line}\n" for line in shown.splitlines())
-    assert said == expected
+    assert printed == expected
 
 
 def test_the_python_runs(monkeypatch):
@@ -44,16 +44,16 @@ def test_the_python_runs(monkeypatch):
 
 
 def test_the_commands_of_the_readme_run(tmp_path):
-    """As a person would type them, one after the other, in one folder."""
+    """Run in order, in one folder, as a user would type them."""
     (block,) = blocks("sh", README)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    said = {}
+    printed = {}
     for line in block.splitlines():
         command = line.replace("allyouneed ", f"{sys.executable} -m allyouneed ", 1)
         done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
-        said[line] = done.stdout
-    answers = list(said.values())
+        printed[line] = done.stdout
+    answers = list(printed.values())
     assert answers[0] == "sorted = [e, h, l, l, o] (strings)\n"
     assert "1,296 parameters" in answers[1]
     assert answers[2] == "a d c b a\n"
@@ -61,7 +61,7 @@ def test_the_commands_of_the_readme_run(tmp_path):
     assert "<svg" in (tmp_path / "sort.svg").read_text(encoding="utf-8")
 
 
-def test_the_page_names_what_there_is():
+def test_the_page_names_all_programs_operations_and_limits():
     for path in (ROOT / "recipes" / "rasp").glob("*.rasp"):
         assert re.search(rf"\b{path.stem}\b", PAGE.split("## The zoo")[1])
     for name in Interpreter().base.names:
@@ -70,8 +70,8 @@ def test_the_page_names_what_there_is():
         assert f"{limit:,}" in PAGE
 
 
-def test_the_library_is_as_the_page_says():
-    """Every function with its parameters, every other name without."""
+def test_the_library_matches_the_page():
+    """Functions are listed with their parameters, other names without."""
     library = Interpreter().base.names
     own = {name: value for name, value in library.items() if name not in ("True", "False", "indices")}
     expected = {
@@ -95,7 +95,7 @@ def test_the_import_contract_covers_the_whole_language():
     assert set(contract["forbidden_modules"]) >= others
 
 
-def test_commands_of_the_page_are_commands():
+def test_commands_of_the_page_exist():
     commands = re.findall(r"^    allyouneed rasp (\w+)", PAGE, re.MULTILINE)
     from allyouneed.cli.rasp import app
 

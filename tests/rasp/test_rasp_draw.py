@@ -1,4 +1,4 @@
-"""Drawings: well-formed, complete, escaped, the same each time; and compiled heads read what is selected."""
+"""Drawings are well-formed, complete, escaped and reproducible; compiled heads read what is selected."""
 
 import re
 import struct
@@ -30,12 +30,12 @@ INPUTS = {"dyck2": "{(}())", "long_addition": "95+7", "shuffle_dyck2": "({)}", "
 
 
 def texts(svg: str) -> list[str]:
-    """What can be read in a picture, in order."""
+    """Return the texts of a picture, in order."""
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def check(svg: str) -> None:
-    """Well-formed, only our own shapes, and every number finite and inside the picture."""
+    """Require well-formed SVG of known shapes only, with every number finite and inside the picture."""
     root = ElementTree.fromstring(svg)
     assert {node.tag.removeprefix(SVG) for node in root.iter()} <= {"svg", "title", "style", "rect", "line", "text"}
     size = {"x": float(root.get("width")), "y": float(root.get("height"))}
@@ -64,7 +64,7 @@ def test_every_program_can_be_drawn(path):
     assert "result" in texts(svg)
 
 
-def test_reverse_has_its_rows():
+def test_the_rows_of_reverse():
     found = texts(drawn("reverse", "hello"))
     assert found[:2] == ['reverse("hello")', "2 layers; heads 1, 1"]
     for text in ("Layer 0", "Layer 1", "Layer 2", "full_s", "other: indices #2", "me: length - indices - 1 #6"):
@@ -104,8 +104,8 @@ def test_a_loop_is_one_row():
     [
         ('select(indices, indices + 1, ==), tokens, "-"', ['default "-"']),  # the last position finds nothing
         ("select(indices, indices + 1, ==), indices", ["default 0"]),
-        ("select(indices, indices, ==), indices", []),  # nobody needs it
-        ("select(indices, indices, ==), indices, 3", ["default 3"]),  # nor this one, but it was chosen
+        ("select(indices, indices, ==), indices", []),  # never used
+        ("select(indices, indices, ==), indices, 3", ["default 3"]),  # never used, but stated explicitly
         ("select(indices, indices, ==), indices == 0, False", ["default F"]),
     ],
 )
@@ -132,12 +132,12 @@ def test_hostile_text_is_escaped():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=5))
-def test_any_text_makes_a_picture(words):
+def test_any_text_can_be_drawn(words):
     same = api.select(api.tokens_asis, api.tokens_asis, "==")
     check(draw(api.selector_width(same), words, {same: words[0]}).svg())
 
 
-def test_what_is_too_large_is_refused():
+def test_drawings_that_are_too_large_are_refused():
     with pytest.raises(RaspLimitError, match="41 elements; at most 40"):
         draw(api.length, "a" * 41)
     long = api.tokens
@@ -152,8 +152,8 @@ def test_what_is_too_large_is_refused():
         draw(api.aggregate(many, api.indices), "a")
 
 
-def test_what_is_written_once_is_looked_at_once():
-    """Twice itself, sixty times over, and strings that are long: neither takes long."""
+def test_shared_nodes_are_visited_once():
+    """Doubling a node sixty times, and long strings, must both be fast."""
     selector, sop = api.select(api.tokens, "a" * 9000, "!="), api.indices
     for _ in range(60):
         selector, sop = selector & selector, sop + sop
@@ -162,7 +162,7 @@ def test_what_is_written_once_is_looked_at_once():
     assert len(svg) < 100_000
 
 
-def test_file_names_are_safe_and_their_own():
+def test_file_names_are_safe_and_unique():
     assert file_name("reverse", "hello") == "reverse(hello).svg"
     assert file_name("x", [1, 2]) == "x([1, 2]).svg"
     names = [
@@ -174,12 +174,12 @@ def test_file_names_are_safe_and_their_own():
 
 def test_draw_statements_write_and_print_what_is_published(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = []
-    session = Session(said.append)
+    printed = []
+    session = Session(printed.append)
     session.interpreter.on_draw = write_drawings()
     for line in ("x = tokens + tokens;", "draw(x);", 'draw(x, "<>");', "draw(select(tokens, tokens, ==), [1, 1]);"):
         session.feed(line)
-    assert said[2:4] == ["\t =  [hh, ee, ll, ll, oo] (strings)", "\t =  [<<, >>] (strings)"]
+    assert printed[2:4] == ["\t =  [hh, ee, ll, ll, oo] (strings)", "\t =  [<<, >>] (strings)"]
     files = sorted(path.name for path in (tmp_path / "comp_flows").iterdir())
     assert len(files) == 3
     assert files[0] == "out([1, 1]).svg"
@@ -188,7 +188,7 @@ def test_draw_statements_write_and_print_what_is_published(tmp_path, monkeypatch
         check(path.read_text(encoding="utf-8"))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "comp_flows").write_text("a file")
     with pytest.raises(RaspError, match="cannot write comp_flows"):
@@ -270,13 +270,13 @@ def test_what_is_selected_is_what_is_read(name, causal):
     for head in heads:
         assert head.difference < 1e-5
         assert abs(head.expected.sum(axis=1) - 1).max() < 1e-9
-    # Not trivially so: of all heads, some row reads several positions or a single one other than BOS.
+    # The comparison is not trivial: in some head, a row reads several positions, or one other than BOS.
     assert any((head.expected[:, 1:] > 0).any() for head in heads)
     check(draw_compiled(view).svg())
 
 
 def test_the_selector_of_a_head_is_that_of_the_program():
-    """Against the interpreter: what a counting head selects besides BOS is the selector that it counts."""
+    """Compared with the interpreter: apart from BOS, a counting head selects what its selector selects."""
     same = api.select(api.tokens, api.tokens, "==") & api.select(api.indices, api.indices, "<")
     view = trace_attention(api.selector_width(same), "abcabba", names={same: "earlier"})
     ((head,),) = view.heads
@@ -286,7 +286,7 @@ def test_the_selector_of_a_head_is_that_of_the_program():
     assert (head.weights[:, 1:] > 1e-3).tolist() == same("abcabba")
 
 
-def test_a_selector_of_several_heads_says_which():
+def test_a_selector_of_several_heads_names_them():
     program = read_program(FOLDER / "sort.rasp")
     view = trace_attention(program.sop(), "hello", vocabulary="ehlo", length=8, name="sorted", names=program.names)
     assert [(head.selector, head.part) for head in view.heads[0]] == [("before", "1 of 2"), ("before", "2 of 2")]
@@ -316,13 +316,13 @@ SORT = "draw recipes/rasp/sort.rasp --input hello --compiled --out docs/images/r
 
 @pytest.mark.parametrize("command", [REVERSE, SORT])
 def test_the_pictures_of_the_documentation_are_what_is_drawn(command, tmp_path, monkeypatch):
-    """Made by `allyouneed rasp` and these words."""
+    """Each was made by `allyouneed rasp` with these arguments."""
     monkeypatch.chdir(FOLDER.parents[1])
     *words, there = command.split()
     made = tmp_path / "a.svg"
     assert CliRunner().invoke(app, [*words, str(made)]).exit_code == 0
     new, old = (path.read_text(encoding="utf-8") for path in (made, Path(there)))
-    # What a compiled model is off by in its last digits differs from machine to machine.
+    # The rounding error of a compiled model differs between machines.
     assert new == old if "--compiled" not in words else texts(new)[2:] == texts(old)[2:]
 
 
@@ -339,7 +339,7 @@ def test_command(tmp_path, options):
     check(out.read_text(encoding="utf-8"))
 
 
-def test_command_draws_selectors_and_says_what_is_wrong(tmp_path):
+def test_command_draws_selectors_and_reports_errors(tmp_path):
     path = tmp_path / "a.rasp"
     path.write_text("same = select(tokens, tokens, ==);\nx = selector_width(same);\n")
     out = tmp_path / "same.png"

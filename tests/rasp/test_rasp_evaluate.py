@@ -38,16 +38,16 @@ numbers = st.lists(st.integers(-3, 3), min_size=1, max_size=9)
 
 
 @given(numbers, st.sampled_from(sorted(COMPARISONS)))
-def test_the_first_argument_of_select_is_the_key(given_, comparison):
+def test_the_first_argument_of_select_is_the_key(values, comparison):
     compare = COMPARISONS[comparison]
-    rows = select(tokens_int, tokens_int * 2, comparison)(given_)
-    assert rows == [[compare(key, 2 * query) for key in given_] for query in given_]
+    rows = select(tokens_int, tokens_int * 2, comparison)(values)
+    assert rows == [[compare(key, 2 * query) for key in values] for query in values]
 
 
 @given(numbers, st.sampled_from(sorted(COMPARISONS)), st.integers(-9, 9))
-def test_aggregate_is_the_only_value_the_mean_or_the_default(given_, comparison, default):
+def test_aggregate_is_the_only_value_the_mean_or_the_default(values, comparison, default):
     selector = select(tokens_int, 1, comparison) & ~select(indices, indices, ">")
-    for row, result in zip(selector(given_), aggregate(selector, indices, default)(given_), strict=True):
+    for row, result in zip(selector(values), aggregate(selector, indices, default)(values), strict=True):
         chosen = [place for place, bit in enumerate(row) if bit]
         expected = default if not chosen else chosen[0] if len(chosen) == 1 else sum(chosen) / len(chosen)
         assert result == expected
@@ -55,7 +55,7 @@ def test_aggregate_is_the_only_value_the_mean_or_the_default(given_, comparison,
 
 
 @given(words)
-def test_selectors_combine_as_bools_do(word):
+def test_selectors_combine_like_bools(word):
     a, b = select(tokens, tokens, "=="), select(indices, indices, "<")
     rows_a, rows_b = a(word), b(word)
     for combined, how in ((a & b, operator.and_), (a | b, operator.or_), (a & ~b, lambda x, y: x and not y)):
@@ -111,7 +111,7 @@ def test_elementwise(program: SOp, expected):
     assert program("aba") == expected
 
 
-def test_tokens_are_converted_as_python_does():
+def test_tokens_are_converted_like_python_does():
     assert tokens_int(["1", 2, 3.7, True]) == [1, 2, 3, 1]
     assert tokens_float(["1", 2]) == [1.0, 2.0]
     assert tokens([1, "a", True]) == ["1", "a", "True"]
@@ -141,23 +141,23 @@ def test_tokens_are_converted_as_python_does():
         (tokens * 10**9, RaspLimitError, "characters"),
     ],
 )
-def test_what_is_refused_says_why(program, error, words):
+def test_refusals_state_the_reason(program, error, words):
     with pytest.raises(error, match=words):
         program(["a", 3])
 
 
-def test_several_equal_strings_are_several():
+def test_equal_strings_are_not_averaged():
     with pytest.raises(RaspFailure, match="non-numbers"):
         aggregate(full_s, tokens)("aa")
 
 
-@pytest.mark.parametrize("nothing", ["", [], 3, None])
-def test_an_input_has_elements(nothing):
+@pytest.mark.parametrize("empty", ["", [], 3, None])
+def test_an_empty_input_is_refused(empty):
     with pytest.raises(RaspError, match="expect non-empty iterables, got: "):
-        indices(nothing)
+        indices(empty)
 
 
-def test_long_inputs_end():
+def test_inputs_beyond_a_limit_are_refused():
     assert length("a" * limits.INPUT)[0] == limits.INPUT
     with pytest.raises(RaspLimitError):
         length("a" * (limits.INPUT + 1))
@@ -198,7 +198,7 @@ def test_nodes_have_no_truth_value_and_no_elements():
     assert {tokens: 1}[tokens] == 1
 
 
-def test_same_sees_structure_and_types():
+def test_same_compares_structure_and_types():
     assert same(tokens == "a", tokens == "a")
     assert not same(tokens == "a", tokens == "b")
     assert not same(indices + 1, indices + True)
@@ -208,7 +208,7 @@ def test_same_sees_structure_and_types():
 
 
 @given(words)
-def test_what_is_shared_is_the_same(word):
+def test_shared_nodes_are_computed_once_and_results_are_copies(word):
     histogram = selector_width(select(tokens, tokens, "=="))
     assert evaluate_all([histogram, histogram * 2], word) == [evaluate(histogram, word), (histogram * 2)(word)]
     run = Evaluation(word)

@@ -1,9 +1,9 @@
-"""What the language means: precedence, types, functions, loops, environments."""
+"""Semantics of the language: precedence, types, functions, loops, environments."""
 
 import re
 
 import pytest
-from talk import answer, talk
+from repl_transcript import answer, transcript
 
 from allyouneed.rasp.errors import RaspError, RaspSyntaxError
 from allyouneed.rasp.interpreter import Interpreter
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.no_shapes  # there are no tensors here
 
 
 def value(text: str, before: str = "", compat: bool = False) -> object:
-    """The value of an expression, in plain Python."""
+    """Return the value of an expression as plain Python."""
     interpreter = Interpreter(compat)
     for sentence in parse(before, compat) if before else ():
         interpreter.execute(sentence, interpreter.console)  # type: ignore[arg-type]
@@ -249,9 +249,9 @@ def test_statements(before, text, expected):
     ],
 )
 def test_a_mistake_is_named(text, words):
-    said = answer("def f(a,b) { return a; }", f"{text};")
-    assert said.startswith("\t\t!!ignoring input:\n\t ")
-    assert words in said
+    printed = answer("def f(a,b) { return a; }", f"{text};")
+    assert printed.startswith("\t\t!!ignoring input:\n\t ")
+    assert words in printed
 
 
 @pytest.mark.parametrize(
@@ -285,16 +285,16 @@ def test_a_mistake_is_named(text, words):
         ("10.0^400", "(34, 'Numerical result out of range')"),
     ],
 )
-def test_what_python_cannot_do_goes_wrong(text, words):
+def test_operations_that_fail_in_python_are_refused(text, words):
     assert answer("def f(a,b) { return a; }", f"{text};") == f"something went wrong: {words}\n"
 
 
 @pytest.mark.parametrize("text", ["1(2)", "[1](2)", '"a"("b")', "{}()", "x = 1(2)"])
-def test_what_is_no_function_cannot_be_called(text):
+def test_calling_a_value_that_is_not_a_function_is_refused(text):
     assert answer(f"{text};") == "not implemented this command yet! ignoring\n"
 
 
-NO_SENTENCES = """
+SYNTAX_ERRORS = """
     if;     ;       1 = 2;    x y;         f(;       def f() { x = 1; }    def f() { return 1; x = 2; }
     1.;     .5;     'a';      1e5;         a != b;   select(1,2,in);       for x in [1];    return 1;    def if() {
     x[];    {1};    [1,];     §;           load x;   1 +* 2;               [x for x in y if z];
@@ -302,23 +302,23 @@ NO_SENTENCES = """
 """
 
 
-@pytest.mark.parametrize("text", re.split(r"\s{2,}", NO_SENTENCES.strip()))
-def test_what_is_no_sentence(text):
+@pytest.mark.parametrize("text", re.split(r"\s{2,}", SYNTAX_ERRORS.strip()))
+def test_syntax_errors_are_ignored_with_a_message(text):
     with pytest.raises(RaspSyntaxError) as caught:
         parse(text)
     assert not isinstance(caught.value, Unfinished)
-    said = talk(*text.split("\n"))
-    assert "\t!! antlr exception: mismatched input " in said
-    assert said.count(" \t-- ignoring input\n") == said.count("antlr")
+    printed = transcript(*text.split("\n"))
+    assert "\t!! antlr exception: mismatched input " in printed
+    assert printed.count(" \t-- ignoring input\n") == printed.count("antlr")
 
 
 @pytest.mark.parametrize(
     "text", ["", "# c", "1", "1 +", "def f() {", "for x in y { a = 1;", "f(", "x = {", 'load "x"', "set"]
 )
-def test_what_may_become_a_sentence(text):
+def test_incomplete_sentences_wait_for_more(text):
     with pytest.raises(Unfinished):
         parse(text)
-    assert talk(text) == ">> .. " + "  " * text.count("def") + "\n"
+    assert transcript(text) == ">> .. " + "  " * text.count("def") + "\n"
 
 
 def test_reserved_names():
@@ -345,7 +345,7 @@ def test_reserved_names():
     assert answer("def f() { indices = 1; return 1; }", "f();").endswith("Cannot set reserved name: indices\n")
 
 
-def test_what_fails_on_the_example_is_not_assigned():
+def test_values_that_fail_on_the_example_are_not_assigned():
     assert answer("x = 1/indices;", "x;").endswith("Undefined variable: x\n")
     assert answer("x = tokens_int;", "x;").endswith("Undefined variable: x\n")
     assert answer("x = [tokens_int, 1];", "x;").endswith("Undefined variable: x\n")
@@ -354,7 +354,7 @@ def test_what_fails_on_the_example_is_not_assigned():
     assert answer('(tokens_int + 1)([3,"4"]);') == "\t =  [4, 5] (ints)\n"
 
 
-def test_a_program_is_not_tried_and_says_where_it_is_wrong():
+def test_a_program_is_not_run_on_an_example_and_errors_name_their_line():
     program = parse_program('numbers = tokens_int;\n_hidden = 1;\nset example "12"\nnumbers("1");\nlast = numbers * 2;')
     assert list(program.values) == ["numbers", "last"]
     assert program.sop()([3, "4"]) == [6, 8]
@@ -386,7 +386,7 @@ def test_a_program_is_not_tried_and_says_where_it_is_wrong():
         ("def f(x) { return 1 }", "'}' expecting {an operator, '(', ',', ';', '['}"),
     ],
 )
-def test_a_parser_error_names_all_that_may_stand_there_in_few_words(text, expected):
+def test_a_parser_error_summarizes_what_was_expected(text, expected):
     with pytest.raises(RaspSyntaxError) as caught:
         parse(text)
     assert str(caught.value) == f"mismatched input {expected}"

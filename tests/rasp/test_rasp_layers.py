@@ -30,7 +30,7 @@ double = count_bos(select(histogram, histogram, ==) and select(again, False, ==)
 sorted = sort_bos(tokens, tokens);
 frequent = sort_bos("-" if again else tokens, 1000 if again else -histogram);
 """
-# Digits that meet by weight; sums below nine stop a carry, so that whoever sees equally many of them is in one run.
+# Digits are aligned by weight. Sums below nine stop a carry, so positions that see equally many of them form one run.
 ADDITION = """
 digit = {"0":0, "1":1, "2":2, "3":3, "4":4, "5":5, "6":6, "7":7, "8":8, "9":9, "+":0}[tokens];
 plus = aggregate(select(tokens, "+", ==), indices);
@@ -59,7 +59,7 @@ ZOO = {
     "sort": [2, 1],
     "dyck1": [1, 1],
     "dyck2": [1, 2, 1, 1],
-    "long_addition": [2, 1, 2, 1],  # a layer less than the published one, whose carries go one place further at the end
+    "long_addition": [2, 1, 2, 1],  # one layer fewer than published: there, a last layer moves the carries one place
     "caesar": [],
     "pair_balance": [1],
     "sort_by_frequency": [2, 2, 1],
@@ -77,7 +77,7 @@ def test_zoo(name):
     assert schedule([read_program(FOLDER / f"{name}.rasp").sop()]).heads == ZOO[name]
 
 
-def test_the_programs_counted_here_are_what_they_are_called():
+def test_the_counted_programs_compute_what_their_names_say():
     values = {name: parse_program(text).sop("x") for name, (text, _) in PUBLISHED.items()}
     assert values["hist_bos"]("§hello")[1:] == [1, 1, 2, 2, 1]
     assert values["hist2_bos"]("§hello")[1:] == [3, 3, 1, 1, 3]
@@ -85,7 +85,7 @@ def test_the_programs_counted_here_are_what_they_are_called():
     assert values["longsum"]("058+032") == [0, 0, 0, 0, 0, 9, 0]
 
 
-def test_how_it_is_said():
+def test_the_text_of_a_schedule():
     assert str(schedule([api.length])) == "1 layer; heads 1"
     assert str(schedule([api.tokens])) == "0 layers"
     assert str(schedule([parse_program("x = sort(tokens, tokens);").sop()])) == "2 layers; heads 2, 1"
@@ -106,7 +106,7 @@ def test_a_selector_alone_is_a_head():
 
 
 @given(st.lists(st.sampled_from(["+", "head", "late", "both"]), max_size=12))
-def test_depth_by_its_definition_and_everything_in_its_layer(steps):
+def test_depth_equals_its_definition_and_nodes_are_in_their_layer(steps):
     sops = [api.tokens_int, api.indices]
     for step in steps:
         last, older = sops[-1], sops[len(sops) // 2]

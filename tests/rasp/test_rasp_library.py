@@ -1,4 +1,4 @@
-"""The library, which is written in RASP, against one line of Python for each function; and against the Python API."""
+"""The library, written in RASP, against one line of Python for each function, and against the Python API."""
 
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +92,7 @@ def test_a_missing_string_is_the_number_zero(values):
             sop(values)
 
 
-def test_everything_published_is_there():
+def test_every_published_name_exists():
     names = set(Interpreter().base.names) - {"True", "False", "indices", "tokens"}
     names -= {f"tokens_{kind}" for kind in ("asis", "str", "int", "float", "bool")}
     published = "full_s length selector_width has_focus count contains max min average load_from_location shift"

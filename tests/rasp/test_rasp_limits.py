@@ -1,11 +1,11 @@
-"""No program crashes or hangs: each limit ends in words, and random text and random programs end at all."""
+"""No program crashes or hangs: each limit ends in a message; random text and random programs terminate."""
 
 import contextlib
 import random
 
 import pytest
 from fuzz_programs import NASTY, program, soup
-from talk import answer
+from repl_transcript import answer
 
 from allyouneed.rasp import limits
 from allyouneed.rasp.errors import RaspError, RaspLimitError
@@ -52,46 +52,46 @@ LONG = {
 
 
 @pytest.mark.parametrize("text", LONG, ids=lambda text: text[:40])
-def test_what_is_too_much_is_refused(text):
-    said = answer(text)
-    assert "\t\t!!ignoring input:\n\t " in said
-    assert LONG[text] in said
+def test_programs_beyond_a_limit_are_refused(text):
+    printed = answer(text)
+    assert "\t\t!!ignoring input:\n\t " in printed
+    assert LONG[text] in printed
 
 
-def test_a_budget_is_for_a_whole_program():
-    """Many sentences that are each within the limits would go on for hours together."""
+def test_a_program_has_one_budget():
+    """Many sentences, each within the limits, could otherwise run for hours in total."""
     busy = "for i in range(9999) { x = i + i; }\n"
     assert parse_program("x = 0;\n" + busy * 3).values["x"] == 2 * 9998
     with pytest.raises(RaspLimitError, match=r"program.rasp:\d+: this takes more than 200000 steps"):
         parse_program("x = 0;\n" + busy * 99)
 
 
-def test_a_budget_is_for_a_line():
+def test_a_line_has_one_budget():
     busy = "for i in range(9999) { x = i + i; }"
     assert "more than 200000 steps" in answer("x = 0; " + busy * 9)
     assert answer("x = 0;", *[busy] * 9, "x;") == "    value: x =  19996\n"
 
 
-def test_a_sentence_that_fails_leaves_its_limits_to_the_next(tmp_path, monkeypatch):
+def test_a_failed_sentence_does_not_use_up_the_limits_of_the_next(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fails = "def f(n) { return 1 + f(n - 1) if n > 0 else nothing; }\n" + "f(400);\n" * 5
     (tmp_path / "a.rasp").write_text(fails + 'x = indices / 0 ("a");\nx = tokens;\n')
-    said = answer('load "a";')
-    assert said.count("Undefined variable: nothing") == 5
-    assert "functions inside each other" not in said
+    printed = answer('load "a";')
+    assert printed.count("Undefined variable: nothing") == 5
+    assert "functions inside each other" not in printed
 
 
-def test_a_budget_is_for_one_sentence_and_all_it_loads(tmp_path, monkeypatch):
+def test_a_sentence_shares_its_budget_with_the_files_it_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.rasp").write_text("x = 0;\n" + "for i in range(100) { x = x + i; }\n" * 3)
     assert answer('load "a";') == "    value: x =  14850\n"
     assert "more than 200000 steps" in answer('for i in range(9999) { load "a"; }')
     for loop in ("x = select(indices,indices,<);", "select(indices,indices,<)(range(1000));"):
-        said = answer("set example range(1000)", f"for i in range(99) {{ {loop} }}")
-        assert "this takes more than 20000000 steps on an input of 1000 elements" in said
+        printed = answer("set example range(1000)", f"for i in range(99) {{ {loop} }}")
+        assert "this takes more than 20000000 steps on an input of 1000 elements" in printed
 
 
-def test_long_but_honest_programs_pass():
+def test_long_programs_within_the_limits_pass():
     assert parse_program("x = " + "(" * 5_000 + "1" + ")" * 5_000 + ";").values["x"] == 1
     assert parse_program("x = 1" + "+1" * 5_000 + ";").values["x"] == 5_001
     assert parse_program("def f(n) { return 0 if n == 0 else 1 + f(n-1); } x = f(900);").values["x"] == 900
@@ -104,34 +104,34 @@ def test_long_values_are_cut_when_shown():
     assert "(9999 x 9999: not shown)" in answer('set selector example "a" * 9999', "full_s;")
     assert len(answer("x = [[i,[i]] for i in range(10000)];")) < 2 * limits.SHOWN
     assert len(answer("x = range(50000);")) < 2 * limits.SHOWN
-    said = answer("def f(x,y) { return x+y; } x = indices; for i in range(50) { x = f(x,x); }", "[x,[1]];")
-    assert len(said) < 1_000
+    printed = answer("def f(x,y) { return x+y; } x = indices; for i in range(50) { x = f(x,x); }", "[x,[1]];")
+    assert len(printed) < 1_000
 
 
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize("text", NASTY, ids=lambda text: text[:30])
-def test_nasty_text_ends_in_words(text, compat):
+def test_hostile_text_ends_in_a_message(text, compat):
     session = Session(lambda line: None, compat)
     for line in text.split("\n"):
         session.feed(line)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_random_programs_end_in_values_or_words(seed):
-    """Plain seeds rather than shrinking: each is a whole conversation."""
+def test_random_programs_end_in_values_or_messages(seed):
+    """Uses plain seeds rather than shrinking, because each example is a whole session."""
     source = random.Random(seed)
-    said: list[str] = []
-    session = Session(said.append, compat=seed % 2 == 1)
+    printed: list[str] = []
+    session = Session(printed.append, compat=seed % 2 == 1)
     for _ in range(10):
         text = program(source) if source.random() < 0.7 else soup(source)
         if "load" not in text:
             for line in text.split("\n"):
                 session.feed(line)
-    assert said
-    assert all(isinstance(line, str) for line in said)
+    assert printed
+    assert all(isinstance(line, str) for line in printed)
 
 
-def test_random_programs_mostly_mean_something():
+def test_random_programs_mostly_have_values():
     """A generator whose programs all fail would test nothing."""
     source = random.Random(0)
     good = 0

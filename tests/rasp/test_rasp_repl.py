@@ -1,7 +1,7 @@
-"""What the REPL prints, to the tab, and what --compat keeps of the published one."""
+"""The exact output of the REPL, and the quirks of the published REPL that --compat keeps."""
 
 import pytest
-from talk import answer, talk
+from repl_transcript import answer, transcript
 
 from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.repl import Session, error_message, run
@@ -20,7 +20,7 @@ def sop(name: str, values: str) -> str:
 
 @pytest.mark.parametrize("compat", [False, True])
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("indices;", sop("indices", "[0, 1, 2, 3, 4] (ints)")),
         ("tokens;", sop("tokens", "[h, e, l, l, o] (strings)")),
@@ -58,11 +58,11 @@ def sop(name: str, values: str) -> str:
         ("[indices, 1, f];", "\t\t!!ignoring input:\n\t Error: Undefined variable: f\n"),
     ],
 )
-def test_a_value_is_printed_as_published(text, said, compat):
-    assert answer(text, compat=compat) == said
+def test_a_value_is_printed_as_published(text, printed, compat):
+    assert answer(text, compat=compat) == printed
 
 
-def test_lists_and_dicts_of_more_than_atoms_stand_below_each_other():
+def test_nested_lists_and_dicts_are_printed_one_item_a_line():
     assert answer('{"a" : select(1,1,==), "b" : indices};') == (
         '     dict: out =  {\n\t\t\t "a" :     selector: plain select\n\t\t\t "b" :     s-op: indices\n'
         "                 }\n"
@@ -104,15 +104,15 @@ def test_full_seq_display():
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def test_the_beginning():
-    said: list[str] = []
-    run(Session(said.append), lambda prompt: "exit")
-    assert said == ["RASP 0.1", "running example is: hello"]
+def test_the_banner():
+    printed: list[str] = []
+    run(Session(printed.append), lambda prompt: "exit")
+    assert printed == ["RASP 0.1", "running example is: hello"]
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", "exit()", "quit()"])
-def test_four_ways_out(word):
-    assert talk("1;", word, "2;") == ">>     value: out =  1\n>> "
+def test_words_that_exit(word):
+    assert transcript("1;", word, "2;") == ">>     value: out =  1\n>> "
 
 
 def test_examples():
@@ -138,7 +138,7 @@ def test_examples():
     assert answer('x = "abc";', 'set example x + "d"', "length;").endswith('length("abcd") = [4]*4 (ints)\n')
 
 
-def test_a_selector_that_fails_only_where_it_is_shown():
+def test_a_selector_that_fails_only_when_shown():
     lines = ('set s-op example "12"', 'set selector example ["a", 3]', "select(tokens_asis, 1, ==);")
     assert answer(*lines) == (
         "     selector: out\n\t!!statement executed, but result fails on evaluation:\n"
@@ -147,29 +147,29 @@ def test_a_selector_that_fails_only_where_it_is_shown():
 
 
 def test_prompts():
-    assert talk("", "1;") == ">> .. " + "    value: out =  1\n>> \n"
-    assert talk("# nothing", "", "1;") == ">> .. .. " + "    value: out =  1\n>> \n"
-    assert talk("indices+", "", "4;") == ">> .. .. " + sop("out", "[4, 5, 6, 7, 8] (ints)") + ">> \n"
-    assert talk("def f(a) {", "def g(b) {", "return b; }", "return g(a); }") == (
+    assert transcript("", "1;") == ">> .. " + "    value: out =  1\n>> \n"
+    assert transcript("# nothing", "", "1;") == ">> .. .. " + "    value: out =  1\n>> \n"
+    assert transcript("indices+", "", "4;") == ">> .. .. " + sop("out", "[4, 5, 6, 7, 8] (ints)") + ">> \n"
+    assert transcript("def f(a) {", "def g(b) {", "return b; }", "return g(a); }") == (
         ">> ..   ..     ..          console function: f(a)\n>> \n"
     )
-    assert talk("for i in [1] {", "x = i;", "}") == ">> .. .. >> \n"
-    assert talk("x = 1 +", "if;", "x;").count("!!") == 2
+    assert transcript("for i in [1] {", "x = i;", "}") == ">> .. .. >> \n"
+    assert transcript("x = 1 +", "if;", "x;").count("!!") == 2
 
 
 def test_interrupting_drops_the_sentence():
-    said: list[str] = []
+    printed: list[str] = []
     lines = iter(["def f() {", KeyboardInterrupt, "1;", "exit"])
 
     def read(prompt: str) -> str:
-        said.append(prompt)
+        printed.append(prompt)
         line = next(lines)
         if not isinstance(line, str):
             raise line
         return line
 
-    run(Session(said.append), read)
-    assert said[2:] == [">> ", "..   ", "", ">> ", "    value: out =  1", ">> "]
+    run(Session(printed.append), read)
+    assert printed[2:] == [">> ", "..   ", "", ">> ", "    value: out =  1", ">> "]
 
 
 def test_several_sentences_on_a_line():
@@ -202,7 +202,7 @@ def test_loading_prints_each_name_once_in_the_order_of_last_assignment(folder):
     assert answer('load "a";', "_p;").endswith("Undefined variable: _p\n")
 
 
-def test_files_see_nobody_and_go_on_after_errors(folder):
+def test_files_do_not_see_other_names_and_continue_after_errors(folder):
     folder(a='a=f;\na=3;\nload "b";\nc=b;\nd=_b;\n_a=4;\ne=_a;', b="g=f;\n# nothing\nb=7;\n_b = 8;\n_c=a;\nx = 1 +")
     undefined = "\t\t!!ignoring input:\n\t Error: Undefined variable: {}\n"
     assert answer("f=10;", 'load "a";') == (
@@ -224,7 +224,7 @@ def test_commands_in_files(folder):
     assert answer('load "b";', "f();").endswith('out("ab") = [0, 1] (ints)\n')
 
 
-def test_files_that_are_not_there(folder, tmp_path):
+def test_missing_and_unreadable_files_are_reported(folder, tmp_path):
     folder(a='load "a";', c="x = 1;")
     (tmp_path / "d.rasp").mkdir()
     (tmp_path / "e.rasp").write_bytes(b"\xff\xfe")
@@ -237,11 +237,11 @@ def test_files_that_are_not_there(folder, tmp_path):
     assert "file of more than 500000 bytes: f.rasp" in answer('load "f";')
 
 
-# --- what compat keeps -----------------------------------------------------------------------------------------------
+# --- quirks of --compat -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("lines", "mended", "published"),
+    ("lines", "fixed", "published"),
     [
         (["select (1,1,==);"], "     selector: out\n \t Example:", "\t!! antlr exception: mismatched input '=="),
         (["s,op = 5,3;", "x = s-op;"], "    value: x =  2\n", "\t!! antlr exception: mismatched input 's-op'"),
@@ -267,8 +267,8 @@ def test_files_that_are_not_there(folder, tmp_path):
         ),
     ],
 )
-def test_published_quirks(lines, mended, published):
-    assert answer(*lines).startswith(mended)
+def test_published_quirks(lines, fixed, published):
+    assert answer(*lines).startswith(fixed)
     assert answer(*lines, compat=True).startswith(published)
 
 
@@ -277,7 +277,7 @@ def test_in_files_a_comment_never_hides_the_next_line(folder):
     assert answer('load "a";', compat=True) == "    value: x =  3\n"
 
 
-def test_whole_comment_lines_are_fine_even_so():
+def test_whole_comment_lines_are_ignored_with_compat():
     assert answer("# one", "x = 1;", compat=True) == "    value: x =  1\n"
     assert answer("x = 1 +", "# one", "2;", compat=True) == answer("x = 1 +", "2;")
 
@@ -287,10 +287,10 @@ def test_whole_comment_lines_are_fine_even_so():
 
 def test_draw_calls_its_hook():
     drawn: list[object] = []
-    session = Session(drawn.append, draw=lambda named, given, names: drawn.append((named.title, named.node, given)))
+    session = Session(drawn.append, draw=lambda named, inputs, names: drawn.append((named.title, named.node, inputs)))
     session.feed('x = indices + 1; draw(x, "ab");')
-    (title, node, given), line = drawn[-2:]  # type: ignore[misc]
-    assert (title, given, line) == ("x", "ab", "\t =  [1, 2] (ints)")
+    (title, node, inputs), line = drawn[-2:]  # type: ignore[misc]
+    assert (title, inputs, line) == ("x", "ab", "\t =  [1, 2] (ints)")
     assert isinstance(node, SOp)
 
 
@@ -303,7 +303,7 @@ def test_every_line_is_read_once():
     assert len(definition.body) == 2_000  # type: ignore[union-attr]
 
 
-def test_every_error_has_its_words():
+def test_every_error_has_a_message():
     from allyouneed.rasp import errors
 
     assert error_message(errors.RaspError("m")) == "\t\t!!ignoring input:\n\t m"

@@ -27,7 +27,7 @@ def everywhere(judge: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def nests(word: str, pairs: Sequence[str]) -> str:
-    """T, P or F, with a stack."""
+    """Return T (balanced), P (the start of a balanced word) or F (neither), computed with a stack."""
     stack: list[str] = []
     for letter in word:
         for opening, closing in pairs:
@@ -105,7 +105,7 @@ ORACLES: dict[str, tuple[str, Callable[[str], list[Any]]]] = {
 
 
 def balanced(pairs: list[str]) -> st.SearchStrategy[str]:
-    """Random brackets are almost never balanced, and would hide failures."""
+    """Generate balanced brackets: random ones almost never balance, which would hide failures."""
     return st.recursive(
         st.just(""),
         lambda inner: st.builds(lambda pair, a, b: pair[0] + a + pair[1] + b, st.sampled_from(pairs), inner, inner),
@@ -151,7 +151,7 @@ def test_every_file_has_an_oracle():
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_it_computes_what_it_says(name):
+def test_a_program_equals_its_oracle(name):
     result, oracle = ORACLES[name]
     program = read_program(FOLDER / f"{name}.rasp")
     assert list(program.values) == [result], "one clearly named result"
@@ -169,7 +169,7 @@ def test_it_computes_what_it_says(name):
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_it_begins_by_saying_what_it_does_with_an_example_that_holds(name):
+def test_the_first_line_has_an_example_that_holds(name):
     line = (FOLDER / f"{name}.rasp").read_text(encoding="utf-8").splitlines()[0]
     example = re.fullmatch(r"# .*: (\S+) -> (.+?)(, .*| \(.*)?\.", line)
     assert example is not None, line
@@ -187,9 +187,9 @@ def test_it_begins_by_saying_what_it_does_with_an_example_that_holds(name):
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_it_loads_into_a_repl(name, monkeypatch):
+def test_a_program_loads_into_a_repl(name, monkeypatch):
     monkeypatch.chdir(FOLDER)
-    said: list[str] = []
-    session = Session(said.append)
+    printed: list[str] = []
+    session = Session(printed.append)
     session.feed(f'load "{name}";')
-    assert said == [f"     s-op: {ORACLES[name][0]}"]
+    assert printed == [f"     s-op: {ORACLES[name][0]}"]
