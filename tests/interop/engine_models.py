@@ -1,4 +1,4 @@
-"""Tiny random Transformers as bundles, and a Python in which only named packages exist."""
+"""Tiny random Transformers as bundles, and a Python interpreter that sees only the named packages."""
 
 import re
 import subprocess
@@ -43,35 +43,36 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def bundle_of(kind: str, settings: dict[str, Any], sharp: float = 1.0, paired: bool = True) -> Bundle:
-    """A random model of kind "encoder-decoder" or "decoder" that reads and says letters."""
-    given = settings.get("mixer", {})  # settings of softmax attention, or another mixer
-    mixer = {"type": "softmax", "heads": 4, **given} if isinstance(given, dict) and "type" not in given else given
+    """Return a random model of kind "encoder-decoder" or "decoder" that reads and generates letters."""
+    mixer = settings.get("mixer", {})  # settings of softmax attention, or another mixer
+    if isinstance(mixer, dict) and "type" not in mixer:
+        mixer = {"type": "softmax", "heads": 4, **mixer}
     tree = {"width": 16, "hidden": 24, **settings, "mixer": mixer}
     letters = of_symbols(LETTERS, "characters")
-    sizes = Sizes(letters.size, letters.size + 3, shared=False)  # room for more than there is
+    sizes = Sizes(letters.size, letters.size + 3, shared=False)  # the target table has unused rows
     model: Model
     if kind == "decoder":
         model = parse(DecoderConfig, {"layers": 2, **tree}).build(sizes)
     else:
         model = parse(EncoderDecoderConfig, {"encoder_layers": 1, "decoder_layers": 2, **tree}).build(sizes)
-    stir(model, sharp)
+    randomise(model, sharp)
     codec = Codec(letters, letters) if kind == "encoder-decoder" or paired else Codec(target=letters)
     return Bundle(Path("model"), model.eval(), codec, {"about": "random letters"}, "", "")
 
 
-def stir(model: Model, sharp: float) -> None:
-    """Nothing stays at zero or one, where mistakes hide; what is said may be sure of itself."""
+def randomise(model: Model, sharp: float) -> None:
+    """Add noise to every parameter, since zeros and ones hide mistakes; `sharp` above 1 sharpens the output."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         model.head.weight_VD.mul_(sharp)
         model.head.weight_VD[EOS] *= 1.5
         if model.head.bias_V is not None:
-            model.head.bias_V[[PAD, BOS]] = -12.0  # as in trained models: they never are a target
+            model.head.bias_V[[PAD, BOS]] = -12.0  # as in trained models, where they are never a target
 
 
 def never_ending(bundle: Bundle) -> Bundle:
-    """The bundle, its model changed to say a letter for ever."""
+    """Change the model of a bundle to generate one letter without end, and return the bundle."""
     with torch.no_grad():
         head: Any = bundle.model.head
         assert head.bias_V is None
@@ -80,39 +81,39 @@ def never_ending(bundle: Bundle) -> Bundle:
     return bundle
 
 
-def pieces() -> Tokenizer:
-    """A tokeniser of bytes, as most models have."""
+def byte_tokenizer() -> Tokenizer:
+    """Return a byte-level BPE tokeniser."""
     return train(["a man in a blue shirt is standing on a ladder"] * 3, TokenizerConfig(kind="bpe", size=270))
 
 
 def program(folder: Path) -> str:
-    """What the README of an exported folder tells people to run."""
+    """Return the Python program in the README of an exported folder."""
     found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
     return found[1]
 
 
-def run_alone(folder: Path, given: str, packages: Sequence[str], room: Path) -> str:
-    """The program of a README in a Python without site-packages: of what is installed it sees the named alone."""
+def run_alone(folder: Path, stdin: str, packages: Sequence[str], sandbox: Path) -> str:
+    """Run the program of a README without site-packages; only the named packages can be imported."""
     for name in packages:
         spec = find_spec(name)
         assert spec is not None
         assert spec.submodule_search_locations is not None
         place = Path(next(iter(spec.submodule_search_locations)))
-        for path in (place, *place.parent.glob(f"{place.name}.libs")):  # what wheels bring of shared libraries
-            (room / path.name).symlink_to(path)
-    strangers = "[name for name in ('allyouneed', 'torch', 'transformers') if find_spec(name)]"
+        for path in (place, *place.parent.glob(f"{place.name}.libs")):  # shared libraries of wheels
+            (sandbox / path.name).symlink_to(path)
+    forbidden = "[name for name in ('allyouneed', 'torch', 'transformers') if find_spec(name)]"
     before = (
-        f"import sys\nsys.path.append({str(room)!r})\nfrom importlib.util import find_spec\nassert not {strangers}\n"
+        f"import sys\nsys.path.append({str(sandbox)!r})\nfrom importlib.util import find_spec\nassert not {forbidden}\n"
     )
-    script = room / "program.py"
+    script = sandbox / "program.py"
     script.write_text(before + program(folder), encoding="utf-8")
-    done = run_program(folder, given, room)
+    done = run_program(folder, stdin, sandbox)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def run_program(folder: Path, given: str, room: Path) -> subprocess.CompletedProcess[str]:
-    """The same program again, whatever comes of it."""
-    command = [sys.executable, "-I", "-S", str(room / "program.py")]
-    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+def run_program(folder: Path, stdin: str, sandbox: Path) -> subprocess.CompletedProcess[str]:
+    """Run the program that `run_alone` has written, without checking its exit status."""
+    command = [sys.executable, "-I", "-S", str(sandbox / "program.py")]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=120, check=False)

@@ -28,7 +28,7 @@ VOCABULARY = 300
 
 @cache
 def byte_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
-    """tokenizer.json of byte-level BPE with special tokens of these names, numbered from 0 on."""
+    """Return the tokenizer.json of a byte-level BPE whose special tokens have these names and the first ids."""
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -41,7 +41,7 @@ def byte_tokenizer(specials: tuple[str, ...], template: str | None = None) -> st
 
 @cache
 def unigram_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
-    """Unigram pieces with metaspaces, as of SentencePiece; `<unk>` is among the specials."""
+    """Return a unigram tokenizer.json with metaspaces, like SentencePiece; `<unk>` is one of the specials."""
     library = Tokenizer(models.Unigram())
     library.normalizer = normalizers.NFKC()
     library.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -54,7 +54,7 @@ def unigram_tokenizer(specials: tuple[str, ...], template: str | None = None) ->
 
 @cache
 def wordpiece_tokenizer(specials: tuple[str, ...], template: str | None = None) -> str:
-    """BERT's: lower-cased word pieces."""
+    """Return a tokenizer.json like BERT's: lower-cased WordPiece."""
     library = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer(lowercase=True)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -73,16 +73,16 @@ def _trained(library: Any, trainer: Any, specials: tuple[str, ...], template: st
 
 
 def size_of(tokenizer: str) -> int:
-    """How many tokens it has."""
+    """Return the size of a tokeniser's vocabulary."""
     size: int = Tokenizer.from_str(tokenizer).get_vocab_size(with_added_tokens=True)
     return size
 
 
 def write_folder(folder: Path, model: Any, tokenizer: str, std: float = 0.2) -> Path:
-    """What `save_pretrained` writes, and tokenizer.json."""
+    """Randomise the weights, call `save_pretrained`, and write tokenizer.json."""
     with torch.no_grad():
         for parameter in model.parameters():
-            # Their first weights are so small that every answer would be nearly the same.
+            # The library's initial weights are so small that all outputs would be nearly the same.
             parameter.normal_(std=std) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
@@ -95,14 +95,14 @@ def write_folder(folder: Path, model: Any, tokenizer: str, std: float = 0.2) -> 
 
 
 def _restore_sines(model: Any) -> None:
-    """Sinusoidal tables are parameters to them, but no weights."""
+    """Restore sinusoidal tables, which the library stores as parameters although they are not trained."""
     for side in (model.model.encoder, model.model.decoder):
         table = side.embed_positions
         table.weight.data.copy_(table.create_weight().to(table.weight.dtype))
 
 
 def change_config(folder: Path, **fields: Any) -> None:
-    """Writes fields into config.json."""
+    """Write fields into config.json."""
     path = folder / "config.json"
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | fields))
@@ -129,7 +129,7 @@ ENCODER_SIZES = {
 
 
 def marian(folder: Path, **more: Any) -> tuple[Path, Any]:
-    """Begins with its padding, which is its last token; shows `</s>` and `<unk>` first."""
+    """Targets start with the padding token, which is the last id; `</s>` and `<unk>` are the first ids."""
     tokenizer = unigram_tokenizer(("</s>", "<unk>", "<pad>"))
     size = size_of(tokenizer)
     settings = {"scale_embedding": True, "activation_function": "swish", **BART_SIZES, **more}
@@ -147,7 +147,7 @@ def pegasus(folder: Path) -> tuple[Path, Any]:
 
 
 def bart(folder: Path) -> tuple[Path, Any]:
-    """Sources stand between `<s>` and `</s>`; targets begin with `</s>`. Some rows of the model have no token."""
+    """Sources are framed by `<s>` and `</s>`; targets start with `</s>`. Some rows of the model have no token."""
     tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
     config = transformers.BartConfig(vocab_size=size_of(tokenizer) + 3, **BART_SIZES)
     model = transformers.BartForConditionalGeneration(config)
@@ -168,23 +168,23 @@ def t5(folder: Path, **more: Any) -> tuple[Path, Any]:
     settings |= {"relative_attention_max_distance": 20}
     config = transformers.T5Config(vocab_size=size_of(tokenizer) + 5, **settings | more)
     model = transformers.T5ForConditionalGeneration(config)
-    # Their scores are not divided by anything: larger weights make larger rounding errors in float32.
+    # T5 does not scale its attention scores: larger weights cause larger rounding errors in float32.
     return write_folder(folder, model, tokenizer, std=0.1), model
 
 
-def t5_untied(folder: Path, said: bool) -> tuple[Path, Any]:
-    """v1.1 with an output projection of its own, as its files are; their library writes that it is tied (`said`)."""
+def t5_untied(folder: Path, declared: bool) -> tuple[Path, Any]:
+    """v1.1 with a separate output projection. The library writes "tied" to config.json; `declared` corrects that."""
     folder, _ = t5(folder, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = 0.2 * torch.randn_like(tensors["shared.weight"])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    if said:
+    if declared:
         change_config(folder, tie_word_embeddings=False)
     return folder, transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
 
 
 def gpt2(folder: Path, **more: Any) -> tuple[Path, Any]:
-    """One token begins and ends a text, and there is no padding and no unknown token."""
+    """One token both starts and ends a text; there is no padding token and no unknown token."""
     tokenizer = byte_tokenizer(("<|endoftext|>",))
     size = {"n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 3}
     config = transformers.GPT2Config(vocab_size=size_of(tokenizer), bos_token_id=0, eos_token_id=0, **size | more)
@@ -225,7 +225,7 @@ def bloom(folder: Path, heads: int = 4) -> tuple[Path, Any]:
 
 
 def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]:
-    """BERT, Longformer or BigBird with some head."""
+    """BERT, Longformer or BigBird with the given head."""
     if kind == "Longformer":
         tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
         ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1, "attention_window": 8}
@@ -243,7 +243,7 @@ def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]
 
 
 def reformer(folder: Path, axial: bool = False) -> tuple[Path, Any]:
-    """Local layers and layers that hash texts beyond 24 tokens; theirs forgets to add the bias of its head."""
+    """Local and LSH layers; texts beyond 24 tokens are hashed. The library does not add the bias of its head."""
     tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>", "<pad>"))
     settings: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 3, "attention_head_size": 8}
     settings |= {"feed_forward_size": 40, "attn_layers": ["local", "lsh", "local"], "is_decoder": True}

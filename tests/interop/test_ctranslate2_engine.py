@@ -1,4 +1,4 @@
-"""Our search run by CTranslate2 says what ours says: all beams, penalties, n best, limits."""
+"""Searches by CTranslate2 return what our searches return: all beams, penalties, n-best, limits."""
 
 import errno
 import math
@@ -36,7 +36,7 @@ TEXTS = [
 @pytest.mark.parametrize("sharp", [1.0, 4.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.2])
 @pytest.mark.parametrize(("beam", "n_best"), [(1, 1), (3, 1), (4, 4), (5, 2)])
-def test_the_same_answers(beam: int, n_best: int, alpha: float, sharp: float, kind: str) -> None:
+def test_searches_are_the_same(beam: int, n_best: int, alpha: float, sharp: float, kind: str) -> None:
     bundle = bundle_of(kind, {"output_bias": True}, sharp)
     engine = CTranslate2Engine(bundle)
     sources = bundle.codec.encode_sources(TEXTS)
@@ -53,21 +53,21 @@ def test_the_same_answers(beam: int, n_best: int, alpha: float, sharp: float, ki
         assert sum(done) == len(sources)
 
 
-def test_nothing_may_be_said() -> None:
+def test_a_limit_of_no_tokens() -> None:
     bundle = bundle_of("encoder-decoder", {})
     config = SearchConfig(max_length=0)
     sources = bundle.codec.encode_sources(TEXTS)
     assert CTranslate2Engine(bundle).search(sources, config) == search(bundle.model, sources, config)
 
 
-def test_int8_is_near() -> None:
+def test_int8_is_close() -> None:
     bundle = bundle_of("encoder-decoder", {}, sharp=4.0)
     sources, config = bundle.codec.encode_sources(TEXTS), SearchConfig(beam=1, max_length=3)
     ours, theirs = search(bundle.model, sources, config), CTranslate2Engine(bundle, int8=True).search(sources, config)
     assert sum(one[0].ids[:1] == two[0].ids[:1] for one, two in zip(ours, theirs, strict=True)) >= len(TEXTS) - 2
 
 
-def test_what_is_alive_and_could_overtake_asks_for_more_steps() -> None:
+def test_unfinished_hypotheses_that_could_still_win_need_more_steps() -> None:
     config = SearchConfig(beam=2, length_penalty=1.0, n_best=1)
     ended = Hypothesis([5, 6], -4.0, 0.0, finished=True)  # scores -4 / (8 / 6) = -3
     far, near = (Hypothesis([5, 7, 8], logprob, 0.0, finished=False) for logprob in (-40.0, -20.0))
@@ -79,7 +79,7 @@ def test_what_is_alive_and_could_overtake_asks_for_more_steps() -> None:
     assert math.isclose(found[0].score, -3.0)
 
 
-def test_other_kinds_are_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     bundle = bundle_of("encoder-decoder", {})
     recurrent = Seq2SeqConfig.model_validate({"cell": "gru", "width": 8}).build(bundle.model.sizes)
     with pytest.raises(ConfigError, match="encoder-decoder and decoder models"):
@@ -90,7 +90,7 @@ def test_other_kinds_are_refused() -> None:
         CTranslate2Engine(bundle_of("encoder-decoder", {"mixer": {"type": "gru"}}))
 
 
-def test_a_place_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -101,19 +101,19 @@ def test_a_place_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize(("beam", "n_best", "alpha"), [(1, 1, 0.0), (3, 1, 0.0), (3, 3, 0.8)])
-def test_the_same_answers_up_to_the_last_learned_position(kind: str, beam: int, n_best: int, alpha: float) -> None:
+def test_searches_are_the_same_up_to_the_last_learned_position(kind: str, beam: int, n_best: int, alpha: float) -> None:
     bundle = bundle_of(kind, {"positions": {"type": "learned", "max_length": 24}, "output_bias": True}, sharp=2.0)
     sources = bundle.codec.encode_sources(["a", "zwölf und zwei", "ab", "x y z", "a blue house on"])
     config = SearchConfig(beam=beam, n_best=n_best, length_penalty=alpha, max_length=40)
     found = CTranslate2Engine(bundle).search(sources, config)
     for ours, theirs in zip(search(bundle.model, sources, config), found, strict=True):
         assert [one.ids for one in theirs] == [one.ids for one in ours]
-        # What is cut at the last position keeps the log-probabilities that leave padding and begin-of-text out.
+        # Hypotheses cut at the last position keep log-probabilities that exclude padding and begin-of-text.
         assert [one.score for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "paired"), [("encoder-decoder", True), ("decoder", True), ("decoder", False)])
-def test_the_same_text_token_by_token(kind: str, paired: bool) -> None:
+def test_streams_are_the_same(kind: str, paired: bool) -> None:
     bundle = bundle_of(kind, {"positions": {"type": "learned", "max_length": 24}}, sharp=3.0, paired=paired)
     engine, codec = CTranslate2Engine(bundle), bundle.codec
     for text in ["", "a", "zwölf", "x y z"] if kind == "decoder" else ["a", "zwölf", "x y z"]:
@@ -124,19 +124,19 @@ def test_the_same_text_token_by_token(kind: str, paired: bool) -> None:
             assert list(engine.stream(ids, config)) == list(stream(bundle.model, prompt, config, source))
 
 
-def test_an_empty_source_to_which_ctranslate2_says_nothing_is_refused() -> None:
+def test_an_empty_source_is_refused() -> None:
     bundle = bundle_of("encoder-decoder", {})
     with pytest.raises(DataError, match="empty text"):
         CTranslate2Engine(bundle).stream(bundle.codec.encode_source(""), SampleConfig(temperature=0))
 
 
-def test_draws_are_refused() -> None:
+def test_sampling_is_refused() -> None:
     engine = CTranslate2Engine(bundle_of("decoder", {}, paired=False))
     with pytest.raises(ConfigError, match=r"--temperature 0\.5: .*; use --temperature 0"):
         engine.stream([5], SampleConfig(temperature=0.5))
 
 
-def test_positions_that_were_not_learnt_are_told(tmp_path: Path) -> None:
+def test_sources_beyond_the_learned_positions_are_refused(tmp_path: Path) -> None:
     bundle = bundle_of("encoder-decoder", {"positions": {"type": "learned", "max_length": 10}})
     with pytest.raises(DataError, match="position"):
         CTranslate2Engine(bundle).search(bundle.codec.encode_sources(["a" * 20]), SearchConfig())

@@ -1,11 +1,11 @@
-"""Exported to CTranslate2 and run there: the same numbers, or a refusal; nothing half-right is left behind."""
+"""Exports to CTranslate2 compute the same numbers or are refused; no wrong folder is left behind."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_models import POSITIONS, SETTINGS, bundle_of, never_ending, pieces, run_alone, run_program
+from engine_models import POSITIONS, SETTINGS, bundle_of, byte_tokenizer, never_ending, run_alone, run_program
 
 pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip install 'allyouneed[ct2]'")
 
@@ -25,8 +25,8 @@ ALIBI = [{"positions": {"type": "alibi"}}, {"positions": {"type": "alibi", "inte
 ALIBI[1]["mixer"] |= {"key_width": 4, "value_width": 4}
 
 
-def agreed(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
-    """Exports; the exporter compares both engines."""
+def export_and_compare(bundle: Bundle, out: Path, quantization: str | None = None) -> list[str]:
+    """Export a bundle and return the notes; the exporter itself compares both engines."""
     notes = export_folder(bundle, out, quantization)
     assert "greedy search the same" in notes[0]
     assert (out / "model.bin").exists()
@@ -35,24 +35,26 @@ def agreed(bundle: Bundle, out: Path, quantization: str | None = None) -> list[s
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS], ids=str)
-def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    agreed(bundle_of(kind, settings), tmp_path / "out")
+def test_log_probabilities_are_the_same(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    export_and_compare(bundle_of(kind, settings), tmp_path / "out")
 
 
 @pytest.mark.parametrize("settings", ALIBI, ids=str)
-def test_alibi_of_a_decoder(settings: dict[str, Any], tmp_path: Path) -> None:
-    agreed(bundle_of("decoder", settings, paired=False), tmp_path / "out")
+def test_alibi_in_a_decoder(settings: dict[str, Any], tmp_path: Path) -> None:
+    export_and_compare(bundle_of("decoder", settings, paired=False), tmp_path / "out")
 
 
 @pytest.mark.parametrize("quantization", ["int16", "int8"])
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_rounded_weights_are_compared_with_weights_rounded_alike(kind: str, quantization: str, tmp_path: Path) -> None:
+def test_quantized_exports_are_compared_with_weights_rounded_the_same_way(
+    kind: str, quantization: str, tmp_path: Path
+) -> None:
     bundle = bundle_of(kind, {"feedforward": "swiglu", "norm": "pre"})
     before = {name: tensor.clone() for name, tensor in bundle.model.state_dict().items()}
-    notes = agreed(bundle, tmp_path / "out", quantization)
+    notes = export_and_compare(bundle, tmp_path / "out", quantization)
     assert notes[1].startswith(f"effect of {quantization}: log-probabilities of tokens change by ")
     for name, tensor in bundle.model.state_dict().items():
-        assert torch.equal(tensor, before[name]), name  # their rounding is in place, and not in ours
+        assert torch.equal(tensor, before[name]), name  # rounding happens in a copy, not in our model
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -70,16 +72,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "settings", "named"), REFUSED, ids=str)
-def test_what_cannot_be_expressed_is_refused_by_name(
-    kind: str, settings: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_unsupported_settings_are_named(kind: str, settings: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ctranslate2: ") as error:
         export_folder(bundle_of(kind, settings), tmp_path / "out")
     assert named in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_mechanisms_and_classes_are_refused(tmp_path: Path) -> None:
+def test_other_mixers_and_classes_are_refused(tmp_path: Path) -> None:
     bundle = bundle_of("encoder-decoder", {})
     linear = {"type": "linear", "heads": 4}
     config = EncoderDecoderConfig.model_validate({"width": 16, "hidden": 8, "mixer": linear, "positions": "sinusoidal"})
@@ -92,12 +92,12 @@ def test_other_mechanisms_and_classes_are_refused(tmp_path: Path) -> None:
             export_folder(Bundle(Path("m"), model, codec, {}, "", ""), tmp_path / "out")
 
 
-def test_a_setting_that_nobody_taught_the_exporter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_unknown_to_the_exporter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = bundle_of("decoder", {"embedding_norm": True})
     monkeypatch.setattr(supported_settings, "MODEL", supported_settings.MODEL - {"embedding_norm", "embedding_scale"})
     with pytest.raises(ConfigError, match=r"ctranslate2: model.embedding_norm True is not supported"):
         export_folder(bundle, tmp_path / "out")
-    export_folder(bundle_of("decoder", {}), tmp_path / "out")  # at its default it changes nothing
+    export_folder(bundle_of("decoder", {}), tmp_path / "out")  # allowed at its default
 
 
 def test_an_unknown_quantisation_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_unknown_quantisation_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_a_folder_that_disagrees_is_not_left_behind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_export_is_not_left_behind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, right = bundle_of(kind, {}), files.build_spec
 
     def wrong(model: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_folder_that_disagrees_is_not_left_behind(kind: str, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_another_model_is_told(tmp_path: Path) -> None:
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     one, two = bundle_of("encoder-decoder", {}), bundle_of("encoder-decoder", {})
     files.write_model(one.model, one.codec, tmp_path, "float32")
     with pytest.raises(FolderError, match="differ"):
@@ -128,42 +128,42 @@ def test_a_folder_of_another_model_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, tmp_path: Path) -> None:
-    bundle, out, room = bundle_of(kind, {"positions": "rotary"}, sharp=3.0), tmp_path / "out", tmp_path / "room"
-    room.mkdir()
+def test_the_program_of_the_readme_runs_without_our_package(kind: str, tmp_path: Path) -> None:
+    bundle, out, sandbox = bundle_of(kind, {"positions": "rotary"}, sharp=3.0), tmp_path / "out", tmp_path / "sandbox"
+    sandbox.mkdir()
     lines = ["a man", "zwölf", "blue - green"]
-    agreed(bundle, out)
-    said = run_alone(out, "\n".join(lines) + "\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), room)
+    export_and_compare(bundle, out)
+    output = run_alone(out, "\n".join(lines) + "\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), sandbox)
     expected = translate(bundle.model, bundle.codec, lines, SearchConfig(beam=1, max_length=100))
-    if kind == "encoder-decoder":  # their usual limit is 256
+    if kind == "encoder-decoder":  # CTranslate2's default limit is 256
         expected = translate(bundle.model, bundle.codec, lines, SearchConfig(beam=1, max_length=256))
-    assert said.split("\n")[:-1] == [answers[0].text for answers in expected]
+    assert output.split("\n")[:-1] == [answers[0].text for answers in expected]
 
 
-def test_a_language_model_with_pieces_of_bytes(tmp_path: Path) -> None:
-    bundle, tokenizer, room = bundle_of("decoder", {}, paired=False), pieces(), tmp_path / "room"
-    room.mkdir()
+def test_a_language_model_with_byte_level_tokens(tmp_path: Path) -> None:
+    bundle, tokenizer, sandbox = bundle_of("decoder", {}, paired=False), byte_tokenizer(), tmp_path / "sandbox"
+    sandbox.mkdir()
     torch.manual_seed(0)
     model = type(bundle.model)(bundle.model.config, Sizes(tokenizer.size, tokenizer.size)).eval()  # type: ignore[attr-defined]
-    pieced = Bundle(Path("m"), model, Codec(target=tokenizer), {}, "", "")
-    agreed(pieced, tmp_path / "out")
-    said = run_alone(tmp_path / "out", "a man\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), room)
-    assert said.startswith("a man")
+    bundle_of_bytes = Bundle(Path("m"), model, Codec(target=tokenizer), {}, "", "")
+    export_and_compare(bundle_of_bytes, tmp_path / "out")
+    output = run_alone(tmp_path / "out", "a man\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), sandbox)
+    assert output.startswith("a man")
 
 
 @pytest.mark.parametrize(("kind", "paired"), [("encoder-decoder", True), ("decoder", True), ("decoder", False)])
 @pytest.mark.parametrize("length", [5, 16, 64])
-def test_learned_positions_are_enough(kind: str, paired: bool, length: int, tmp_path: Path) -> None:
-    """Neither the comparison nor the program of the README asks for more positions than there are."""
+def test_learned_positions_are_not_exceeded(kind: str, paired: bool, length: int, tmp_path: Path) -> None:
+    """Neither the comparison nor the program of the README uses more positions than the model has."""
     positions = {"type": "learned", "max_length": length}
     bundle = never_ending(bundle_of(kind, {"positions": positions}, paired=paired))
-    room = tmp_path / "room"
-    room.mkdir()
-    agreed(bundle, tmp_path / "out")
-    (said,) = run_alone(tmp_path / "out", "a\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), room).splitlines()
-    given = 1 if kind == "encoder-decoder" else 3 if paired else 2  # BOS; what is read is positions, too
-    assert len(said) == length - given + 1 + (not paired)
-    done = run_program(tmp_path / "out", "a" * (length + 1) + "\n", room)
+    sandbox = tmp_path / "sandbox"
+    sandbox.mkdir()
+    export_and_compare(bundle, tmp_path / "out")
+    (output,) = run_alone(tmp_path / "out", "a\n", ("ctranslate2", "tokenizers", "numpy", "yaml"), sandbox).splitlines()
+    read = 1 if kind == "encoder-decoder" else 3 if paired else 2  # BOS; in decoders, the source takes positions too
+    assert len(output) == length - read + 1 + (not paired)
+    done = run_program(tmp_path / "out", "a" * (length + 1) + "\n", sandbox)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"more than {length} tokens" in done.stderr
 
@@ -172,6 +172,6 @@ def test_learned_positions_are_enough(kind: str, paired: bool, length: int, tmp_
 def test_long_texts_of_a_task_are_cut_to_learned_positions(kind: str) -> None:
     bundle = never_ending(bundle_of(kind, {"positions": {"type": "learned", "max_length": 64}}))
     for prompt in prompts_of(bundle.model, bundle.codec, ["a" * 200]):
-        said = len(prompt.target) + 2  # BOS, EOS
-        assert said <= 64
-        assert len(prompt.given) + (0 if kind == "encoder-decoder" else said - 1) <= 64
+        generated = len(prompt.target) + 2  # BOS, EOS
+        assert generated <= 64
+        assert len(prompt.given) + (0 if kind == "encoder-decoder" else generated - 1) <= 64

@@ -1,4 +1,4 @@
-"""Shortlists there and here: with single texts CTranslate2's vmap.txt and our shortlist say the same."""
+"""CTranslate2's vmap.txt and our shortlist give the same results for single texts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +24,11 @@ from allyouneed.text.specials import EOS
 pytestmark = pytest.mark.no_shapes
 
 
-def listed(sharp: float = 3.0) -> Bundle:
-    """A random model with a random shortlist."""
+def bundle_with_shortlist(sharp: float = 3.0) -> Bundle:
+    """Return a random model with a random shortlist."""
     bundle = bundle_of("encoder-decoder", {"output_bias": True}, sharp)
     size = bundle.codec.both()[0].size
-    first = 1 + bundle.codec.both()[0].vocabulary[" "]  # behind special ids and what vmap.txt cannot contain
+    first = 1 + bundle.codec.both()[0].vocabulary[" "]  # after special ids and names that vmap.txt cannot contain
     lists = [sorted(set(torch.randint(first, size, (5 * (word >= first),)).tolist())) for word in range(size)]
     ends = torch.tensor([len(words) for words in lists]).cumsum(0)
     flat = torch.tensor([word for words in lists for word in words])
@@ -37,20 +37,20 @@ def listed(sharp: float = 3.0) -> Bundle:
 
 
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
-def test_an_export_has_it_and_was_compared(tmp_path: Path, quantization: str) -> None:
-    told: list[tuple[float, str]] = []
-    notes = export_folder(listed(), tmp_path / "out", quantization, lambda *one: told.append(one))
+def test_an_export_contains_the_shortlist_and_is_compared(tmp_path: Path, quantization: str) -> None:
+    reports: list[tuple[float, str]] = []
+    notes = export_folder(bundle_with_shortlist(), tmp_path / "out", quantization, lambda *one: reports.append(one))
     assert any("vmap.txt is the shortlist" in note for note in notes)
-    fractions = [fraction for fraction, _ in told]
-    assert fractions == [stage / len(told) for stage in range(len(told))]  # none was left out
-    assert told[-1][1] == "greedy search with the shortlist in both engines"
+    fractions = [fraction for fraction, _ in reports]
+    assert fractions == [stage / len(reports) for stage in range(len(reports))]  # no stage was skipped
+    assert reports[-1][1] == "greedy search with the shortlist in both engines"
     assert (tmp_path / "out" / "vmap.txt").exists()
     assert "use_vmap=True" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_they_say_the_same_to_single_texts(tmp_path: Path, beam: int) -> None:
-    bundle = listed()
+def test_searches_of_single_texts_are_the_same(tmp_path: Path, beam: int) -> None:
+    bundle = bundle_with_shortlist()
     export_folder(bundle, tmp_path / "out")
     model: Any = bundle.model
     names = names_of(bundle.codec.both()[1], model.sizes.target)
@@ -71,11 +71,11 @@ def test_they_say_the_same_to_single_texts(tmp_path: Path, beam: int) -> None:
     ours = search(bundle.model, sources, config, shortlist=bundle.shortlist)
     assert [one.hypotheses[0] for one in found] == [[names[word] for word in best[0].ids] for best in ours]
     without = search(bundle.model, sources, config)
-    assert [best[0].ids for best in ours] != [best[0].ids for best in without]  # so the shortlist says something
+    assert [best[0].ids for best in ours] != [best[0].ids for best in without]  # so the shortlist has an effect
 
 
-def test_an_export_that_allows_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = listed()
+def test_an_export_with_another_shortlist_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = bundle_with_shortlist()
     assert bundle.shortlist is not None
     fewer = replace(bundle.shortlist, words=torch.full_like(bundle.shortlist.words, 9))
     monkeypatch.setattr(export, "write_vmap", lambda _, *rest: vmap.write_vmap(fewer, *rest))
@@ -84,21 +84,21 @@ def test_an_export_that_allows_something_else_is_not_written(tmp_path: Path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_names_that_cannot_be_written_leave_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortlist_is_left_out_if_a_name_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = Shortlist(torch.arange(SPECIALS), torch.tensor([4, 5]), torch.tensor([0, 0, 0, 0, 0, 2]))
     plain = ["<pad>", "<s>", "</s>", "<unk>", "a", "b"]
     assert vmap.unwritable_name(some, plain, plain) is None
     assert vmap.unwritable_name(some, [*plain[:5], "x y"], plain) == "x y"
     assert vmap.unwritable_name(some, plain, [*plain[:4], "\t", "b"]) == "\t"
-    assert vmap.unwritable_name(some, [*plain[:4], "x y", "b"], plain) is None  # it allows nothing, so it has no line
+    assert vmap.unwritable_name(some, [*plain[:4], "x y", "b"], plain) is None  # it allows no words, so it has no line
     monkeypatch.setattr(export, "unwritable_name", lambda *_: " ")
-    notes = export_folder(listed(), tmp_path / "out")
+    notes = export_folder(bundle_with_shortlist(), tmp_path / "out")
     assert any("the shortlist is left out: CTranslate2's vmap.txt cannot contain ' '" in note for note in notes)
     assert not (tmp_path / "out" / "vmap.txt").exists()
 
 
-def test_decoders_have_none_there(tmp_path: Path) -> None:
-    bundle = replace(bundle_of("decoder", {}), shortlist=listed().shortlist)
+def test_exported_decoders_have_no_shortlist(tmp_path: Path) -> None:
+    bundle = replace(bundle_of("decoder", {}), shortlist=bundle_with_shortlist().shortlist)
     notes = export_folder(bundle, tmp_path / "out")
     assert "the shortlist is left out: CTranslate2 supports vmap.txt for encoder-decoder models only" in notes
     assert not (tmp_path / "out" / "vmap.txt").exists()

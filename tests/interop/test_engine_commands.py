@@ -1,4 +1,4 @@
-"""`export`, and `translate`, `evaluate` and `serve` with another engine or in int8, as people call them."""
+"""`export`, and `translate`, `evaluate` and `serve` with another engine or in int8, as users call them."""
 
 import shutil
 import subprocess
@@ -47,7 +47,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model that reads source and target as one text."""
+    """Return a model that reads source and target as one text."""
     torch.manual_seed(0)
     return saved(tmp_path_factory.mktemp("models") / "decoder", {"type": "decoder", **SMALL, "layers": 2})
 
@@ -64,10 +64,10 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_folder(folder, built, Codec(target=letters), recipe, ""))
 
 
-def said(*arguments: str, given: str = TEXTS) -> str:
-    """What a command prints."""
+def output_of(*arguments: str, stdin: str = TEXTS) -> str:
+    """Run a command and return what it prints."""
     code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,35 +76,35 @@ def said(*arguments: str, given: str = TEXTS) -> str:
 @pytest.mark.parametrize("kind", ["translator", "decoder"])
 def test_both_engines_print_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
     command = ["translate", request.getfixturevalue(kind), *options]
-    assert said(*command, "--engine", "ctranslate2") == said(*command)
+    assert output_of(*command, "--engine", "ctranslate2") == output_of(*command)
 
 
 @pytest.mark.parametrize("options", [[], ["--n", "2"]], ids=str)
 @pytest.mark.parametrize("kind", ["translator", "decoder", "language"])
 def test_both_engines_generate_the_same(kind: str, options: list[str], request: pytest.FixtureRequest) -> None:
     command = ["generate", request.getfixturevalue(kind), "--temperature", "0", "--max-length", "30", *options]
-    found = said(*command, "--engine", "ctranslate2", given="forty-one")
-    assert found == said(*command, given="forty-one")
+    found = output_of(*command, "--engine", "ctranslate2", stdin="forty-one")
+    assert found == output_of(*command, stdin="forty-one")
     assert found.strip()
 
 
 @pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
-def test_generate_in_bytes(language: str, engine: str) -> None:
+def test_generate_with_byte_level_tokens(language: str, engine: str) -> None:
     with torch.no_grad():
         if not kernels.usable(torch.empty(0)):
             pytest.skip("no C compiler: int8 is refused")
     options = ["--temperature", "0", "--max-length", "5", "--engine", engine, "--int8"]
-    assert said("generate", language, *options, given="forty").strip()
+    assert output_of("generate", language, *options, stdin="forty").strip()
 
 
-def test_export_says_what_it_has_checked(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_prints_what_it_has_checked(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run(["export", translator, "--to", "ctranslate2", "--quantization", "int8", "--out", str(tmp_path / "o")]) == 0
     )
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'o'}\n"
     assert "log-probabilities within" in captured.err
-    assert "0%  running our engine on random ids" in captured.err  # no terminal: a line now and then
+    assert "0%  running our engine on random ids" in captured.err  # not a terminal: an occasional line
     assert {path.name for path in (tmp_path / "o").iterdir()} >= {"model.bin", "tokenizer.json", "README.md"}
 
 
@@ -165,7 +165,7 @@ def test_export_replaces_only_what_it_wrote_before(
             assert named in error
             assert error.count("\n") == 1
             assert content(tmp_path) == before
-    (tmp_path / "onnx" / "decoder.onnx").unlink()  # an export that was damaged is made again
+    (tmp_path / "onnx" / "decoder.onnx").unlink()  # a damaged export is written again
     assert run(["export", str(other), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
     assert content(tmp_path) == before
 
@@ -185,7 +185,7 @@ def test_a_model_that_ctranslate2_cannot_run_is_refused(tmp_path: Path, capsys: 
     assert "--engine ctranslate2 runs encoder-decoder and decoder models" in capsys.readouterr().err
 
 
-def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signatures_mention_int8(translator: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
         if not kernels.usable(torch.empty(0)):
             pytest.skip("no C compiler: int8 is refused")
@@ -196,7 +196,7 @@ def test_int8_is_said_in_signatures(translator: str, tmp_path: Path, capsys: pyt
     assert all(line.endswith("|int8") for line in lines)
 
 
-def test_a_server_refuses_a_model_for_which_ctranslate2_would_do_nothing(language: str) -> None:
+def test_a_server_refuses_ctranslate2_for_a_language_model(language: str) -> None:
     with pytest.raises(ConfigError, match="--engine ctranslate2 serves translators only"):
         open_models([f"m={language}"], ctranslate2=True)
 

@@ -1,4 +1,4 @@
-"""The commands on an imported folder are those on any model folder."""
+"""Commands work on an imported folder as on any model folder."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,15 @@ pytestmark = [
 ]
 
 
-class Talk:
-    """Commands in this process: text in, status and text out."""
+class CommandRunner:
+    """Runs a command in this process with text on stdin; returns its status, stdout and stderr."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
         self.capsys, self.monkeypatch, self.file = capsys, monkeypatch, file
 
-    def __call__(self, *arguments: object, given: str = "") -> tuple[int, str, str]:
+    def __call__(self, *arguments: object, text: str = "") -> tuple[int, str, str]:
         self.capsys.readouterr()
-        self.file.write_text(given)
+        self.file.write_text(text)
         with self.file.open() as stdin:
             self.monkeypatch.setattr("sys.stdin", stdin)
             status = run([str(argument) for argument in arguments])
@@ -33,93 +33,95 @@ class Talk:
 
 
 @pytest.fixture
-def talk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
-    return Talk(capsys, monkeypatch, tmp_path / "stdin")
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandRunner:
+    return CommandRunner(capsys, monkeypatch, tmp_path / "stdin")
 
 
-def test_a_translator(tmp_path: Path, talk: Talk) -> None:
+def test_commands_on_a_translator(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.marian(tmp_path / "theirs")
     their.change_config(folder, num_beams=2, max_length=512, bad_words_ids=[[2]])
-    status, out, err = talk("import", folder, "--out", tmp_path / "ours")
+    status, out, err = command("import", folder, "--out", tmp_path / "ours")
     assert (status, out) == (0, f"{tmp_path / 'ours'}\n"), err
     assert err.splitlines()[-1].endswith("settings of generate that are not imported: max_length=512")
     assert load_folder(tmp_path / "ours").recipe["decode"]["beam"] == 2
-    status, out, _ = talk("translate", tmp_path / "ours", "--max-length", 5, given="the cat\n\na dog\n")
+    status, out, _ = command("translate", tmp_path / "ours", "--max-length", 5, text="the cat\n\na dog\n")
     assert (status, len(out.splitlines())) == (0, 3)
-    status, out, _ = talk("score", tmp_path / "ours", given="the cat\ta dog\n")
+    status, out, _ = command("score", tmp_path / "ours", text="the cat\ta dog\n")
     assert status == 0
     assert float(out.split("\t")[0]) < 0
     (tmp_path / "pairs.tsv").write_text("the cat\ta dog\nthe dog\tthe cat\n")
-    status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "pairs.tsv")
+    status, out, _ = command("evaluate", tmp_path / "ours", "--data", tmp_path / "pairs.tsv")
     assert status == 0
     assert "bleu = " in out
-    status, out, _ = talk("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look", "--max-tokens", 4)
+    status, out, _ = command("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look", "--max-tokens", 4)
     assert status == 0
-    status, out, err = talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    status, out, err = command("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
     assert (status, out) == (0, f"{tmp_path / 'again'}\n")
     assert "MarianMTModel" in err
     assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "marian"
-    status, _, err = talk("evaluate", tmp_path / "ours")
+    status, _, err = command("evaluate", tmp_path / "ours")
     assert status == 2
     assert "the data of an imported model are not known" in err
 
 
-def test_a_writer(tmp_path: Path, talk: Talk) -> None:
+def test_commands_on_a_language_model(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.llama(tmp_path / "theirs")
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    status, out, _ = talk("generate", tmp_path / "ours", "--prompt", "the cat", "--max-length", 8, "--temperature", 0)
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, out, _ = command(
+        "generate", tmp_path / "ours", "--prompt", "the cat", "--max-length", 8, "--temperature", 0
+    )
     assert status == 0
     assert out
-    status, out, _ = talk("score", tmp_path / "ours", given="the cat sat\n")
+    status, out, _ = command("score", tmp_path / "ours", text="the cat sat\n")
     assert status == 0
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 5)
-    status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "text.txt")
+    status, out, _ = command("evaluate", tmp_path / "ours", "--data", tmp_path / "text.txt")
     assert status == 0
     assert "perplexity = " in out
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"])
-def test_a_classifier(tmp_path: Path, talk: Talk, head: str) -> None:
+def test_commands_on_a_classifier(tmp_path: Path, command: CommandRunner, head: str) -> None:
     folder, _ = their.encoder(tmp_path / "theirs", "Bert", head)
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    status, out, _ = talk("translate", tmp_path / "ours", given="the cat\na dog\n")
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, out, _ = command("translate", tmp_path / "ours", text="the cat\na dog\n")
     assert (status, len(out.splitlines())) == (0, 2)
     if head == "ForSequenceClassification":
         assert set(out.split()) <= {"bad", "so-so", "good"}
     if head == "ForTokenClassification":
         (tmp_path / "tags.tsv").write_text("the cat\tbad good\n")
-        status, out, _ = talk("score", tmp_path / "ours", given="the cat\tbad good\n")
+        status, out, _ = command("score", tmp_path / "ours", text="the cat\tbad good\n")
         assert out.endswith("\t2\n")
-        status, out, _ = talk("evaluate", tmp_path / "ours", "--data", tmp_path / "tags.tsv")
+        status, out, _ = command("evaluate", tmp_path / "ours", "--data", tmp_path / "tags.tsv")
         assert status == 0
         assert "accuracy" in out or "exact" in out
-    assert talk("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look")[0] == 0
+    assert command("inspect", tmp_path / "ours", "the cat", "--out", tmp_path / "look")[0] == 0
 
 
-def test_a_reader_without_classes(tmp_path: Path, talk: Talk) -> None:
+def test_commands_on_an_encoder_without_classes(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.encoder(tmp_path / "theirs", "Bert", "Model")
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    status, _, err = talk("translate", tmp_path / "ours", given="the cat\n")
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    status, _, err = command("translate", tmp_path / "ours", text="the cat\n")
     assert status == 2
     assert "a model without classes has no output" in err
-    status, _, err = talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    status, _, err = command("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
     assert status == 2
     assert "has no classes" in err
 
 
-def test_wrong_names(tmp_path: Path, talk: Talk) -> None:
-    status, _, err = talk("import", tmp_path / "nowhere", "--out", tmp_path / "ours")
+def test_wrong_paths_and_formats_are_refused(tmp_path: Path, command: CommandRunner) -> None:
+    status, _, err = command("import", tmp_path / "nowhere", "--out", tmp_path / "ours")
     assert (status, err) == (2, f"error: {tmp_path / 'nowhere'}: no such folder\n")
-    status, _, err = talk("export", tmp_path / "nowhere", "--to", "onyx", "--out", tmp_path / "ours")
+    status, _, err = command("export", tmp_path / "nowhere", "--to", "onyx", "--out", tmp_path / "ours")
     assert status == 2
     assert "unknown name 'onyx'" in err
 
 
-def test_import_replaces_only_what_was_imported(tmp_path: Path, talk: Talk) -> None:
+def test_import_replaces_only_imported_folders(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.llama(tmp_path / "theirs")
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    assert talk("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "hf")[0] == 0
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert command("export", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "hf")[0] == 0
     bundle = load_folder(tmp_path / "ours")
     recipe = parse(Recipe, {**bundle.recipe, "about": "trained for days"})
     save_folder(tmp_path / "trained", bundle.model, bundle.codec, recipe, "")
@@ -131,23 +133,23 @@ def test_import_replaces_only_what_was_imported(tmp_path: Path, talk: Talk) -> N
         ("theirs", "trained", "is a model folder, which would be lost"),
         ("ours", "new", "is a model folder of allyouneed already"),
     ]:
-        status, _, err = talk("import", tmp_path / source, "--out", tmp_path / out)
+        status, _, err = command("import", tmp_path / source, "--out", tmp_path / out)
         assert (status, err.count("\n")) == (2, 1)
         assert named in err
         after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "stdin"}
         assert after == before
 
 
-def test_an_export_is_verified(tmp_path: Path, talk: Talk) -> None:
+def test_an_export_is_verified(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.llama(tmp_path / "theirs")
     out = tmp_path / "hf"
-    assert talk("import", folder, "--out", tmp_path / "ours")[0] == 0
-    assert talk("export", tmp_path / "ours", "--to", "hf", "--out", out)[0] == 0
-    status, said, _ = talk("verify", out)
+    assert command("import", folder, "--out", tmp_path / "ours")[0] == 0
+    assert command("export", tmp_path / "ours", "--to", "hf", "--out", out)[0] == 0
+    status, printed, _ = command("verify", out)
     assert status == 0
-    assert f"ok       export      {out}: an export for transformers of Hugging Face, unchanged\n" in said
+    assert f"ok       export      {out}: an export for transformers of Hugging Face, unchanged\n" in printed
     (out / "config.json").write_text((out / "config.json").read_text().replace("llama", "lLama"))
-    status, said, err = talk("verify", out)
+    status, printed, err = command("verify", out)
     assert status == 2
-    assert f"failed   sha256      {out}/config.json: changed since it was written" in said
+    assert f"failed   sha256      {out}/config.json: changed since it was written" in printed
     assert "export it again" in err

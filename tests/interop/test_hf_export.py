@@ -1,4 +1,4 @@
-"""Our models as Hugging Face folders: transformers opens them and computes the same; what does not fit is refused."""
+"""Our models as Hugging Face folders: transformers loads them and computes the same; others are refused."""
 
 import json
 from dataclasses import replace
@@ -77,7 +77,7 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def bundle_of(settings: dict[str, Any], codec: Codec, sizes: Sizes) -> Bundle:
-    """A model with random weights, far enough from its first ones that every weight matters."""
+    """Return a model with random weights, far enough from their initial values that every weight matters."""
     model: Model = parse(MODELS[settings["type"]], {"dropout": 0.0, **settings}).build(sizes).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,8 +96,8 @@ def test_encoder_decoders(tmp_path: Path, name: str) -> None:
     codec = codec_for_pairs("unigram" if name == "pre-norm" else "bpe")
     size = codec.both()[0].size
     ours = bundle_of({**PAIRS, **settings}, codec, Sizes(size, size, shared=True))
-    (told,) = export_folder(ours, tmp_path / "theirs")
-    assert told.startswith(right)
+    (note,) = export_folder(ours, tmp_path / "theirs")
+    assert note.startswith(right)
     theirs: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs").eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     assert type(theirs).__name__ == right
@@ -116,7 +116,7 @@ def test_encoder_decoders(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=1e-5)
     for beam in (1, 4):
         found = search(ours.model, sources, SearchConfig(beam=beam, length_penalty=0.0, max_length=10))
-        said = theirs.generate(
+        generated = theirs.generate(
             **arguments,
             num_beams=beam,
             length_penalty=0.0,
@@ -124,7 +124,7 @@ def test_encoder_decoders(tmp_path: Path, name: str) -> None:
             do_sample=False,
             bad_words_ids=[[0], [1]],
         )
-        for (best,), row in zip(found, said.tolist(), strict=True):
+        for (best,), row in zip(found, generated.tolist(), strict=True):
             whole = [*best.ids, EOS] if best.finished else best.ids
             assert row[1 : 1 + len(whole)] == whole
             assert tokenizer.decode(row, skip_special_tokens=True) == codec.decode_target(best.ids)
@@ -187,8 +187,8 @@ def test_encoders(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [their.marian, their.bart, their.t5, their.gpt2, their.llama, their.bloom])
-def test_there_and_back(tmp_path: Path, make: Any) -> None:
-    """What was imported is exported again: ids that were none of theirs are gone, and the logits are theirs."""
+def test_round_trip(tmp_path: Path, make: Any) -> None:
+    """Exporting an imported model drops the ids that we added and keeps the original logits."""
     folder, theirs = make(tmp_path / "theirs")
     import_folder(folder, tmp_path / "ours")
     from allyouneed.folder import load_folder
@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_unsupported_settings_are_named(tmp_path: Path, name: str) -> None:
     settings, message = REFUSED[name]
     codec = codec_for_pairs()
     size = codec.both()[0].size
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
+def test_leaving_out_a_shortlist_is_reported(tmp_path: Path) -> None:
     codec = codec_for_pairs()
     size = codec.both()[0].size
     some = Shortlist(torch.arange(SPECIALS), torch.arange(0), torch.zeros(size, dtype=torch.long))
@@ -252,7 +252,7 @@ def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_names_no_code(tmp_path: Path) -> None:
+def test_an_exported_folder_refers_to_no_code(tmp_path: Path) -> None:
     codec = codec_for_pairs()
     size = codec.both()[0].size
     export_folder(bundle_of(PAIRS, codec, Sizes(size, size, shared=True)), tmp_path / "theirs")

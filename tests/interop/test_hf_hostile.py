@@ -1,4 +1,4 @@
-"""Folders that mean harm, or were damaged: refused with one line, and nothing of them is run."""
+"""Malicious or damaged folders are refused with one line, and none of their code is run."""
 
 import json
 import pickle
@@ -22,15 +22,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing wrong."""
-    folder, _ = their.gpt2(tmp_path_factory.mktemp("sound") / "gpt2")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an undamaged folder."""
+    folder, _ = their.gpt2(tmp_path_factory.mktemp("intact") / "gpt2")
     return folder
 
 
 @pytest.fixture
-def folder(sound: Path, tmp_path: Path) -> Path:
-    shutil.copytree(sound, tmp_path / "folder")
+def folder(intact: Path, tmp_path: Path) -> Path:
+    shutil.copytree(intact, tmp_path / "folder")
     return tmp_path / "folder"
 
 
@@ -81,8 +81,8 @@ def circle(folder: Path) -> None:
     (folder / "config.json").symlink_to("config.json")
 
 
-def pieces(folder: Path, name: str, count: int = 1) -> None:
-    """A model in files that an index names."""
+def split_model(folder: Path, name: str, count: int = 1) -> None:
+    """Split the model into files that an index names."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
@@ -90,17 +90,17 @@ def pieces(folder: Path, name: str, count: int = 1) -> None:
 
 def index_up(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder.parent / "up.safetensors")
-    pieces(folder, "../up.safetensors")
+    split_model(folder, "../up.safetensors")
 
 
 def index_absolute(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder.parent / "up.safetensors")
-    pieces(folder, str(folder.parent / "up.safetensors"))
+    split_model(folder, str(folder.parent / "up.safetensors"))
 
 
 def index_of_pickle(folder: Path) -> None:
     (folder / "evil.bin").write_bytes(pickle.dumps(Bomb()))
-    pieces(folder, "evil.bin")
+    split_model(folder, "evil.bin")
 
 
 def index_of_nothing(folder: Path) -> None:
@@ -242,7 +242,7 @@ def test_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, name
     change, message = HOSTILE[name]
     change(folder)
     if name in ("link", "link of the config", "circle") or (folder / "generation_config.json").exists():
-        (folder / "generation_config.json").unlink(missing_ok=True)  # it would state its own ids
+        (folder / "generation_config.json").unlink(missing_ok=True)  # it has its own ids
     monkeypatch.chdir(folder.parent)
     with pytest.raises(FolderError, match=message) as refusal:
         read_folder(folder)
@@ -250,14 +250,14 @@ def test_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, name
     assert not list(folder.parent.rglob("exploded"))
 
 
-def test_a_sound_folder_beside_a_pickle_is_read_without_it(folder: Path) -> None:
+def test_a_pickle_beside_safetensors_is_ignored(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
     read_folder(folder)
     assert not list(folder.parent.rglob("exploded"))
 
 
-def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
-    """Two files and an index are the model that one file is."""
+def test_a_model_in_several_files(intact: Path, folder: Path) -> None:
+    """Two files and an index give the same model as one file."""
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)
     places = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(names)}
@@ -266,7 +266,7 @@ def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    whole, made = read_folder(sound).model.state_dict(), read_folder(folder).model.state_dict()
+    whole, made = read_folder(intact).model.state_dict(), read_folder(folder).model.state_dict()
     assert whole.keys() == made.keys()
     assert all(torch.equal(whole[name], made[name]) for name in whole)
     index.write_text(json.dumps({"weight_map": places | {"more": places[names[0]]}}))
@@ -280,10 +280,10 @@ def test_a_model_in_pieces(sound: Path, folder: Path) -> None:
         read_folder(folder)
 
 
-def test_reading_never_imports_their_library(sound: Path) -> None:
+def test_reading_never_imports_their_library(intact: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from allyouneed.interop.hf.load import read_folder;"
-        f"read_folder(Path({str(sound)!r})); sys.exit('transformers' in sys.modules)"
+        f"read_folder(Path({str(intact)!r})); sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders as models of ours: the same logits, the same searches, in float32 and float64."""
+"""Imported Hugging Face folders have the same logits and searches, in float32 and float64."""
 
 import copy
 from collections.abc import Callable
@@ -27,8 +27,8 @@ TRANSLATORS: dict[str, Maker] = {
     "mbart": their.mbart,
     "t5": their.t5,
     "t5 v1.1": partial(their.t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "t5 v1.1, untied": partial(their.t5_untied, said=True),
-    "t5 v1.1, untied, said to be tied": partial(their.t5_untied, said=False),
+    "t5 v1.1, untied": partial(their.t5_untied, declared=True),
+    "t5 v1.1, untied, declared tied": partial(their.t5_untied, declared=False),
 }
 WRITERS: dict[str, Maker] = {
     "gpt2": their.gpt2,
@@ -45,14 +45,14 @@ WRITERS: dict[str, Maker] = {
 
 
 def to_theirs(read: Imported, ids: list[int]) -> list[int]:
-    """Their numbers of our ids."""
+    """Return the original ids of our ids."""
     found = [read.vocabulary.rows.theirs[number] for number in ids]
     assert None not in found
     return [number for number in found if number is not None]
 
 
 def same_logits(read: Imported, ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    """Ours over our ids are theirs over their tokens, and ids that are no token of theirs have no probability."""
+    """Require the same logits for the same tokens, and no probability for ids that the original lacks."""
     rows = read.vocabulary.rows
     place = [read.vocabulary.ours[number] for number in range(rows.size)]
     torch.testing.assert_close(ours[..., place], theirs, rtol=0, atol=tolerance)
@@ -91,20 +91,20 @@ def test_encoder_decoders(tmp_path: Path, make: Maker) -> None:
 
 
 def float64_tolerance(theirs: Any) -> float:
-    """Their tables of sines are kept in float32, and T5 computes norms and weights in float32 whatever it is given."""
+    """Return the tolerance: the library keeps sinusoidal tables, and T5's norms and softmax, in float32."""
     return 1e-5 if type(theirs).__name__.startswith(("Marian", "Pegasus", "T5")) else 1e-9
 
 
-def unsaid(theirs: Any) -> list[list[int]] | None:
-    """Ours never says padding or what begins a text; nor do trained models."""
+def never_generated(theirs: Any) -> list[list[int]] | None:
+    """Return padding and start tokens, which our searches never generate (nor do trained models)."""
     config = theirs.config
-    begins = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
-    never = {config.pad_token_id, begins} - {config.eos_token_id, None}
+    start = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
+    never = {config.pad_token_id, start} - {config.eos_token_id, None}
     return [[number] for number in sorted(never)] or None
 
 
 def same_searches(read: Imported, theirs: Any, source_BS: Tensor, mask_BS: Tensor, sources: list[list[int]]) -> None:
-    """Greedy and beam search find the same, in float64 (a tie in float32 is nobody's fault)."""
+    """Require the same greedy and beam search results, in float64 to avoid ties of float32."""
     for beam in (1, 4):
         found = search(read.model, sources, SearchConfig(beam=beam, length_penalty=0.0, max_length=12))
         right = theirs.generate(
@@ -114,12 +114,12 @@ def same_searches(read: Imported, theirs: Any, source_BS: Tensor, mask_BS: Tenso
             length_penalty=0.0,
             max_new_tokens=12,
             do_sample=False,
-            bad_words_ids=unsaid(theirs),
+            bad_words_ids=never_generated(theirs),
         )
         for (best,), row in zip(found, right.tolist(), strict=True):
-            said = [*best.ids, EOS] if best.finished else best.ids
-            assert to_theirs(read, said) == row[1 : 1 + len(said)]
-            assert set(row[1 + len(said) :]) <= {theirs.config.pad_token_id, theirs.config.eos_token_id}
+            ids = [*best.ids, EOS] if best.finished else best.ids
+            assert to_theirs(read, ids) == row[1 : 1 + len(ids)]
+            assert set(row[1 + len(ids) :]) <= {theirs.config.pad_token_id, theirs.config.eos_token_id}
 
 
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
@@ -135,24 +135,24 @@ def test_decoders(tmp_path: Path, make: Maker) -> None:
                 ours, _ = ours_model.step(torch.tensor([row]), ours_model.start())
                 right = their_model(torch.tensor([to_theirs(read, row)])).logits
             same_logits(read, ours, right, tolerance)
-    laid_out(read, rows)
-    said = sample(read.model, prompts, SampleConfig(temperature=0, max_length=10))
-    for row, (one,) in zip(rows, said, strict=True):
+    check_optimized(read, rows)
+    generated = sample(read.model, prompts, SampleConfig(temperature=0, max_length=10))
+    for row, (one,) in zip(rows, generated, strict=True):
         begin = torch.tensor([to_theirs(read, row)])
         right = theirs.generate(
             begin,
             attention_mask=torch.ones_like(begin),
             max_new_tokens=10,
             do_sample=False,
-            bad_words_ids=unsaid(theirs),
+            bad_words_ids=never_generated(theirs),
             pad_token_id=theirs.config.eos_token_id,
         )
         ids = [*one.ids, EOS] if one.finished else one.ids
         assert to_theirs(read, ids) == right[0, len(row) :].tolist()
 
 
-def laid_out(read: Imported, rows: list[list[int]]) -> None:
-    """Step by step on packed weights, with kernels where there are some: what commands do."""
+def check_optimized(read: Imported, rows: list[list[int]]) -> None:
+    """Require the same logits from the optimized model step by step, which is what commands use."""
     model = copy.deepcopy(read.model).float()
     ids_BT = torch.tensor([row[: min(map(len, rows))] for row in rows])
     with torch.inference_mode():
@@ -164,7 +164,7 @@ def laid_out(read: Imported, rows: list[list[int]]) -> None:
     torch.testing.assert_close(logits, right[:, -1], rtol=0, atol=1e-4)
 
 
-def test_a_score_is_the_log_probability_of_theirs(tmp_path: Path) -> None:
+def test_a_score_is_the_log_probability_of_the_original(tmp_path: Path) -> None:
     folder, theirs = their.gpt2(tmp_path)
     read = read_folder(folder)
     ids = read.codec.encode_prompt("the cat sat")[1:]
@@ -194,7 +194,7 @@ def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-6)):
         for row in sources:
             if kind == "BigBird" and len(row) > 20:
-                continue  # theirs is complete up to (5 + 2 r) blocks, ours up to (5 + r); beyond, patterns differ
+                continue  # dense up to (5 + 2 r) blocks there, (5 + r) here; beyond that, patterns differ
             ids = torch.tensor([to_theirs(read, row)])
             with torch.no_grad():
                 right = theirs.to(dtype)(ids)
@@ -218,7 +218,7 @@ def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
 
 
 def _globally(kind: str, head: str, ids: Tensor) -> dict[str, Tensor]:
-    """What theirs does by itself where it classifies texts."""
+    """Return the global attention mask that the library sets by itself when it classifies texts."""
     if (kind, head) != ("Longformer", "ForSequenceClassification"):
         return {}
     mask = torch.zeros_like(ids)

@@ -1,4 +1,4 @@
-"""A real pretrained model, where its package is installed (extra: peers): all-MiniLM-L6-v2, a reader of sentences."""
+"""A real pretrained model, where its package is installed (extra: peers): all-MiniLM-L6-v2, a sentence encoder."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ TEXTS = [
 ]
 
 
-def test_sentences_have_the_vectors_of_theirs(tmp_path: Path) -> None:
+def test_sentence_vectors_equal_those_of_the_library(tmp_path: Path) -> None:
     assert FOUND is not None
     assert FOUND.submodule_search_locations
     folder = Path(next(iter(FOUND.submodule_search_locations))) / "model"

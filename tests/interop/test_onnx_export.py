@@ -1,4 +1,4 @@
-"""Exported to ONNX and run by onnxruntime: the same numbers, or a refusal; nothing half-right is left behind."""
+"""ONNX exports compute the same numbers in onnxruntime or are refused; no wrong folder is left behind."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,10 +43,10 @@ CONSTANT: list[dict[str, Any]] = [
     {"mixer": LINEAR},
     {"mixer": {**LINEAR, "bias": False}, "positions": "none"},
     {"mixer": [LINEAR, {"type": "gru"}], "positions": {"type": "learned", "max_length": 80}},
-    {"mixer": [{"type": "lstm"}, SOFTMAX]},  # how many tokens came before is how many keys the second layer has
+    {"mixer": [{"type": "lstm"}, SOFTMAX]},  # the second layer's keys give the number of earlier tokens
 ]
 MIXED: list[dict[str, Any]] = [
-    {"mixer": {"type": "gru"}, "encoder_mixer": SOFTMAX, "cross": SOFTMAX},  # as multi30k-en-de-recurrent
+    {"mixer": {"type": "gru"}, "encoder_mixer": SOFTMAX, "cross": SOFTMAX},  # like multi30k-en-de-recurrent
     {"mixer": {"type": "rnn"}, "encoder_mixer": LINEAR, "cross": LINEAR, "encoder_layers": 2},
     {"mixer": SOFTMAX, "encoder_mixer": {"type": "lstm"}, "cross": LINEAR, "encoder_layers": 2},
 ]
@@ -54,29 +54,29 @@ MIXED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, *MORE, *CONSTANT], ids=str)
-def test_the_same_numbers_there(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_are_the_same(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
     assert "at once and step by step" in notes[0]
     assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
 
 
 @pytest.mark.parametrize("settings", MIXED, ids=str)
-def test_the_parts_may_be_of_different_kinds(settings: dict[str, Any], tmp_path: Path) -> None:
-    told: list[tuple[float, str]] = []
-    notes = export_folder(bundle_of("encoder-decoder", settings), tmp_path / "out", lambda *one: told.append(one))
+def test_encoder_decoder_and_cross_mixers_may_differ(settings: dict[str, Any], tmp_path: Path) -> None:
+    reports: list[tuple[float, str]] = []
+    notes = export_folder(bundle_of("encoder-decoder", settings), tmp_path / "out", lambda *one: reports.append(one))
     assert "at once and step by step" in notes[0]
-    assert (told[0][0], told[-1]) == (0.0, (1.0, "8 of 8 sequences compared in both engines"))
+    assert (reports[0][0], reports[-1]) == (0.0, (1.0, "8 of 8 sequences compared in both engines"))
 
 
 @pytest.mark.parametrize("mixer", [{"type": "gru"}, {"type": "lstm"}, LINEAR], ids=str)
-def test_a_constant_state_stays_as_large_as_it_is(mixer: dict[str, Any], tmp_path: Path) -> None:
+def test_a_constant_state_does_not_grow(mixer: dict[str, Any], tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": mixer})
     export_folder(bundle, tmp_path / "out")
     written, numbers = ExportedModel(tmp_path / "out"), np.random.default_rng(0)
     state = written.start(None, 2)
     sizes = {name: value.shape for name, value in state.items()}
     row = [BOS, *numbers.integers(4, 30, 99)]
-    for begin in range(0, 100, 10):  # some tokens at a time
+    for begin in range(0, 100, 10):  # ten tokens a call
         found, state = written.step([row[begin : begin + 10]] * 2, state)
     assert {name: value.shape for name, value in state.items()} == sizes
     assert state["past_seen"].tolist() == [100, 100]
@@ -85,7 +85,7 @@ def test_a_constant_state_stays_as_large_as_it_is(mixer: dict[str, Any], tmp_pat
     assert np.abs(found - expected[:, -10:].numpy()).max() < 1e-4
 
 
-def test_rows_that_have_read_different_numbers_of_tokens_go_on_together(tmp_path: Path) -> None:
+def test_rows_of_different_lengths_continue_in_one_batch(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": [{"type": "gru"}, LINEAR]})
     export_folder(bundle, tmp_path / "out")
     written, rows = ExportedModel(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
@@ -98,17 +98,17 @@ def test_rows_that_have_read_different_numbers_of_tokens_go_on_together(tmp_path
         assert np.abs(logits[-1] - expected[0, -1].numpy()).max() < 1e-4
 
 
-def test_a_shortlist_is_not_left_out_in_silence(tmp_path: Path) -> None:
+def test_leaving_out_a_shortlist_is_reported(tmp_path: Path) -> None:
     bundle = bundle_of("encoder-decoder", {})
     some = Shortlist(
         torch.arange(SPECIALS), torch.arange(0), torch.zeros(bundle.codec.both()[0].size, dtype=torch.long)
     )
-    told = "the shortlist is left out: the graphs compute the logits of all words"
-    assert told in export_folder(replace(bundle, shortlist=some), tmp_path / "out")
-    assert told not in export_folder(bundle, tmp_path / "out")
+    note = "the shortlist is left out: the graphs compute the logits of all words"
+    assert note in export_folder(replace(bundle, shortlist=some), tmp_path / "out")
+    assert note not in export_folder(bundle, tmp_path / "out")
 
 
-def test_far_distances_do_not_wrap_around(tmp_path: Path) -> None:
+def test_long_distances_do_not_wrap_around(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"positions": {"type": "t5", "buckets": 8, "max_distance": 12}, "layers": 1})
     export_folder(bundle, tmp_path / "out")
     tokens = [[BOS, *np.random.default_rng(0).integers(4, 30, 3000)]]
@@ -119,7 +119,7 @@ def test_far_distances_do_not_wrap_around(tmp_path: Path) -> None:
     assert np.abs(found - expected.numpy()).max() < 1e-3
 
 
-def test_a_folder_that_disagrees_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_export_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, linear = bundle_of("encoder-decoder", {}), transformer._Run.linear
 
     def wrong(self: Any, layer: Any, x: str) -> str:
@@ -131,7 +131,7 @@ def test_a_folder_that_disagrees_is_not_left_behind(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_models_are_named(tmp_path: Path) -> None:
     bundle = bundle_of("encoder-decoder", {})
     tree = {"width": 16, "hidden": 8, "mixer": {"type": "performer", "heads": 4}, "positions": "sinusoidal"}
     performer = EncoderDecoderConfig.model_validate(tree).build(Sizes(40, 40))
@@ -149,28 +149,28 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("mixer", [SOFTMAX, {"type": "gru"}], ids=str)
-def test_the_readme_runs_where_there_is_nothing_of_ours(kind: str, mixer: dict[str, Any], tmp_path: Path) -> None:
+def test_the_program_of_the_readme_runs_without_our_package(kind: str, mixer: dict[str, Any], tmp_path: Path) -> None:
     settings = {"norm": "pre", "mixer": mixer}
-    bundle, out, room = bundle_of(kind, settings, sharp=3.0), tmp_path / "out", tmp_path / "room"
-    room.mkdir()
+    bundle, out, sandbox = bundle_of(kind, settings, sharp=3.0), tmp_path / "out", tmp_path / "sandbox"
+    sandbox.mkdir()
     lines = ["a man", "zwölf", "blue - green"]
     export_folder(bundle, out)
     packages = ("onnxruntime", "tokenizers", "numpy", "google", "flatbuffers", "packaging")
-    said = run_alone(out, "\n".join(["", *lines]) + "\n", packages, room)  # nothing is said to nothing, as by translate
+    output = run_alone(out, "\n".join(["", *lines]) + "\n", packages, sandbox)  # an empty line gives an empty line
     expected = translate(bundle.model, bundle.codec, lines, SearchConfig(beam=1, max_length=100))
-    assert said.split("\n")[:-1] == ["", *(answers[0].text for answers in expected)]
+    assert output.split("\n")[:-1] == ["", *(answers[0].text for answers in expected)]
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-def test_the_readme_ends_where_learned_positions_end(kind: str, tmp_path: Path) -> None:
+def test_the_program_of_the_readme_stops_at_the_last_learned_position(kind: str, tmp_path: Path) -> None:
     bundle = never_ending(bundle_of(kind, {"positions": {"type": "learned", "max_length": 16}}))
-    room = tmp_path / "room"
-    room.mkdir()
+    sandbox = tmp_path / "sandbox"
+    sandbox.mkdir()
     export_folder(bundle, tmp_path / "out")
     packages = ("onnxruntime", "tokenizers", "numpy", "google", "flatbuffers", "packaging")
-    (said,) = run_alone(tmp_path / "out", "abcde\n", packages, room).splitlines()
-    given = 1 if kind == "encoder-decoder" else 7  # BOS; the text, EOS and BOS
-    assert len(said) == 16 - given + 1
-    done = run_program(tmp_path / "out", "a" * 17 + "\n", room)
+    (output,) = run_alone(tmp_path / "out", "abcde\n", packages, sandbox).splitlines()
+    read = 1 if kind == "encoder-decoder" else 7  # BOS; the text, EOS and BOS
+    assert len(output) == 16 - read + 1
+    done = run_program(tmp_path / "out", "a" * 17 + "\n", sandbox)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "more than 16 tokens" in done.stderr
