@@ -1,9 +1,9 @@
-"""Trains on 27 kinds of hostile parallel text with the real command line.
+"""Train on 27 kinds of hostile parallel text with the real command line.
 
     python tests/faults/corpora.py [--only KIND] [--big 1073741824]
 
-Each is accepted with the right number of pairs, or refused in one line that names the file and the line; the exit
-status is 0 or 1 to 125, nobody sees a traceback or a raw escape sequence, and memory stays below 1.5 GiB.
+Each is accepted with the right number of pairs, or refused in one line that names the file and the line. The exit
+status is 0, or 1 to 125; no traceback or raw escape sequence is printed, and memory stays below 1.5 GiB.
 """
 
 import argparse
@@ -24,12 +24,12 @@ ODD = "x\u2028y\u2029z\u0085w\x0bv\x0cu\x1ct\x1ds\x1er"
 
 @dataclass(frozen=True)
 class Kind:
-    """A corpus and what should become of it."""
+    """A corpus and its expected outcome."""
 
     source: bytes
     target: bytes
-    pairs: int | None = None  # accepted with so many
-    refused: tuple[str, ...] = ()  # refused with all of this in the line
+    pairs: int | None = None  # accepted with this number of pairs
+    refused: tuple[str, ...] = ()  # refused with all of these parts in the message
 
 
 def rows(word: str, count: int = ROWS) -> list[bytes]:
@@ -44,12 +44,12 @@ def whole(lines: list[bytes], end: bytes = b"\n") -> bytes:
 
 
 def with_line(line: bytes, at: int = 17) -> bytes:
-    """Good text with one other line, the 18th."""
+    """Return good text with another 18th line."""
     return whole([*GOOD[:at], line, *GOOD[at + 1 :]])
 
 
 def kinds() -> dict[str, Kind]:
-    """All but the largest, which is written to the disk piece by piece."""
+    """Return all corpora except the largest, which is written to disk in parts."""
     target = whole(OTHER)
     return {
         "plain": Kind(whole(GOOD), target, 40),
@@ -86,16 +86,16 @@ def kinds() -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the command did."""
+    """The result of a command."""
 
     status: int
     mib: int
-    said: str  # on both streams
-    verdict: str  # ok, or what is wrong
+    output: str  # stdout and stderr
+    verdict: str  # "ok", or the problem
 
 
 def run(folder: Path) -> tuple[int, int, str]:
-    """`allyouneed train` in a process of its own: status, memory in MiB, what it said."""
+    """Run `allyouneed train` in a new process; return its status, memory in MiB and output."""
     for name, lines in (("source.valid", GOOD[:5]), ("target.valid", OTHER[:5])):
         (folder / name).write_bytes(whole(lines))
     sets = [
@@ -106,37 +106,41 @@ def run(folder: Path) -> tuple[int, int, str]:
     command = [sys.executable, "-m", "allyouneed", "train", "--task", "translation", "--model", "encoder-decoder"]
     command += ["--steps", "2", "--out", "run", *(part for pair in sets for part in ("--set", pair))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    with (folder / "said").open("wb") as said:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said)
+    with (folder / "output").open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss >> 10, (folder / "said").read_bytes().decode("utf-8", "surrogateescape")
+    return (
+        process.returncode,
+        usage.ru_maxrss >> 10,
+        (folder / "output").read_bytes().decode("utf-8", "surrogateescape"),
+    )
 
 
-def judged(kind: Kind, status: int, mib: int, said: str) -> str:
-    """ok, or what is wrong."""
-    if "Traceback" in said or "\x1b" in said or "\u202e" in said:
+def verdict_of(kind: Kind, status: int, mib: int, output: str) -> str:
+    """Return "ok", or the problem."""
+    if "Traceback" in output or "\x1b" in output or "\u202e" in output:
         return "a traceback, or an escape sequence"
     if mib > MOST_MIB:
         return "too much memory"
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     if kind.pairs is not None:
         if status or errors:
             return "refused"
-        found = re.search(r"train: ([\d,]+) pairs", said)
+        found = re.search(r"train: ([\d,]+) pairs", output)
         return "ok" if found and int(found[1].replace(",", "")) == kind.pairs else "the wrong number of pairs"
     if not 1 <= status <= 125 or len(errors) != 1:
         return "not refused in one line"
     missing = [part for part in kind.refused if part not in errors[0]]
-    return f"does not say {missing}" if missing else "ok"
+    return f"does not mention {missing}" if missing else "ok"
 
 
-def tried(name: str, kind: Kind, write: Callable[[Path], None]) -> Outcome:
-    """One corpus, in a folder of its own."""
+def run_kind(name: str, kind: Kind, write: Callable[[Path], None]) -> Outcome:
+    """Train on one corpus in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        status, mib, said = run(Path(folder))
-    return Outcome(status, mib, said, judged(kind, status, mib, said))
+        status, mib, output = run(Path(folder))
+    return Outcome(status, mib, output, verdict_of(kind, status, mib, output))
 
 
 def write_pair(kind: Kind) -> Callable[[Path], None]:
@@ -148,7 +152,7 @@ def write_pair(kind: Kind) -> Callable[[Path], None]:
 
 
 def write_enormous(size: int) -> Callable[[Path], None]:
-    """One line of text, without an end, as large as asked for."""
+    """Return a writer of one line of this size, without a newline."""
 
     def write(folder: Path) -> None:
         (folder / "target").write_bytes(whole(OTHER))
@@ -159,11 +163,11 @@ def write_enormous(size: int) -> Callable[[Path], None]:
     return write
 
 
-def told(kind: Kind, outcome: Outcome) -> str:
-    """What became of a corpus, in words."""
+def summary(kind: Kind, outcome: Outcome) -> str:
+    """Describe the outcome of a corpus."""
     if kind.pairs is not None:
         return f"accepted, {kind.pairs} pairs" if outcome.verdict == "ok" else f"WRONG: {outcome.verdict}"
-    error = next((line for line in outcome.said.splitlines() if line.startswith("error: ")), "no error")
+    error = next((line for line in outcome.output.splitlines() if line.startswith("error: ")), "no error")
     return ("refused: " if outcome.verdict == "ok" else f"WRONG: {outcome.verdict}: ") + error.removeprefix("error: ")
 
 
@@ -180,9 +184,9 @@ def main() -> None:
     for name, (kind, write) in table.items():
         if options.only not in (None, name):
             continue
-        outcome = tried(name, kind, write)
+        outcome = run_kind(name, kind, write)
         wrong, most = wrong + (outcome.verdict != "ok"), max(most, outcome.mib)
-        print(f"{name:26}  {outcome.status:6}  {outcome.mib:5,}  {told(kind, outcome)[:170]}", flush=True)
+        print(f"{name:26}  {outcome.status:6}  {outcome.mib:5,}  {summary(kind, outcome)[:170]}", flush=True)
     print(f"{len(table)} kinds, {wrong} wrong, at most {most:,} MiB")
     sys.exit(1 if wrong else 0)
 

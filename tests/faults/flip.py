@@ -1,10 +1,10 @@
-"""Truncates files and flips bits at random, and looks whether the program notices.
+"""Truncate files and flip bits at random, and check that the program detects it.
 
     python tests/faults/flip.py --changes 3000
 
-For each kind of file: half of the changes are one flipped bit, a quarter a truncation, a quarter some bytes overwritten
-with noise. A change must be detected (an error for people), or harmless by construction (prepared data is made anew
-from its sources to the same bytes; a log loses lines, and training does not read them). Nothing else may come out.
+For each kind of file, half of the changes flip one bit, a quarter truncate, and a quarter overwrite some bytes with
+noise. A change must be detected (a UserError) or harmless by construction: prepared data is rebuilt from its sources
+to the same bytes; a log loses lines that training does not read. Any other outcome is a finding.
 """
 
 import argparse
@@ -37,11 +37,11 @@ RECIPE = {
 }
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "codec.json", "README.md", "manifest.json")
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json", "manifest.json")
-Look = Callable[[], str]  # detected, harmless; anything else is a finding
+Check = Callable[[], str]  # returns "detected" or "harmless"; anything else is a finding
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
-    """Other bytes than these."""
+    """Return a damaged copy that differs from the data."""
     raw, at = bytearray(data), dice.randrange(len(data))
     match dice.randrange(4):
         case 0 | 1:
@@ -53,8 +53,8 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
     return bytes(raw) if raw != data else data[:-1]
 
 
-def look_at_model(run: Path) -> str:
-    """A model folder that loads in spite of a change would be a finding."""
+def check_model(run: Path) -> str:
+    """Require that the model folder does not load."""
     try:
         load_folder(run / "model")
     except FolderError:
@@ -62,28 +62,28 @@ def look_at_model(run: Path) -> str:
     return "LOADED"
 
 
-def look_at_checkpoint(run: Path) -> str:
-    """The harmed one is reported and the one before it is used."""
-    harmed = checkpoint_paths(run / "checkpoints")[-1]
+def check_checkpoint(run: Path) -> str:
+    """Require that the damaged checkpoint is reported and the previous one is used."""
+    damaged_path = checkpoint_paths(run / "checkpoints")[-1]
     checkpoints = Checkpoints(run)
     found = checkpoints.latest()
-    if found == harmed or found is None or not checkpoints.warnings:
+    if found == damaged_path or found is None or not checkpoints.warnings:
         return "USED"
     checkpoints.load(found)
     return "detected"
 
 
-def look_at_data(run: Path, recipe: Recipe, good: dict[str, bytes]) -> str:
-    """Prepared data is compared with its manifest, and made again."""
+def check_data(run: Path, recipe: Recipe, good: dict[str, bytes]) -> str:
+    """Require that damaged prepared data is rebuilt to the same bytes."""
     recipe.task.prepare(run / "data", recipe.seed)
     return "remade, the same" if contents(run / "data") == good else "DIFFERS"
 
 
-def look_at_log(run: Path) -> str:
-    """A log that cannot be read is named with its line; training drops a torn line and goes on."""
+def check_log(run: Path) -> str:
+    """Require that an unreadable log is reported with its line, and that training drops a torn line and continues."""
     try:
         read_log(run / "log.jsonl")
-        seen = "harmless"  # a digit or a letter is another one: nothing is computed from it
+        seen = "harmless"  # a changed digit or letter: no result depends on it
     except FolderError:
         seen = "detected"
     with Log(run / "log.jsonl") as log:
@@ -91,8 +91,8 @@ def look_at_log(run: Path) -> str:
     return seen
 
 
-def look_at_recipe(run: Path, recipe: Recipe) -> str:
-    """A run goes on only with the recipe it began with; what is no part of one (a blank) is harmless."""
+def check_recipe(run: Path, recipe: Recipe) -> str:
+    """Require that a run resumes only with its own recipe; changes without meaning (a blank) are harmless."""
     from allyouneed.training.recipe_files import load_recipe, require_same_recipe
 
     try:
@@ -106,26 +106,26 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def kinds(run: Path, recipe: Recipe) -> dict[str, tuple[Path, Look]]:
-    """Every kind of file that a run keeps: one of it, and how it is read."""
+def kinds(run: Path, recipe: Recipe) -> dict[str, tuple[Path, Check]]:
+    """Return one file of every kind that a run keeps, and how to check it."""
     last = checkpoint_paths(run / "checkpoints")[-1]
     good = contents(run / "data")
-    table: dict[str, tuple[Path, Look]] = {}
+    table: dict[str, tuple[Path, Check]] = {}
     for name in MODEL_FILES:
-        table[f"model/{name}"] = (run / "model" / name, lambda: look_at_model(run))
+        table[f"model/{name}"] = (run / "model" / name, lambda: check_model(run))
     for name in CHECKPOINT_FILES:
-        table[f"checkpoint/{name}"] = (last / name, lambda: look_at_checkpoint(run))
+        table[f"checkpoint/{name}"] = (last / name, lambda: check_checkpoint(run))
     for file in sorted((run / "data" / "prepared").glob("*")):
         if file.is_file() and file.stat().st_size:
-            table[f"prepared/{file.name}"] = (file, lambda: look_at_data(run, recipe, good))
-    table["log.jsonl"] = (run / "log.jsonl", lambda: look_at_log(run))
-    table["recipe.toml"] = (run / "recipe.toml", lambda: look_at_recipe(run, recipe))
+            table[f"prepared/{file.name}"] = (file, lambda: check_data(run, recipe, good))
+    table["log.jsonl"] = (run / "log.jsonl", lambda: check_log(run))
+    table["recipe.toml"] = (run / "recipe.toml", lambda: check_recipe(run, recipe))
     return table
 
 
-# Preparing again takes a while, so the files of prepared data share the changes of one kind.
-def harm(folder: Path, changes: int, seed: int) -> dict[str, "collections.Counter[str]"]:
-    """Counts of what became of the changes, for each kind of file."""
+# Rebuilding is slow, so all files of prepared data share the number of changes of one kind.
+def count_outcomes(folder: Path, changes: int, seed: int) -> dict[str, "collections.Counter[str]"]:
+    """Damage each kind of file `changes` times; return how often each outcome occurred."""
     torch.set_num_threads(1)
     recipe, dice = parse(Recipe, RECIPE), random.Random(seed)
     run = folder / "run"
@@ -133,7 +133,7 @@ def harm(folder: Path, changes: int, seed: int) -> dict[str, "collections.Counte
     results: dict[str, collections.Counter[str]] = {}
     table = kinds(run, recipe)
     prepared = [name for name in table if name.startswith("prepared/")]
-    for kind, (file, look) in table.items():
+    for kind, (file, check) in table.items():
         if kind in prepared:
             many = -(-changes // len(prepared))
             counts = results.setdefault("prepared data", collections.Counter())
@@ -143,8 +143,8 @@ def harm(folder: Path, changes: int, seed: int) -> dict[str, "collections.Counte
         for _ in range(many):
             file.write_bytes(damaged(content, dice))
             try:
-                counts[look()] += 1
-            except Exception as error:  # whatever it is, it is the finding
+                counts[check()] += 1
+            except Exception as error:  # any other exception is a finding
                 counts[f"{type(error).__name__}: {error}"] += 1
             if kind in prepared and not file.exists():
                 shutil.rmtree(run / "data" / "prepared")
@@ -162,14 +162,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        results = harm(Path(folder), options.changes, options.seed)
+        results = count_outcomes(Path(folder), options.changes, options.seed)
     findings = 0
-    print(f"{'file':36}  {'changes':>7}  what became of them")
+    print(f"{'file':36}  {'changes':>7}  outcomes")
     for kind, counts in results.items():
-        told = ", ".join(f"{count:,} {what}" for what, count in counts.most_common(6))
-        print(f"{kind:36}  {counts.total():7,}  {told}")
+        summary = ", ".join(f"{count:,} {what}" for what, count in counts.most_common(6))
+        print(f"{kind:36}  {counts.total():7,}  {summary}")
         findings += sum(count for what, count in counts.items() if what not in FINE)
-    sys.exit(f"{findings} changes were not noticed" if findings else None)
+    sys.exit(f"{findings} changes were not detected" if findings else None)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Fuzzes the RASP parser and evaluator with coverage: no input crashes or hangs them.
+"""Fuzz the RASP parser and evaluator with coverage: no input crashes or hangs them.
 
     pip install atheris
     python tests/faults/fuzz_rasp.py -max_total_time=600 -timeout=30 -rss_limit_mb=2000
 
-Half of the inputs are text as libFuzzer makes it; the others choose sentences of a grammar, which get further. Whatever
-is not a `RaspError` (which the REPL prints) is a finding, and so is an input that takes longer than the time-out.
+Half of the inputs are libFuzzer's text; the others choose sentences of the grammar, which reach further. Any exception
+other than `RaspError` (which the REPL prints) is a finding, and so is an input that exceeds the timeout.
 """
 
 import sys
@@ -19,7 +19,7 @@ from fuzz_programs import WORDS, program
 
 
 class Choices:
-    """Stands in for random.Random: every choice is a byte of the fuzzer's input."""
+    """A replacement for random.Random in which every choice is a byte of the fuzzer's input."""
 
     def __init__(self, data: "atheris.FuzzedDataProvider") -> None:
         self.data = data
@@ -46,13 +46,13 @@ def one_input(data: bytes) -> None:
         case _:
             text = "\n".join(program(choices) for _ in range(provider.ConsumeIntInRange(1, 4)))  # type: ignore[arg-type]
     if "load" in text:
-        return  # files are not what is fuzzed here
+        return  # files are not fuzzed here
     for line in text.split("\n"):
         session.feed(line)
 
 
 if __name__ == "__main__":
     for compat in (False, True):
-        Session(compat=compat)  # the parsers are built once; the first input is not to blame for that
+        Session(compat=compat)  # build the parsers now, so that the first input is not charged for it
     atheris.Setup(sys.argv, one_input)
     atheris.Fuzz()

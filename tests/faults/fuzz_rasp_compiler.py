@@ -1,9 +1,9 @@
-"""Fuzzes the RASP compiler: a random small program compiles, and equals the interpreter, or is refused.
+"""Fuzz the RASP compiler: a random small program compiles and equals the interpreter, or is refused.
 
     python tests/faults/fuzz_rasp_compiler.py --seconds 180 [--seed 0]
 
-Whatever is not `CannotCompile` is a finding: a traceback, a model that differs from the interpreter (`NotExact`). It
-ends with status 1 then, and prints the seed of the program, which makes the same program again (--only).
+Any exception other than `CannotCompile` is a finding, including a model that differs from the interpreter
+(`NotExact`). The script then exits with status 1 and prints the seed of the program; `--only SEED` repeats it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ UNARY = ["not", "neg", "round", "indicator"]
 
 
 class Maker:
-    """Random s-ops and selectors; what was made may be used again."""
+    """A generator of random s-ops and selectors that may reuse earlier ones."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -61,7 +61,7 @@ class Maker:
 
 
 def program(seed: int) -> tuple[SOp, str, int, bool]:
-    """An s-op, a vocabulary, a length, and whether it is compiled into a decoder."""
+    """Return an s-op, a vocabulary, a length, and whether to compile it into a decoder."""
     dice = random.Random(seed)
     maker = Maker(dice)
     for _ in range(dice.randint(2, 12)):
@@ -69,8 +69,8 @@ def program(seed: int) -> tuple[SOp, str, int, bool]:
     return maker.sops[-1], "abc"[: dice.randint(1, 3)], dice.randint(1, 6), dice.random() < 0.3
 
 
-def tried(seed: int) -> str:
-    """What became of one program: compiled, or refused."""
+def compile_seed(seed: int) -> str:
+    """Compile one program; return "compiled" or "refused"."""
     sop, vocabulary, most, causal = program(seed)
     try:
         compile_rasp(sop, vocabulary, most, causal=causal)
@@ -89,8 +89,8 @@ def main() -> int:
     began, seed, counts = time.monotonic(), options.seed, Counter[str]()
     while time.monotonic() - began < options.seconds:
         try:
-            counts[tried(seed)] += 1
-        except Exception as error:  # whatever it is, it is the finding
+            counts[compile_seed(seed)] += 1
+        except Exception as error:  # any other exception is a finding
             counts["found"] += 1
             print(f"seed {seed}: {type(error).__name__}: {error}")
             if not isinstance(error, RaspError):

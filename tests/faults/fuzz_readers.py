@@ -1,9 +1,9 @@
-"""Fuzzes the readers of recipes, tokenisers, codecs, manifests and safetensors headers, guided by coverage.
+"""Fuzz the readers of recipes, tokenisers, codecs, manifests and safetensors headers, guided by coverage.
 
     pip install atheris
     python tests/faults/fuzz_readers.py recipe -max_total_time=600 -timeout=30 -rss_limit_mb=3000
 
-Whatever is not a `UserError` of one line is a finding, and so is an input that takes longer than the time-out.
+Any exception other than a one-line `UserError` is a finding, and so is an input that exceeds the timeout.
 """
 
 import collections
@@ -25,7 +25,7 @@ def main() -> None:
         sys.exit(f"name a reader: {', '.join(readers.READERS)}")
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the fuzzer writes thousands of files a second
     with tempfile.TemporaryDirectory(dir=base) as folder:
-        readers.try_reader(name, b"", Path(folder))  # the good examples are made once; no input is to blame for that
+        readers.try_reader(name, b"", Path(folder))  # build the good examples now, so that no input is charged for it
 
         def one_input(data: bytes) -> None:
             counts[readers.try_reader(name, data, Path(folder))] += 1

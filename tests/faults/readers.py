@@ -1,7 +1,7 @@
-"""The readers of files from anywhere, and hostile inputs for them: whatever comes out must be an error for people.
+"""Readers of untrusted files, and hostile inputs for them: a reader accepts a file or raises a one-line UserError.
 
-An input of a fuzzer is a string of bytes. Its first byte says how to read the rest: as the file itself, or as choices
-of what to change in a good file (`Choices`), which gets past the first lines of a parser. Used by fuzz_readers.py and
+A fuzzer's input is a string of bytes. Its first byte selects how the rest is used: as the file itself, or as choices
+of what to change in a good file (`Choices`), which gets past the first checks of a parser. Used by fuzz_readers.py and
 test_readers.py.
 """
 
@@ -28,7 +28,7 @@ WHERE = Path("file")
 
 
 def hostile(number: int) -> Any:
-    """One of a few values that parsers have stumbled over."""
+    """Return one of a few values that have broken parsers."""
     if number < len(HOSTILE):
         return copy.deepcopy(HOSTILE[number])
     depth, value = (40, 40, 900, 900)[number - len(HOSTILE)], 1
@@ -59,7 +59,7 @@ MOST_HOSTILE = len(HOSTILE) + 4
 
 
 class Choices:
-    """Every choice is a byte of the fuzzer's input; after its end, every choice is the first."""
+    """Choices read from the bytes of a fuzzer's input; after its end, always the first option."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -77,7 +77,7 @@ class Choices:
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where a tree can be changed. Long lists and tables give their first places only."""
+    """Return the paths at which a tree can be changed; of long lists and tables, only the first ones."""
     found = [path]
     if len(path) > 8:
         return found
@@ -88,7 +88,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(tree: Any, choices: Choices) -> Any:
-    """A good tree with a few places taken out, doubled, renamed, or filled with something hostile."""
+    """Return a good tree with a few places removed, doubled, renamed, or replaced by hostile values."""
     for _ in range(1 + choices.below(4)):
         where = places(tree)
         path = where[choices.below(len(where))]
@@ -110,7 +110,7 @@ def changed(tree: Any, choices: Choices) -> Any:
 
 
 def garbled(data: bytes, choices: Choices) -> bytes:
-    """A good file with a few bytes changed, cut or doubled."""
+    """Return a good file with a few bytes changed, cut or doubled."""
     raw = bytearray(data)
     for _ in range(1 + choices.below(5)):
         at = choices.below(max(len(raw), 1))
@@ -129,12 +129,12 @@ def garbled(data: bytes, choices: Choices) -> bytes:
 def as_json(tree: Any) -> bytes:
     try:
         return json.dumps(tree, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    except RecursionError:  # the writer gives up sooner than the reader has to
+    except RecursionError:  # the writer's recursion limit is lower than the reader's
         return b'{"files":' + b"[" * 100_000
 
 
 def as_toml(tree: Any) -> bytes:
-    """TOML of a tree that need not have any: what has no way to be written becomes text."""
+    """Write a tree as TOML; values that TOML cannot represent become text."""
 
     def value(item: Any) -> str:
         if isinstance(item, dict):
@@ -155,7 +155,7 @@ def as_toml(tree: Any) -> bytes:
 
 
 def mutated(data: bytes, good: list[Any], write: Callable[[Any], bytes]) -> bytes:
-    """The file that an input of the fuzzer stands for."""
+    """Return the file that an input of the fuzzer describes."""
     choices = Choices(data)
     way = choices.below(3)
     if way == 0 or not good:
@@ -173,7 +173,7 @@ def good_recipes() -> list[Any]:
 
 
 def recipe(data: bytes, folder: Path) -> None:
-    """A TOML file, as `train FILE --set PAIR` reads it; what is accepted can be written and read again."""
+    """Read a TOML file as `train FILE --set PAIR` does; an accepted one can be written and read again."""
     content = mutated(data, good_recipes(), as_toml)
     (folder / "recipe.toml").write_bytes(content)
     tree = read_recipe(folder / "recipe.toml")
@@ -185,7 +185,7 @@ def recipe(data: bytes, folder: Path) -> None:
 
 
 def choices_of(data: bytes) -> str:
-    """A dotted name for --set."""
+    """Return a dotted name for --set."""
     names = (
         "seed",
         "model.layers",
@@ -211,13 +211,13 @@ def good_tokenizers() -> list[Any]:
 
 
 def tokenizer(data: bytes, folder: Path) -> None:
-    """A tokenizer.json; what is accepted encodes and decodes any text, into ids that it has."""
+    """Read a tokenizer.json; an accepted one encodes any text to valid ids, and decodes them."""
     (folder / "tokenizer.json").write_bytes(mutated(data, good_tokenizers(), as_json))
     read = Tokenizer.load(folder / "tokenizer.json")
     for text in TEXTS:
         ids = read.encode(text)
         assert all(0 <= i < read.size for i in ids)
-        assert len(ids) <= 1200 + 20 * len(text)  # parts of a pipeline may add a few letters each
+        assert len(ids) <= 1200 + 20 * len(text)  # each part of a pipeline may add a few letters
         read.decode(ids)
         read.surely_longer(text, 5)
     read.decode(list(range(read.size)))
@@ -227,7 +227,7 @@ GOOD_CODECS = [{"source": True, "target": True, "classes": None}, {"source": Tru
 
 
 def codec(data: bytes, folder: Path) -> None:
-    """A codec.json beside good tokenisers."""
+    """Read a codec.json beside good tokenisers."""
     (folder / "tokenizer.json").write_bytes(as_json(good_tokenizers()[4]))
     (folder / "codec.json").write_bytes(mutated(data, GOOD_CODECS, as_json))
     Codec.load(folder)
@@ -240,12 +240,12 @@ GOOD_MANIFESTS = [{"format": 1, "files": {"a.txt": ENTRY, "b/c.txt": ENTRY}}, {"
 
 
 def manifest(data: bytes, folder: Path) -> None:
-    """A manifest.json; what is accepted names files inside its folder."""
+    """Read a manifest.json; an accepted one names files inside its folder."""
 
     def write(tree: Any) -> bytes:
         compact = as_json(tree)
         try:
-            return (json.dumps(json.loads(compact), indent=1) + "\n").encode()  # the one form that is accepted
+            return (json.dumps(json.loads(compact), indent=1) + "\n").encode()  # the only accepted form
         except (ValueError, RecursionError):
             return compact
 
@@ -270,7 +270,7 @@ GOOD_HEADERS = [
 
 
 def safetensors(data: bytes, folder: Path) -> None:
-    """A safetensors file; what is accepted holds no more numbers than it has bytes."""
+    """Read a safetensors file; an accepted one has at most as many numbers as bytes."""
 
     def write(tree: Any) -> bytes:
         header = as_json(tree)
@@ -292,7 +292,7 @@ READERS: dict[str, Callable[[bytes, Path], None]] = {
 
 
 def try_reader(name: str, data: bytes, folder: Path) -> str:
-    """accepted or refused; whatever else comes out is a finding."""
+    """Return "accepted" or "refused"; any other outcome raises and is a finding."""
     try:
         READERS[name](data, folder)
     except UserError as error:

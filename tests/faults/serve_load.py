@@ -1,10 +1,10 @@
-"""200 clients at once, some slow, some rude, and a SIGTERM in the middle.
+"""Serve 200 concurrent clients, some slow, some that disconnect, and send SIGTERM under load.
 
     python tests/faults/serve_load.py --clients 200 --seconds 60
 
-Every answer is 200, 429 or 503; every 200 is the right text for its own seed; /health answers within a second; memory
-stays flat; and after SIGTERM the server drains and exits with 0. Prints what it saw, and exits with 1 if any of it is
-not so. Not a test of `make test`: it wants the machine for itself.
+Every response is 200, 429 or 503; every 200 has the right text for its seed; /health responds within a second; memory
+stays flat; after SIGTERM the server drains and exits with 0. Prints the counts, and exits with 1 if any of this is
+violated. Not part of `make test`, because it needs the whole machine.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 from serve_folders import language_model, translator
 
-SEEDS = 40  # different questions
+SEEDS = 40  # different requests
 
 
 class Load:
-    """All clients, and what they saw."""
+    """All clients and their observations."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -39,13 +39,13 @@ class Load:
         self.terminated = threading.Event()
 
     def body(self, seed: int, stream: bool) -> dict[str, Any]:
-        """A question whose answer depends on its seed alone."""
+        """Return a request whose response depends only on its seed."""
         prompt = "to be or not " * (1 + seed % 4)
-        asked = {"model": "language", "prompt": prompt, "seed": seed, "max_tokens": 10 + 5 * (seed % 20)}
-        return {**asked, "temperature": 0.9, "stream": stream}
+        request = {"model": "language", "prompt": prompt, "seed": seed, "max_tokens": 10 + 5 * (seed % 20)}
+        return {**request, "temperature": 0.9, "stream": stream}
 
-    def ask(self, seed: int, manner: str) -> None:
-        """One request, in a good or a bad manner."""
+    def send(self, seed: int, manner: str) -> None:
+        """Send one request: plain, streamed, read slowly, or disconnected early ("rude")."""
         stream = manner != "plain"
         connection = http.client.HTTPConnection(self.host, self.port, timeout=120)
         try:
@@ -55,57 +55,57 @@ class Load:
                 time.sleep(random.random() * 0.2)
                 self.seen["hung up"] += 1
                 connection.close()
-                time.sleep(random.random() * 2)  # a person who clicks again, not a flood
+                time.sleep(random.random() * 2)  # like a user who clicks again, not a flood
                 return
-            answer = connection.getresponse()
-            self.seen[str(answer.status)] += 1
-            text = self.read_slowly(answer) if manner == "slow" else answer.read().decode()
-            if answer.status == 200:
-                self.compare(seed, said(text, stream))
-            elif answer.status in (429, 503):
-                wait = min(2.0, float(answer.headers["Retry-After"]))
+            response = connection.getresponse()
+            self.seen[str(response.status)] += 1
+            text = self.read_slowly(response) if manner == "slow" else response.read().decode()
+            if response.status == 200:
+                self.compare(seed, text_of(text, stream))
+            elif response.status in (429, 503):
+                wait = min(2.0, float(response.headers["Retry-After"]))
                 if not self.terminated.is_set():
                     time.sleep(wait * random.random())
         except (OSError, http.client.HTTPException) as error:
-            # Once the server has drained there is nobody to answer.
+            # Once the server has drained, connections are refused.
             name = "refused at the end" if self.terminated.is_set() else f"broken: {error!r}"
             self.seen[name] += 1
         finally:
             connection.close()
 
-    def read_slowly(self, answer: http.client.HTTPResponse) -> str:
-        """A few bytes at a time."""
+    def read_slowly(self, response: http.client.HTTPResponse) -> str:
+        """Read a response a few bytes at a time."""
         whole = b""
-        while piece := answer.read1(300):
+        while piece := response.read1(300):
             whole += piece
             time.sleep(0.002)
         return whole.decode()
 
     def compare(self, seed: int, text: str) -> None:
-        """Every answer to one seed is the same."""
+        """Require that every response to one seed is the same."""
         if text != self.right.setdefault(seed, text):
             self.wrong.append(f"seed {seed}: {text!r} instead of {self.right[seed]!r}")
 
     def client(self, number: int) -> None:
-        """Asks until the end."""
+        """Send requests until the server is terminated."""
         manner = ("plain", "stream", "slow", "rude")[number % 4]
         while not self.terminated.is_set():
-            self.ask(random.randrange(SEEDS), manner)
+            self.send(random.randrange(SEEDS), manner)
 
     def watch(self) -> None:
-        """/health, all the time."""
+        """Poll /health and record its slowest response."""
         while not self.terminated.is_set():
-            begun = time.monotonic()
+            started = time.monotonic()
             connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
             connection.request("GET", "/health")
             connection.getresponse().read()
             connection.close()
-            self.slowest_health = max(self.slowest_health, time.monotonic() - begun)
+            self.slowest_health = max(self.slowest_health, time.monotonic() - started)
             time.sleep(0.2)
 
 
-def said(text: str, stream: bool) -> str:
-    """The text of an answer."""
+def text_of(text: str, stream: bool) -> str:
+    """Return the generated text of a response."""
     if not stream:
         return str(json.loads(text)["choices"][0]["text"])
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -114,13 +114,13 @@ def said(text: str, stream: bool) -> str:
 
 
 def memory(process: int) -> float:
-    """Resident MiB."""
+    """Return the resident memory of a process in MiB."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * 4096 / 2**20
 
 
 def main() -> int:
-    """Runs the load and says what came of it."""
+    """Start a server, run the load, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60)
@@ -136,12 +136,12 @@ def main() -> int:
 
 
 def run(server: "subprocess.Popen[str]", clients: int, seconds: float) -> int:
-    """The whole story."""
+    """Run all clients against a server, terminate it, and print the verdict."""
     assert server.stdout is not None
     host, port = server.stdout.readline().split("http://")[1].split()[0].split(":")
     load = Load(host, int(port))
-    for seed in range(SEEDS):  # each alone, before the crowd comes
-        load.ask(seed, "plain")
+    for seed in range(SEEDS):  # each alone, as the reference
+        load.send(seed, "plain")
     alone = load.seen["200"]
     threads = [threading.Thread(target=load.client, args=(number,)) for number in range(clients)]
     threads.append(threading.Thread(target=load.watch))
@@ -153,20 +153,20 @@ def run(server: "subprocess.Popen[str]", clients: int, seconds: float) -> int:
     late = memory(server.pid)
     together = load.seen["200"] - alone
     server.send_signal(signal.SIGTERM)
-    begun = time.monotonic()
+    started = time.monotonic()
     time.sleep(0.5)
     load.terminated.set()
     for thread in threads:
         thread.join()
     status = server.wait(timeout=60)
-    drained = time.monotonic() - begun
-    print(f"answers: {dict(load.seen)}; wrong: {len(load.wrong)}; slowest /health {load.slowest_health:.2f} s")
+    drained = time.monotonic() - started
+    print(f"responses: {dict(load.seen)}; wrong: {len(load.wrong)}; slowest /health {load.slowest_health:.2f} s")
     print(f"memory {early:.0f} -> {late:.0f} MiB; SIGTERM to exit {status} in {drained:.1f} s")
     known = {"200", "429", "503", "hung up", "refused at the end"}
     bad = [*load.wrong[:5], *(name for name in load.seen if name not in known)]
     bad += ["/health took too long"] if load.slowest_health > 1 else []
     bad += ["memory grew"] if late > early * 1.2 + 20 else []
-    bad += [] if together > SEEDS else [f"only {together} answers: too few to mean anything"]
+    bad += [] if together > SEEDS else [f"only {together} responses: too few to be conclusive"]
     bad += [f"exit status {status}"] if status else []
     print("\n".join(["FAILED:", *bad]) if bad else "ok")
     return 1 if bad else 0

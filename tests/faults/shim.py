@@ -1,8 +1,8 @@
-"""A small library for LD_PRELOAD: a disk that reports errors, and a clock on the wall that jumps.
+"""A small library for LD_PRELOAD that makes the disk report errors and the wall clock jump.
 
 `FAULT_FLAG` names a file: while it exists, writes below a checkpoint fail with errno `FAULT_WRITE`, and fsync with
-`FAULT_SYNC`. With `FAULT_CLOCK` the wall clock is a day ahead or behind, another way each second. The monotonic clock
-and everything else are left alone.
+`FAULT_SYNC`. With `FAULT_CLOCK` the wall clock is a day ahead or behind, alternating each second. The monotonic clock
+and everything else are unchanged.
 """
 
 import subprocess
@@ -77,7 +77,7 @@ time_t time(time_t *place) {
 
 
 def build(folder: Path) -> Path:
-    """The library, compiled."""
+    """Compile the library and return its path."""
     (folder / "shim.c").write_text(SOURCE)
     library = folder / "shim.so"
     command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(folder / "shim.c"), "-ldl"]

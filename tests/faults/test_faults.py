@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flip import FINE, harm
+from flip import FINE, count_outcomes
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_a_fault_is_survived(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.no_shapes
-def test_damage_is_noticed_in_every_kind_of_file(tmp_path: Path) -> None:
-    results = harm(tmp_path, changes=13, seed=5)
+def test_damage_is_detected_in_every_kind_of_file(tmp_path: Path) -> None:
+    results = count_outcomes(tmp_path, changes=13, seed=5)
     assert {what for counts in results.values() for what in counts} <= FINE
     assert len(results) == 14

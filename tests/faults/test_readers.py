@@ -1,4 +1,4 @@
-"""A short version of fuzz_readers.py: hypothesis gives the inputs."""
+"""A short version of fuzz_readers.py: hypothesis generates the inputs."""
 
 from pathlib import Path
 
@@ -22,16 +22,16 @@ def test_a_reader_accepts_or_refuses(name: str, data: bytes, tmp_path_factory: p
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "recipe"])
 def test_good_files_are_accepted(name: str, tmp_path: Path) -> None:
-    # A good tree in which the whole of it was chosen to be replaced, and that was not done.
+    # An input that selects a good tree and changes nothing in it.
     assert try_reader(name, bytes([2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), tmp_path) == "accepted"
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        "0ebababb0400baba3d41ba1d",  # the library panics when it decodes with this one
-        "f1f1f152feff1300002900000000000e0e0e0e3f",  # and raises a bare Exception when it encodes with this one
+        "0ebababb0400baba3d41ba1d",  # the library panics when it decodes with this tokeniser
+        "f1f1f152feff1300002900000000000e0e0e0e3f",  # it raises a bare Exception when it encodes with this one
     ],
 )
-def test_what_fuzzers_found_is_refused(found: str, tmp_path: Path) -> None:
+def test_inputs_found_by_fuzzing_are_refused(found: str, tmp_path: Path) -> None:
     assert try_reader("tokenizer", bytes.fromhex(found), tmp_path) == "refused"

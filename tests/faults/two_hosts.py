@@ -1,9 +1,9 @@
 """Two hosts: two network namespaces with a cable between them, one process of a run on each.
 
-    python tests/faults/two_hosts.py        # needs root and iproute2; says so and ends with status 77 otherwise
+    python tests/faults/two_hosts.py        # needs root and iproute2; exits with status 77 otherwise
 
 For ddp and fsdp: the run ends with the losses of a run by one process; then the process on the second host is killed,
-the first host ends with one clear line, and the same two commands go on and end with the same losses.
+the first host exits with one clear line, and the same two commands resume and end with the same losses.
 """
 
 import argparse
@@ -50,7 +50,7 @@ beam = 1
 
 
 class NoNamespaces(Exception):
-    """This machine does not let us make hosts."""
+    """This machine does not allow network namespaces."""
 
 
 def ip(*words: str) -> None:
@@ -61,7 +61,7 @@ def ip(*words: str) -> None:
 
 @contextmanager
 def hosts() -> Iterator[list[str]]:
-    """The names of two network namespaces that reach each other and nobody else."""
+    """Yield the names of two network namespaces that reach only each other."""
     if shutil.which("ip") is None:
         raise NoNamespaces("iproute2 is not installed")
     names = [f"ayn{os.getpid()}{side}" for side in "ab"]
@@ -79,11 +79,11 @@ def hosts() -> Iterator[list[str]]:
         yield names
     finally:
         for name in made:
-            subprocess.run(["ip", "netns", "delete", name], check=False)  # and with it its end of the cable
+            subprocess.run(["ip", "netns", "delete", name], check=False)  # removes its end of the cable too
 
 
 def on_core(number: int) -> Callable[[], None]:
-    """A host has one core: threads that wait for each other would measure what else this machine does."""
+    """Return a function that pins a process to one core: threads that wait for each other would measure other load."""
     cores = sorted(os.sched_getaffinity(0))
     return lambda: os.sched_setaffinity(0, {cores[number % len(cores)]})
 
@@ -99,7 +99,7 @@ def environment(cable: str = "") -> dict[str, str]:
 
 
 def train_on(names: list[str], recipe: Path, run: Path, parallel: str) -> list["subprocess.Popen[str]"]:
-    """The command of each host, as docs/distributed.md shows it."""
+    """Start the command of each host as docs/distributed.md shows it."""
     train = ["-m", "allyouneed", "train", str(recipe), "--out", str(run), "--set", f"train.parallel={parallel}"]
     started = []
     for number, name in enumerate(names):
@@ -139,7 +139,7 @@ def require_same(run: Path, expected: Path) -> float:
 
 
 def worker_of(host: "subprocess.Popen[str]") -> int:
-    """The process that the host's torchrun (`ip netns exec` becomes it) has started."""
+    """Return the process started by the host's torchrun (`ip netns exec` replaces itself with torchrun)."""
     return int(Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()[0])
 
 

@@ -1,4 +1,4 @@
-"""A tiny training whose losses are kept in losses.json. `python tests/golden/golden_run.py` writes the file anew."""
+"""A tiny training run whose losses are stored in losses.json; `python tests/golden/golden_run.py` rewrites it."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def losses(name: str) -> list[float]:
-    """Next-token losses of a decoder of two blocks: float64, dropout, padding, torch's own AdamW."""
+    """Return next-token losses of a decoder with two blocks: float64, dropout, padding, torch's AdamW."""
     torch.manual_seed(1)
     seed_dropout(2)
     settings = {"width": 12, "mixer": {"type": "softmax", "heads": 3}, "hidden": 20, "layers": 2, **MODELS[name]}
@@ -30,7 +30,7 @@ def losses(name: str) -> list[float]:
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     kept = []
     for _ in range(STEPS):
-        tokens_BT = torch.randint(VOCABULARY, (BATCH, 1)) + torch.arange(LENGTH + 1)  # counting, from anywhere
+        tokens_BT = torch.randint(VOCABULARY, (BATCH, 1)) + torch.arange(LENGTH + 1)  # counting from a random start
         tokens_BT %= VOCABULARY
         mask_BT = torch.arange(LENGTH) < torch.randint(5, LENGTH + 1, (BATCH, 1))
         logits_BTV, _ = model.step(tokens_BT[:, :-1], model.start(), mask_BT)

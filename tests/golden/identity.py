@@ -1,12 +1,12 @@
-"""Show that a change of names and places changed no number.
+"""Check that renaming and moving code changed no number.
 
-    python tests/golden/identity.py            print what this tree computes, as JSON
-    python tests/golden/identity.py --write    keep it in identity.json
+    python tests/golden/identity.py            print the results of this tree as JSON
+    python tests/golden/identity.py --write    store them in identity.json
     python tests/golden/identity.py --check    compare with identity.json; exit 1 on a difference
 
 Two things are hashed: the weights after a deterministic run of the demo recipe (500 steps, one core), and the ids that
 greedy and beam searches find on random models of every kind, in float64 and, packed, in float32. The numbers depend on
-the processor and on torch's version, so the file is compared by hand, before and after a change on one machine.
+the processor and on torch's version, so compare before and after a change on one machine.
 """
 
 # ruff: noqa: E402  the settings of the contract tests are found by their folder
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("", "contracts")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("", "contracts")]
 
 from mixer_contracts import CONTRACTS
 from test_models import SMALL as MODEL_SETTINGS
@@ -97,25 +97,25 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep the result in identity.json")
     parser.add_argument("--check", action="store_true", help="compare the result with identity.json")
     parser.add_argument("--searches", action="store_true", help="searches only: seconds instead of minutes")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from allyouneed.inference.optimize import optimize_for_inference as optimize
 
     torch.set_num_threads(1)
     found = searched(optimize)
     result = {
         "torch": torch.__version__,
-        "demo_weights": None if given.searches else demo_weights(),
+        "demo_weights": None if options.searches else demo_weights(),
         "searches": {name: hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16] for name, ids in found.items()},
         "distinct": len({json.dumps(ids) for ids in found.values()}),
     }
-    if given.write:
+    if options.write:
         FILE.write_text(json.dumps(result, indent=1) + "\n")
-    if given.check:
+    if options.check:
         kept = json.loads(FILE.read_text())
         differing = [key for key in kept["searches"] if kept["searches"][key] != result["searches"].get(key)]
-        if not given.searches and kept["demo_weights"] != result["demo_weights"]:
+        if not options.searches and kept["demo_weights"] != result["demo_weights"]:
             differing.append("demo_weights")
-        what = f"{len(kept['searches'])} searches" + ("" if given.searches else " and the demo's weights")
+        what = f"{len(kept['searches'])} searches" + ("" if options.searches else " and the demo's weights")
         print(f"{what}: {', '.join(differing) or 'all the same'}")
         return 1 if differing else 0
     print(json.dumps(result, indent=1))
