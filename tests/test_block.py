@@ -1,4 +1,4 @@
-"""The block: places of norms and residuals, the feed-forward layers, and dropout."""
+"""The block: order of norms and residuals, feed-forward layers, and dropout."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ class Spy(Mixer):
         state: Any = None,
         memory: Memory | None = None,
     ) -> tuple[Tensor, Any]:
-        self.given = {"x": x_BTD, "valid": mask_BT, "memory": memory}
+        self.arguments = {"x": x_BTD, "valid": mask_BT, "memory": memory}
         return 2 * x_BTD, (state or 0) + 1
 
 
@@ -39,7 +39,7 @@ def block(norm: Any, crossed: bool = False, **settings: Any) -> Block:
 
 
 def layer_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
-    """gamma (x - mean) / sqrt(variance + eps) + beta, over the features."""
+    """Return gamma (x - mean) / sqrt(variance + eps) + beta, over the features."""
     assert isinstance(norm, nn.LayerNorm)
     centred = x - x.mean(dim=-1, keepdim=True)
     return norm.weight * centred / (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt() + norm.bias
@@ -111,10 +111,10 @@ def test_all_arguments_reach_the_mixer() -> None:
     assert (state.mixer, state.cross) == (2, 2)
     assert isinstance(net.mixer, Spy)
     assert isinstance(net.cross, Spy)
-    assert net.mixer.given["valid"] is valid
-    assert net.mixer.given["memory"] is None
-    assert net.cross.given["memory"] is memory
-    assert net.cross.given["valid"] is None  # the mask of the memory comes with the memory
+    assert net.mixer.arguments["valid"] is valid
+    assert net.mixer.arguments["memory"] is None
+    assert net.cross.arguments["memory"] is memory
+    assert net.cross.arguments["valid"] is None  # the mask of the memory comes with the memory
 
 
 def test_dropout_acts_on_each_sublayer_before_the_residual() -> None:

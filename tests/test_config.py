@@ -109,7 +109,7 @@ def test_nan_is_refused() -> None:
     refused({"numbers": [float("nan")]}, "a.toml: numbers.0: Input should be a finite number; found nan")
 
 
-def test_a_missing_key() -> None:
+def test_a_missing_key_is_refused() -> None:
     class Needs(Config):
         inner: int
 
@@ -144,7 +144,7 @@ def test_configs_cannot_be_changed() -> None:
         ("name=" + "9" * 5000, {"name": "9" * 5000, "part": {"shape": "square"}}),
     ],
 )
-def test_an_override(pair: str, tree: dict[str, Any]) -> None:
+def test_an_override_changes_one_key(pair: str, tree: dict[str, Any]) -> None:
     before = {"part": {"shape": "square"}}
     assert override(before, [pair]) == tree
     assert before == {"part": {"shape": "square"}}
@@ -155,7 +155,7 @@ def test_later_overrides_win() -> None:
 
 
 @pytest.mark.parametrize("pair", ["must", "=3", ".must=3", "part.=3", "part..count=3", ""])
-def test_a_bad_override(pair: str) -> None:
+def test_a_bad_override_is_refused(pair: str) -> None:
     with pytest.raises(ConfigError, match=r"should look like model\.layers=3"):
         override({}, [pair])
 
@@ -197,7 +197,7 @@ def test_extends(tmp_path: Path) -> None:
         (b" " * (LARGEST_RECIPE + 1), "at most 1,048,576 bytes"),
     ],
 )
-def test_a_bad_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.toml").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         read_recipe(tmp_path / "a.toml")
@@ -205,7 +205,7 @@ def test_a_bad_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_recipe(tmp_path / "a.toml")
     with pytest.raises(ConfigError, match="not readable as TOML"):

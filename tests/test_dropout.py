@@ -18,7 +18,7 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_the_rate_is_right_at_every_byte_of_a_word(p: float) -> None:
-    """Eight elements come from one 64-bit word; a generator that spares a bit would show in one of the eight."""
+    """Eight elements come from one 64-bit word; a generator that drops a bit would show up in one of the eight."""
     dropped_N8 = (dropout_mask(torch.empty(MANY), p) == 0).view(-1, 8)
     rounded = round(p * 256) / 256
     spread = (rounded * (1 - rounded) / dropped_N8.shape[0]) ** 0.5
@@ -38,7 +38,7 @@ def test_the_scale_keeps_the_expectation(p: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5), (2, 3, 9), (0, 4)])
-def test_any_shape(shape: tuple[int, ...]) -> None:
+def test_any_shape_is_supported(shape: tuple[int, ...]) -> None:
     assert dropout_mask(torch.empty(shape), 0.5).shape == shape
 
 
@@ -76,7 +76,7 @@ def test_masks_do_not_touch_the_global_generator() -> None:
 
 
 def test_threads_do_not_disturb_each_other() -> None:
-    """Micro-batches run side by side: each thread's masks depend on its own seed alone."""
+    """Micro-batches run in parallel threads; the masks of each depend only on its seed."""
 
     def draw(seed: int, into: dict[int, Tensor], turn: threading.Barrier | None) -> None:
         seed_dropout(seed)
@@ -100,12 +100,12 @@ def test_threads_do_not_disturb_each_other() -> None:
     assert all(torch.equal(alone[seed], together[seed]) for seed in (1, 2))
 
 
-def test_nothing_is_dropped_when_not_training() -> None:
+def test_evaluation_drops_nothing() -> None:
     x, y = torch.randn(9, 5), torch.randn(9, 5)
     for layer in (Dropout(0.5).eval(), Dropout(0.0)):
         assert layer(y) is y
         assert torch.equal(layer.add(x, y), x + y)
 
 
-def test_it_has_no_parameters() -> None:
+def test_dropout_has_no_parameters() -> None:
     assert list(nn.Sequential(Dropout(0.1)).state_dict()) == []

@@ -1,4 +1,4 @@
-"""The model folder: a round trip to the bit, and everything that is not a model is refused in one line."""
+"""Model folders round-trip bit for bit; everything that is not a model folder is refused in one line."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(folder: Path, change: Callable[[Path], object]) -> Path:
-    """The same folder with something changed and a manifest that agrees: what a forger would send."""
+    """Change a folder and rewrite its manifest to match, as an attacker would."""
     copy = folder.with_name("copy")
     shutil.copytree(folder, copy)
     (copy / "manifest.json").unlink()
@@ -164,7 +164,7 @@ def test_a_run_folder_loads_its_model(tmp_path: Path) -> None:
     assert load_folder(run).path == run / "model"
 
 
-def test_folders_that_are_not_models(tmp_path: Path) -> None:
+def test_folders_that_are_not_models_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none", "none: no such folder")
     refused(tmp_path, "not a model folder")
     (tmp_path / "file").write_text("x")
@@ -189,7 +189,7 @@ def test_one_changed_bit_in_any_file_is_refused(folder: Path, data: st.DataObjec
             path.write_bytes(content)
 
 
-def test_files_missing_links_and_additions(tmp_path: Path) -> None:
+def test_missing_linked_and_added_files_are_refused(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json", "codec.json", "README.md"):
         path = example(tmp_path / name / "model")
         (path / name).rename(tmp_path / "elsewhere")

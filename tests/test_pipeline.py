@@ -59,8 +59,8 @@ def classifier(tmp_path: Path) -> str:
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
     """Return a function that runs a command and returns what it prints."""
 
-    def run(*arguments: str, given: str = "") -> str:
-        (tmp_path / "stdin").write_text(given)
+    def run(*arguments: str, stdin: str = "") -> str:
+        (tmp_path / "stdin").write_text(stdin)
         with (tmp_path / "stdin").open() as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
             app([*arguments], standalone_mode=False)
@@ -87,7 +87,7 @@ def test_the_model_is_optimized(translator: str) -> None:
 )
 def test_translate_is_the_command(translator: str, settings: Any, flags: tuple[str, ...], printed: Printed) -> None:
     found = allyouneed.load(translator).translate(TEXTS, **settings)
-    assert found == printed("translate", translator, *flags, given="\n".join(TEXTS) + "\n").splitlines()
+    assert found == printed("translate", translator, *flags, stdin="\n".join(TEXTS) + "\n").splitlines()
 
 
 def test_translate_uses_the_search_of_the_recipe(translator: str) -> None:
@@ -106,7 +106,7 @@ def test_n_best_has_scores(translator: str) -> None:
 
 def test_classify_is_the_command(classifier: str, printed: Printed) -> None:
     bundle, texts = allyouneed.load(classifier), ["one", "two", "three"]
-    assert bundle.classify(texts) == printed("translate", classifier, given="\n".join(texts) + "\n").splitlines()
+    assert bundle.classify(texts) == printed("translate", classifier, stdin="\n".join(texts) + "\n").splitlines()
     ranked = bundle.classify(texts, n_best=3)
     assert [{one.text for one in each} for each in ranked] == [{"good", "bad", "odd"}] * 3
     assert all(sum(torch.tensor(one.logprob).exp().item() for one in each) == pytest.approx(1) for each in ranked)
@@ -134,7 +134,7 @@ def test_score_is_the_command(translator: str, language_model: str, classifier: 
     for folder, rows in items.items():
         lines = "".join((row if isinstance(row, str) else "\t".join(row)) + "\n" for row in rows)
         found = [f"{one.logprob:.6f}\t{one.tokens}" for one in allyouneed.load(folder).score(rows)]
-        assert found == printed("score", folder, given=lines).splitlines()
+        assert found == printed("score", folder, stdin=lines).splitlines()
     assert allyouneed.load(language_model).score([""])[0].tokens == 0
 
 

@@ -1,4 +1,4 @@
-"""Positions: each scheme against its equation, and what each of them is for. (Scores by loops: tests/contracts.)"""
+"""Positions: each scheme against its equation, and its defining property. (Scores by loops: tests/contracts.)"""
 
 import math
 
@@ -32,7 +32,7 @@ def decoder(positions: str, **settings: object) -> Decoder:
         },
     )
     model = config.build(Sizes(source=0, target=11)).double()
-    for parameter in model.parameters():  # T5's biases begin at zero, and would say nothing
+    for parameter in model.parameters():  # T5's biases are initialised to zero, which would hide errors
         torch.nn.init.normal_(parameter, std=0.4)
     return model
 
@@ -57,7 +57,7 @@ def test_sinusoidal_in_float64_is_exact() -> None:
 
 @given(first=st.integers(0, 100), length=st.integers(1, 20))
 def test_sinusoidal_rows_do_not_depend_on_the_table(first: int, length: int) -> None:
-    """The table grows with the longest position seen; what it holds stays the same."""
+    """The table grows with the longest position seen; existing rows do not change."""
     grown, place_T = Sinusoidal(6), torch.arange(first, first + length)
     grown(torch.tensor([1]))
     assert torch.equal(grown(place_T), Sinusoidal(6)(place_T))
@@ -81,18 +81,18 @@ def test_a_sequence_beyond_the_learned_table_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_offsets_come_from_the_state(positions: str) -> None:
-    """Token by token, with rows that begin at different places, equals each row alone and whole."""
+    """Token by token, with rows that start at different positions, equals each row alone and whole."""
     model, tokens_BT = decoder(positions), torch.randint(11, (2, 9))
     mask_BT = torch.ones(2, 4, dtype=torch.bool)
     mask_BT[1, :2] = False  # the second row is shorter: padded on the left
     with torch.no_grad():
         _, state = model.step(tokens_BT[:, :4], model.start(), mask_BT)
-        pieces = []
+        steps = []
         for t in range(4, 9):
             logits_BTV, state = model.step(tokens_BT[:, t : t + 1], state)
-            pieces.append(logits_BTV)
+            steps.append(logits_BTV)
         rows = [model.step(row, model.start())[0][:, -5:] for row in (tokens_BT[:1], tokens_BT[1:, 2:])]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), torch.cat(rows), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.cat(steps, dim=1), torch.cat(rows), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("positions", [name for name in POSITIONS if name != "none"])
@@ -142,7 +142,7 @@ def test_alibi_slopes_are_those_of_the_paper() -> None:
 def test_t5_buckets_fill_their_range(buckets: int) -> None:
     distance = torch.arange(-300, 301)
     assert set(T5Bias(1, buckets, 128, True).bucket(distance).tolist()) == set(range(buckets))
-    # As in T5, "forward by nothing" has an unused bucket.
+    # As in T5, the bucket for a forward distance of zero is never used.
     both = set(T5Bias(1, buckets, 128, False).bucket(distance).tolist())
     assert both == set(range(buckets)) - {buckets // 2}
 

@@ -1,4 +1,4 @@
-"""Every built-in recipe loads and its model builds; the paper's own have the paper's sizes."""
+"""Every built-in recipe loads and its model builds; the paper's recipes have the paper's sizes."""
 
 from pathlib import Path
 
@@ -49,9 +49,9 @@ def by_hand(width: int, hidden: int, vocabulary: int = VOCABULARY) -> int:
 )
 def test_the_papers_models_have_the_papers_size(name, width, hidden, millions):
     count = parameters(name, VOCABULARY)
-    print(f"{name}: {count:,} parameters with {VOCABULARY:,} shared tokens; the paper says {millions}M")
+    print(f"{name}: {count:,} parameters with {VOCABULARY:,} shared tokens; the paper reports {millions}M")
     assert count == by_hand(width, hidden)
-    # The paper rounds, and does not say how many tokens "about 37,000" are.
+    # The paper rounds, and states the vocabulary only as "about 37,000" tokens.
     assert count == pytest.approx(millions * 1e6, rel=0.035)
 
 

@@ -1,4 +1,4 @@
-"""The shape checker of conftest.py: it must catch lies, and cost nothing where there is nothing to check."""
+"""The shape checker of conftest.py: it detects wrong shape suffixes, and skips code without any."""
 
 import sys
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def swallowed(x_BTD):
 
 @pytest.fixture
 def module(tmp_path: Path) -> ModuleType:
-    """A small package of its own: the lies above must not trip the checker that watches this test."""
+    """Return a separate small package, so that its wrong suffixes do not trip the checker that watches this test."""
     path = tmp_path / "liar.py"
     module = ModuleType("liar")
     exec(compile(SOURCE, str(path), "exec"), module.__dict__)
@@ -57,7 +57,7 @@ def watch(package: Path, function: Callable[..., object], *args: Tensor) -> list
     return checker.wrong_names
 
 
-def test_the_truth_passes(module: ModuleType, tmp_path: Path) -> None:
+def test_correct_shapes_pass(module: ModuleType, tmp_path: Path) -> None:
     assert watch(tmp_path, module.honest, torch.zeros(2, 3, 5), torch.zeros(1, 5)) == []
 
 
@@ -70,18 +70,18 @@ def test_the_truth_passes(module: ModuleType, tmp_path: Path) -> None:
         ("swallowed", "permuted: y_BTD is (2, 5, 3), but T = 3"),
     ],
 )
-def test_a_lie_is_caught(module: ModuleType, tmp_path: Path, name: str, lie: str) -> None:
+def test_a_wrong_shape_is_detected(module: ModuleType, tmp_path: Path, name: str, lie: str) -> None:
     assert lie in watch(tmp_path, getattr(module, name), torch.zeros(2, 3, 5))
 
 
-def test_other_packages_are_none_of_its_business(module: ModuleType, tmp_path: Path) -> None:
+def test_other_packages_are_not_checked(module: ModuleType, tmp_path: Path) -> None:
     assert watch(tmp_path / "elsewhere", module.permuted, torch.zeros(2, 3, 5)) == []
 
 
-def test_the_tests_themselves_are_watched() -> None:
+def test_the_tests_themselves_are_checked() -> None:
     assert isinstance(sys.getprofile(), ShapeChecker)
 
 
 @pytest.mark.no_shapes
-def test_a_mark_switches_it_off() -> None:
+def test_a_mark_disables_the_checker() -> None:
     assert sys.getprofile() is None

@@ -1,4 +1,4 @@
-"""Small random models for the tests of decoding, one of them no Transformer, and slow searches to compare with."""
+"""Small random models for decoding tests, one of them not a Transformer, and slow reference searches."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ KINDS = ("encoder-decoder", "decoder", "gru")
 
 @dataclass(frozen=True)
 class GruState:
-    """Nothing that decoding could know: a nested tuple, a plain number, a vector."""
+    """A state of a form unknown to decoding: a nested tuple, a plain number, a vector."""
 
     layers: tuple[tuple[Tensor], ...]
     steps: int = 0
 
 
 class GruModel(Model):
-    """Sutskever et al. 2014 in small: one GRU cell reads the source, then writes. It has the contract, no more."""
+    """Sutskever et al. 2014 in small: one GRU cell reads the source, then generates; just the contract."""
 
     kind = "encoder-decoder"
 
@@ -59,7 +59,7 @@ class GruModel(Model):
 def make_model(
     kind: str, vocabulary: int, sharpness: float = 1.0, positions: str | PositionConfig = "sinusoidal"
 ) -> Model:
-    """A model with random weights, in float64: batches must not round differently. Sharp ones prefer few tokens."""
+    """Return a random model in float64, so that batches round alike. Sharp ones prefer few tokens."""
     sizes = Sizes(vocabulary, vocabulary)
     common = {"width": 8, "hidden": 12, "mixer": HEADS2, "positions": positions, "tied": False}
     model: Model
@@ -76,7 +76,7 @@ def make_model(
 
 @torch.no_grad()
 def next_logprobs(model: Model, source: Sequence[int], prefixes: Sequence[Sequence[int]]) -> list[list[float]]:
-    """log P of every token after each prefix (all of one length), with nothing cached and nothing padded."""
+    """Return log P of every token after each prefix (all of one length), without cache or padding."""
     was = model.training
     model.eval()
     source_BS = torch.tensor([list(source) or [PAD]] * len(prefixes))
@@ -93,7 +93,7 @@ def penalised(logprob: float, length: int, alpha: float) -> float:
 
 
 def exhaustive(model: Model, source: Sequence[int], longest: int, alpha: float) -> list[Hypothesis]:
-    """Every sequence there is, the best first: the finished ones, then those cut at the longest length."""
+    """Return every possible sequence, best first: finished ones, then those cut at the maximum length."""
     words = range(EOS + 1, model.head.weight_VD.shape[0])
     finished, cut = [], []
     beginnings: dict[tuple[int, ...], float] = {(): 0.0}
@@ -111,7 +111,7 @@ def exhaustive(model: Model, source: Sequence[int], longest: int, alpha: float) 
 
 
 def plain_beam(model: Model, source: Sequence[int], beam: int, longest: int, alpha: float) -> list[Hypothesis]:
-    """The search of beam.py's docstring with lists, one sentence, no state and no early stopping."""
+    """Search as beam.py's docstring describes, with lists, one sentence, no state and no early stopping."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     finished = []
     for length in range(1, longest + 1):
@@ -129,7 +129,7 @@ def plain_beam(model: Model, source: Sequence[int], beam: int, longest: int, alp
 
 
 def plain_greedy(model: Model, source: Sequence[int], longest: int) -> list[int]:
-    """Argmax until EOS (kept at the end) or the longest length."""
+    """Take the argmax until EOS (kept at the end) or the maximum length."""
     ids: list[int] = []
     while len(ids) < longest and EOS not in ids:
         (row,) = next_logprobs(model, source, [ids])

@@ -45,7 +45,7 @@ def test_rows_generate_what_they_generate_alone(kind, requests, leaving):
         if fresh:
             generated += running.add(fresh)
         if now == 3 and leaving < len(rows) and rows[leaving] in running.rows:
-            running.remove([rows[leaving]])  # its neighbours must not notice
+            running.remove([rows[leaving]])  # the other rows must not be affected
         if running.rows:
             generated += running.step()
         for one in generated:
@@ -54,7 +54,7 @@ def test_rows_generate_what_they_generate_alone(kind, requests, leaving):
     for place, (_, prompt, source, config) in enumerate(requests):
         (alone,) = sample(model, [prompt], config, [source])[0]
         generated = [one.token for one in received[place] if one.token != EOS]
-        if place == leaving and received[place] and received[place][-1].end is None:  # it was taken out
+        if place == leaving and received[place] and received[place][-1].end is None:  # it was removed
             assert generated == alone.ids[: len(generated)]
             continue
         assert generated == alone.ids == list(stream(model, prompt, config, source))
@@ -104,7 +104,7 @@ def test_several_rows_of_one_prompt_read_it_once():
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_a_text_ends_at_the_last_position_of_a_model(kind):
-    """Everybody reads BOS and all they have generated but the last token: 8 positions are 8 tokens without a prompt."""
+    """Each row reads BOS and all generated tokens but the last, so 8 positions allow 8 tokens without a prompt."""
     torch.manual_seed(0)
     model = make_model(kind, V, positions=LearnedConfig(max_length=8)).eval()
     with torch.no_grad():

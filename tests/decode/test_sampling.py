@@ -15,7 +15,7 @@ from allyouneed.text.specials import BOS, EOS, PAD
 
 
 def plain_kept(logits: list[float], config: SampleConfig) -> dict[int, float]:
-    """Temperature, top_k, top_p, min_p in turn, each on what the one before left, with lists."""
+    """Apply temperature, top_k, top_p and min_p in turn, each to what the previous one kept, with lists."""
     best = max(logits)
     weight = {word: math.exp((logit - best) / config.temperature) for word, logit in enumerate(logits)}
     ranked = sorted(weight, key=lambda word: -weight[word])[: config.top_k]
@@ -37,7 +37,7 @@ def plain_kept(logits: list[float], config: SampleConfig) -> dict[int, float]:
     min_p=st.sampled_from([0.0, 0.1, 1.0]),
 )
 def test_cuts_equal_plain_ones(numbers, temperature, top_k, top_p, min_p):
-    logits = [number / 9.7 for number in numbers]  # far enough apart that rounding decides nothing
+    logits = [number / 9.7 for number in numbers]  # far enough apart that rounding has no effect
     config = SampleConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     weight_BV, word_BV = cut_probabilities(torch.tensor([logits], dtype=torch.float64), config)
     words = range(len(logits)) if word_BV is None else word_BV[0].tolist()

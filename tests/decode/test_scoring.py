@@ -28,7 +28,7 @@ def test_scores_equal_plain_ones_whatever_the_batch(kind, monkeypatch):
     beginnings = score(model, pairs, ended=False)
     assert [s.tokens for s in beginnings] == [len(target) for _, target in pairs]
     module = sys.modules["allyouneed.decode.score"]  # the package has a function of this name
-    monkeypatch.setattr(module, "SEGMENT", 2)  # through the state in pieces, logits in pieces
+    monkeypatch.setattr(module, "SEGMENT", 2)  # states and logits are computed in segments
     monkeypatch.setattr(module, "LOGITS", 20)
     for one, two in zip(together, score(model, pairs, batch_tokens=1), strict=True):
         assert one.token_logprobs == pytest.approx(two.token_logprobs, abs=1e-6)

@@ -48,12 +48,12 @@ def some_words(words: int, most: int = 3) -> Shortlist:
 
 
 def allowed(shortlist: Shortlist, source: Sequence[int]) -> set[int]:
-    """By the definition."""
+    """Return the allowed words by the definition."""
     return {*shortlist.always.tolist(), *(word for given in source for word in shortlist.of(given))}
 
 
 class BarredHead(Head):
-    """All words, those that are not allowed at minus infinity."""
+    """A head over all words in which words that are not allowed have logits of minus infinity."""
 
     def __init__(self, head: Head, words: set[int]) -> None:
         super().__init__(head.weight_VD)
@@ -131,7 +131,7 @@ def longer_sources(words: int, count: int = 9) -> list[list[int]]:
 
 @pytest.fixture(params=["torch", "kernels", "many rows", "whole", "int8", "int8 lists"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How products are computed."""
+    """Select how products are computed."""
     if request.param == "torch":
         monkeypatch.setattr(kernels.build, "library", lambda: None)
     elif kernels.build.library() is None:
@@ -168,7 +168,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
         assert isinstance(listed.model.head, ListsHead) == (way == "int8 lists")
         assert (listed.model is model) == (way in ("whole", "int8"))
         left = torch.arange(len(sources))
-        for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of those that are left
+        for stay in (left, left[[0, 2, 3, 7, 8]], left[[1, 3]]):  # of the remaining rows
             if len(stay) < len(left):
                 listed.keep_sources(stay)
                 left = left[stay]
@@ -217,13 +217,13 @@ def test_lines_for_lists_are_made_once(monkeypatch):
         made.append(make(packed))
         return made[-1]
 
-    def ask(_: int) -> None:
+    def request(_: int) -> None:
         with torch.inference_mode():
             head_of_lists(head, torch.zeros(1, 1, dtype=torch.long), torch.ones(1, dtype=torch.long))
 
     monkeypatch.setattr(kernels, "LinesInt8", slowly)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(4)))
+        list(pool.map(request, range(4)))
     assert len(made) == 1
 
 
@@ -236,7 +236,7 @@ def test_a_union_of_most_words_is_not_gathered(words, gathered):
 
 
 def test_lists_take_half_precision(way):
-    """As autocast gives it to them; C would write beside what is there."""
+    """Autocast passes half precision; C code that expects float32 would read and write out of bounds."""
     if way != "int8 lists":
         pytest.skip("the others ask torch")
     model, shortlist, sources = optimized(int8=True), some_words(301, most=9), longer_sources(301)
@@ -268,7 +268,7 @@ def test_the_model_keeps_its_head(way):
     ("sources", "word", "message"),
     [(9, 5, "a shortlist of 9 source words"), (12, 12, "words up to 12, but the model has 12")],
 )
-def test_a_shortlist_of_another_model(way, sources, word, message):
+def test_a_shortlist_of_another_model_is_refused(way, sources, word, message):
     other = Shortlist(torch.arange(SPECIALS), torch.tensor([word]), torch.ones(sources, dtype=torch.long))
     with pytest.raises(ConfigError, match=message):
         search(optimized(way.startswith("int8"), WORDS), SOURCES, SearchConfig(), shortlist=other)

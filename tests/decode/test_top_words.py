@@ -17,11 +17,11 @@ def test_largest_is_topk(rows: int, columns: int, count: int) -> None:
     assert torch.equal(column_BC, expected.indices)
 
 
-@pytest.mark.parametrize("unsaid", [0.0, 200.0])
-def test_probabilities_include_tokens_that_are_never_generated(unsaid: float) -> None:
-    """Even where nearly all of the probability is theirs."""
+@pytest.mark.parametrize("suppressed", [0.0, 200.0])
+def test_probabilities_include_tokens_that_are_never_generated(suppressed: float) -> None:
+    """Even if they have nearly all of the probability."""
     logits_BV = 3 * torch.randn(4, 6000, generator=torch.Generator().manual_seed(1))
-    logits_BV[:, 0] = unsaid
+    logits_BV[:, 0] = suppressed
     logprob_BC, token_BC = top_tokens(logits_BV, 5)
     expected_BV = logits_BV.double().log_softmax(dim=1)
     assert token_BC.min() >= FIRST_TOKEN

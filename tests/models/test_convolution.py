@@ -29,7 +29,7 @@ SIZES = Sizes(11, 13)
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """In float64, with random numbers in every parameter."""
+    """Return the module in float64 with random numbers in every parameter."""
     for parameter in module.double().parameters():
         nn.init.normal_(parameter, std=0.4)
     return module
@@ -48,7 +48,7 @@ def convs2s(**settings: object) -> ConvS2S:
 
 
 def assert_same(fast: Tensor, slow: Tensor, inputs: list[Tensor]) -> None:
-    """Forward, and the gradient of every input and weight."""
+    """Require the same outputs and the same gradients of every input and weight."""
     torch.testing.assert_close(fast, slow)
     noise = torch.randn_like(slow)
     torch.testing.assert_close(torch.autograd.grad(fast, inputs, noise), torch.autograd.grad(slow, inputs, noise))
@@ -114,7 +114,7 @@ def test_a_cache_is_never_longer_than_its_reach(window: ConvWindow) -> None:
 
 
 def normed(layer: nn.LayerNorm, x_BD: Tensor) -> Tensor:
-    """Layer norm as its paper has it: over the features of one position."""
+    """Layer norm as in its paper: over the features of one position."""
     mean_B1 = x_BD.mean(dim=1, keepdim=True)
     variance_B1 = ((x_BD - mean_B1) ** 2).mean(dim=1, keepdim=True)
     return (x_BD - mean_B1) / (variance_B1 + layer.eps).sqrt() * layer.weight + layer.bias
@@ -270,7 +270,7 @@ def test_gradients_into_the_encoder_are_divided_by_twice_the_attentions() -> Non
     torch.testing.assert_close(through_e, counts[:, None].expand(-1, 12))
 
 
-def test_weight_normalisation_begins_with_the_papers_matrices() -> None:
+def test_weight_normalisation_starts_with_the_papers_matrices() -> None:
     linear = NormedLinear(300, 200, gain=4.0, dropout=0.25)
     x = torch.randn(7, 300)
     torch.testing.assert_close(linear(x), x @ linear.direction.T, rtol=1e-4, atol=1e-4)
@@ -280,7 +280,7 @@ def test_weight_normalisation_begins_with_the_papers_matrices() -> None:
 
 
 def test_the_variance_is_preserved_through_fifteen_layers() -> None:
-    """What sections 3.4 and 3.5 are for: neither explodes nor vanishes."""
+    """The purpose of sections 3.4 and 3.5: it neither explodes nor vanishes."""
     model = ConvS2SConfig(width=64, channels=64, dropout=0.0).build(Sizes(50, 50))
     with torch.no_grad():
         z_BSD, e_BSD = model.encoder(torch.randint(50, (8, 20)), None)
@@ -319,7 +319,7 @@ def test_padding_between_the_tokens_of_a_source_changes_nothing(number: int) -> 
 @pytest.mark.parametrize("number", range(3))
 @torch.no_grad()
 def test_padding_between_the_tokens_of_a_target_changes_nothing(number: int) -> None:
-    """Rows end at different steps, in two pieces, and go on one token at a time."""
+    """Rows end at different steps, are read in two calls, and continue token by token."""
     model = both()[number].eval()
     source_BS, target_BT = torch.randint(4, 11, (2, 5)), torch.randint(4, 13, (2, 6))
     mask_BN = torch.tensor([[0, 1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0, 1, 0]]).bool()

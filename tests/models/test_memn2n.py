@@ -86,7 +86,7 @@ def test_adjacent_tying_ties() -> None:
     assert recurrent.parameter_count() == 3 * WORDS * 5 + 2 * 50 * 5 + 5 * 5 + WORDS * 5
 
 
-def test_a_story_without_sentences_and_a_text_without_a_question() -> None:
+def test_stories_without_sentences_and_texts_without_questions() -> None:
     model = build()
     torch.testing.assert_close(model.classify(source([])), by_the_paper(model, [], QUESTION)[None])
     torch.testing.assert_close(model.classify(source(question=[])), by_the_paper(model, STORY, [])[None])
@@ -103,7 +103,7 @@ def test_the_softmax_enters_after_the_linear_start() -> None:
         assert bool(model.linear) is linear
         same = torch.equal(model.classify(source()), plain.classify(source()))
         assert same is not linear
-    model.after_step(1)  # what a checkpoint holds is what counts, whatever step it is of
+    model.after_step(1)  # the state of the checkpoint counts, not its step
     assert bool(model.linear)
 
 

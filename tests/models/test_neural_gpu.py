@@ -34,7 +34,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 def build(**settings: object) -> NeuralGPU:
-    """In float64, with numbers large enough that every limit is reached somewhere."""
+    """Return a model in float64 with weights large enough to reach every limit somewhere."""
     model = parse(NeuralGPUConfig, {**SMALL, **settings}).build(Sizes(11, 13)).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
@@ -113,7 +113,7 @@ def looped(model: NeuralGPU, source: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def kernels(tape: Tape) -> list[Tensor]:
-    """W of every layer, as the kernel (3 D, D, height, 3) that it is; its last row would tell a row above the image."""
+    """W of every layer, as the kernel (3 D, D, height, 3) that it is; its last row would read a row above the image."""
     layers, D = len(tape.layers), tape.said_VD.shape[1]
     rows, columns = tape.reach
     weight = tape.write.weight.view(rows, columns, layers, 3 * D, D)
@@ -166,7 +166,7 @@ def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("kind", TAPES, ids=str)
 def test_a_tape_is_the_loop_of_its_paper(kind: dict[str, object]) -> None:
-    """Likewise, with answers that go on beyond the image."""
+    """The same, with outputs longer than the image."""
     model = build(decoder="tape", **kind)
     assert model.tape is not None
     source = torch.tensor([[5, 0, 6, 9], [7, 4, 8, 5]])
@@ -196,7 +196,7 @@ def test_tokens_depend_on_earlier_ones_only_with_a_tape(decoder: str) -> None:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.get("limits") == "hard"], ids=str)
 def test_the_loss_of_limits_is_that_of_the_loop(kind: dict[str, object]) -> None:
-    """It is handed over once, with the first tokens, however many there are."""
+    """It is returned once, with the first tokens, whatever their number."""
     model = build(**kind, saturation=0.25)
     found: list[Tensor] = []
     state = model.condition(torch.tensor([[5, 6, 7], [7, 4, 8]]))

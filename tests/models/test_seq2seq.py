@@ -19,7 +19,7 @@ from allyouneed.sizes import Sizes
 
 WIDTH, SOURCE, TARGET = 6, 11, 13
 CELLS: dict[str, type[nn.RNNCellBase]] = {"rnn": nn.RNNCell, "lstm": nn.LSTMCell, "gru": nn.GRUCell}
-State = Any  # what a cell of torch carries on: h, or (h, c)
+State = Any  # the state of a torch cell: h, or (h, c)
 
 
 def built(**settings: Any) -> Seq2Seq:

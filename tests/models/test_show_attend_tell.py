@@ -33,7 +33,7 @@ def images(rows: int = 2) -> Tensor:
 
 
 def by_loops(model: ShowAttendTell, a: Tensor, words: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """One caption, cell by cell: the logits after each word, where it looked, and the penalty."""
+    """Compute one caption cell by cell: the logits after each word, the attention weights, and the penalty."""
     writer = model.decoder
     assert isinstance(writer, LSTMWriter)
     L, (h, c) = len(a), writer.begin(sum(a) / len(a)).tanh().chunk(2)

@@ -1,4 +1,4 @@
-"""What is particular to the Transformers; what all models have in common is tests/contracts/test_models.py."""
+"""Properties of Transformers; the laws of all models are in tests/contracts/test_models.py."""
 
 from typing import Any
 

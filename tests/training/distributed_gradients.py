@@ -1,8 +1,8 @@
-"""Gradients of every architecture and mixer, shared out by rows to several processes, beside those of one process.
+"""Gradients of every architecture and mixer, sharded by rows over several processes, against those of one process.
 
     PYTHONPATH=src:tests:tests/contracts torchrun --nproc-per-node 2 tests/training/distributed_gradients.py
 
-One line of JSON: the largest difference of each case, in float64 with dropout.
+Prints one line of JSON: the largest difference of each case, in float64 with dropout.
 """
 
 import copy
@@ -30,7 +30,7 @@ MICRO_BATCHES = 4
 
 
 def cases() -> Iterator[tuple[str, Model, int | None]]:
-    """Every architecture; a decoder for each mixer, read in segments where it keeps something of them."""
+    """Yield every architecture, and a decoder for each mixer, in segments if the mixer keeps a memory of them."""
     for case in test_models.CASES:
         if case.number == 0 or case.name in ("memn2n", "show-attend-tell"):
             yield str(case), case.build(), None
@@ -39,7 +39,7 @@ def cases() -> Iterator[tuple[str, Model, int | None]]:
         if "causal" in config.roles:
             mixer = {"type": name, **config.model_dump(exclude={"type"})}
             yield f"decoder of {name}", decoder(mixer), 3 if name in ("xl", "compressive") else None
-    for position in ("t5", "shaw"):  # layers share the numbers of the first
+    for position in ("t5", "shaw"):  # layers share the parameters of the first
         yield f"decoder with {position}", decoder({"type": "softmax", "heads": 3}, position), None
 
 
@@ -60,22 +60,22 @@ def batches(model: Model, segment: int | None, sourced: bool) -> list[Batch]:
     return found
 
 
-def learn(model: Model, placement: Parallelism, all_batches: list[Batch], numbers: range) -> None:
+def learn(model: Model, parallelism: Parallelism, all_batches: list[Batch], numbers: range) -> None:
     tokens = sum(batch.tokens for batch in all_batches)
     for number in numbers:
         seed_dropout(100 + number)
         segments = losses(model, all_batches[number], 0.1)
         for _ in range(all_batches[number].segments):
-            objective, _ = placement.loss(segments)
+            objective, _ = parallelism.loss(segments)
             (objective / tokens).backward()
-    placement.add_gradients()
+    parallelism.add_gradients()
 
 
 def difference(model: Model, segment: int | None, sourced: bool, group: ProcessGroup) -> float:
-    """The largest one between the rows of this process and the same rows of the whole."""
+    """Return the largest difference between the rows of this process and the same rows of one process."""
     given = batches(model, segment, sourced)
     alone = copy.deepcopy(model).train()
-    learn(alone, one := Whole(alone, lonely()), given, range(MICRO_BATCHES))
+    learn(alone, one := Whole(alone, single_process_group()), given, range(MICRO_BATCHES))
     twice = model.kind == "decoder" and sourced
     shards = Shards(model.train(), group, torch.device("cpu"), one_unit=twice)
     learn(model, shards, given, group.share(MICRO_BATCHES))
@@ -89,7 +89,7 @@ def difference(model: Model, segment: int | None, sourced: bool, group: ProcessG
     return max(group.sum([worst if rank == group.rank else 0.0 for rank in range(group.size)]))
 
 
-def lonely() -> ProcessGroup:
+def single_process_group() -> ProcessGroup:
     group = ProcessGroup("fsdp")
     group.rank, group.size = 0, 1
     return group

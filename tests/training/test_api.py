@@ -1,4 +1,4 @@
-"""`allyouneed.train`: recipes by name, by path and as objects, with settings laid over them."""
+"""`allyouneed.train`: recipes by name, by path and as objects, with overrides."""
 
 from pathlib import Path
 

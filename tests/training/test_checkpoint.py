@@ -48,7 +48,7 @@ def damage(run: Path, step: int, name: str = "model.safetensors") -> None:
     path.write_bytes(content)
 
 
-def test_what_is_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
+def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     state: dict[str, Any] = {
         "spent": 0.1 + 0.2,
         "best": math.inf,
@@ -92,7 +92,7 @@ def test_keep_one(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=0)
 
 
-def test_a_damaged_checkpoint_is_reported_and_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path), 10, 20, best=20)
     damage(tmp_path, 20)
     told: list[str] = []
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(tmp_path: Path) -> Non
         checkpoints.load(tmp_path / "checkpoints" / "step-00000020")
 
 
-def test_the_damaged_future_does_not_push_out_the_good_past(tmp_path: Path) -> None:
+def test_damaged_newer_checkpoints_do_not_evict_intact_older_ones(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path), 10, 20, best=20)
     damage(tmp_path, 20)
     checkpoints = Checkpoints(tmp_path)
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     assert checkpoints.load(tmp_path / "checkpoints" / "step-00000020").step == 20
 
 
-def test_all_damaged(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 10, 20)
     damage(tmp_path, 10, "state.json")
@@ -155,7 +155,7 @@ def test_one_changed_byte_anywhere_costs_one_checkpoint(
     assert latest.name == "step-00000010"
 
 
-def test_a_folder_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-00000030").mkdir(parents=True)
     (tmp_path / "checkpoints" / "notes").mkdir()
     checkpoints = Checkpoints(tmp_path)
@@ -173,7 +173,7 @@ def test_bad_names_and_bad_states_leave_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_earlier_checkpoints(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -187,14 +187,14 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path: Path) -> None:
             checkpoints.save(30, {"model": {"large": torch.zeros(1 << 19)}}, {}, best=True)
         assert kept(disk) == [10, 20]
         assert Checkpoints(disk).latest() == disk / "checkpoints" / "step-00000020"
-        save(checkpoints, 30)  # the temporary has been removed: there is room again
+        save(checkpoints, 30)  # the temporary files were removed, so the disk has space again
         assert kept(disk) == [10, 20, 30]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 def save_for_ever(run: Path, saved: int) -> None:
-    """What a training run does with its checkpoints, and nothing else."""
+    """Save checkpoints for ever as a training run does."""
     with lock(run):
         checkpoints = Checkpoints(run)
         latest = checkpoints.latest()
@@ -210,7 +210,7 @@ def save_for_ever(run: Path, saved: int) -> None:
 
 
 def kill_savers(run: Path, kills: int) -> None:
-    """Forks savers (torch is imported once) and kills each at a random instant; whatever they leave must be good."""
+    """Fork savers (torch is imported once), kill each at a random instant, and require intact checkpoints."""
     instants, last = random.Random(3), 0
     for _ in range(kills):
         progress, saved = os.pipe()
@@ -233,13 +233,13 @@ def kill_savers(run: Path, kills: int) -> None:
             loaded = checkpoints.load(latest)
             step = loaded.step
             assert bool((loaded.tensors["model"]["weight"] == step).all())
-        assert step > last  # what was saved once is never lost
+        assert step > last  # a saved checkpoint is never lost
         last = step
         best = checkpoints.best()
         assert (best is None) == (step < 5)
         assert best is None or checkpoints.load(best).step == step - step % 5
     save(checkpoints, last + 1)
-    assert len(kept(run)) <= 3  # whatever a killed one was about to remove is gone now
+    assert len(kept(run)) <= 3  # checkpoints that a killed saver was about to remove are gone
 
 
 def test_kill_at_any_instant(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ if __name__ == "__main__":
 
 
 def shard(rank: int, size: int) -> dict[str, dict[str, Tensor]]:
-    """The rows of one process; single numbers and buffers are the first one's."""
+    """Return the rows of one process; scalars and buffers belong to rank 0."""
     whole = parts(10)
     rows = {
         part: {n: t[rows_of(len(t), rank, size)] for n, t in named.items() if t.ndim} for part, named in whole.items()
@@ -268,14 +268,14 @@ def write_shards(run: Path, shards: list[dict[str, dict[str, Tensor]]]) -> Path:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])  # of five processes some have no row
-def test_what_several_wrote_is_read_as_a_whole(size: int, tmp_path: Path) -> None:
+def test_shards_of_several_processes_are_read_as_a_whole(size: int, tmp_path: Path) -> None:
     checkpoint = Checkpoints(tmp_path).load(write_shards(tmp_path, [shard(rank, size) for rank in range(size)]))
     for part, named in parts(10).items():
         assert checkpoint.tensors[part].keys() == named.keys()
         assert all(torch.equal(checkpoint.tensors[part][name], tensor) for name, tensor in named.items())
 
 
-def test_pieces_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_missing_or_mismatched_shards_are_refused(tmp_path: Path) -> None:
     wrong = shard(1, 2)
     wrong["model"] = {"weight": torch.zeros(1, 4)}
     with pytest.raises(FolderError, match="the 2 pieces of weight in model do not fit together"):

@@ -1,4 +1,4 @@
-"""The same bits: what is refused, what the log and the card say, and what a run does when it is stopped or forged."""
+"""Determinism: what is refused, what the log and the card state, and stopped or forged runs."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return [record for record in records if record["kind"] == "start"]
 
 
-def test_two_runs_are_equal_and_say_so(tmp_path: Path) -> None:
+def test_two_runs_are_equal_and_state_it(tmp_path: Path) -> None:
     for name in ("one", "other"):
         train(recipe(), tmp_path / name)
     assert weights(tmp_path / "one") == weights(tmp_path / "other")
@@ -82,7 +82,7 @@ class Signal(SilentListener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_another_number_of_threads_is_refused_and_the_same_goes_on(tmp_path: Path) -> None:
+def test_resuming_needs_the_same_number_of_threads(tmp_path: Path) -> None:
     train(recipe(), tmp_path / "whole", cores=1)
     with pytest.raises(Interrupted):
         train(recipe(), tmp_path / "run", Signal("evaluation", 1), cores=1)
@@ -92,10 +92,10 @@ def test_another_number_of_threads_is_refused_and_the_same_goes_on(tmp_path: Pat
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-def test_a_signal_during_an_evaluation_stops_at_once_and_it_is_made_later(
+def test_a_signal_during_an_evaluation_stops_at_once_and_the_resumed_run_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluation after step 4 is given up after its first batch; the run that goes on begins with it."""
+    """The evaluation after step 4 is abandoned after its first batch; the resumed run starts with it."""
     train(recipe(), tmp_path / "whole")
     calls = []
 
@@ -160,7 +160,7 @@ def other_shape(folder: Path) -> None:
 
 @pytest.mark.parametrize("forge", [without_spent, text_for_steps, without_a_moment, other_shape])
 def test_a_forged_checkpoint_is_one_line(forge: Callable[[Path], None], tmp_path: Path) -> None:
-    """Its manifest is right, so only its content can tell."""
+    """Its manifest is right, so only its content can reveal the forgery."""
     with pytest.raises(Interrupted):
         train(recipe(), tmp_path, Signal("evaluation", 1))
     for path in checkpoint_paths(tmp_path / "checkpoints"):

@@ -43,7 +43,7 @@ def teacher(tmp_path: Path) -> Bundle:
     model = config.build(Sizes(tokenizer.size, tokenizer.size, shared=True)).eval()
     model.head = Head(model.head.weight_VD, bias=True)
     with torch.no_grad():
-        model.head.bias_V[[EOS, UNK]] = -1e4  # it always has something to say
+        model.head.bias_V[[EOS, UNK]] = -1e4  # it always generates a word
     return Bundle(tmp_path / "teacher", model, Codec(tokenizer, tokenizer), {}, "", "0", sha256="the first")
 
 
@@ -51,52 +51,52 @@ def lesson(**settings: object) -> Lesson:
     return Lesson(search=SearchConfig(beam=3, max_length=6), **settings)
 
 
-def told(task: TranslationConfig) -> tuple[list[str], list[str]]:
+def taught_pairs(task: TranslationConfig) -> tuple[list[str], list[str]]:
     source, target = (Path(name).read_text().split("\n")[:-1] for name in task.train)
     return source, target
 
 
-def said(teacher: Bundle, beam: int = 1) -> list[list[str]]:
+def outputs_of(teacher: Bundle, beam: int = 1) -> list[list[str]]:
     found = translate(teacher.model, teacher.codec, SOURCES, SearchConfig(beam=3, n_best=beam, max_length=6))
     return [[answer.text for answer in best] for best in found]
 
 
-def test_the_student_reads_what_the_teacher_says(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+def test_the_student_reads_the_teachers_outputs(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     taught = teach(teacher, task, lesson(), tmp_path / "out", lambda *done: heard.append(done))
     assert heard[-1] == (len(SOURCES), len(SOURCES))
-    assert [Path(name).name for name in taught.train] == ["train.en", "train.de"]  # the ends say the languages
-    assert told(taught) == (SOURCES, [best[0] for best in said(teacher)])
+    assert [Path(name).name for name in taught.train] == ["train.en", "train.de"]  # the suffixes name the languages
+    assert taught_pairs(taught) == (SOURCES, [best[0] for best in outputs_of(teacher)])
     assert taught.valid == task.valid
     assert not (tmp_path / "out" / PART).exists()
 
 
-def test_references_too(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
-    source, target = told(teach(teacher, task, lesson(references=True), tmp_path / "out"))
+def test_references_can_be_added(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    source, target = taught_pairs(teach(teacher, task, lesson(references=True), tmp_path / "out"))
     assert source == SOURCES * 2
-    assert target == [best[0] for best in said(teacher)] + REFERENCES
+    assert target == [best[0] for best in outputs_of(teacher)] + REFERENCES
 
 
-def test_the_nearest_to_the_reference(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
-    best = said(teacher, beam=3)
-    wanted = [found[number % len(found)] for number, found in enumerate(best)]  # as if people had written them
+def test_the_output_nearest_to_the_reference_is_kept(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    best = outputs_of(teacher, beam=3)
+    wanted = [found[number % len(found)] for number, found in enumerate(best)]  # as if they were human references
     Path(task.train[1]).write_text("\n".join([*wanted[:5], "nobody's", *wanted[5:]]) + "\n")
-    _, target = told(teach(teacher, task, lesson(choose="nearest"), tmp_path / "out"))
+    _, target = taught_pairs(teach(teacher, task, lesson(choose="nearest"), tmp_path / "out"))
     assert target == wanted
     assert target != [found[0] for found in best]
 
 
-def test_interrupted_it_goes_on(
+def test_an_interrupted_call_resumes(
     task: TranslationConfig, teacher: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = told(teach(teacher, task, lesson(), tmp_path / "undisturbed"))
+    whole = taught_pairs(teach(teacher, task, lesson(), tmp_path / "undisturbed"))
     monkeypatch.setattr(text_module, "CHUNK_ROWS", 4)
-    asked: list[int] = []
+    requested: list[int] = []
     answers = distil.answers
 
     def fails_once(teacher: Bundle, lesson: Lesson, pairs: Sequence[tuple[str, str]], progress: object) -> list[str]:
-        asked.append(len(pairs))
-        if len(asked) == 3:
+        requested.append(len(pairs))
+        if len(requested) == 3:
             raise KeyboardInterrupt
         return answers(teacher, lesson, pairs)
 
@@ -105,11 +105,11 @@ def test_interrupted_it_goes_on(
         teach(teacher, task, lesson(), tmp_path / "out")
     part = tmp_path / "out" / PART
     part.write_text(part.read_text() + "half a li")  # as a crash may leave it
-    assert told(teach(teacher, task, lesson(), tmp_path / "out")) == whole
-    assert sum(asked[3:]) == len(SOURCES) - 8
-    calls = len(asked)
+    assert taught_pairs(teach(teacher, task, lesson(), tmp_path / "out")) == whole
+    assert sum(requested[3:]) == len(SOURCES) - 8
+    calls = len(requested)
     teach(teacher, task, lesson(), tmp_path / "out")
-    assert len(asked) == calls  # all is there
+    assert len(requested) == calls  # nothing is left to do
 
 
 def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
@@ -121,18 +121,18 @@ def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp
             teach(teacher, task, other, tmp_path / "out")
 
 
-def test_lessons_from_before_there_was_int8_go_on(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+def test_lessons_written_before_int8_existed_resume(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     teach(teacher, task, lesson(), tmp_path / "out")
     kept = json.loads((tmp_path / "out" / LESSON).read_text())["lesson"]
     assert set(kept) == {"search", "choose", "references"}
 
 
-def test_two_at_once_are_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+def test_two_concurrent_calls_are_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     with lock(tmp_path / "out"), pytest.raises(StorageError, match="is writing to this folder"):
         teach(teacher, task, lesson(), tmp_path / "out")
 
 
-def test_classes_teach_nothing(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+def test_a_classifier_cannot_be_a_teacher(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     codec = Codec(teacher.codec.source, None, classes=("good", "bad"))
     with pytest.raises(ConfigError, match="classifies"):
         teach(replace(teacher, codec=codec), task, lesson(), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Several processes make the run of one: the same losses, from any checkpoint, with any of them stopped or killed."""
+"""Several processes train like one: the same losses, from any checkpoint, with any process stopped or killed."""
 
 import json
 import os
@@ -166,11 +166,11 @@ def assert_same(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize(("parallel", "name"), TWO)
-def test_two_processes_make_the_run_of_one(parallel: str, name: str, done: Done) -> None:
+def test_two_processes_have_the_losses_of_one(parallel: str, name: str, done: Done) -> None:
     assert_same(done[0] / f"two-{parallel}-{name}", done[0] / f"one-{name}")
 
 
-def test_two_processes_are_two_threads(done: Done) -> None:
+def test_two_processes_equal_two_threads(done: Done) -> None:
     assert_same(done[0] / "two-ddp-muon", done[0] / "one-threads")
 
 
@@ -242,7 +242,7 @@ def test_every_architecture_and_mixer_has_the_gradients_of_one_process(tmp_path:
         ("fsdp", {"accumulate": 6, "workers": 2}, r"train\.workers=2: .* one replica"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(
+def test_settings_that_processes_cannot_share_are_refused(
     parallel: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -258,7 +258,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
-    """A run of two processes that would take long; returns when it has evaluated once more."""
+    """Start a long run of two processes; return when it has evaluated once more."""
     changes = {"budget": {"steps": 100_000}, "evaluate_every": 0.0002, "log_every": 20}
     (folder / "recipe.toml").write_text(to_toml(parse(Recipe, tree("ddp", changes))))
     command = [*TORCHRUN, "-m", "allyouneed", "train", str(folder / "recipe.toml"), "--out", str(folder / "run")]
@@ -278,7 +278,7 @@ def evaluations(run: Path) -> int:
 
 
 def workers(process: "subprocess.Popen[str]") -> list[int]:
-    """The processes that torchrun has started, by their rank."""
+    """Return the processes that torchrun has started, by rank."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     by_rank = {}
     for child in map(int, children):
@@ -288,7 +288,7 @@ def workers(process: "subprocess.Popen[str]") -> list[int]:
 
 
 def test_a_signal_does_not_silence_a_process_that_fails_beside_others() -> None:
-    """torchrun ends the processes that are left at once: the one that says why must come to say it."""
+    """torchrun terminates the remaining processes at once; the failing one must still print its error."""
     usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     heard: list[str] = []
     try:
@@ -357,7 +357,7 @@ def test_a_stop_requested_while_the_processes_agree_is_not_lost(started_run: Run
 
 
 def test_processes_that_agree_to_stop_do_not_start_an_evaluation(started_run: Run) -> None:
-    """If only another rank is told to stop (its host shuts down), rank 0 must not evaluate until that one is killed."""
+    """If only another rank receives a signal (its host shuts down), rank 0 must not evaluate until it is killed."""
     started_run.group = OneOfTwo(lambda numbers: [*numbers[:-1], numbers[-1] + 1])
     started_run.progress.spent.steps = 1000  # an evaluation is due
     with pytest.raises(Interrupted):

@@ -40,7 +40,7 @@ def test_any_records_any_tear_any_rewind(
     assert read_log(path) == [*kept, {"step": step + 1}]
 
 
-def test_every_line_is_there_at_once(tmp_path: Path) -> None:
+def test_every_line_is_written_immediately(tmp_path: Path) -> None:
     log = Log(tmp_path / "run" / "log.jsonl")
     log.append({"step": 1, "text": "a\nb\rc\u2028d"})
     log.append({"note": "no step"})
@@ -56,7 +56,7 @@ def test_rewind_keeps_what_has_no_step_and_what_it_cannot_read(tmp_path: Path) -
     assert path.read_text() == '{"note": 1}\n{"step": 3}\nrubbish\n[1]\n{"step": 4}\n'
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_damage_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"step": 1}) + "\n{x\n" + json.dumps({"step": 2}) + "\n")
     with pytest.raises(FolderError, match=r"log\.jsonl:2: not a JSON object"):
@@ -65,7 +65,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         read_log(tmp_path / "none")
 
 
-def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_log_is_reported(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").mkdir()
     with pytest.raises(StorageError, match="while writing"):
         Log(tmp_path / "log.jsonl")

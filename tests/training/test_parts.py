@@ -226,7 +226,7 @@ def test_workers_add_up_gradients_and_repeat_to_the_bit() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1][1], found[2][1], strict=True))
 
 
-def test_an_error_in_a_worker_is_raised_here() -> None:
+def test_an_error_in_a_worker_is_raised_in_the_caller() -> None:
     workers = Workers(Small(), 2, 1)
 
     def fail(replica: nn.Module) -> float:
