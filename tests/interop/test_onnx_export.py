@@ -137,7 +137,7 @@ def test_unsupported_models_are_named(tmp_path: Path) -> None:
     performer = EncoderDecoderConfig.model_validate(tree).build(Sizes(40, 40))
     recurrent = Seq2SeqConfig.model_validate({"cell": "gru", "width": 8}).build(Sizes(40, 40))
     for model, codec, named in [
-        (performer, bundle.codec, "model.mixer performer .*; softmax, linear, rnn, lstm, gru can"),
+        (performer, bundle.codec, "model.mixer performer .*; supported: softmax, linear, rnn, lstm, gru"),
         (recurrent, bundle.codec, "model.type seq2seq"),
         (bundle_of("encoder-decoder", {"decoder_layers": 0}).model, bundle.codec, "model.decoder_layers 0"),
         (bundle.model, Codec(source=bundle.codec.source, classes=("a", "b")), "classes"),

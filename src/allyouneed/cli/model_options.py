@@ -16,18 +16,18 @@ ModelFolder = Annotated[str, typer.Argument(help="Model folder or run folder.")]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")]
 
 
-Int8 = Annotated[bool, typer.Option("--int8", help="Use int8 weights and products: faster, slightly less exact.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Use int8 weights and products: faster, slightly less accurate.")]
 Listed = Annotated[
     bool,
     typer.Option(
         "--shortlist",
-        help="Decode only words of the model's shortlist (see `allyouneed shortlist`): faster with large vocabularies "
-        "and beams; answers may differ slightly.",
+        help="Restrict decoding to the model's shortlist (see `allyouneed shortlist`): faster with large vocabularies "
+        "and beams; outputs may differ slightly.",
     ),
 ]
 Engine = Annotated[
     Literal["torch", "ctranslate2"],
-    typer.Option(help="Inference engine; for a trained model ctranslate2 gives the same answers."),
+    typer.Option(help="Inference engine; outputs of a trained model are the same with both."),
 ]
 
 
