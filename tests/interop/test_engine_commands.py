@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_models import LETTERS, stir
+from engine_models import LETTERS, randomise
 
 from allyouneed import kernels
 from allyouneed.cli import run
@@ -34,7 +34,7 @@ def saved(folder: Path, model: dict[str, object]) -> str:
     recipe = parse(Recipe, {"task": {"type": "numbers"}, "model": model, "decode": {"beam": 3, "length_penalty": 1.2}})
     letters = of_symbols(LETTERS, "characters")
     built = recipe.model.build(Sizes(letters.size, letters.size))
-    stir(built, 4.0)
+    randomise(built, 4.0)
     return str(save_folder(folder, built, Codec(letters, letters), recipe, ""))
 
 
@@ -59,7 +59,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> str:
     recipe = parse(Recipe, {"task": {"type": "language", "train": "x.txt", "split": [0.9, 0.1]}, "model": model})
     letters = of_symbols(LETTERS, "characters")
     built = recipe.model.build(Sizes(letters.size, letters.size))
-    stir(built, 4.0)
+    randomise(built, 4.0)
     folder = tmp_path_factory.mktemp("models") / "language"
     return str(save_folder(folder, built, Codec(target=letters), recipe, ""))
 
