@@ -1,4 +1,4 @@
-"""The mixers under contract: one line each in `CONTRACTS`, from which every law in this folder takes its cases.
+"""The mixers under contract: one line each in `CONTRACTS`, from which every law about mixers takes its cases.
 
 A new mechanism adds its line here. All laws then apply to it in every role that it declares and with every position
 scheme that it accepts.

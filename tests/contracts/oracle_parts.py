@@ -1,7 +1,7 @@
 """The parts that the mixers' oracles share: what one sequence reads, projections of a head, scores with positions.
 
 An oracle computes one sequence: `oracle(mixer, x_TD, reading)` returns what a mixer with these weights should return,
-as loops over plain numbers written from the equations of its paper. It uses nothing of the fast code but the weights.
+as plain loops over positions written from the equations of its paper. It uses nothing of the fast code but the weights.
 """
 
 import math

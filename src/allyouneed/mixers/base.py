@@ -10,12 +10,17 @@ One method serves whole sequences, segments and single steps: with a state, `x` 
    steps;
 3. padding, wherever it is and whatever it holds (Inf and NaN included), and other rows of a batch change nothing; a
    fully padded row gives no NaN;
-4. `config.cost` states FLOPs, bytes of state, sequential steps and path length; the FLOPs are those counted;
+4. `config.cost` states FLOPs, bytes of state, sequential steps and path length; the FLOPs equal those that torch's
+   `FlopCounterMode` counts: matrix products, not elementwise work;
 5. it learns to copy;
-6. `roles` declares what it can do, and a request for anything else is a clear error.
+6. `roles` declares what it can do, and a request for anything else is a clear error;
+7. states are values, and rows of different ages can join and leave a batch;
+8. under autocast and in half precision it is as exact as the type;
+9. it creates tensors only on the device of its inputs.
 
 Shape letters, everywhere: B batch, T new (target) positions, S positions read (source), D width, H heads, K head width,
-F hidden width, V vocabulary, W window, M memory slots, R rank or relative distances, N items of any kind.
+F hidden width, V vocabulary, W window, M memory slots or features, R rank, relative distances or value width, N items
+of any kind; a digit is an axis of that size.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +39,7 @@ from allyouneed.sizes import Traits
 
 Role = Literal["causal", "bidirectional", "cross"]
 Family = Literal["global attention", "local attention", "recurrence and convolution"]
-State = Any  # a dataclass of tensors, batch first; `state.select_rows` works on any of them
+State = Any  # a dataclass of tensors, batch first; `select_rows` (parts/state.py) works on any of them
 
 
 def zero_padding(x_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -80,9 +85,14 @@ class Theory:
     formula: str  # FLOPs of a layer, O(..)
     in_length: float  # exponent of n in the leading term
     in_width: float  # exponent of d in the leading term
-    sequential: str  # operations that must wait for each other; "n" if it works position by position
+    sequential: str  # operations that must wait for each other; exactly "n" if it loops over positions
     path: str  # layers between the first and the last position
-    leads_at: tuple[int, ...] | None = None  # lengths at which the leading term dominates; None: chosen by in_length
+    leads_at: tuple[int, ...] | None = None  # lengths at which the leading term dominates; None: chosen for you
+
+    @property
+    def loops(self) -> bool:
+        """Return True if it computes position by position. `allyouneed cost` then uses shorter sequences."""
+        return self.sequential == "n"
 
 
 class MixerConfig(Config, ABC):
@@ -95,7 +105,7 @@ class MixerConfig(Config, ABC):
     family: ClassVar[Family]  # mixers of a family share a chart of `allyouneed cost`
     takes_positions: ClassVar[bool] = False  # whether relative positions can act inside its score
     reads_itself: ClassVar[bool] = True  # False if a position may read others only
-    reads_by_content: ClassVar[bool] = False  # which position reads which depends on their vectors
+    reads_by_content: ClassVar[bool] = False  # vectors decide whether a position is read at all (hashing)
 
     type: str
 

@@ -225,7 +225,7 @@ def run_bidirectional(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | 
 
 
 def _state_at(h_TBK: Tensor, length_B: Tensor, before_BK: Tensor | None) -> Tensor:
-    """Return the vector after `real_B` positions of each row."""
+    """Return the vector after `length_B` positions of each row."""
     assert before_BK is not None
     last_1BK = (length_B - 1).clamp(min=0)[None, :, None].expand(1, -1, h_TBK.shape[2])
     return torch.where((length_B > 0).unsqueeze(1), h_TBK.gather(0, last_1BK)[0], before_BK)

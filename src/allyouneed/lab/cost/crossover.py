@@ -10,7 +10,7 @@ from allyouneed.lab.cost.table1 import Row, rows
 from allyouneed.lab.cost.timing import Journal, ReportProgress, TimedLayer, time_all
 from allyouneed.mixers import MIXERS
 
-RECURRENCES = tuple(name for name, mixer in MIXERS.items() if mixer.theory.sequential == "n")
+RECURRENCES = tuple(name for name, mixer in MIXERS.items() if mixer.theory.loops)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _sweep_all(
     for number, row in enumerate(chosen):
         report(0.7 + 0.3 * number / len(chosen), f"memory: {row.name}")
         # The profiler records every operation: measure recurrences, with thousands of steps, at shorter lengths.
-        shorter = 4 if row.by_steps else 1
+        shorter = 4 if row.theory.loops else 1
         over_length = [TimedLayer(row, length, settings.width) for length in settings.lengths]
         over_width = [TimedLayer(row, settings.length, width) for width in settings.widths]
         remembered = [TimedLayer(row, length // shorter, settings.width) for length in settings.lengths]

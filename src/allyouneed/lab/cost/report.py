@@ -140,7 +140,7 @@ def charts(study: CostStudy) -> dict[str, AnyChart]:
         note = f"One layer, one sequence, width {settings.width}, forward and backward, one core."
         for kind, label in (("seconds", "seconds"), ("memory", "peak megabytes")):
             curves = [_curve(line, kind) for line in lines]
-            shorter = kind == "memory" and any(line.row.by_steps for line in lines)
+            shorter = kind == "memory" and any(line.row.theory.loops for line in lines)
             more = " Recurrences at a quarter of the lengths." if shorter else ""
             drawn[f"{kind}-{number}"] = Chart(
                 f"{kind.capitalize()} over length: {family}", "length n", label, curves, True, True, note + more

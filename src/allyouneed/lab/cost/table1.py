@@ -38,21 +38,16 @@ class Row:
         return default_role(self.config(64, 64))
 
     @property
-    def by_steps(self) -> bool:
-        """True if it is computed position by position."""
-        return self.theory.sequential == "n"
-
-    @property
     def counted_lengths(self) -> tuple[int, ...]:
         """Return lengths at which the leading term dominates, at a width of 4."""
         if self.theory.leads_at is not None:
             return self.theory.leads_at
-        return (256, 512, 1024) if self.by_steps or self.theory.in_length == 2 else (4096, 8192, 16384)
+        return (256, 512, 1024) if self.theory.loops or self.theory.in_length == 2 else (4096, 8192, 16384)
 
     @property
     def counted_widths(self) -> tuple[int, ...]:
         """Return widths at which the leading term dominates, at `counted_width_length` positions."""
-        return (4, 8, 16) if self.theory.in_width == 1 else (64, 128, 256) if self.by_steps else (256, 512, 1024)
+        return (4, 8, 16) if self.theory.in_width == 1 else (256, 512, 1024)
 
     @property
     def counted_width_length(self) -> int:
