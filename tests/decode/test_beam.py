@@ -68,9 +68,9 @@ def test_a_beam_of_one_is_greedy(kind, seed, sharpness):
     model = make_model(kind, 8, sharpness)
     sources = some_sources(8, 3)
     for source, (found,) in zip(sources, search(model, sources, SearchConfig(beam=1, max_length=9)), strict=True):
-        said = plain_greedy(model, source, 9)
-        assert [*found.ids, EOS] == said if found.finished else found.ids == said
-        assert found.finished == (said[-1] == EOS)
+        expected = plain_greedy(model, source, 9)
+        assert [*found.ids, EOS] == expected if found.finished else found.ids == expected
+        assert found.finished == (expected[-1] == EOS)
 
 
 @pytest.mark.parametrize("positions", ["none", "sinusoidal", "shaw", "t5", "alibi", "rotary"])
@@ -164,10 +164,10 @@ def test_the_default_limit_is_fifty_beyond_the_source():
 def test_modes_are_restored_and_progress_is_reported():
     model = make_model("encoder-decoder", 6).train()
     model.encoder.eval()
-    told: list[int] = []
-    search(model, some_sources(6, 7), SearchConfig(beam=2, max_length=3, batch_tokens=8), told.append)
-    assert sum(told) == 7
-    assert len(told) > 1
+    done: list[int] = []
+    search(model, some_sources(6, 7), SearchConfig(beam=2, max_length=3, batch_tokens=8), done.append)
+    assert sum(done) == 7
+    assert len(done) > 1
     assert model.training
     assert model.decoder.blocks[0].training
     assert not model.encoder.training

@@ -91,8 +91,8 @@ def test_equals_a_plain_search_with_the_other_words_at_minus_infinity(kind, seed
         assert set(best.ids) <= words
         slow = barred(model, words)
         if beam == 1:
-            said = plain_greedy(slow, source, 7)
-            assert ([*best.ids, EOS] if best.finished else best.ids) == said
+            expected = plain_greedy(slow, source, 7)
+            assert ([*best.ids, EOS] if best.finished else best.ids) == expected
         else:
             assert_same([best], plain_beam(slow, source, beam, 7, 0.6)[:1])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kill import ROOT, Life, Process, compare, outcome, temporaries, wait, write_recipe
+from kill import ROOT, ForkedRun, Process, compare, outcome, temporaries, wait, write_recipe
 
 from allyouneed.storage import verify
 from allyouneed.training.checkpoint import checkpoint_paths
@@ -40,14 +40,14 @@ class Bench:
     arguments: list[str] = field(default_factory=list)  # instead of the recipe
     expected: dict[str, object] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    lives: int = 0
+    started: int = 0
 
     def start(self, run: Path, *options: str, **how: Any) -> Process:
         """Start `allyouneed train` in a new process; `how` is passed to `subprocess`."""
         arguments = [*(self.arguments or [str(self.recipe)]), "--out", str(run), *options]
         if FORKS and not how:
-            self.lives += 1
-            return Life(*arguments, errors=self.folder / f"errors.{self.lives}")
+            self.started += 1
+            return ForkedRun(*arguments, errors=self.folder / f"errors.{self.started}")
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **how.pop("env", {})}
         how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment, **how}
         return subprocess.Popen([sys.executable, "-m", "allyouneed", "train", *arguments], **how)
@@ -90,8 +90,8 @@ def bench(folder: Path, *changes: tuple[str, str], kind: str = "translation") ->
         assert old in text
         text = text.replace(old, new)
     made.recipe.write_text(text)
-    wait(made.start(folder / "calm"))
-    made.expected = outcome(folder / "calm")
+    wait(made.start(folder / "undisturbed"))
+    made.expected = outcome(folder / "undisturbed")
     return made
 
 

@@ -14,7 +14,7 @@ from allyouneed.storage.manifest import write_manifest
 def spikes(folder: Path) -> tuple[Bench, str]:
     """Gradients above 1.05 times their mean are skipped; killed and replayed, the same ones are skipped again."""
     made = bench(folder, ("[train]\n", "[train]\nspike = 1.05\n"), (f"steps = {STEPS}", "steps = 160"))
-    skipped = _skips(folder / "calm")
+    skipped = _skips(folder / "undisturbed")
     made.require(len(skipped) > 3, f"only {len(skipped)} steps were skipped: this shows nothing")
     _kill_after_skips(made, folder / "run")
     made.require(_skips(folder / "run") == skipped, "other steps were skipped")
@@ -48,8 +48,8 @@ def nan_gradients(folder: Path) -> tuple[Bench, str]:
     wait(made.start(folder / "first", "--steps", "1"))
     _write_nan(folder / "first" / "model", "q")
     made.arguments = ["--from", str(folder / "first"), "--steps", str(STEPS)]
-    wait(made.start(folder / "calm"))
-    made.expected, skipped = outcome(folder / "calm"), _skips(folder / "calm")
+    wait(made.start(folder / "undisturbed"))
+    made.expected, skipped = outcome(folder / "undisturbed"), _skips(folder / "undisturbed")
     made.require(3 < len(skipped) < STEPS // 2, f"{len(skipped)} steps were skipped: this shows nothing")
     made.require({norm for _, norm in skipped} == {"nan"}, "another reason")
     _kill_after_skips(made, folder / "run")

@@ -52,7 +52,7 @@ def disk_full(folder: Path) -> tuple[Bench, str]:
         made.intact(disk / "run", 2)
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         made.ends_well(disk / "run")
-    return made, f"{line} (and again: {again[:9]}); with room it goes on"
+    return made, f"{line} (and again: {again[:9]}); with free space it resumes"
 
 
 def read_only(folder: Path) -> tuple[Bench, str]:
@@ -168,18 +168,18 @@ def stopped(folder: Path, number: signal.Signals, times: int = 8) -> tuple[Bench
     A quarter come before the first step: there is nothing to save yet, and the process just ends.
     """
     made, dice, slowest, statuses = bench(folder), random.Random(3), 0.0, list[int]()
-    for life in range(times):
+    for attempt in range(times):
         run = folder / f"run-{statuses.count(0)}"
         process, log = made.start(run), read_text(run / "log.jsonl")
-        while life % 4 and read_text(run / "log.jsonl") == log and process.poll() is None:
+        while attempt % 4 and read_text(run / "log.jsonl") == log and process.poll() is None:
             time.sleep(0.001)
         time.sleep(dice.uniform(0, 1))
         process.send_signal(number)
-        began = time.monotonic()
-        said = process.communicate()[1].decode(errors="replace")
-        slowest = max(slowest, time.monotonic() - began)
+        started = time.monotonic()
+        output = process.communicate()[1].decode(errors="replace")
+        slowest = max(slowest, time.monotonic() - started)
         statuses.append(process.returncode)
-        made.require("Traceback" not in said, f"a traceback: {said[-300:]}")
+        made.require("Traceback" not in output, f"a traceback: {output[-300:]}")
     made.require(slowest < MOST_SECONDS, f"took {slowest:.1f} s to stop")
     made.require(130 in statuses and set(statuses) <= {0, 130, -number}, f"statuses {statuses}")
     for run in folder.glob("run-*[0-9]"):
@@ -197,12 +197,12 @@ def stopped_while_evaluating(folder: Path) -> tuple[Bench, str]:
     run = folder / "run"
     process = made.start(run)
     until(process, lambda: '"step": 14' in read_text(run / "log.jsonl"))
-    time.sleep(5)  # the first evaluation begins after step 20
+    time.sleep(5)  # the first evaluation starts after step 20
     made.require('"evaluation"' not in read_text(run / "log.jsonl"), "the evaluation is too short to show something")
     process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
+    started = time.monotonic()
     line = made.fails(process, "stopped and saved at step 20", status=130)
-    took = time.monotonic() - began
+    took = time.monotonic() - started
     made.require(took < MOST_SECONDS, f"took {took:.1f} s")
     return made, f"{line}, after {took:.1f} s"
 

@@ -86,8 +86,8 @@ def main() -> int:
     parser.add_argument("--only", action="store_true", help="that one alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    began, seed, counts = time.monotonic(), options.seed, Counter[str]()
-    while time.monotonic() - began < options.seconds:
+    started, seed, counts = time.monotonic(), options.seed, Counter[str]()
+    while time.monotonic() - started < options.seconds:
         try:
             counts[compile_seed(seed)] += 1
         except Exception as error:  # any other exception is a finding

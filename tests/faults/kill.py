@@ -1,10 +1,10 @@
-"""Kills a training run with SIGKILL at random instants, starts the same command again each time, and compares the end.
+"""Kill a training run with SIGKILL at random instants, restart the same command each time, and compare the results.
 
     python tests/faults/kill.py --kind language|translation|xl|ddp --kills 50
 
-A third of the instants lie near the start, a third while a checkpoint is being written, a third anywhere. At the end
-the model, every tensor of the last checkpoint and the logged losses must be those of an undisturbed run, bit for bit.
-Of two processes (ddp) the first, the second or both are killed; whoever is left has to end, as torchrun would ask.
+A third of the kills are near the start, a third while a checkpoint is being written, a third at any time. At the end
+the model, every tensor of the last checkpoint and the logged losses must equal an undisturbed run bit for bit. Of two
+processes (ddp), the first, the second or both are killed; a remaining process must exit on SIGTERM, as under torchrun.
 """
 
 import argparse
@@ -68,9 +68,9 @@ dropout = 0.1
 XL = LANGUAGE.replace("context = 32", "context = 48\nsegment = 16").replace(
     '"softmax", heads = 2', '"xl", heads = 2, memory = 16, stretch = true'
 )
-DDP = TRANSLATION  # by two processes
+DDP = TRANSLATION  # with two processes
 KINDS = {"language": LANGUAGE, "translation": TRANSLATION, "xl": XL, "ddp": DDP}
-ALONE = (5.0, 60.0)  # seconds after the end of one process: when the other is asked to end, and when it has to
+ALONE = (5.0, 60.0)  # seconds after the exit of one process: SIGTERM to the other, and its deadline
 TRAINING = """
 [train]
 budget = { steps = 200 }
@@ -86,7 +86,7 @@ beam = 2
 
 
 def write_recipe(folder: Path, kind: str) -> Path:
-    """The recipe of a small run and the texts that it reads."""
+    """Write the recipe of a small run and the texts that it reads."""
     dice = random.Random(1)
     rows = [[dice.choice(WORDS) for _ in range(dice.randint(1, 7))] for _ in range(240)]
     for name, part in (("", rows[:220]), (".valid", rows[220:])):
@@ -101,7 +101,7 @@ def write_recipe(folder: Path, kind: str) -> Path:
 
 @dataclass
 class Kill:
-    """One kill and what it left."""
+    """One kill and the files it left."""
 
     way: str
     seconds: float
@@ -109,8 +109,8 @@ class Kill:
     temporaries: int
 
 
-class Life:
-    """`allyouneed train` in a process of its own, forked from this one: torch is imported once, not once a kill."""
+class ForkedRun:
+    """`allyouneed train` in a forked process, so that torch is imported once, not once per kill."""
 
     def __init__(self, *arguments: str, errors: Path, environment: dict[str, str] | None = None) -> None:
         self.returncode: int | None = None
@@ -119,9 +119,9 @@ class Life:
         self.pid = os.fork()
         if self.pid == 0:
             os.environ.update(environment or {})
-            self._live(["train", *arguments])
+            self._train(["train", *arguments])
 
-    def _live(self, arguments: list[str]) -> None:
+    def _train(self, arguments: list[str]) -> None:
         status = 1
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -153,51 +153,51 @@ class Life:
         return b"", self._errors.read_bytes()
 
 
-def life(recipe: Path, run: Path, environment: dict[str, str] | None = None) -> Life:
-    """The command line, always the same one."""
+def start_run(recipe: Path, run: Path, environment: dict[str, str] | None = None) -> ForkedRun:
+    """Start the command, which is the same each time."""
     errors = run.with_suffix(f".errors{(environment or {}).get('RANK', '')}")
-    return Life(str(recipe), "--out", str(run), errors=errors, environment=environment)
+    return ForkedRun(str(recipe), "--out", str(run), errors=errors, environment=environment)
 
 
-class Pair:
-    """Two processes that train together, as torchrun would start them; it asks one to end when the other is gone."""
+class PairOfRuns:
+    """Two processes that train together. As under torchrun, one receives SIGTERM after the other has exited."""
 
     def __init__(self, recipe: Path, run: Path, dice: random.Random) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        self.lives = [life(recipe, run, {"RANK": str(r), "LOCAL_RANK": str(r), **common}) for r in range(2)]
+        self.runs = [start_run(recipe, run, {"RANK": str(r), "LOCAL_RANK": str(r), **common}) for r in range(2)]
         self._dice = dice
 
     @property
     def returncode(self) -> int | None:
-        codes = [life.poll() for life in self.lives]
+        codes = [run.poll() for run in self.runs]
         return None if None in codes else next(filter(None, codes), 0)
 
     def poll(self) -> int | None:
         return self.returncode
 
     def kill(self) -> None:
-        for life in self._dice.choice([self.lives[:1], self.lives[1:], self.lives]):
-            if life.poll() is None:
-                life.kill()
+        for run in self._dice.choice([self.runs[:1], self.runs[1:], self.runs]):
+            if run.poll() is None:
+                run.kill()
 
     def communicate(self) -> tuple[bytes, bytes]:
-        while self.lives[0].poll() is None and self.lives[1].poll() is None:
+        while self.runs[0].poll() is None and self.runs[1].poll() is None:
             time.sleep(0.01)
         since = time.monotonic()
         while self.returncode is None:
             if time.monotonic() > since + ALONE[0]:
-                os.kill(next(life.pid for life in self.lives if life.returncode is None), signal.SIGTERM)
+                os.kill(next(run.pid for run in self.runs if run.returncode is None), signal.SIGTERM)
             if time.monotonic() > since + ALONE[1]:
                 raise SystemExit(f"one process is gone, and the other still waits for it after {ALONE[1]:.0f} s")
             time.sleep(0.5)
-        return b"", b"".join(life.communicate()[1] for life in self.lives)
+        return b"", b"".join(run.communicate()[1] for run in self.runs)
 
 
 class Process(Protocol):
-    """A forked life, two of them, or a process of `subprocess`."""
+    """A forked run, a pair of them, or a process of `subprocess`."""
 
     pid: int
 
@@ -210,27 +210,27 @@ class Process(Protocol):
 
 
 def wait(process: Process) -> None:
-    """Waits for a good end."""
+    """Wait for a run to end, and fail if its status is not 0."""
     _, errors = process.communicate()
     if process.returncode:
         raise SystemExit(f"the run failed with status {process.returncode}:\n{errors.decode(errors='replace')}")
 
 
 def temporaries(run: Path) -> set[Path]:
-    """The unfinished files and folders in a run folder."""
+    """Return the unfinished files and folders of a run folder."""
     return {*run.glob(".tmp-*"), *run.glob("checkpoints/.tmp-*")}
 
 
-def kill_once(process: Life | Pair, run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
-    """Waits for an instant of the wanted kind, kills; None if the run ended before that."""
-    began, limit = time.monotonic(), dice.uniform(0, span)
+def kill_once(process: ForkedRun | PairOfRuns, run: Path, way: str, dice: random.Random, span: float) -> Kill | None:
+    """Wait for an instant of the requested kind and kill the run; return None if it ended before."""
+    started, limit = time.monotonic(), dice.uniform(0, span)
     modified, before = newest(run), temporaries(run)
     ready: float | None = None
     while process.poll() is None:
         now = time.monotonic()
         if ready is None and newest(run) != modified:
             ready = now  # it has opened its log
-        if way == "start" and now - began > limit:
+        if way == "start" and now - started > limit:
             break
         if way == "any" and ready is not None and now - ready > limit:
             break
@@ -244,17 +244,17 @@ def kill_once(process: Life | Pair, run: Path, way: str, dice: random.Random, sp
     process.kill()
     process.communicate()
     saved = sorted(path.name for path in run.glob("checkpoints/step-*"))
-    return Kill(way, time.monotonic() - began, saved[-1] if saved else "none", len(temporaries(run) - before))
+    return Kill(way, time.monotonic() - started, saved[-1] if saved else "none", len(temporaries(run) - before))
 
 
 def newest(run: Path) -> int:
-    """When the log of a run was last written."""
+    """Return the time at which the log of a run was last written."""
     log = run / "log.jsonl"
     return log.stat().st_mtime_ns if log.exists() else 0
 
 
 def outcome(run: Path) -> dict[str, object]:
-    """Everything that must be equal at the end."""
+    """Return everything that must be equal at the end."""
     last = max(run.glob("checkpoints/step-*"))
     files = [run / "model" / "model.safetensors", *sorted(last.glob("*.safetensors"))]
     found: dict[str, object] = {str(path.relative_to(run)): path.read_bytes() for path in files}
@@ -264,31 +264,31 @@ def outcome(run: Path) -> dict[str, object]:
 
 
 def compare(run: Path, expected: dict[str, object]) -> list[str]:
-    """The names of what differs."""
+    """Return the names of all parts that differ."""
     found = outcome(run)
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
 
 
-def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -> tuple[list[Kill], list[str]]:
-    """Makes an undisturbed run and disturbed ones until there were enough kills; says what differed."""
+def kill_repeatedly(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -> tuple[list[Kill], list[str]]:
+    """Make an undisturbed run, then killed ones until there are enough kills; return kills and differences."""
     dice, done, differences, number = random.Random(seed), list[Kill](), list[str](), 0
     recipe = write_recipe(folder, kind)
 
-    def lives(run: Path) -> Life | Pair:
-        return Pair(recipe, run, dice) if kind == "ddp" else life(recipe, run)
+    def start(run: Path) -> ForkedRun | PairOfRuns:
+        return PairOfRuns(recipe, run, dice) if kind == "ddp" else start_run(recipe, run)
 
-    wait(lives(folder / "calm"))
-    expected = outcome(folder / "calm")
+    wait(start(folder / "undisturbed"))
+    expected = outcome(folder / "undisturbed")
     while len(done) < kills:
         number += 1
         run = folder / f"killed-{number}"
         while len(done) < kills:
-            process = lives(run)
+            process = start(run)
             kill = kill_once(process, run, WAYS[len(done) % len(WAYS)], dice, span)
             if kill is None:
                 break
             done.append(kill)
-        wait(lives(run))
+        wait(start(run))
         differences += [f"{run.name}: {name}" for name in compare(run, expected)]
         if temporaries(run):
             differences.append(f"{run.name}: unfinished files were left behind")
@@ -296,22 +296,22 @@ def torment(folder: Path, kind: str, kills: int, seed: int, span: float = 3.0) -
 
 
 def main() -> None:
-    """Prints one line for each kill, then the verdict."""
+    """Print one line for each kill, then the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=sorted(KINDS), default="translation")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # nothing but one thread when it forks
+    torch.set_num_threads(1)  # forking is safe only with one thread
     with tempfile.TemporaryDirectory() as folder:
-        done, differences = torment(Path(folder), options.kind, options.kills, options.seed)
+        done, differences = kill_repeatedly(Path(folder), options.kind, options.kills, options.seed)
     print(f"{'kill':>4}  {'aimed at':8}  {'seconds':>7}  {'newest checkpoint':17}  unfinished")
     for number, kill in enumerate(done, start=1):
         print(f"{number:4}  {kill.way:8}  {kill.seconds:7.2f}  {kill.checkpoint:17}  {kill.temporaries}")
     print(f"{options.kind}: {len(done)} kills, {sum(kill.temporaries > 0 for kill in done)} of them in mid-write")
     for difference in differences:
         print(f"DIFFERS: {difference}")
-    print("all went on unaided" + ("" if differences else "; all ended in the bits of the undisturbed run"))
+    print("all runs resumed" + ("" if differences else "; all ended in the bits of the undisturbed run"))
     sys.exit(f"{len(differences)} differences" if differences else None)
 
 

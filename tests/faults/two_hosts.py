@@ -161,17 +161,20 @@ def try_all(names: list[str], folder: Path, steps: int) -> None:
                 raise SystemExit(f"{parallel}: ended too soon:\n{ended(started)}")
             time.sleep(0.02)
         os.kill(worker_of(started[1]), signal.SIGKILL)
-        began = time.monotonic()
+        start = time.monotonic()
         codes, errors = ended(started)
         lines = [line for line in errors.splitlines() if line.startswith("error: ")]
         if 0 in codes or len(lines) != 1 or "another process of this run has ended" not in lines[0]:
             raise SystemExit(f"{parallel}: after a kill on the second host: {codes}\n{errors}")
-        print(f"{parallel}: a process was killed, both hosts ended within {time.monotonic() - began:.1f} s", flush=True)
+        print(
+            f"{parallel}: a process was killed, both hosts ended within {time.monotonic() - start:.1f} s",
+            flush=True,
+        )
         codes, errors = ended(train_on(names, recipe, killed, parallel))
         if codes != [0, 0] or "resuming from step" not in errors:
-            raise SystemExit(f"{parallel}: did not go on: {codes}\n{errors}")
+            raise SystemExit(f"{parallel}: did not resume: {codes}\n{errors}")
         require_same(killed, folder / "alone")
-        print(f"{parallel}: the same commands went on to the same end", flush=True)
+        print(f"{parallel}: the same commands resumed and ended with the same losses", flush=True)
 
 
 def main() -> None:

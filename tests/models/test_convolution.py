@@ -329,14 +329,14 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing(number: int) -> 
         padded_BN[row, mask_BN[row]] = target_BT[row, :count]
     alone_BTV, _ = model.step(target_BT, model.condition(source_BS))
     state = model.condition(source_BS)
-    said = []
+    steps = []
     for begin, end in pairwise([0, 3, 8]):
         logits, state = model.step(padded_BN[:, begin:end], state, mask_BN[:, begin:end])
-        said.append(logits)
+        steps.append(logits)
     next_B = target_BT[torch.arange(2), torch.tensor(taken)]
     next_BV, _ = model.advance(next_B, state)
     for row, count in enumerate(taken):
-        torch.testing.assert_close(torch.cat(said, dim=1)[row, mask_BN[row]], alone_BTV[row, :count])
+        torch.testing.assert_close(torch.cat(steps, dim=1)[row, mask_BN[row]], alone_BTV[row, :count])
         torch.testing.assert_close(next_BV[row], alone_BTV[row, count])
 
 

@@ -163,10 +163,10 @@ def moves(count: int) -> str:
     lines = []
     for number in range(count):
         steps = [(people[(number >> i) % 2], places[number // (i + 1) % 3]) for i in range(3)]
-        lines += [f"{i} {who} went to the {where}." for i, (who, where) in enumerate(steps, start=1)]
-        asked = steps[number % 3][0]
-        last = max(i for i, (who, _) in enumerate(steps) if who == asked)
-        lines.append(f"4 where is {asked}?\t{steps[last][1]}\t{last + 1}")
+        lines += [f"{i} {person} went to the {where}." for i, (person, where) in enumerate(steps, start=1)]
+        subject = steps[number % 3][0]
+        last = max(i for i, (person, _) in enumerate(steps) if person == subject)
+        lines.append(f"4 where is {subject}?\t{steps[last][1]}\t{last + 1}")
     return "\n".join(lines) + "\n"
 
 

@@ -78,14 +78,14 @@ def cgru(image: Tensor, layer: CGRU, tape: tuple[Tensor, Tensor] | None = None) 
     """u . s + (1 - u) . c cell by cell, and the loss of the limits: u, r and c, a mean for every column."""
     kind, D, third = "hard" if layer.shape.hard else "cutoff", image.shape[2], image.shape[2] // 3
     places = [(row, column) for row in range(image.shape[0]) for column in range(image.shape[1])]
-    told = {place: torch.zeros(3 * D, dtype=image.dtype) for place in places}
+    from_tape = {place: torch.zeros(3 * D, dtype=image.dtype) for place in places}
     if tape is not None:
-        told = {place: swept(*tape, *place) for place in places}
-    gates = {place: convolved(image, layer.gates, *place) + told[place][: 2 * D] for place in places}
+        from_tape = {place: swept(*tape, *place) for place in places}
+    gates = {place: convolved(image, layer.gates, *place) + from_tape[place][: 2 * D] for place in places}
     u = {place: limit(gates[place][:D], kind, "gate") for place in places}
     r = {place: limit(gates[place][D:], kind, "gate") for place in places}
     reset = torch.stack([r[place] * image[place] for place in places]).view_as(image)
-    inner = {place: convolved(reset, layer.candidate, *place) + told[place][2 * D :] for place in places}
+    inner = {place: convolved(reset, layer.candidate, *place) + from_tape[place][2 * D :] for place in places}
     cells = []
     for row, column in places:
         kept = image[row, column]
@@ -133,7 +133,7 @@ def taped(model: NeuralGPU, source: list[int], words: list[int]) -> Tensor:
     assert model.tape is not None
     image, _ = looped(model, source)
     tape, blank = torch.zeros_like(image), torch.zeros_like(image[:, :1])
-    said = [image[0, 0]]
+    outputs = [image[0, 0]]
     for k, word in enumerate(words):
         if image.shape[1] < k + 2:
             image, tape = torch.cat([image, blank], dim=1), torch.cat([tape, blank], dim=1)
@@ -142,8 +142,8 @@ def taped(model: NeuralGPU, source: list[int], words: list[int]) -> Tensor:
         for layer, kernel in zip(model.tape.layers, kernels(model.tape), strict=True):
             assert isinstance(layer, CGRU)
             image, _ = cgru(image, layer, (tape, kernel))
-        said.append(image[0, k + 1])
-    return torch.stack(said)
+        outputs.append(image[0, k + 1])
+    return torch.stack(outputs)
 
 
 @pytest.mark.no_shapes
@@ -243,15 +243,15 @@ def test_padding_between_the_tokens_of_a_target_changes_nothing(decoder: str) ->
     source_BS, source_mask_BS = torch.randint(4, 11, (3, 5)), torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
     mask_BN = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]]).bool()
     tokens_BN, token_B = torch.randint(4, 13, (3, 6)), torch.randint(4, 13, (3,))
-    state, said = model.condition(source_BS, source_mask_BS), []
+    state, parts = model.condition(source_BS, source_mask_BS), []
     for tokens, valid in zip(tokens_BN.split([3, 3], dim=1), mask_BN.split([3, 3], dim=1), strict=True):
         logits, state = model.step(tokens, state, valid)
-        said.append(logits)
-    said_BNV, (next_BV, _) = torch.cat(said, dim=1), model.advance(token_B, state)
+        parts.append(logits)
+    logits_BNV, (next_BV, _) = torch.cat(parts, dim=1), model.advance(token_B, state)
     for row in range(3):
         words = torch.cat([tokens_BN[row, mask_BN[row]], token_B[row : row + 1]])[None]
         alone, _ = model.step(words, model.condition(source_BS[row : row + 1, source_mask_BS[row]]))
-        torch.testing.assert_close(torch.cat([said_BNV[row, mask_BN[row]], next_BV[row : row + 1]]), alone[0])
+        torch.testing.assert_close(torch.cat([logits_BNV[row, mask_BN[row]], next_BV[row : row + 1]]), alone[0])
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_the_softmax_over_vectors_is_a_product_of_bernoullis() -> None:
     logprob_BT = logits_BTV.log_softmax(-1).gather(2, target_BT[:, :, None])[:, :, 0]
     bits_BTN = bit_table(13, 3)[target_BT].double()
     bce_BT = F.binary_cross_entropy_with_logits(z_BTN[..., :3], bits_BTN[..., :3], reduction="none").sum(-1)
-    others_BT = torch.cat([torch.zeros(2, 6, 1), z_BTN[..., 3:]], dim=2).logsumexp(2)  # against ids that are no vectors
+    others_BT = torch.cat([torch.zeros(2, 6, 1), z_BTN[..., 3:]], dim=2).logsumexp(2)  # ids that are not vectors
     torch.testing.assert_close(-logprob_BT, bce_BT + others_BT)
     best_BT = logits_BTV[:, :, 4:12].argmax(dim=2)
     torch.testing.assert_close(best_BT, ((z_BTN[..., :3] > 0) * torch.tensor([4, 2, 1])).sum(2))

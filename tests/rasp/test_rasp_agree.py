@@ -13,7 +13,7 @@ from allyouneed.rasp.graph import Selector, SOp, elementwise, same
 from allyouneed.rasp.loading import parse_program
 from allyouneed.rasp.values import NamedNode
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 
 @dataclass(frozen=True)

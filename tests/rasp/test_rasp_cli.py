@@ -9,7 +9,7 @@ import pytest
 
 from allyouneed.cli import run
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 ZOO = Path(__file__).parents[2] / "recipes" / "rasp"
 

@@ -13,7 +13,7 @@ from allyouneed.rasp import limits
 from allyouneed.rasp.interpreter import Interpreter
 from allyouneed.rasp.values import Procedure
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "rasp.md").read_text(encoding="utf-8")

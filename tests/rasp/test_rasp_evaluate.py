@@ -32,7 +32,7 @@ from allyouneed.rasp.errors import RaspError, RaspFailure, RaspLimitError
 from allyouneed.rasp.evaluate import Evaluation
 from allyouneed.rasp.graph import SOp, same
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 words = st.text("abc", min_size=1, max_size=9)
 numbers = st.lists(st.integers(-3, 3), min_size=1, max_size=9)
 

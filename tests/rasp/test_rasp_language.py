@@ -12,7 +12,7 @@ from allyouneed.rasp.syntax import Unfinished, parse
 from allyouneed.rasp.tree import Expression
 from allyouneed.rasp.values import Dict, List, NamedNode, Value
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 
 def value(text: str, before: str = "", compat: bool = False) -> object:

@@ -11,7 +11,7 @@ from allyouneed.rasp.graph import Aggregate, Select, Selector, in_order
 from allyouneed.rasp.layers import depths, schedule
 from allyouneed.rasp.loading import parse_program, read_program
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 FOLDER = Path(__file__).parents[2] / "recipes" / "rasp"
 
 # With a beginning-of-sequence token at position 0, which nothing else selects, one head counts.

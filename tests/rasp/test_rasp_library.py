@@ -14,7 +14,7 @@ from allyouneed.rasp.interpreter import Interpreter
 from allyouneed.rasp.loading import parse_program
 from allyouneed.rasp.values import NamedNode
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 words = st.text("abc", min_size=1, max_size=10)
 numbers = st.lists(st.integers(-3, 3), min_size=1, max_size=10)

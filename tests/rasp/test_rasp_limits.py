@@ -12,7 +12,7 @@ from allyouneed.rasp.errors import RaspError, RaspLimitError
 from allyouneed.rasp.loading import parse_program
 from allyouneed.rasp.repl import Session
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 
 LONG = {
     "2^99999999;": "integer of more than 4096 bits",

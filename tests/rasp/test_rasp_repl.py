@@ -7,7 +7,7 @@ from allyouneed.rasp.graph import SOp
 from allyouneed.rasp.repl import Session, error_message, run
 from allyouneed.rasp.syntax import Reader
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 HELLO = ' \t Example: {name}("hello") = {values}\n'
 
 

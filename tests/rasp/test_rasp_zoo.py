@@ -14,7 +14,7 @@ from allyouneed.rasp.formatting import sequence
 from allyouneed.rasp.loading import read_program
 from allyouneed.rasp.repl import Session
 
-pytestmark = pytest.mark.no_shapes  # there are no tensors here
+pytestmark = pytest.mark.no_shapes  # no tensors here
 FOLDER = Path(__file__).parents[2] / "recipes" / "rasp"
 
 

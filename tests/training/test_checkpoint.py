@@ -95,14 +95,14 @@ def test_keep_one(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_reported_and_skipped(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path), 10, 20, best=20)
     damage(tmp_path, 20)
-    told: list[str] = []
-    checkpoints = Checkpoints(tmp_path, report=told.append)
+    reports: list[str] = []
+    checkpoints = Checkpoints(tmp_path, report=reports.append)
     latest = checkpoints.latest()
     assert latest is not None
     assert checkpoints.load(latest).step == 10
-    assert told == checkpoints.warnings
-    assert len(told) == 1
-    assert "step-00000020/model.safetensors: changed since it was written" in told[0]
+    assert reports == checkpoints.warnings
+    assert len(reports) == 1
+    assert "step-00000020/model.safetensors: changed since it was written" in reports[0]
     assert checkpoints.best() is None
     with pytest.raises(FolderError, match=r"model\.safetensors"):
         checkpoints.load(tmp_path / "checkpoints" / "step-00000020")
