@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 
 def command(
-    names: Annotated[list[str] | None, typer.Argument(help="Claims to test. Without any, list all claims.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Claims to test. Without names, --all and --quick: list all claims.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Test all claims.")] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Train for a quarter of the steps. Alone: all claims, in 20 minutes on 2 cores."),
+        typer.Option(
+            "--quick",
+            help="Train for a quarter of the steps. Without names, test all claims (20 minutes on 2 cores).",
+        ),
     ] = False,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; use at least 3.", show_default="3")] = None,
     out: Annotated[
@@ -30,9 +35,10 @@ def command(
         int | None, typer.Option(help="Number of worker processes.", show_default="number of cores")
     ] = None,
 ) -> None:
-    """Test claims of the literature: confirmed, refuted or not shown, with numbers, charts and a report.
+    """Test claims of the literature by experiment.
 
-    Measurements are kept in the folder: after an interruption, the same command resumes.
+    Each claim is confirmed, refuted or not shown. The command writes numbers, charts and a report. It stores every
+    measurement, so after an interruption the same command resumes.
     """
     from allyouneed.lab.claims.base import Effort
     from allyouneed.lab.claims.verdicts import QUESTION, cells_of, chosen, finished, try_claims, write_page

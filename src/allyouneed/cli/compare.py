@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 Recipes = Annotated[
     list[str],
-    typer.Argument(help="Recipes with the same task; the first is the baseline. Or one, with --vary or --model."),
+    typer.Argument(help="Recipes with the same task; the first is the baseline. Or one recipe with --vary or --model."),
 ]
 Vary = Annotated[
     list[str] | None,
     typer.Option(
         help="A setting and its values: --vary model.norm=pre,post. Each value is compared with the unchanged recipe. "
-        'Values may be tables: {type="window",window=16}. table3: the variations of table 3 of the 2017 paper. '
+        'Values may be tables: {type="window",window=16}. --vary table3: the variations of table 3 of the 2017 paper. '
         "May be repeated."
     ),
 ]
@@ -30,18 +30,18 @@ Models = Annotated[
     list[str] | None,
     typer.Option(help="Another model: a recipe, a type or an inline table. May be repeated."),
 ]
-Tasks = Annotated[str, typer.Option(help="Recipes of further tasks, comma-separated: sort,addition.")]
+Tasks = Annotated[str, typer.Option(help="Comma-separated recipes of further tasks: sort,addition.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; use at least 3.")]
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Budget of a run in minutes. The steps this allows depend on the machine and on --workers."),
+    typer.Option(help="Budget of a run in minutes. The number of steps then depends on the machine and on --workers."),
 ]
 Steps = Annotated[int | None, typer.Option(help="Budget of a run in optimizer steps.")]
 Tokens = Annotated[int | None, typer.Option(help="Budget of a run in predicted tokens.")]
 Flops = Annotated[float | None, typer.Option(help="Budget of a run in floating-point operations.")]
 Equal = Annotated[
     Literal["parameters"] | None,
-    typer.Option(help="Adjust widths until every model has as many parameters as the baseline."),
+    typer.Option(help="Adjust widths so that every model has as many parameters as the baseline, within 5 %."),
 ]
 Metric = Annotated[
     str | None, typer.Option(help="The score to compare: exact, loss, bleu ...", show_default="the task's first")
@@ -51,7 +51,8 @@ Sets = Annotated[
     typer.Option("--set", help="A setting for all runs: --set task.pairs=2000. May be repeated."),
 ]
 Test = Annotated[
-    bool, typer.Option("--test", help="Score the test split too, at the end. It does not affect the verdicts.")
+    bool,
+    typer.Option("--test", help="Score the test split too, after all runs. Test scores do not affect the verdicts."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the runs and the report.")]
 
@@ -75,10 +76,10 @@ def command(
     test: Test = False,
     out: Out = Path("runs/compare"),
 ) -> None:
-    """Compare models, or the values of a setting, over several seeds. After an interruption, the same command resumes.
+    """Compare models, or the values of a setting, over several seeds.
 
-    All runs have the same budget (default: that of the first recipe). The report lists parameters, FLOPs, tokens and
-    minutes.
+    All runs have the same budget (default: that of the first recipe). The report lists scores, intervals and verdicts,
+    and the parameters, FLOPs, tokens and minutes of each model. After an interruption, the same command resumes.
     """
     from allyouneed.lab.compare.comparison import add_test_scores, compare
     from allyouneed.lab.compare.plan import CompareOptions, make_plan

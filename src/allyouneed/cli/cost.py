@@ -21,7 +21,9 @@ Widths = Annotated[
     list[int] | None,
     typer.Option("--width", help="Layer width. May be repeated; use at least two.", show_default="128, 256, 512"),
 ]
-Full = Annotated[bool, typer.Option("--full/--quick", help="More sizes and five repetitions: at least 10 minutes.")]
+Full = Annotated[
+    bool, typer.Option("--full/--quick", help="--full: more sizes and five repetitions; takes at least 10 minutes.")
+]
 Out = Annotated[Path, typer.Option(help="Folder for the measurements and the report.")]
 
 
@@ -32,11 +34,12 @@ def command(
     full: Full = False,
     out: Out = Path("runs/cost"),
 ) -> None:
-    """Measure the cost of a layer: table 1 of "Attention is all you need", for every mixer, on this machine.
+    """Measure the cost of a layer of every mixer on this machine.
 
-    The report lists: the formula; declared and counted FLOPs; time and memory over lengths and widths with fitted
-    exponents; sequential steps; path lengths; and the length from which recurrence is cheaper than attention.
-    Takes two minutes on an idle core. Measurements are kept: after an interruption, the same command resumes.
+    This is table 1 of "Attention is all you need", measured. For each mixer the report lists the formula, declared and
+    counted FLOPs, time and memory over lengths and widths with fitted exponents, sequential steps, and path lengths.
+    It also finds the length beyond which recurrence is cheaper than attention. The command takes two minutes on an
+    idle core. After an interruption, the same command resumes.
     """
     from dataclasses import replace
 

@@ -10,29 +10,30 @@ from allyouneed.errors import ConfigError
 
 
 def command(
-    teacher: Annotated[str, typer.Argument(help="The teacher: a model folder, or a run folder.")],
-    student: Annotated[str, typer.Argument(help="The recipe of the student: a .toml file, or a built-in name.")],
+    teacher: Annotated[str, typer.Argument(help="Model folder or run folder of the teacher.")],
+    student: Annotated[str, typer.Argument(help="Recipe of the student: a .toml file, or a built-in name.")],
     out: Annotated[Path | None, typer.Option(help="Run folder of the student.", show_default="runs/STUDENT")] = None,
     choose: Annotated[
         Literal["best", "nearest"],
-        typer.Option(help="Which of the teacher's outputs: the most probable, or the nearest to the reference."),
+        typer.Option(help="Output of the teacher to learn: the most probable, or the nearest to the reference."),
     ] = "best",
     references: Annotated[bool, typer.Option("--references", help="Train on the references as well.")] = False,
-    beam: Annotated[int | None, typer.Option(help="Beam of the teacher.", show_default="its recipe's")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size of the teacher.", show_default="from its recipe")] = None,
     int8: Int8 = False,
     minutes: Annotated[float | None, typer.Option(help="Budget of the student: minutes of wall-clock time.")] = None,
     steps: Annotated[int | None, typer.Option(help="Budget: optimizer steps.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
     flops: Annotated[float | None, typer.Option(help="Budget: floating-point operations.")] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting of the student's recipe. May be repeated.")
+        list[str] | None, typer.Option("--set", help="Override a setting of the student's recipe. May be repeated.")
     ] = None,
     device: Device = "cpu",
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
 ) -> None:
-    """Train a student on a teacher's translations of the student's training texts. The same command line resumes.
+    """Train a student on the outputs of a teacher.
 
-    With `--int8` the teacher translates in int8; the training of the student does not change.
+    The teacher translates the student's training texts, and the student learns these translations. `--int8` affects
+    only the teacher. After an interruption, the same command resumes.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.train import print_scores

@@ -11,7 +11,7 @@ def command(
     model: ModelFolder,
     split: Annotated[
         Literal["valid", "test"] | None,
-        typer.Option(help="Held-out split of the model's own task.", show_default="test if there is one"),
+        typer.Option(help="Held-out split of the model's task.", show_default="test if there is one"),
     ] = None,
     source: Annotated[str | None, typer.Option(help="File of source texts, one per line (with --reference).")] = None,
     reference: Annotated[str | None, typer.Option(help="File of expected outputs, one per line.")] = None,
@@ -19,10 +19,11 @@ def command(
         str | None, typer.Option(help="TSV file in the format of the task; for a language model, a text file.")
     ] = None,
     beam: Annotated[
-        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="the recipe's")
+        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="the recipe's")
+        float | None,
+        typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="from the recipe"),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -34,7 +35,7 @@ def command(
     shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
-    """Measure a model on held-out data or on files.
+    """Score a model on held-out data or on files.
 
     Prints the metrics of the model's task: BLEU and chrF (sacreBLEU), exact match, accuracy, perplexity, bits per
     character.

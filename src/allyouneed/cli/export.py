@@ -9,17 +9,17 @@ TARGETS = ("hf", "ctranslate2", "onnx")  # the keys of interop.EXPORTS, whose im
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder, or a run folder that contains one.")],
+    model: Annotated[str, typer.Argument(help="Model folder or run folder.")],
     to: Annotated[str, typer.Option(help=f"The target: {', '.join(TARGETS)}.")],
-    out: Annotated[Path, typer.Option(help="The folder to write. Replaces an export of the same kind.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; replaces an earlier export to the same target.")],
     quantization: Annotated[
         str | None, typer.Option(help="With --to ctranslate2: float32, int16 or int8.", show_default="float32")
     ] = None,
 ) -> None:
     """Write a model for another program.
 
-    hf: a folder that Hugging Face's transformers loads. ctranslate2, onnx: folders for these engines. The export is
-    compared with our engine first; if they disagree, nothing is written.
+    hf: a folder for Hugging Face's transformers. ctranslate2, onnx: a folder for that engine. These two are compared
+    with our engine first; if they disagree, nothing is written.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(help="Model or run folders. Without any, small models are trained.", show_default=False),
+    typer.Argument(help="Model folders or run folders. By default, small models are trained.", show_default=False),
 ]
 Names = Annotated[
     list[str] | None,
@@ -40,11 +40,11 @@ def command(
     out: Out = Path("runs/flow"),
     seed: Seed = 1,
 ) -> None:
-    """Do gradients vanish? Measure the norm of the gradient against the distance it travelled.
+    """Measure how gradients decay with distance.
 
-    Measures one layer of each mechanism with random weights, and small models before and after a short training; or
-    the given models, compared with random weights. A fitted rate per position shows whether gradients vanish, explode
-    or stay constant; the reach is the effective receptive field.
+    Without MODELS, measures one layer of each mixer with random weights, and small models before and after a short
+    training. With MODELS, compares each model with random weights. The rate per position shows whether gradients
+    vanish, explode or stay constant. The reach is the effective receptive field.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import typed

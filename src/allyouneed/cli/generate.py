@@ -22,14 +22,15 @@ def command(
         str | None, typer.Option(help="Text to continue.", show_default="standard input", callback=text_argument)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.", show_default="1")
+        float | None,
+        typer.Option(help="Sampling temperature; 0 always takes the most probable token.", show_default="1"),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the most probable tokens whose sum reaches p.")
+        float | None, typer.Option(help="Sample from the fewest tokens whose total probability reaches p.")
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Sample from tokens at least p times as probable as the best.")
+        float | None, typer.Option(help="Sample from tokens at least p times as probable as the most probable one.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed; the same seed samples the same text.", show_default="0")
@@ -42,8 +43,8 @@ def command(
 ) -> None:
     """Continue a text, token by token.
 
-    A model with a source samples an answer to the text instead. Only new text is printed. `--engine ctranslate2` does
-    not sample: it needs `--temperature 0`.
+    Prints only the new text. A model that reads a source (such as a translation model) takes the text as its source.
+    `--engine ctranslate2` cannot sample; use it with `--temperature 0`.
     """
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig

@@ -10,7 +10,7 @@ def command(
     folder: Annotated[Path, typer.Argument(help="A folder with config.json, model.safetensors and tokenizer.json.")],
     out: Annotated[Path, typer.Option(help="The model folder to write.")],
 ) -> None:
-    """Convert a Hugging Face folder to a model folder. Nothing in it is executed; unknown fields are refused."""
+    """Convert a Hugging Face folder to a model folder. No code in it is run; unknown fields are errors."""
     from allyouneed.cli.terminal import note
     from allyouneed.interop.hf.load import import_folder
 

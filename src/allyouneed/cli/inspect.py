@@ -10,17 +10,20 @@ from allyouneed.cli.stdin import text_argument
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model folder or a run folder.")],
-    text: Annotated[str, typer.Argument(help="The text that the model reads.", callback=text_argument)],
+    model: Annotated[str, typer.Argument(help="Model folder or run folder.")],
+    text: Annotated[str, typer.Argument(help="Input text.", callback=text_argument)],
     target: Annotated[
         str | None,
-        typer.Option(help="The output to inspect.", show_default="the model's own output", callback=text_argument),
+        typer.Option(help="Output to inspect.", show_default="the model's own output", callback=text_argument),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The output folder.")] = Path("inspect"),
-    max_tokens: Annotated[int | None, typer.Option(help="The maximum number of tokens to generate.", min=0)] = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("inspect"),
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of new tokens.", min=0)] = None,
     device: Device = "cpu",
 ) -> None:
-    """Inspect a model on one text: token probabilities and attention weights, as one HTML file and a PNG."""
+    """Show token probabilities and attention weights for one text.
+
+    Writes an HTML file and a PNG.
+    """
     from allyouneed.cli.terminal import one_line
     from allyouneed.inspection.inspect import inspect_text
     from allyouneed.inspection.page import write_inspection

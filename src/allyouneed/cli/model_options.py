@@ -16,7 +16,7 @@ ModelFolder = Annotated[str, typer.Argument(help="Model folder or run folder.")]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")]
 
 
-Int8 = Annotated[bool, typer.Option("--int8", help="Use int8 weights and products: faster, slightly less accurate.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="Multiply matrices in int8: faster, slightly less accurate.")]
 Listed = Annotated[
     bool,
     typer.Option(
@@ -27,7 +27,7 @@ Listed = Annotated[
 ]
 Engine = Annotated[
     Literal["torch", "ctranslate2"],
-    typer.Option(help="Inference engine; outputs of a trained model are the same with both."),
+    typer.Option(help="Inference engine. Both give the same outputs for a trained model."),
 ]
 
 

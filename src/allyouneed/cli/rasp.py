@@ -19,7 +19,10 @@ Compat = Annotated[
 
 @app.callback(invoke_without_command=True)
 def _rasp(context: typer.Context) -> None:
-    """RASP, the language of what attention computes: a REPL, a runner, drawings, and a compiler into weights."""
+    """Run, draw and compile programs in RASP.
+
+    RASP is a language whose operations are those of a Transformer.
+    """
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -79,18 +82,22 @@ def compile_(
     file: Annotated[str, typer.Argument(help="A .rasp file.")],
     out: Annotated[str, typer.Option(help="The model folder to write.")],
     vocabulary: Annotated[
-        str, typer.Option(help="The tokens of the inputs: characters, or words separated by spaces.")
+        str, typer.Option(help="The allowed input tokens: characters, or words separated by spaces.")
     ],
-    length: Annotated[int, typer.Option(help="The maximum number of tokens of an input.")],
+    length: Annotated[int, typer.Option(help="The maximum input length in tokens.")],
     result: Annotated[str | None, typer.Option(help="The s-op to compile.", show_default="the file's last one")] = None,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Compile into a decoder: selectors see positions up to their own.")
+        bool,
+        typer.Option("--causal", help="Compile into a decoder; a position then selects only itself and earlier ones."),
     ] = False,
     verify: Annotated[bool, typer.Option(help="Compare the model with the interpreter.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace a trained model.")] = False,
     compat: Compat = False,
 ) -> None:
-    """Compile an s-op into the weights of an encoder (or decoder), exact for every input up to a length."""
+    """Compile an s-op into the weights of a Transformer.
+
+    The model, an encoder (or decoder, with --causal), is exact for every input of up to --length tokens.
+    """
     from allyouneed.cli.terminal import shown
     from allyouneed.rasp.compiler import compile_file
 
@@ -115,12 +122,15 @@ def draw(
     ] = None,
     compiled: Annotated[
         bool,
-        typer.Option("--compiled", help="Compile it, and draw each selector beside the model's attention weights."),
+        typer.Option("--compiled", help="Compile the s-op, and draw each selector beside the attention weights."),
     ] = False,
     causal: Annotated[bool, typer.Option("--causal", help="With --compiled: compile into a decoder.")] = False,
     compat: Compat = False,
 ) -> None:
-    """Draw how an s-op is computed on an input: layers, heads, selectors, values."""
+    """Draw how an s-op is computed on an input.
+
+    The drawing shows layers, heads, selectors and values.
+    """
     from allyouneed.rasp.drawing.files import save_drawing
     from allyouneed.rasp.drawing.program import draw as draw_program
     from allyouneed.rasp.loading import read_program

@@ -20,7 +20,7 @@ RecipeName = Annotated[
 Sizes = Annotated[
     str,
     typer.Option(
-        help="Comma-separated model sizes: widths with the recipe's proportions (32,48,64), width x layers "
+        help="Comma-separated model sizes: widths (32,48,64; layers and hidden sizes scale along), width x layers "
         "(32x2,48x2,64x2), or settings ('model.width=32 model.layers=2,model.width=64 model.layers=2')."
     ),
 ]
@@ -29,15 +29,15 @@ Budgets = Annotated[
 ]
 Unit = Annotated[Literal["flops", "tokens"], typer.Option(help="Unit of --budgets. Isoflop curves need FLOPs.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds for each size and budget.")]
-Predict = Annotated[float, typer.Option(help="Predict a run with this multiple of the largest compute.")]
+Predict = Annotated[float, typer.Option(help="Compute of the predicted run, as a multiple of the largest run's.")]
 At = Annotated[
     str | None,
-    typer.Option(help="Size of the predicted run, written as in --sizes.", show_default="the best by the fit"),
+    typer.Option(help="Size of the predicted run, written as in --sizes.", show_default="the optimum of the fit"),
 ]
-Verify = Annotated[bool, typer.Option("--verify", help="Train the predicted run too, and compare.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Train the predicted run, and compare it with the prediction.")]
 LrPower = Annotated[
     float,
-    typer.Option(help="Multiply train.optimizer.lr by (recipe's width / width) to this power; 0 leaves it unchanged."),
+    typer.Option(help="Scale the learning rate by (width of the recipe / width)^POWER; 0 keeps it constant."),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -62,10 +62,10 @@ def command(
     cores: Cores = 1,
     out: Out = Path("runs/scaling"),
 ) -> None:
-    """Fit a scaling law to small runs, predict a larger run, and check it. After an interruption, the same command
-    resumes.
+    """Fit a scaling law to small runs and predict a larger run.
 
-    The prediction is written to OUT/prediction.json before the larger run starts, and never changed afterwards.
+    The command writes the prediction to OUT/prediction.json before the larger run starts, and never changes it
+    afterwards. After an interruption, the same command resumes.
     """
     # Fits solve thousands of small linear systems; with several BLAS threads they take up to 50 times as long.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported

@@ -17,25 +17,34 @@ NEEDED = {
 
 
 def command(
-    models: Annotated[list[str], typer.Argument(help="Model or run folders; NAME=FOLDER sets a name.")],
+    models: Annotated[list[str], typer.Argument(help="Model folders or run folders; NAME=FOLDER sets a name.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 chooses a free one.", show_default="8000")] = None,
     languages: Annotated[
-        list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. Repeatable.")
+        list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. May be repeated.")
     ] = None,
     keys: Annotated[str | None, typer.Option(help="File of API keys, one per line; requests must send one.")] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="Origin whose pages may send requests. Repeatable.")] = None,
-    runs: Annotated[str | None, typer.Option(help="Folder of the runs to show.", show_default="runs")] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="Origin whose pages may send requests. May be repeated.")
+    ] = None,
+    runs: Annotated[
+        str | None, typer.Option(help="Folder of training runs to show on the page.", show_default="runs")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Rows decoded in parallel.", show_default="64")] = None,
     queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="256")] = None,
     deadline: Annotated[float | None, typer.Option(help="Timeout of a request in seconds.", show_default="60")] = None,
-    limit: Annotated[list[str] | None, typer.Option(help="Another limit: max_characters=5000. Repeatable.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="Set another limit: max_characters=5000. May be repeated.")
+    ] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
-    """Serve models over HTTP: translation (LibreTranslate), completions (OpenAI), scores, attention, a web page."""
+    """Serve models over HTTP, with a web page.
+
+    The API offers translation (LibreTranslate), completions (OpenAI), scores and attention weights.
+    """
     require_packages()
     from allyouneed.config import override, parse
     from allyouneed.malloc import keep_freed_memory

@@ -10,10 +10,10 @@ from allyouneed.cli.model_options import ModelFolder, pair_files
 def command(
     model: ModelFolder,
     best: Annotated[
-        int, typer.Option(min=1, help="Target words allowed by each source word: its most probable translations.")
+        int, typer.Option(min=1, help="Allowed target words per source word: its most probable translations.")
     ] = 50,
     always: Annotated[
-        int, typer.Option(min=0, help="Target words that are always allowed: the most frequent ones.")
+        int, typer.Option(min=0, help="Number of most frequent target words, which are always allowed.")
     ] = 100,
     source: Annotated[
         str | None, typer.Option(help="File of source texts to learn from, one per line (with --reference).")
@@ -23,11 +23,11 @@ def command(
 ) -> None:
     """Add a vocabulary shortlist to a model, for faster decoding.
 
-    A shortlist holds the target words that a source allows. With it, translate --shortlist, evaluate --shortlist and
-    serve --shortlist score a few hundred words in each step instead of all. Word translations are learnt from the
-    model's own training pairs (IBM Model 1), or from files. The command reports how many words of the validation
-    references are still allowed or, with files, how many words of the model's own answers. Larger --best and --always
-    allow more.
+    For each source text, the shortlist allows only likely target words. With --shortlist, the commands translate,
+    evaluate and serve score these few hundred words in each step instead of the whole vocabulary. Likely translations
+    are learned from the model's training pairs (IBM Model 1) or from files. The command reports the fraction of words
+    in the validation references (with files: in the model's own outputs) that the shortlist allows. Larger values of
+    --best and --always allow more words.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note

@@ -1,7 +1,7 @@
 """Standard input as lines, under the rules of `text/lines.py`, in batches that never block a pipe.
 
-All that can be read without waiting is one batch: a file arrives in large batches, a slow writer gets line-by-line
-answers.
+A batch is everything that can be read without waiting: a file arrives in large batches, and a slow writer gets an
+output after each line.
 """
 
 import os

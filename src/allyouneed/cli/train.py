@@ -26,21 +26,22 @@ def command(
     flops: Annotated[float | None, typer.Option(help="Budget: floating-point operations.")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any setting of the recipe: --set model.layers=3. May be repeated."),
+        typer.Option("--set", help="Override a setting of the recipe: --set model.layers=3. May be repeated."),
     ] = None,
     resume: Annotated[
-        Literal["auto", "never", "must"], typer.Option(help="Whether to resume a run that is in the folder.")
+        Literal["auto", "never", "must"],
+        typer.Option(help="never: fail if the folder holds a run. must: fail if it does not."),
     ] = "auto",
     device: Device = "cpu",
     deterministic: Annotated[
         bool,
         typer.Option(
-            "--deterministic", help="Give identical bits on the same machine with the same threads, or refuse."
+            "--deterministic", help="Bit-identical results on the same machine and thread count; fail if impossible."
         ),
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
 ) -> None:
-    """Train a model. If the run is killed or stopped, the same command line resumes it."""
+    """Train a model. After an interruption, the same command resumes."""
     from allyouneed.training import load_recipe
     from allyouneed.training.api import changes, train_with_progress
     from allyouneed.training.process_group import is_rank0, report_once

@@ -28,23 +28,25 @@ Translate = Callable[[list[str]], "list[list[Answer]]"]
 def command(
     model: ModelFolder,
     beam: Annotated[
-        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="the recipe's")
+        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Exponent of the length penalty; 0 ranks by probability.", show_default="the recipe's"),
+        typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="from the recipe"),
     ] = None,
-    n_best: Annotated[int | None, typer.Option(help="Answers per line; each is preceded by its line number.")] = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="Number of outputs per line; each starts with its line number.")
+    ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Maximum tokens of an answer.", show_default="source + 50")
+        int | None, typer.Option(help="Maximum output length in tokens.", show_default="source length + 50")
     ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each answer.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each output.")] = False,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
     device: Device = "cpu",
 ) -> None:
-    """Translate (or classify) standard input, line by line."""
+    """Translate or classify each line of standard input."""
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
     from allyouneed.evaluation.settings import require_source, search_config

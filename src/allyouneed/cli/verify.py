@@ -11,13 +11,13 @@ from allyouneed.errors import FolderError
 def command(
     folder: Annotated[Path, typer.Argument(help="Model folder, run folder or export.")],
     scores: Annotated[
-        bool, typer.Option("--scores/--no-scores", help="Measure the scores on the model card again.")
+        bool, typer.Option("--scores/--no-scores", help="Measure the scores on the model card again, and compare them.")
     ] = True,
 ) -> None:
     """Check that a folder is intact and reproduces its scores.
 
-    Checks every byte, shape and number of the folder, and that the model reproduces its recorded scores. Prints
-    one line for each check and a table at the end. The exit status is 2 if a check fails.
+    Checks file hashes, tensor shapes and values, and measures the recorded scores again. Prints one line for each
+    check and a table at the end. The exit status is 2 if a check fails.
     """
     from allyouneed.cli.terminal import text_table
     from allyouneed.lab.report import Table
