@@ -1,4 +1,4 @@
-"""The wheel works far from the source: recipes, page, grammar and C sources are inside."""
+"""The wheel works without the source tree: it contains recipes, page, grammar and C sources."""
 
 import os
 import subprocess

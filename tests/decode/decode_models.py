@@ -29,7 +29,7 @@ class GruState:
 
 
 class GruModel(Model):
-    """Sutskever et al. 2014 in small: one GRU cell reads the source, then generates; just the contract."""
+    """A tiny Sutskever et al. 2014: one GRU cell reads the source, then generates. Implements only the contract."""
 
     kind = "encoder-decoder"
 

@@ -38,7 +38,7 @@ def everything(words: int) -> Shortlist:
 
 
 def some_words(words: int, most: int = 3) -> Shortlist:
-    """Each source word allows up to `most` random target words, some none."""
+    """Return a shortlist in which each source word allows up to `most` random target words."""
     lists = [
         sorted(set(torch.randint(SPECIALS, words, (int(n),)).tolist())) for n in torch.randint(0, most + 1, (words,))
     ]
@@ -189,7 +189,7 @@ def test_logits_are_those_of_the_whole_head(way, beam):
     ("words", "rows", "lists"), [(30, 1, True), (100, 1, False), (100, 2, True), (200, 2, False), (200, 5, True)]
 )
 def test_lists_are_used_if_they_are_faster(words, rows, lists):
-    """Of 301 words: a list that several rows share may be longer."""
+    """Of 301 words; a list shared by several rows may be longer."""
     if kernels.build.library() is None:
         pytest.skip("no C compiler")
     some = Shortlist(torch.arange(words), torch.arange(0), torch.zeros(301, dtype=torch.long))

@@ -128,7 +128,7 @@ def second_writer(folder: Path) -> tuple[Bench, str]:
 
 
 def stale(folder: Path) -> tuple[Bench, str]:
-    """What killed writers left: in the run folder, among the checkpoints, and an old folder moved aside."""
+    """Leftovers of killed writers: in the run folder, among the checkpoints, and an old folder moved aside."""
     made = bench(folder)
     process = made.start(folder / "run")
     until(process, saved(folder / "run", 2))
@@ -165,7 +165,7 @@ def clock_jumps(folder: Path) -> tuple[Bench, str]:
 def stopped(folder: Path, number: signal.Signals, times: int = 8) -> tuple[Bench, str]:
     """A signal at random instants: the run saves and exits within 10 s, and ends with the same bits.
 
-    A quarter come before the first step: there is nothing to save yet, and the process just ends.
+    A quarter arrive before the first step: there is nothing to save yet, and the process just exits.
     """
     made, dice, slowest, statuses = bench(folder), random.Random(3), 0.0, list[int]()
     for attempt in range(times):

@@ -55,7 +55,7 @@ def assert_same(fast: Tensor, slow: Tensor, inputs: list[Tensor]) -> None:
 
 
 def looped(x_BSD: Tensor, window: ConvWindow, weight_ON: Tensor, bias_O: Tensor, ahead: int = 0) -> Tensor:
-    """y_t = b + sum_j W_j x_(t - (k - 1 - j) d + ahead), a position and a tap at a time; zeros beyond both ends."""
+    """y_t = b + sum_j W_j x_(t - (k - 1 - j) d + ahead), by position and tap; zeros beyond both ends."""
     B, S, D = x_BSD.shape
     steps = []
     for t in range(S):
@@ -226,7 +226,7 @@ def test_the_gated_convolution_is_its_equation() -> None:
 def attention_loop(
     attention: Attention, h_BTF: Tensor, g_BTD: Tensor, z_BSD: Tensor, e_BSD: Tensor, lengths: list[int]
 ) -> Tensor:
-    """Equations 1 and 2, a query and a slot at a time, with the factors of section 3.4."""
+    """Compute equations 1 and 2 query by query and slot by slot, with the factors of section 3.4."""
     half = math.sqrt(0.5)
     w_query, w_output = row_normed(attention.query), row_normed(attention.output)
     rows = []

@@ -32,7 +32,7 @@ def source(story: list[list[int]] = STORY, question: list[int] = QUESTION) -> Te
 
 
 def by_the_paper(model: MemN2N, story: list[list[int]], question: list[int]) -> Tensor:
-    """Sections 2 to 4.1, one number at a time."""
+    """Compute sections 2 to 4.1 with loops over single numbers."""
     d, hops = model.config.width, model.config.hops
 
     def vector(matrix_VD: Tensor, sentence: list[int]) -> Tensor:
@@ -131,7 +131,7 @@ def _position(model: MemN2N, sentence: list[int], table: int) -> list[Tensor]:
 
 
 def test_noise_shifts_times_and_nothing_else() -> None:
-    """In training the answers are those of stories with up to a few empty memories among the sentences."""
+    """In training, outputs equal those of stories with a few empty memories among the sentences."""
     model = build(noise=0.5, memory=9).train()
     T = [times.detach().clone() for times in model.times]
     story = source(STORY, QUESTION).expand(200, -1)
@@ -158,7 +158,7 @@ def _rising(count: int, below: int, start: int = 0) -> list[tuple[int, ...]]:
 
 
 def moves(count: int) -> str:
-    """Stories in the format of bAbI: two people move, and the last move counts."""
+    """Return stories in the format of bAbI: two people move, and the last move counts."""
     people, places = ("mary", "john"), ("garden", "office", "kitchen")
     lines = []
     for number in range(count):

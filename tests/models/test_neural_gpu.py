@@ -42,7 +42,7 @@ def build(**settings: object) -> NeuralGPU:
 
 
 def limit(x: Tensor, kind: str, name: str) -> Tensor:
-    """One number at a time: f and g of both papers."""
+    """Return f or g of both papers, computed for each number."""
     if name == "gate":
         y = (1 + x) / 2 if kind == "hard" else 1.2 / (1 + torch.exp(-x)) - 0.1
         low = torch.zeros_like(y)
@@ -53,7 +53,7 @@ def limit(x: Tensor, kind: str, name: str) -> Tensor:
 
 
 def at(image: Tensor, row: int, column: int) -> Tensor:
-    """The channels of one cell; zeros beyond the image."""
+    """Return the channels of one cell; zeros beyond the image."""
     inside = 0 <= row < image.shape[0] and 0 <= column < image.shape[1]
     return image[row, column] if inside else torch.zeros_like(image[0, 0])
 
@@ -99,7 +99,7 @@ def cgru(image: Tensor, layer: CGRU, tape: tuple[Tensor, Tensor] | None = None) 
 
 
 def looped(model: NeuralGPU, source: list[int]) -> tuple[Tensor, Tensor]:
-    """The last image, and the loss of all steps."""
+    """Return the last image and the loss of all steps."""
     columns = math.ceil(model.config.unfold * len(source))
     image = torch.zeros(model.config.rows, columns, model.config.channels, dtype=torch.float64)
     image[0, : len(source)] = torch.stack([model.source_VD[one] for one in source])
@@ -113,7 +113,7 @@ def looped(model: NeuralGPU, source: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def kernels(tape: Tape) -> list[Tensor]:
-    """W of every layer, as the kernel (3 D, D, height, 3) that it is; its last row would read a row above the image."""
+    """Return W of every layer as a kernel (3 D, D, height, 3); its last row would read a row above the image."""
     layers, D = len(tape.layers), tape.said_VD.shape[1]
     rows, columns = tape.reach
     weight = tape.write.weight.view(rows, columns, layers, 3 * D, D)
@@ -149,7 +149,7 @@ def taped(model: NeuralGPU, source: list[int], words: list[int]) -> Tensor:
 @pytest.mark.no_shapes
 @every_kind
 def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
-    """Forward and the gradient of every weight, two rows of different lengths with padding between their tokens."""
+    """Compare outputs and all gradients for two rows of different lengths with padding between their tokens."""
     model = build(**kind)
     source = torch.tensor([[5, 0, 6, 9], [7, 4, 8, 5]])
     valid = torch.tensor([[True, False, True, False], [True, True, True, True]])
@@ -211,8 +211,7 @@ def test_the_loss_of_limits_is_that_of_the_loop(kind: dict[str, object]) -> None
 
 
 def test_the_loss_of_limits_ignores_padding() -> None:
-    """Rows of every length have, beside others and padding between their tokens, the loss and gradient that they have
-    alone."""
+    """In a batch, with padding between its tokens, each row has the loss and gradient that it has alone."""
     model = build(limits="hard")
     mask_BS = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0]]).bool()
     source_BS = torch.randint(4, 11, (4, 6))
@@ -274,7 +273,7 @@ def test_it_needs_a_source() -> None:
 
 
 def test_a_second_derivative_is_refused_not_wrong() -> None:
-    """The gradient is written by hand, from operations that record no gradient."""
+    """The backward pass is hand-written and its operations record no gradient."""
     model = build()
     x_BTD, _ = model.hidden(torch.zeros(1, 2, dtype=torch.long), model.condition(torch.tensor([[5, 6]])))
     (first,) = torch.autograd.grad(x_BTD.square().sum(), model.source_VD, create_graph=True)

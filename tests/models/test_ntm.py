@@ -26,7 +26,7 @@ def split_parameters(params_BN: Tensor, heads: int, writes: int, width: int) -> 
 def by_the_paper(
     memory: Tensor, before: Tensor, params: Tensor, reads: int
 ) -> tuple[list[list[list[Tensor]]], list[list[list[Tensor]]], list[list[list[Tensor]]]]:
-    """Equations 2 to 9, one number at a time; memory (B, K, M) as in the model."""
+    """Compute equations 2 to 9 with loops over single numbers; memory (B, K, M) as in the model."""
     B, K, M = memory.shape
     heads = before.shape[1]
     writes = heads - reads
@@ -72,7 +72,7 @@ def stacked(nested: object) -> Tensor:
 
 
 def inputs_of_run(B: int, K: int, M: int, T: int, shape: NTMShape) -> list[Tensor]:
-    """All that `run` differentiates, in its order; the controller has 2 cells."""
+    """Return all differentiable inputs of `run`, in its order; the controller has 2 cells."""
     heads, gates = shape.reads + shape.writes, 8 if shape.recurrent else 2
     fed_back = shape.reads * K + (2 if shape.recurrent else 0)
     sizes = [(T, B, gates), (B, 2), (B, 2), (B, K, M), (B, heads, M), (B, shape.reads, K), (gates, fed_back)]
@@ -83,7 +83,7 @@ def inputs_of_run(B: int, K: int, M: int, T: int, shape: NTMShape) -> list[Tenso
 
 
 def run_by_the_paper(inputs: list[Tensor], shape: NTMShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """torch's own cell as the controller, then the loops."""
+    """Run with torch's cell as the controller and the loops as the memory."""
     x_TBG, h, c, memory, weight, read, recurrence, tell, tell_bias = inputs
     outputs, weights = [], []
     for x in x_TBG:
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_small_differences(shape: NTMShape) -> None:
 
 
 def test_a_shift_moves_on_and_around_the_end() -> None:
-    """A head that keeps its place and shifts by one visits the slots in order, then starts again."""
+    """A head that shifts its previous weights by one visits the slots in order, then starts again."""
     model = NTMConfig(slots=4, slot_width=2, hidden=3).build(Sizes(13, 13))
     gates, gammas, shifts = slice(8, 10), slice(12, 14), slice(14, 20)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_a_shift_moves_on_and_around_the_end() -> None:
 
 
 def test_one_place_and_empty_slots_give_no_nan() -> None:
-    """Weights that are exactly 0 and 1, and slots that are all alike, for many steps."""
+    """Weights of exactly 0 and 1, and identical slots, for many steps."""
     model = NTMConfig(slots=6, slot_width=4, hidden=3).build(Sizes(13, 13))
     logits_BTV, _ = model.step(torch.zeros(2, 40, dtype=torch.long), model.condition(torch.full((2, 40), 5)))
     logits_BTV.sum().backward()

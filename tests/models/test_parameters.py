@@ -25,7 +25,7 @@ def transformer(vocabulary: int, **settings: Any) -> int:
 
 
 def by_hand(vocabulary: int, width: int, hidden: int, layers: int) -> int:
-    """The paper's model; biases in all projections, as in the authors' code, and one matrix for three embeddings."""
+    """Count the paper's parameters: biases in all projections, as in its code, and one matrix for three embeddings."""
     attention = 4 * (width * width + width)
     feedforward = width * hidden + hidden + hidden * width + width
     norm = 2 * width

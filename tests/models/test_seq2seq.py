@@ -64,7 +64,7 @@ def assert_equals(model: Seq2Seq, source: Tensor, target: Tensor, wanted: list[T
 
 
 def read_by_torch(tower: Tower, x: Tensor) -> tuple[list[Tensor], list[State]]:
-    """Every output of the uppermost layer, and the last state of each."""
+    """Return every output of the top layer, and the last state of each layer."""
     rows, states = [x[:, s] for s in range(x.shape[1])], []
     for cell in tower.cells:
         assert isinstance(cell, Cell)
@@ -167,7 +167,7 @@ def test_with_luong_attention_it_feeds_its_output_back(cell: str, attention: str
 
 @pytest.mark.parametrize("attention", ["bahdanau", "luong-dot", "luong-general", "luong-concat"])
 def test_alignments_are_maps(attention: str) -> None:
-    """One head, a row for each target position, nothing on padding; `cross` is the name that viewers look for."""
+    """One head, a row for each target position, zeros on padding; viewers look for the name `cross`."""
     model, source, target = built(attention=attention), torch.randint(SOURCE, (2, 5)), torch.randint(TARGET, (2, 4))
     valid = torch.tensor([[True] * 5, [True, True, False, True, False]])
     with torch.no_grad(), record_maps(model) as maps:

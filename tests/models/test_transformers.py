@@ -27,7 +27,7 @@ every_position = pytest.mark.parametrize("positions", POSITIONS)
 
 
 def build(kind: str, **changes: Any) -> Model:
-    """A small model in float64 without dropout, with random numbers in every parameter."""
+    """Return a small model in float64 without dropout, with random numbers in every parameter."""
     tree: dict[str, Any] = {
         "width": 12,
         "mixer": {"type": "softmax", "heads": 3},

@@ -243,12 +243,12 @@ def test_a_run_resumes_only_with_its_initial_weights(reverse, causal, tmp_path):
 def test_initial_weights_with_another_hash_or_vocabulary_are_refused(reverse, tmp_path):
     recipe = _continued(reverse)
     wrong = StartConfig(folder=str(reverse), sha256="0" * 64)
-    with pytest.raises(FolderError, match="not those that the recipe names"):
+    with pytest.raises(FolderError, match="not those in the recipe"):
         train(recipe.model_copy(update={"start": wrong}), tmp_path / "run")
     turned = parse(
         Recipe, merge(recipe.model_dump(mode="json", exclude_none=True), {"task": {"classes": ["c", "b", "a"]}})
     )
-    with pytest.raises(ConfigError, match="stand for other tokens or classes"):
+    with pytest.raises(ConfigError, match="map to other tokens or classes"):
         train(turned, tmp_path / "run")
 
 

@@ -122,7 +122,7 @@ def alone(runs: list[dict[str, Any]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> "Done":
-    """All runs: by one process, by two, by four, by one, each resuming what another has stopped."""
+    """Make all runs: by one, two, four and again one process, each resuming a stopped run."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(parallel: str, name: str, out: str, **more: Any) -> dict[str, Any]:

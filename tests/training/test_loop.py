@@ -235,7 +235,7 @@ def test_a_restart_contradicts_initial_weights_of_another_run() -> None:
 
 
 def test_the_loss_breaks_ties_of_the_metric(tmp_path: Path) -> None:
-    """In so few steps no output is exactly right; the last weights are the best by their loss."""
+    """After these few steps no output is exactly right; the last weights have the lowest loss."""
     train(recipe(metric="exact", budget={"steps": 12}, evaluate_every=0.25), tmp_path)
     records = read_log(tmp_path / "log.jsonl")
     evaluations = [record for record in records if record["kind"] == "evaluation"]

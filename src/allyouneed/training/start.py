@@ -27,7 +27,7 @@ class StartConfig(Config):
             )
         if not bundle.codec.same_ids_as(codec):
             raise ConfigError(
-                f"{self.folder}: its ids stand for other tokens or classes than the ids of the task's data, so its "
+                f"{self.folder}: its ids map to other tokens or classes than the ids of the task's data, so its "
                 "weights cannot be used here"
             )
         fill_model(model, model_tensors(bundle.model), bundle.path)
