@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """Kernels could not be built; says what was tried and what would help."""
+    """The kernels could not be built. The message gives the cause and a remedy."""
 
 
 def usable(x: Tensor) -> bool:
@@ -93,7 +93,7 @@ def _compiler() -> str:
 
 
 def _compiled(compiler: str, sanitizer: str) -> Path:
-    """Return the path of the library, compiled unless it is there.
+    """Return the path of the library. Compile it first if it does not exist.
 
     Its name is a hash of everything it depends on, so that a home folder may be shared by different machines.
     """
@@ -142,7 +142,7 @@ def _cache_folder() -> Path:
 
 
 def _processor() -> str:
-    """Return what identifies the instruction set that the compiler may use."""
+    """Return a string that identifies the instruction set of this processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -4,9 +4,16 @@
     histogram = selector_width(same)
     histogram("hello")                        # [1, 1, 2, 2, 1]
 
-Operators are those of the language, except that `**` is its `^`, and `& | ~` are its `and or not`, on s-ops and on
-selectors. `where` is its `yes if condition else no`, `lookup` its `table[s-op]`; `contains` and `is_in` are its two
-meanings of `in`. The result is the same graph that a `.rasp` file with this program gives; tests check that.
+The operators are those of RASP, with these exceptions:
+
+    Python                        RASP
+    **                            ^
+    & | ~                         and or not, on s-ops and selectors
+    where(condition, yes, no)     yes if condition else no
+    lookup(table, s-op)           table[s-op]
+    contains, is_in               the two meanings of `in`
+
+A program in Python builds the same graph as in a `.rasp` file; tests check that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,8 +116,8 @@ def where(condition: SOp, yes: SOp | Atom, no: SOp | Atom) -> SOp:
 def selector_width(selector: Selector) -> SOp:
     """Return the number of selected positions.
 
-    Position 0 is always added to the selection and marked with a 1. With it n positions are selected, so the mean is
-    1/n. A second head determines if position 0 had been selected already.
+    Position 0 is always added to the selection and holds 1, where all others hold 0. So the mean over n selected
+    positions is 1/n. A second head determines whether position 0 was selected before.
     """
     first = select(indices, 0, "==")
     witness = indicator(indices == 0)

@@ -43,7 +43,7 @@ class Node:
         raise NotImplementedError
 
     def compute(self, run: Evaluation) -> list[Any]:
-        """Return the value on one input: an atom or, for a selector, an integer of bits for each position."""
+        """Return the value on one input: for each position an atom or, for a selector, a row of bits as an integer."""
         raise NotImplementedError
 
     def work(self, run: Evaluation) -> int:
@@ -51,11 +51,11 @@ class Node:
         return 4 * run.length
 
     def checked_size(self, value: list[Any]) -> int:
-        """Return the extra work that a computed value counts for. Raise RaspError if it is not a valid sequence."""
+        """Return the extra cost of a large value (units of `limits.WORK`). Raise RaspError if it is not a sequence."""
         return 0
 
     def __repr__(self) -> str:
-        """Omit the parts: an unrolled program may have very many."""
+        """Return the node without its parts: an unrolled program may have very many."""
         return f"<{type(self).__name__} {' '.join(map(str, self.key[1:]))}>"  # type: ignore[index]
 
     def __bool__(self) -> NoReturn:
@@ -388,7 +388,7 @@ LENGTH: Final = round(1 / Aggregate(FULL_SELECTOR, elementwise("indicator", INDI
 
 
 def element(sop: SOp, index: int) -> SOp:
-    """Return the value at one position, at every position; negative indices count from the end; 0 if out of range."""
+    """Copy the value at one index to every position. Negative indices count from the end; 0 if out of range."""
     if not isinstance(index, int):
         raise RaspError(f"index into sequence has to be integer, got: {index!r}")
     position = as_sop(index) if index >= 0 else LENGTH + index

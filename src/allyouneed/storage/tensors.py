@@ -17,7 +17,7 @@ LARGEST_HEADER = 1 << 24  # the names and shapes of some hundred thousand tensor
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    """Write named tensors as one safetensors file (not atomic: for use inside `new_folder`)."""
+    """Write named tensors to one safetensors file. Not atomic: call it inside `new_folder`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -9,7 +9,7 @@ Lifecycle:
     scores = data.measure(hypotheses, references)    # of decoded text; losses are measured by training/evaluate.py
 
 Batches are addressed by (seed, index), so a resumed run never replays or skips any. Padding is on the right.
-`tests/contracts/test_tasks.py` holds every task to these laws.
+`tests/contracts/test_tasks.py` checks these laws for every task.
 """
 
 from abc import ABC, abstractmethod
@@ -157,14 +157,14 @@ class TaskConfig(Config, ABC):
 
 
 class TaskData(ABC):
-    """A prepared task."""
+    """The prepared data of a task: training batches, held-out splits and the codec."""
 
     task: TaskConfig
     sizes: Sizes
     notes: list[str]  # what was skipped and why, one line each, for the log and the model card
     codec: Codec  # text <-> ids; `codec.save(folder)` writes all that a finished model needs of its task
     epoch: int | None = None  # batches in an epoch; None: windows or generated items, without epochs
-    train_tokens: int | None = None  # different tokens to learn from; None: not counted, or unlimited
+    train_tokens: int | None = None  # size of the training data; None: not counted, or unlimited
 
     @abstractmethod
     def batch(self, seed: int, index: int) -> Batch:
@@ -183,7 +183,7 @@ class TaskData(ABC):
         return self.task.measure(hypotheses, references)
 
     def units(self, split: Split) -> Units | None:
-        """Return what the predictions of `held_out` cover, if a loss per character or byte is meaningful."""
+        """Return the tokens, characters and bytes that `held_out` predicts, if a loss per character is meaningful."""
         return None
 
     def train_ids(self) -> tuple[Ragged, Ragged]:

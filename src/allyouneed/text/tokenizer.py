@@ -112,12 +112,12 @@ class Tokenizer:
         return ids
 
     def words(self, text: str) -> list[str]:
-        """Return the words that a text is split into before pieces are looked up."""
+        """Split a text into words, before each word is split into tokens."""
         normal = self._library.normalizer.normalize_str(text) if self._library.normalizer else text
         return [piece for piece, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
 
     def pieces(self, word: str) -> list[str]:
-        """Return the names of the ids of one word of `words`."""
+        """Return the tokens of one word of `words`, as strings."""
         return [token.value for token in self._library.model.tokenize(word)]
 
     def to_json(self) -> str:
@@ -173,7 +173,7 @@ def _no_panic() -> Iterator[None]:
 def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:
     """Train a tokeniser on texts. `sentences`: the first word of each text is treated like any other word.
 
-    A running text (`sentences=False`) comes in pieces, which must not each start with a blank.
+    A running text (`sentences=False`) arrives in chunks. No blank is added in front of a chunk.
     """
     if config.kind == "bytes":
         return Tokenizer(_pieces(models.BPE(vocab=_numbered(sorted(pre_tokenizers.ByteLevel.alphabet())), merges=[])))

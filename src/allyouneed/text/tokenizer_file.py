@@ -70,7 +70,7 @@ def _table(value: Any) -> bool:
 
 
 def _is_longer(part: dict[str, Any]) -> bool:
-    """Return whether a replacement is longer than what it replaces: a chain of them could grow without bound."""
+    """Return True if a replacement is longer than its pattern: a chain of them could grow without bound."""
     text = part.get("pattern", {}).get("String") or "x"
     return len(part.get("content", "")) > len(text)
 
@@ -149,7 +149,7 @@ def check_tokenizer_file(tree: Any) -> None:
 
 
 def check_pipeline(tree: Mapping[str, Any]) -> None:
-    """Check only the parts that process text, before an untrusted tokeniser encodes its first text."""
+    """Check only the parts that process text. Call this before an untrusted tokeniser encodes its first text."""
     for name, (listed, table) in _PIPELINE.items():
         if tree.get(name) is not None:
             _check_part(tree[name], name, listed, table)

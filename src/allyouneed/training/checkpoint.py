@@ -3,7 +3,7 @@
     run/checkpoints/step-00000123/   model.safetensors, optimizer.safetensors, ..., state.json, manifest.json
 
 If the weights are sharded, each process writes its rows (`model-00001-of-00002.safetensors`). A tensor is the
-concatenation of its pieces; what is not sharded is in the first file. Any number of processes can read such a
+concatenation of its shards; tensors that are not sharded are in the first file. Any number of processes can read such a
 checkpoint.
 
 A checkpoint appears under its name only when it is complete (see `storage`). The last ones and the best one are kept;
@@ -119,7 +119,7 @@ class Checkpoints:
         return checkpoint_paths(self.folder)
 
     def _remove_old(self, step: int) -> None:
-        """Keep the last ones and the best. Later steps than the one just saved are damaged: the run went back."""
+        """Keep the last checkpoints and the best. Later steps than the one just saved are damaged: remove them."""
         paths = self._paths()
         now = paths.index(self.folder / f"step-{step:08d}")
         best = next((path for path in reversed(paths[: now + 1]) if _was_best(path)), None)
@@ -146,7 +146,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], shard: int = 0, shards: int = 1) -> None:
-    """Write a safetensors file for each part; with several shards, one shard's rows."""
+    """Write one safetensors file for each part (model, optimizer, ...); if sharded, only the rows of this shard."""
     for part, named in tensors.items():
         if not _PART.fullmatch(part):
             raise ValueError(f"{part!r} cannot name a part of a checkpoint")
@@ -162,7 +162,7 @@ def _files(part: str, shards: int) -> list[str]:
 
 
 def _read_part(sealed: Sealed, part: str, shards: int) -> dict[str, Tensor]:
-    """Return whole tensors, concatenated from their pieces."""
+    """Return the whole tensors of a part, concatenated from their shards."""
     pieces: dict[str, list[Tensor]] = {}
     for file in _files(part, shards):
         for name, tensor in sealed.read_tensors(file).items():

@@ -30,17 +30,17 @@ def find_recipe(name: str) -> Path:
 
 
 def load_recipe(source: str | Path | Recipe | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
-    """Return a recipe (a file, a built-in name, or a recipe) with `base` and then the dotted `sets` laid over it."""
+    """Return a recipe (a file, a built-in name or a Recipe), overridden by `base` and then by the dotted `sets`."""
     tree: Tree = {}
     if isinstance(source, Recipe):
         tree = source.model_dump(mode="json", exclude_none=True)
     elif source is not None:
         path = find_recipe(str(source))
         tree = read_recipe(path)
-        parse(Recipe, tree, str(path))  # report mistakes in the file as such, before anything is laid over it
+        parse(Recipe, tree, str(path))  # report mistakes in the file before it is overridden
     tree = override(merge(tree, base or {}), sets or [])
     budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
-    if isinstance(budget, dict) and len(budget) > 1:  # the newest counts: --minutes over a file's steps
+    if isinstance(budget, dict) and len(budget) > 1:  # --minutes replaces the steps of a file
         newest = list(budget)[-1]
         tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
     recipe = parse(Recipe, tree, "" if sets or base or isinstance(source, Recipe) else str(source or ""))
@@ -54,7 +54,7 @@ def read_stored_recipe(file: Path) -> Recipe:
 
 
 def require_same_recipe(folder: Path, recipe: Recipe) -> None:
-    """Raise ConfigError if a run folder was started with another recipe, and name the differences."""
+    """Raise ConfigError, naming the differences, if a run folder was started with another recipe."""
     file = folder / "recipe.toml"
     if not file.exists():
         return

@@ -36,7 +36,7 @@ def rows_of(count: int, rank: int, size: int) -> slice:
 
 
 class _Step(nn.Module):
-    """One segment's loss as a module: FSDP2 acts in `forward`, and a model is used through other methods."""
+    """The loss of one segment as a module: FSDP2 hooks `forward`, but the loss calls other methods of a model."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Step(nn.Module):
 
 
 class Shards:
-    """A model of which this process holds its rows. See `parallel.Parallelism`."""
+    """A model sharded by FSDP2: this process holds some rows of every parameter. Implements `parallel.Parallelism`."""
 
     sharded = True
 
@@ -83,7 +83,7 @@ class Shards:
         return objective, total
 
     def add_gradients(self) -> None:
-        """Move the gradients, which the backward passes have summed and scattered, to the rows."""
+        """Move the gradients to the rows. The backward passes have summed and scattered them."""
         for name, parameter in self._parameters.items():
             grad: Any = parameter.grad
             self._rows[name].grad = None if grad is None else grad.to_local()
@@ -96,7 +96,7 @@ class Shards:
         return mine.new_tensor(squared**0.5)
 
     def fill(self, tensors: Mapping[str, Tensor], where: Path) -> None:
-        """Copy this process's rows of whole tensors, which must be exactly those of the model."""
+        """Copy this process's rows from whole tensors, whose names and shapes must be exactly those of the model."""
         own = model_tensors(self.model)
         require_same_tensors(own, tensors, where)
         for name, tensor in own.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Board:
-    """Writes the numbers of log records as curves over steps."""
+    """A TensorBoard writer for log records: one curve over steps for each number."""
 
     def __init__(self, folder: Path, enabled: bool = True) -> None:
         self._writer: Any = None
@@ -16,7 +16,7 @@ class Board:
             self._writer = SummaryWriter(str(folder))
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add every number of the record of a step."""
+        """Write every number in a log record at the step of that record."""
         if self._writer is None:
             return
         for name, value in record.items():

@@ -1,7 +1,7 @@
-"""Checks that an export computes what our model computes, on random ids and on texts of the task.
+"""Check that an export computes what our model computes, on random ids and on texts of the task.
 
 - Log-probabilities of given targets must agree to `CLOSE`.
-- Greedy search must give the same output; where it differs, the two tokens must be a tie to `CLOSE`.
+- Greedy search must give the same output. Where outputs first differ, the two tokens must tie to within `CLOSE`.
 
 A quantized file is read back in float32 and compared with our model with equally rounded weights (`rounded`): they must
 agree to `ROUNDED`. The effect of the rounding itself is measured separately and reported.
@@ -64,7 +64,7 @@ class ExportedModel:
         return [row.log_probs[len(one.given) - 1 :] for one, row in zip(prompts, found, strict=True)]
 
     def greedy(self, given: Rows, listed: bool = False) -> list[list[int]]:
-        """Return the output of greedy search, without EOS. `listed`: with vmap.txt, each input by itself."""
+        """Return the output of greedy search, without EOS. `listed`: use vmap.txt, with one input per batch."""
         usual: dict[str, Any] = {"beam_size": 1, "suppress_sequences": SUPPRESSED}
         usual |= {"use_vmap": True, "max_batch_size": 1} if listed else {}
         longest = output_limit(self._model, given)
@@ -159,7 +159,7 @@ def _moved(
 
 
 def computes(quantization: Quantization) -> bool:
-    """Return True if CTranslate2 computes in this type on this CPU; else it converts the weights."""
+    """Return True if CTranslate2 supports this type on this CPU; otherwise it converts the weights."""
     import ctranslate2
 
     return quantization in ctranslate2.get_supported_compute_types("cpu")

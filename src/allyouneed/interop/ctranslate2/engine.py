@@ -5,10 +5,10 @@ those that end). But it ranks by log P / length^penalty and stops when `beam` hy
 alive. Ours ranks by log P / lp (decode/penalty.py) and stops when no live prefix can overtake. So:
 
 - length_penalty 0, one result: CTranslate2 stops when its best candidate ends, as we do. If none ends in time, it
-  returns the most probable prefix, we return one that ended: such a sentence is decoded again, the other way.
-- else: we request *all* hypotheses that end within M steps (with unlimited patience); at its last step CTranslate2
-  returns the live prefixes too. We rank by lp. The live prefixes bound what could still come. If that could overtake,
-  the sentence is decoded again with a larger M, up to the maximum length. The result is therefore exact.
+  returns the most probable prefix, while we return one that ended. Such a sentence is decoded again, as below.
+- otherwise: we request *all* hypotheses that end within M steps (with unlimited patience), and rank them by lp. After
+  its last step CTranslate2 returns the live prefixes too, which bound the scores of longer hypotheses. If one of those
+  could rank higher, the sentence is decoded again with a larger M, up to the maximum length. So the result is exact.
 
 CTranslate2 removes PAD and BOS *before* the softmax, we after it. Where log-probabilities are shown, they are therefore
 recomputed for the results among all tokens (`score_batch`).
@@ -129,7 +129,7 @@ def _hypothesis(ids: Sequence[int], logprob: float) -> Hypothesis:
 
 
 class Try(NamedTuple):
-    """A request to CTranslate2: the number of steps, and if it stops by its own rule (where that equals ours)."""
+    """A request to CTranslate2: the number of steps, and whether to stop by its own rule (where it equals ours)."""
 
     steps: int
     alike: bool

@@ -67,7 +67,8 @@ def names_of(tokenizer: Tokenizer, size: int) -> list[str]:
 def rounded(model: Model, quantization: Quantization) -> Model:
     """Return the model with the weights of a quantized file, in float32.
 
-    int8: each row of a matrix times 127 / its largest; int16: each matrix times 1024 / its largest; then rounded.
+    int8 multiplies each row of a matrix by 127 / its largest value, int16 each matrix by 1024 / its largest value. Both
+    then round.
     """
     copied = copy.deepcopy(model)
     if quantization != "float32":

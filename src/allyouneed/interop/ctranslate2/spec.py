@@ -1,19 +1,19 @@
-"""Maps a softmax Transformer to CTranslate2: the settings that it supports, and the place of each weight.
+"""Maps a softmax Transformer to CTranslate2: which settings it supports, and where each weight goes.
 
     encoder_decoder -> TransformerSpec          decoder -> TransformerDecoderModelSpec
 
-CTranslate2 computes the same numbers in another layout: positions are a table of `TABLE` rows, the embedding is scaled
-by sqrt(D) there too, W^Q, W^K, W^V are one matrix, a gate (SwiGLU) is a separate matrix.
+CTranslate2 computes the same numbers in another layout. Positions are a table of `TABLE` rows. W^Q, W^K and W^V are one
+matrix; a gate (SwiGLU) is a separate matrix. Both scale the embedding by sqrt(D).
 
     setting              CTranslate2
     positions added      position_encodings/encodings: the table itself; none: a table of zeros
     rotary               rotary_dim = the whole head, halves rotated (rotary_interleave = False)
-    shaw                 relative_position_keys; zeros for the values' term, which ours lacks
+    shaw                 relative_position_keys; zeros for the values, to which we add no positions
     t5                   relative_attention_bias of the first layer, shared by all
-    alibi                decoder only, with the slopes of its authors' code
+    alibi                decoder only, with the slopes of the authors' code
     key_heads            num_heads_kv
 
-Everything else (other mechanisms, norm "none", layers with different heads) is refused by name.
+Anything else (other mixers, norm "none", layers with different heads) raises ConfigError with its name.
 """
 
 from typing import Any

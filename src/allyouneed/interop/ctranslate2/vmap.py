@@ -3,8 +3,8 @@
     TAB word word ..                  allowed for every source
     source word TAB word word ..      allowed for this source word
 
-CTranslate2 allows every text of a batch the words that any of them allows, so its results equal ours only for single
-texts. The comparison uses single texts, and `--engine ctranslate2` refuses `--shortlist`.
+CTranslate2 merges the allowed words of all texts in a batch, so its results equal ours only for single texts. The
+comparison uses single texts, and `--engine ctranslate2` refuses `--shortlist`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,7 @@ Each rewrite takes settings and weights and returns others that compute the same
     table      sinusoidal positions as a learned table, which has a maximum length
     unscaled   multiplies an embedding by its scale sqrt(D); unties a tied output projection
     folded     the same where nothing is tied
-    slopes     ALiBi's slopes under the other rule, where both agree
+    slopes     ALiBi's slopes by the other of two rules, where both agree
     segment    adds a zero vector for the only segment of a text
 """
 
@@ -32,7 +32,7 @@ FEATURES = {
 
 
 def halves(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """(sin, cos, sin, cos, ...) -> (sin, sin, ..., cos, cos, ...)."""
+    """Reorder sinusoidal features: (sin, cos, sin, cos, ...) -> (sin, sin, ..., cos, cos, ...)."""
     if not isinstance(config.positions, SinusoidalConfig) or config.positions.halves:
         return config, weights
     width = config.width
@@ -80,7 +80,7 @@ def folded(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConf
 
 
 def slopes(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
-    """Use the other rule for slopes; both agree if the number of heads is a power of two."""
+    """Use the other rule for ALiBi slopes. Both rules agree if the number of heads is a power of two."""
     if isinstance(config.positions, AlibiConfig) and heads & (heads - 1) == 0:
         config = config.model_copy(update={"positions": AlibiConfig(interleaved=True)})
     return config, weights

@@ -31,7 +31,7 @@ from allyouneed.tasks.bits import CopyBitsConfig
 
 @final
 class Vanishing(Claim):
-    """One layer with random weights: the gradient that a loss at the end passes to the start."""
+    """The gradient at the first position of a loss at the last one, in one layer with random weights."""
 
     name = "gradients"
     statement = "gradients vanish exponentially with distance in an RNN, slower in an LSTM, and not in attention"
@@ -76,8 +76,8 @@ class Vanishing(Claim):
         return Chart("Gradient norm over distance", "distance, positions", "gradient norm", curves, log_y=True)
 
 
-def tested(model: Model, task: AlgorithmTask, length: int, seed: int) -> tuple[float, float]:
-    """Return the shares of correct tokens and of correct sequences, on unseen items of one length."""
+def accuracies_at(model: Model, task: AlgorithmTask, length: int, seed: int) -> tuple[float, float]:
+    """Return the fraction of correct tokens and of correct sequences, on unseen items of one length."""
     one = task.model_copy(
         update={"lengths": (length, length), "test_lengths": (length, length), "valid": 1, "test": 200}
     )
@@ -87,7 +87,7 @@ def tested(model: Model, task: AlgorithmTask, length: int, seed: int) -> tuple[f
 def by_length(
     found: Measurements, title: str, what: str, names: dict[str, str], lengths: Sequence[int], note: str
 ) -> Chart:
-    """Draw the share of correct symbols of each arm over the length."""
+    """Plot the fraction of correct symbols of each arm over the length."""
     curves = [
         Curve(name, lengths, *band(found, [(arm, f"tokens {length}") for length in lengths]))
         for arm, name in names.items()
@@ -126,7 +126,7 @@ class Length(Claim):
         model = {"type": "seq2seq", "attention": arm, "embedding": 32, **size}
         trained = train_small(task, model, adam(budget(400, effort), lr=4e-3), seed)
         config = parse(CopyConfig, task)
-        found = {length: tested(trained.model, config, length, seed) for length in self.LENGTHS}
+        found = {length: accuracies_at(trained.model, config, length, seed) for length in self.LENGTHS}
         return {
             f"{name} {length}": shares[place]
             for length, shares in found.items()
@@ -204,7 +204,7 @@ class LongCopy(Claim):
             train = adam(steps, lr=5e-3, clip=10.0)
         trained = train_small(task, model, train, seed)
         config = parse(CopyBitsConfig, task)
-        return {f"tokens {length}": tested(trained.model, config, length, seed)[0] for length in self.LENGTHS}
+        return {f"tokens {length}": accuracies_at(trained.model, config, length, seed)[0] for length in self.LENGTHS}
 
     def judge(self, found: Measurements) -> list[ClaimPart]:
         within, beyond = {"ntm": 5, "lstm": 2}, self.LENGTHS[-1]

@@ -57,7 +57,7 @@ TRIED = 4000  # parameter counts tried in that search
 
 @dataclass(frozen=True)
 class ScalingRun:
-    """A finished run of the grid: a point of the fit."""
+    """A finished run of the grid; the laws are fitted to these."""
 
     name: str
     size: str
@@ -187,7 +187,7 @@ def verify(found: ScalingStudy, folder: Path, how: RunOptions | None = None) -> 
 
 
 def best_sizes(found: ScalingStudy, flops: Any) -> tuple[list[MeasuredSize], Array, Array, Array]:
-    """Return for each compute budget the best size by the fit, its loss, and the loss interval without run noise."""
+    """Return the best size for each compute budget by the fit, its loss, and the loss interval without run noise."""
     compute_G1 = np.atleast_1d(np.asarray(flops, dtype=np.float64))[:, None]
     n_M = np.array([size.parameters for size in found.sizes], dtype=np.float64)
     d_GM = compute_G1 / np.array([size.flops_per_token for size in found.sizes])

@@ -1,8 +1,8 @@
 """The expected attention of a compiled program's heads on an input, beside the actual attention weights.
 
-A head implements one term of a selector (`ir.py`). Its softmax should give equal weights to all selected positions. The
-sink, BOS, is one of them in a head that counts, and the only one where nothing is selected. The selected positions
-follow from the values of the variables that the term compares, which are computed here without weights.
+A head implements one term of a selector (`ir.py`). Its softmax should give equal weights to all selected positions. A
+head that counts always selects BOS, the sink, too; any head selects BOS if it selects nothing else. The expected
+selection is computed here without weights, from the values of the variables that the term compares.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ class HeadAttention:
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """The attention of a compiled program on one input."""
+    """The expected and actual attention of a compiled program on one input."""
 
     compiled: CompiledProgram
     name: str
@@ -85,7 +85,7 @@ def trace_attention(
 
 
 def _named(sop: SOp, names: Mapping[Node, str]) -> dict[Node, str]:
-    """Return a name for every computed node: its expression if the program gives none."""
+    """Return a name for every computed node: its name in the program or, by default, its expression."""
     return {node: title(node, names) for node in in_order([sop]) if node.parts}
 
 
@@ -128,7 +128,7 @@ class _ExpectedAttention:
                     self.terms[sop.layer, sop.kind == "width", term_key(term)] = sop.selector.label, term
 
     def head(self, layer: int, key: Any) -> tuple[str, bool, Floats]:
-        """Return the selector of a head, if it counts, and its expected attention."""
+        """Return the selector of a head, whether the head counts, and its expected attention."""
         counts = key[0]
         label, term = self.terms[(layer, *key)]
         selected = self.selected(term)

@@ -69,7 +69,7 @@ def raw_position(variable: TabulatedSOp) -> Floats:
 
 
 def plan_of_variable(variable: TabulatedSOp, outputs_VR: Floats) -> LinePlan:
-    """Return the line of a mean or width at attention's positions; the outputs decide which values to separate."""
+    """Return the line of a mean or width at attention's positions; only values with different outputs are separated."""
     place = LineTerm(variable, raw_position(variable), raw=True)
     numbers: dict[bytes, int] = {}
     same = [numbers.setdefault(row.tobytes(), number) for number, row in enumerate(np.ascontiguousarray(outputs_VR))]
@@ -255,7 +255,7 @@ def _determines(candidate: TabulatedSOp, sop: TabulatedSOp) -> bool:
 
 
 def _orders(sop: TabulatedSOp, layer: int) -> list[tuple[TabulatedSOp, ...]]:
-    """Return orders of the variables, innermost first. Raw ones come first, because their gaps are small."""
+    """Return orders of the variables to try, innermost first. Raw variables, whose gaps are small, are innermost."""
     raw = [v for v in sop.frontier if not is_free(v, layer)]
     free = sorted((v for v in sop.frontier if is_free(v, layer)), key=lambda v: -len(v.values))
     if any(v.kind == "cut" and v.layer >= layer for v in raw):
@@ -282,7 +282,7 @@ def _radix(order: Sequence[TabulatedSOp], classes: Mapping[TabulatedSOp, Floats 
 
 
 def _classes(sop: TabulatedSOp, variable: TabulatedSOp) -> Floats:
-    """Return the class of each value of a variable; the function does not distinguish values of a class."""
+    """Return the class of each value of a variable. The function does not distinguish values of the same class."""
     rows = np.moveaxis(sop.table, sop.frontier.index(variable), 0)
     first = np.ones(len(rows), dtype=np.bool_)  # first row of each run of equal rows
     first[1:] = (rows[1:] != rows[:-1]).any(axis=tuple(range(1, rows.ndim)))
@@ -321,6 +321,6 @@ def without_line(plan: LinePlan, made: ReluSteps, place: int) -> ReluSteps:
 
 
 def _coarse(offset: Floats, most: Floats) -> Floats:
-    """Round offsets so that a step's two are exactly 1 apart in float32, also after adding the line."""
+    """Round offsets so that the two of a step stay exactly 1 apart in float32, even after the line is added."""
     unit = 2.0 ** np.ceil(np.log2(np.maximum(np.maximum(np.abs(offset), most), 1.0) + 1.0)) * ULP * 2
     return np.asarray(np.round(offset / unit) * unit)

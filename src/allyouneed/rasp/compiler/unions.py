@@ -1,7 +1,7 @@
 """The mean over a union of selectors, computed by one head.
 
-Separate heads would give sums and counts of the parts, whose quotient needs another layer. One head suffices if its
-keys and queries encode their values in all parts at once.
+With one head for each selector, the mean would need another layer to divide sums by counts. One head suffices if its
+keys and queries encode the variables of all selectors at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,10 @@ Make = Callable[
 
 
 def merge_union(selection: Selection, make: Make, bounds: Bounds) -> Selection:
-    """Return the selector with a single condition for the whole union.
+    """Return an equivalent selector that compares one joint key with one joint query.
 
-    Each side becomes the tuple of all its variables, reduced to the classes that the selector distinguishes.
+    The joint key combines all variables that the union compares on the key side, the joint query those on the query
+    side. Values that no condition distinguishes share a class, which keeps the number of combinations small.
     """
     conditions = [condition for term in selection.terms for condition in term]
     sides = []
@@ -52,7 +53,7 @@ def merge_union(selection: Selection, make: Make, bounds: Bounds) -> Selection:
 
 
 def _pair(side: list[tuple[TabulatedSOp, Ints]], label: str, make: Make) -> TabulatedSOp:
-    """Return an s-op whose value is the index of the combination of classes."""
+    """Return the joint s-op of one side: its value is the index of a combination of classes."""
     sizes = [int(classes.max()) + 1 for _, classes in side]
     places = [{value: number for number, value in enumerate(sop.values)} for sop, _ in side]
 
@@ -66,7 +67,7 @@ def _pair(side: list[tuple[TabulatedSOp, Ints]], label: str, make: Make) -> Tabu
 
 
 def _classes_of(owner: TabulatedSOp, axis: int, conditions: Sequence[Condition]) -> Ints:
-    """Return a class for each value of an owner: no condition on this side separates values of one class."""
+    """Return the class of each value of an s-op. No condition on this side distinguishes values of the same class."""
     relations = [np.moveaxis(one.relation, axis, 0) for one in conditions if (one.keys, one.queries)[axis] is owner]
     numbers: dict[bytes, int] = {}
     rows = np.ascontiguousarray(np.concatenate(relations, axis=1))
