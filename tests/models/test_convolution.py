@@ -359,6 +359,6 @@ def test_positions_end_in_a_clear_error_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_it_needs_a_source(number: int) -> None:
+def test_a_source_is_required(number: int) -> None:
     with pytest.raises(ConfigError, match="no source was given"):
         both()[number].start()

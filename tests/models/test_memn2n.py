@@ -172,7 +172,7 @@ def moves(count: int) -> str:
 
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("model", ["memn2n", "encoder"])
-def test_it_is_trained_from_a_recipe_and_so_is_a_transformer(model: str, tmp_path: Path) -> None:
+def test_recipes_train_memn2n_and_a_transformer(model: str, tmp_path: Path) -> None:
     (tmp_path / "en").mkdir()
     for split, count in (("train", 300), ("test", 60)):
         (tmp_path / "en" / f"qa1_moves_{split}.txt").write_text(moves(count))

@@ -148,7 +148,7 @@ def taped(model: NeuralGPU, source: list[int], words: list[int]) -> Tensor:
 
 @pytest.mark.no_shapes
 @every_kind
-def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
+def test_outputs_and_gradients_equal_loops_of_the_papers(kind: dict[str, object]) -> None:
     """Compare outputs and all gradients for two rows of different lengths with padding between their tokens."""
     model = build(**kind)
     source = torch.tensor([[5, 0, 6, 9], [7, 4, 8, 5]])
@@ -165,7 +165,7 @@ def test_it_is_the_loop_of_the_papers(kind: dict[str, object]) -> None:
 
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("kind", TAPES, ids=str)
-def test_a_tape_is_the_loop_of_its_paper(kind: dict[str, object]) -> None:
+def test_a_tape_equals_loops_of_its_paper(kind: dict[str, object]) -> None:
     """The same, with outputs longer than the image."""
     model = build(decoder="tape", **kind)
     assert model.tape is not None
@@ -267,7 +267,7 @@ def test_settings_without_effect_are_refused(settings: dict[str, object], words:
         build(**settings)
 
 
-def test_it_needs_a_source() -> None:
+def test_a_source_is_required() -> None:
     with pytest.raises(ConfigError, match="no source was given"):
         build().start()
 

@@ -80,7 +80,7 @@ def read_by_torch(tower: Tower, x: Tensor) -> tuple[list[Tensor], list[State]]:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_without_attention_it_is_the_model_of_sutskever(cell: str, reverse: bool) -> None:
+def test_without_attention_equals_sutskever(cell: str, reverse: bool) -> None:
     model = built(cell=cell, layers=2, reverse=reverse)
     source, target = torch.randint(SOURCE, (3, 5)), torch.randint(TARGET, (3, 4))
     assert isinstance(model.encoder, TowerEncoder)
@@ -99,7 +99,7 @@ def test_without_attention_it_is_the_model_of_sutskever(cell: str, reverse: bool
 
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
-def test_with_bahdanau_attention_it_is_rnnsearch(cell: str) -> None:
+def test_with_bahdanau_attention_equals_rnnsearch(cell: str) -> None:
     model = built(cell=cell, attention="bahdanau")
     source, target = torch.randint(SOURCE, (3, 5)), torch.randint(TARGET, (3, 4))
     encoder, decoder = model.encoder, model.decoder
@@ -134,7 +134,7 @@ def test_with_bahdanau_attention_it_is_rnnsearch(cell: str) -> None:
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 @pytest.mark.parametrize("attention", ["luong-dot", "luong-general", "luong-concat"])
-def test_with_luong_attention_it_feeds_its_output_back(cell: str, attention: str) -> None:
+def test_luong_attention_feeds_its_output_back(cell: str, attention: str) -> None:
     model = built(cell=cell, attention=attention, layers=2)
     source, target = torch.randint(SOURCE, (3, 5)), torch.randint(TARGET, (3, 4))
     decoder, cross = model.decoder, model.decoder.cross

@@ -63,7 +63,7 @@ def by_loops(model: ShowAttendTell, a: Tensor, words: list[int]) -> tuple[Tensor
     return torch.stack(logits), torch.stack(alphas), torch.as_tensor(penalty)
 
 
-def test_it_is_the_papers_attention() -> None:
+def test_attention_equals_loops_of_the_paper() -> None:
     model, source, words = built(), images(), torch.randint(4, WORDS, (2, 5))
     beside: list[Tensor] = []
     with send_losses_to(beside.append), record_maps(model) as maps:

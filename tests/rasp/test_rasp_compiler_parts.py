@@ -59,7 +59,7 @@ def formulas(draw, depth=3):
 
 
 @given(formulas())
-def test_terms_are_disjoint_and_mean_what_they_should(formula):
+def test_terms_are_disjoint_and_equal_their_formula(formula):
     terms, meaning = formula
     for key in np.ndindex(2, 3):
         for query in np.ndindex(2, 3):

@@ -172,7 +172,7 @@ def test_file_names_are_safe_and_unique():
     assert all(re.fullmatch(r"[\w.()\-]{1,120}", name, re.ASCII) and not name.startswith(".") for name in names)
 
 
-def test_draw_statements_write_and_print_what_is_published(tmp_path, monkeypatch):
+def test_draw_statements_write_a_file_and_print_as_published(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = []
     session = Session(printed.append)
@@ -261,7 +261,7 @@ def test_png(tmp_path):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["reverse", "histogram", "dyck1", "induction", "most_frequent", "is_sorted"])
-def test_what_is_selected_is_what_is_read(name, causal):
+def test_compiled_heads_read_the_selected_positions(name, causal):
     program = read_program(FOLDER / f"{name}.rasp")
     view = trace_attention(program.sop(), "(())(a" if name == "dyck1" else "abcab", causal=causal, names=program.names)
     assert view.found == view.right
@@ -315,7 +315,7 @@ SORT = "draw recipes/rasp/sort.rasp --input hello --compiled --out docs/images/r
 
 
 @pytest.mark.parametrize("command", [REVERSE, SORT])
-def test_the_pictures_of_the_documentation_are_what_is_drawn(command, tmp_path, monkeypatch):
+def test_the_pictures_of_the_documentation_are_up_to_date(command, tmp_path, monkeypatch):
     """Each was made by `allyouneed rasp` with these arguments."""
     monkeypatch.chdir(FOLDER.parents[1])
     *words, there = command.split()

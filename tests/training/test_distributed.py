@@ -175,12 +175,12 @@ def test_two_processes_equal_two_threads(done: Done) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), RESUMES)
-def test_one_or_four_processes_resume_what_two_have_stopped(before: str, after: str, done: Done) -> None:
+def test_one_or_four_processes_resume_a_run_stopped_by_two(before: str, after: str, done: Done) -> None:
     assert_same(done[0] / f"2-{before}-to-{after}", done[0] / "one-muon")
 
 
 @pytest.mark.parametrize("parallel", PARALLEL)
-def test_two_processes_resume_what_one_has_stopped(parallel: str, done: Done) -> None:
+def test_two_processes_resume_a_run_stopped_by_one(parallel: str, done: Done) -> None:
     assert_same(done[0] / f"1-to-2-{parallel}", done[0] / "one-muon")
 
 

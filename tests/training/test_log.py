@@ -48,7 +48,7 @@ def test_every_line_is_written_immediately(tmp_path: Path) -> None:
     log.close()
 
 
-def test_rewind_keeps_what_has_no_step_and_what_it_cannot_read(tmp_path: Path) -> None:
+def test_rewind_keeps_lines_without_a_step_and_unreadable_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"note": 1}\n{"step": 3}\nrubbish\n{"step": 5}\n[1]\n{"step": 4}\n')
     with Log(path) as log:
