@@ -4,9 +4,9 @@ import ctypes
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed buffers: returning them after each step costs 10 to 25 % in page faults.
+    """Make glibc keep large freed buffers: returning them after each step costs 10 to 25 % in page faults.
 
-    It holds for the whole process, so only a process of our own calls it: a command, a training run, a benchmark.
+    It affects the whole process, so only our own processes call it: a command, a training run, a benchmark.
     """
     try:
         libc = ctypes.CDLL(None)

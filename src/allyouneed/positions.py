@@ -1,9 +1,9 @@
-"""Position schemes. Attention alone is blind to order: permute the inputs, and the outputs permute.
+"""Position schemes. Attention alone ignores order: permute the inputs, and the outputs are permuted.
 
 Two kinds:
 
 - **added** to the embeddings, once: sinusoidal, learned (`AddedPosition`);
-- **inside the score** of every self-attention, where it sees pairs: Shaw, T5, ALiBi, rotary (`ScorePosition`).
+- **inside the score** of every self-attention, for each pair: Shaw, T5, ALiBi, rotary (`ScorePosition`).
 
 A position is the number of real (not padded) tokens before it, so padding on either side changes nothing. Positions
 arrive as `position_T` (the same for all rows) or `position_BT`; a score in which heads read different slots also has
@@ -27,34 +27,34 @@ class AddedPosition(nn.Module, ABC):
 
     @property
     def longest(self) -> int | None:
-        """How many positions there are; None: as many as one likes."""
+        """Return the number of positions; None if unlimited."""
         return None
 
     @abstractmethod
     def table(self, length: int, device: torch.device) -> Tensor:
-        """The vectors (N, D) of the first positions, at least `length` of them."""
+        """Return the vectors (N, D) of the first positions, at least `length` of them."""
 
     def forward(self, position: Tensor) -> Tensor:
-        """(T) -> (T, D), (B, T) -> (B, T, D)."""
+        """Return the vectors of positions: (T) -> (T, D), (B, T) -> (B, T, D)."""
         longest = int(position.max()) + 1 if position.numel() else 0
         return self.table(longest, position.device)[position]
 
 
 class ScorePosition(nn.Module):
-    """Acts where a query meets a key. The defaults do nothing, so a scheme overrides what it is about."""
+    """A scheme that acts on pairs of query and key. The defaults do nothing; a scheme overrides what it needs."""
 
     rotates: ClassVar[bool] = False  # whether `rotate` does anything
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
-        """Queries or keys, turned by their positions."""
+        """Return queries or keys rotated by their positions."""
         return x_BHTK
 
     def rotate_one(self, x_BHTK: Tensor, place: int) -> Tensor:
-        """Do the same where all rows are at one position (T = 1), as in decoding."""
+        """Do the same if all rows are at one position (T = 1), as in decoding."""
         return self.rotate(x_BHTK, torch.tensor([place], device=x_BHTK.device))
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
-        """What is added to the scaled scores, broadcastable to (B, H, T, S); None: nothing."""
+        """Return the bias of the scaled scores, broadcastable to (B, H, T, S); None if there is none."""
         return None
 
 
@@ -64,25 +64,25 @@ class PositionConfig(Config, ABC):
     summary: ClassVar[str]
     paper: ClassVar[str]
     shared: ClassVar[bool] = False  # whether one module serves all layers
-    rotates: ClassVar[bool] = False  # whether it turns queries and keys
+    rotates: ClassVar[bool] = False  # whether it rotates queries and keys
 
     type: str
 
     def build_added(self, width: int) -> AddedPosition | None:
-        """The part that is added to embeddings, if the scheme has one."""
+        """Return the part that is added to embeddings, if the scheme has one."""
         return None
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> ScorePosition | None:
-        """The part that acts inside the score, if the scheme has one."""
+        """Return the part that acts inside the score, if the scheme has one."""
         return None
 
     def flops(self, queries: int, keys: int, heads: int, head_width: int) -> int:
-        """What the scheme adds to a forward pass of attention, in FLOPs that a counter sees (matrix products)."""
+        """Return the FLOPs that the scheme adds to a forward pass of attention (matrix products, as counters see)."""
         return 0
 
 
 class NoPositionConfig(PositionConfig):
-    """No positions: an encoder becomes a function of a set; a causal decoder can still count what it sees."""
+    """No positions: an encoder becomes a function of a set; a causal decoder can still count its inputs."""
 
     summary = "no positions"
     paper = "Haviv et al. 2022, arXiv:2203.16634"
@@ -113,13 +113,13 @@ class Sinusoidal(AddedPosition):
         self.width, self.halves = width, halves
 
     def table(self, length: int, device: torch.device) -> Tensor:
-        table_ND = self.table_ND  # another thread may put a shorter one in its place
+        table_ND = self.table_ND  # another thread may replace the attribute by a shorter table
         if length > table_ND.shape[0]:
             self.table_ND = table_ND = self._waves(torch.arange(max(64, 2 * length), device=device))
         return table_ND
 
     def _waves(self, position_N: Tensor) -> Tensor:
-        # In float64: at position 10,000 a float32 angle is already off by a thousandth.
+        # In float64: at position 10,000 the error of a float32 angle is a thousandth.
         exponent_R = torch.arange(0, self.width, 2, dtype=torch.float64, device=position_N.device) / self.width
         angle_NR = position_N[:, None].to(torch.float64) * 10000.0**-exponent_R
         if self.halves:
@@ -163,10 +163,10 @@ class Learned(AddedPosition):
 class ShawConfig(PositionConfig):
     """softmax((Q K^T + R) / sqrt(K)),  R_ts = q_t . a_clip(s - t)   with distances clipped to [-clip, clip].
 
-    Differs: only the keys' term of equation 4; the paper's own ablation (table 3) finds the values' term needless.
+    Differs: only the keys' term of equation 4; the paper's ablation (table 3) finds the values' term unnecessary.
     """
 
-    summary = "a trained vector for each clipped distance, met by the query inside the score"
+    summary = "a trained vector for each clipped distance, multiplied with the query inside the score"
     paper = "Shaw et al. 2018, arXiv:1803.02155"
     type: Literal["shaw"] = "shaw"
     clip: NonNegativeInt = 16
@@ -186,14 +186,14 @@ class Shaw(ScorePosition):
         nn.init.xavier_uniform_(self.distance_RK)
 
     def bias(self, q_BHTK: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor:
-        # q . a is computed once for each of the 2 clip + 1 distances, then dealt out to the pairs.
+        # q . a is computed once for each of the 2 clip + 1 distances, then gathered for the pairs.
         score_BHTR = (q_BHTK @ self.distance_RK.T) / math.sqrt(q_BHTK.shape[-1])
         distance = _distance(query_position, key_position).clamp(-self.clip, self.clip) + self.clip
         return score_BHTR.gather(-1, distance.expand(*score_BHTR.shape[:-1], -1))
 
 
 class T5Config(PositionConfig):
-    """A trained scalar for each head and bucket of distance: exact if near, logarithmic if far; all layers share it.
+    """A trained scalar for each head and bucket of distances: exact if near, logarithmic if far. All layers share it.
 
     Differs: scores stay divided by sqrt(K); T5 folds that into its initialisation.
     """
@@ -210,7 +210,7 @@ class T5Config(PositionConfig):
     def _check_max_distance(cls, value: int, info: ValidationInfo) -> int:
         exact = info.data.get("buckets", 0) // 2
         if value <= exact:
-            raise ValueError(f"{value}, but {exact} distances have a bucket of their own; it should be larger")
+            raise ValueError(f"{value}, but the first {exact} distances have one bucket each; it should be larger")
         return value
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "T5Bias":
@@ -230,11 +230,11 @@ class T5Bias(ScorePosition):
         return self.bias_RH[bucket.squeeze(-3)].movedim(-1, -3)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of key position minus query position."""
+        """Return the bucket of key position minus query position."""
         buckets, base = self.buckets, torch.zeros_like(distance)
         if self.causal:
             back = (-distance).clamp(min=0)
-        else:  # half of the buckets look forward
+        else:  # half of the buckets are for later keys
             buckets //= 2
             base, back = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
@@ -244,10 +244,10 @@ class T5Bias(ScorePosition):
 
 
 class AlibiConfig(PositionConfig):
-    """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained; longer inputs than seen still work.
+    """score_ts - m_h |t - s|,  m_h = 2^(-8 h / H) for h = 1..H: nothing is trained; it works for longer inputs too.
 
-    Differs: H that is no power of two uses the same geometric rule; with `interleaved` that of the authors' code: the
-    slopes of the power of two below, then every other slope of the one above. Bidirectional layers use |t - s|.
+    Differs: if H is not a power of two, the same geometric rule applies. `interleaved` uses that of the authors' code:
+    the slopes of the power of two below, then every other slope of the one above. Bidirectional layers use |t - s|.
     """
 
     summary = "a fixed penalty on distance, steeper for some heads"
@@ -276,19 +276,19 @@ class Alibi(ScorePosition):
 
 
 def _slopes(heads: int) -> Tensor:
-    """2^(-8 h / H) for h = 1..H."""
+    """Return 2^(-8 h / H) for h = 1..H."""
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
 
 
 class RotaryConfig(PositionConfig):
-    """Queries and keys are turned by an angle proportional to their position, so that q_t . k_s depends on t - s only.
+    """Rotate queries and keys by an angle proportional to their position, so that q_t . k_s depends on t - s only.
 
-        (x_i, x_{i + K/2})  turned by  t / base^(2i/K)
+        (x_i, x_{i + K/2})  rotated by  t / base^(2i/K)
 
     Differs: pairs are (i, i + K/2), as in GPT-NeoX and Llama, instead of (2i, 2i + 1): a fixed permutation of features.
     """
 
-    summary = "queries and keys turned by an angle proportional to their position"
+    summary = "queries and keys rotated by an angle proportional to their position"
     paper = "Su et al. 2021, arXiv:2104.09864"
     rotates = True
     type: Literal["rotary"] = "rotary"
@@ -305,13 +305,13 @@ class Rotary(ScorePosition):
     def __init__(self, head_width: int, base: float) -> None:
         super().__init__()
         if head_width % 2:
-            raise ConfigError(f"rotary positions turn pairs of features: head width {head_width} is odd")
+            raise ConfigError(f"rotary positions rotate pairs of features, but head width {head_width} is odd")
         frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
         self.register_buffer("frequency_R", frequency_R, persistent=False)
-        self._cached_waves: tuple[Tensor, Tensor] | None = None  # of the first positions
+        self._cached_waves: tuple[Tensor, Tensor] | None = None  # for the first positions
 
     def rotate(self, x_BHTK: Tensor, position: Tensor) -> Tensor:
-        if position.ndim == 2:  # rows with positions of their own: (B, T) -> (B, 1, T)
+        if position.ndim == 2:  # positions per row: (B, T) -> (B, 1, T)
             position = position.unsqueeze(1)
         return self._rotate_pairs(x_BHTK, *self._waves(position, x_BHTK.dtype))
 
@@ -319,20 +319,20 @@ class Rotary(ScorePosition):
         return self._rotate_pairs(x_BHTK, *self.waves_at(place, x_BHTK))
 
     def waves_at(self, place: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, cos) and (-sin, sin) of one position: (K) each."""
+        """Return (cos, cos) and (-sin, sin) of one position: (K) each."""
         cos_NK, sin_NK = self.first_waves(place + 1, like)
         return cos_NK[place], sin_NK[place]
 
     def first_waves(self, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of the first `count` positions, at least: (N, K) each."""
-        cached = self._cached_waves  # another thread may put others in their place
+        """Return the same for at least the first `count` positions: (N, K) each."""
+        cached = self._cached_waves  # another thread may replace the attribute
         if cached is None or count > cached[0].shape[0] or cached[0].dtype != like.dtype:
             first_N = torch.arange(max(64, 2 * count), device=like.device)
             self._cached_waves = cached = self._waves(first_N, like.dtype)
         return cached
 
     def _waves(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, cos) and (-sin, sin) of the angles: (..., K) each."""
+        """Return (cos, cos) and (-sin, sin) of the angles: (..., K) each."""
         angle = position.unsqueeze(-1).to(torch.float64) * self.frequency_R.to(torch.float64)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
@@ -345,7 +345,7 @@ class Rotary(ScorePosition):
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:
-    """Key minus query position with an axis for heads: (1, T, S), (B, 1, T, S) where rows differ, or (B, H, T, S)."""
+    """Return key minus query position with an axis for heads: (1, T, S), (B, 1, T, S) by row, or (B, H, T, S)."""
     distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
     return distance if query_position.ndim == 3 else distance.unsqueeze(-3)
 

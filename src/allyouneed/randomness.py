@@ -4,5 +4,5 @@ import numpy as np
 
 
 def generator(seed: int, *address: int) -> np.random.Generator:
-    """A private source of randomness for one address. The numbers depend on nothing else."""
+    """Return a random generator for one address. Its numbers depend only on seed and address."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *address])))

@@ -1,4 +1,4 @@
-"""What a task and a model have to agree on: the number of ids, and the form of the data."""
+"""What a task and a model must agree on: the number of ids, and the form of the data."""
 
 from dataclasses import dataclass
 
@@ -20,4 +20,4 @@ class Traits:
     per_position: bool = False  # one class for each position of the source, not one for the whole source
     bits: int | None = None  # ids are vectors of this many bits
     image: tuple[int, int] | None = None  # sources are images: pixels a side, values a pixel
-    segment: int | None = None  # tokens read at once, with the state carried from segment to segment
+    segment: int | None = None  # tokens per segment; the state is carried from segment to segment

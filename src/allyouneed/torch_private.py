@@ -1,7 +1,7 @@
 """The private operations of torch that this package calls, and the versions of torch that have them as expected.
 
 Private operations may change with any minor version. Importing this module outside the supported range raises
-DependencyError, instead of a crash or wrong numbers later.
+DependencyError, which prevents a crash or wrong numbers later.
 """
 
 import torch
@@ -17,7 +17,7 @@ def require_supported(version: str) -> None:
     found = tuple(int(part) for part in version.split(".")[:2])
     if not SUPPORTED[0] <= found <= SUPPORTED[1]:
         raise DependencyError(
-            f"torch {version}: its private operations are known for {oldest} to {newest} only; "
+            f"torch {version}: private operations used here are tested with {oldest} to {newest} only; "
             f"install one of these (pip install 'torch>={oldest},<{SUPPORTED[1][0]}.{SUPPORTED[1][1] + 1}')"
         )
 

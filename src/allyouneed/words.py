@@ -7,7 +7,7 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def plural(count: float, noun: str) -> str:
-    """Return the noun in the form that follows such a count. All nouns used here take an s."""
+    """Return the noun in singular or plural, by the count. All nouns used here take an s."""
     return noun if count == 1 else f"{noun}s"
 
 

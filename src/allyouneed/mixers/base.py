@@ -13,7 +13,7 @@ One method serves whole sequences, segments and single steps: with a state, `x` 
 4. `config.cost` states FLOPs, bytes of state, sequential steps and path length; the FLOPs equal those that torch's
    `FlopCounterMode` counts: matrix products, not elementwise work;
 5. it learns to copy;
-6. `roles` declares what it can do, and a request for anything else is a clear error;
+6. `roles` lists its roles; any other role raises ConfigError;
 7. states are values, and rows of different ages can join and leave a batch;
 8. under autocast and in half precision it is as exact as the type;
 9. it creates tensors only on the device of its inputs.
@@ -49,7 +49,7 @@ def zero_padding(x_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a cross mixer reads: vectors and which of them are real (None: all)."""
+    """What a cross mixer reads: vectors and their padding mask (None: all are real)."""
 
     x_BSD: Tensor
     mask_BS: Tensor | None = None
@@ -59,7 +59,7 @@ class Memory:
         return zero_padding(self.x_BSD, self.mask_BS)
 
     def select(self, rows_B: Tensor) -> "Memory":
-        """Return the memories of some rows of the batch."""
+        """Return the memory of some rows of the batch."""
         mask_BS = None if self.mask_BS is None else self.mask_BS.index_select(0, rows_B)
         return Memory(self.x_BSD.index_select(0, rows_B), mask_BS)
 
@@ -69,9 +69,9 @@ class Cost:
     """The cost of one sequence in one mixer: the columns of table 1 of Vaswani et al. 2017, and memory."""
 
     flops: int  # of a forward pass; a multiplication and an addition are two
-    state_bytes: int  # kept after the last position so that a next one can be computed, in float32
+    state_bytes: int  # kept after the last position to compute the next one, in float32
     sequential: int  # operations that must wait for each other
-    path: int | None  # layers until the first position has reached the last; None: it never does
+    path: int | None  # layers between the first and the last position; None: the first never reaches the last
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MixerConfig(Config, ABC):
     roles: ClassVar[frozenset[Role]]
     theory: ClassVar[Theory]
     family: ClassVar[Family]  # mixers of a family share a chart of `allyouneed cost`
-    takes_positions: ClassVar[bool] = False  # whether relative positions can act inside its score
+    takes_positions: ClassVar[bool] = False  # whether relative positions can act inside the score
     reads_itself: ClassVar[bool] = True  # False if a position may read others only
     reads_by_content: ClassVar[bool] = False  # vectors decide whether a position is read at all (hashing)
 
@@ -135,11 +135,11 @@ class MixerConfig(Config, ABC):
         return width // self.position_heads
 
     def position_queries(self, length: int, role: Role) -> int:
-        """Return the number of queries that a relative position is applied to; some may count twice."""
+        """Return the number of queries that a relative position is applied to, counting repetitions."""
         return length
 
     def rotation_flops(self, length: int, width: int, role: Role) -> int:
-        """Return the extra FLOPs of a scheme that rotates queries and keys, beyond the rotation."""
+        """Return the FLOPs that a scheme with rotations adds, beyond the rotations themselves."""
         return 0
 
     def build_position(self, position: PositionConfig, width: int, role: Role) -> ScorePosition | None:
@@ -158,7 +158,7 @@ class MixerConfig(Config, ABC):
 
 
 class Mixer(nn.Module, ABC):
-    """The base of all mechanisms, which are its final subclasses."""
+    """The base class of all mechanisms. Each mechanism is a final subclass."""
 
     @abstractmethod
     def forward(
@@ -178,7 +178,7 @@ class Mixer(nn.Module, ABC):
     ) -> tuple[Tensor, State]:
         """Run `forward` for one new position of each row, as decoding does.
 
-        A mechanism may use fewer operations: on a CPU, half of the time of such a step is spent between them.
+        A mechanism may override it with fewer operations: on a CPU, half of a step is overhead between them.
         """
         y_BTD, state = self(x_BD.unsqueeze(1), state=state, memory=memory)
         return y_BTD.squeeze(1), state

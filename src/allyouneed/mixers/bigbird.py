@@ -4,14 +4,14 @@
     else:            out_t = softmax over s in blocks i - 1, i, i + 1, the global ones, and R_h(i)
 
 The first blocks and the last one are global: they read all and all read them. R_h(i) is drawn once for head h and block
-i from the seed, and is the same in training, evaluation and every layer. A causal BigBird reads
-and draws earlier blocks only, so that a longer text does not change what its start reads.
+i from the seed, and is the same in training, evaluation and every layer. A causal BigBird reads and draws earlier
+blocks only, so a longer text does not change what its start reads.
 
 Cost: O(n b (4 + g + r) D) time for blocks of b, g first and r random ones, O(n D) state, 1 sequential step, path 2 (1
 from a global block).
 Paper: Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D (ITC).
-Differs: any length (the last block may be shorter). The causal form is ours: the paper's is not causal. Padding is no
-position: blocks count real tokens only.
+Differs: any length (the last block may be shorter). The causal form is ours: the paper's is not causal. Padding is
+not a position: blocks count real tokens only.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ class BigBirdConfig(PatternedConfig):
 
     type: Literal["bigbird"] = "bigbird"
     block: PositiveInt = 64  # positions in a block
-    globals: PositiveInt = 1  # how many first blocks are global; if not causal, the last one is global too
-    random: NonNegativeInt = 3  # how many other blocks a block reads
-    seed: NonNegativeInt = 0  # of the draw
+    globals: PositiveInt = 1  # number of first blocks that are global; if not causal, the last one is global too
+    random: NonNegativeInt = 3  # number of random blocks that a block reads
+    seed: NonNegativeInt = 0  # of the random blocks
 
     @model_validator(mode="after")
     def _require_draw(self) -> "BigBirdConfig":
@@ -53,21 +53,21 @@ class BigBirdConfig(PatternedConfig):
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
         state = 8 * length * width if role == "causal" else 0
-        # The first position is global, so it reaches the last at once; two others far apart need two layers.
+        # The first position is global, so it reaches the last in one layer; two others far apart need two.
         return Cost(self.attention_flops(role, length, width), state, sequential=1, path=1)
 
 
 def draw(config: BigBirdConfig, block: int, choices: int) -> Tensor:
-    """(H, R): different numbers below `choices`, as many as there are up to `random`.
+    """Draw distinct numbers below `choices`: (H, R), R = `random`, or `choices` if that is smaller.
 
-    They follow from the seed, the head, the block and the number of choices alone, so that any block can be drawn at
-    any time: while decoding, or in a longer text.
+    They depend only on the seed, the head, the block and the number of choices, so any block can be drawn at any time:
+    while decoding, or in a longer text.
     """
     drawn = np.empty((config.heads, 0), dtype=np.int64)
     head_H = np.arange(config.heads, dtype=np.uint64)
     for index in range(min(config.random, choices)):
         bits_H = _scrambled(config.seed, block, index, head_H)
-        number_H = (bits_H % np.uint64(choices - index)).astype(np.int64)  # among those that are left
+        number_H = (bits_H % np.uint64(choices - index)).astype(np.int64)  # among those not drawn yet
         for taken_H in np.sort(drawn, axis=1).T:
             number_H += number_H >= taken_H
         drawn = np.concatenate([drawn, number_H[:, None]], axis=1)
@@ -75,7 +75,7 @@ def draw(config: BigBirdConfig, block: int, choices: int) -> Tensor:
 
 
 def _scrambled(seed: int, block: int, index: int, head_H: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random-looking bits for each head: the finaliser of SplitMix64 after each number that counts."""
+    """Return 64 hash bits per head: the finaliser of SplitMix64 applied after each of seed, block and index."""
     bits_H = head_H
     for number in (seed, block, index):
         bits_H = bits_H + np.uint64((number + 1) * 0x9E3779B97F4A7C15 % 2**64)
@@ -87,7 +87,7 @@ def _scrambled(seed: int, block: int, index: int, head_H: NDArray[np.uint64]) ->
 
 @lru_cache(maxsize=256)
 def _causal_bands(config: BigBirdConfig, queries: int, keys: int) -> tuple[Band, ...]:
-    """Each block reads itself up to each query and the block before it; the global ones; random ones between."""
+    """Each block reads itself up to each query, the block before it, the global blocks and random ones between."""
     size, first, before = config.block, config.globals, keys - queries
     near, drawn = [], {}
     for i in range(before // size, -(-keys // size)):
@@ -127,7 +127,7 @@ def _bands(config: BigBirdConfig, keys: int) -> tuple[Band, ...]:
 
 
 def _random_bands(drawn: dict[int, Tensor], size: int, before: int, keys: int) -> Iterator[Band]:
-    """Whole blocks in a row that read equally many form one band; a block that is cut forms its own."""
+    """Group consecutive whole blocks with equally many random blocks into bands; a cut block forms its own."""
 
     def kind(i: int) -> tuple[int, int]:
         return drawn[i].shape[1], -1 if before <= i * size and (i + 1) * size <= keys else i

@@ -1,24 +1,24 @@
-"""Compressive Transformer: what leaves the memory of Transformer-XL is not forgotten but compressed.
+"""Compressive Transformer: positions that leave the memory of Transformer-XL are compressed, not dropped.
 
     groups      g = positions g c .. g c + c - 1;   slot_g = f(x of its c positions)
-    of t        n_t = max(0, floor((t - M) / c)) groups are older than the M positions before t, each of them as a whole
-    t reads     slots n_t - C .. n_t - 1, then positions n_t c .. t, as one line: the distance of the r-th from the end
-                is r, be it a slot or a position. The score is that of xl.py.
+    of t        n_t = max(0, floor((t - M) / c)) groups are entirely older than the M positions before t
+    t reads     slots n_t - C .. n_t - 1, then positions n_t c .. t, as one line: the r-th entry from the end has
+                distance r, whether it is a slot or a position. The score is that of xl.py.
 
 f is a convolution of width and stride c, or a mean or maximum over the group. It is trained by an auxiliary loss, which
-the trainer adds (`send_losses_to`): what the queries of a segment read from the positions compressed meanwhile, and
-what they would read from their slots instead, by content alone, should be the same:
+the trainer adds (`send_losses_to`). It compares what the queries of a segment read, by content alone, from the
+positions compressed during the segment and from their slots:
 
     sum_t || attn(q_t, old) - attn(q_t, f(old)) ||^2 / D
 
-Neither loss reaches the other's weights: slots are constants to the model, and the model is constant to this loss.
+Neither loss has a gradient for the other's weights: the model treats slots as constants, and this loss the model.
 
 Cost: O(T (M + C) D) time, O((M + C) D) state, 1 sequential step, path n / (M + c C).
 Paper: Rae et al. 2020, arXiv:1911.05507.
-Differs: groups are counted from the start of the text, and each position by itself determines which of them are old,
-so it does not matter where segments start and end. Positions that wait for their group to fill (fewer than c) are read
-as they are. The loss is squared; that of the paper is a norm. `stretch` trains as the paper does: what a segment finds
-compressed at its beginning is all that any of its positions finds.
+Differs: groups are counted from the start of the text, and each position alone determines which of them are
+compressed, so segment boundaries do not matter. Positions of incomplete groups (fewer than c) are read uncompressed.
+The loss is squared; the paper's is a norm. `stretch` trains as the paper does: all positions of a segment read the
+slots that exist at its start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,14 +51,14 @@ from allyouneed.sizes import Traits
 
 @dataclass(frozen=True)
 class Tile:
-    """Neighbouring queries and all that any of them reads."""
+    """Adjacent queries and everything that any of them reads."""
 
     begin: int  # queries begin .. end - 1
     end: int
     position: int  # positions position .. end - 1
     slot: int  # slots slot .. slots - 1
     slots: int
-    fixed: int | None = None  # how many groups each of them finds compressed, if all find as many
+    fixed: int | None = None  # number of compressed groups, if it is the same for all queries
 
     @property
     def pairs(self) -> int:
@@ -66,19 +66,19 @@ class Tile:
 
 
 class CompressiveConfig(HeadsConfig):
-    summary = "a memory of the segments before, and a compressed one of what leaves it"
+    summary = "a memory of earlier segments, and a compressed memory of still earlier ones"
     paper = "Rae et al. 2020, arXiv:1911.05507"
     roles = frozenset({"causal"})
     theory = Theory("n (m + c) d + n d²", 1, 1, "1", "n / (m + r c)")
     family = "local attention"
 
     type: Literal["compressive"] = "compressive"
-    memory: PositiveInt = 128  # how many positions before itself each one reads, at least; may change after training
-    compressed: NonNegativeInt = 128  # how many slots before those; may change after training
-    rate: PositiveInt = 4  # positions for each slot
+    memory: PositiveInt = 128  # positions read before each one, at least; may change after training
+    compressed: NonNegativeInt = 128  # number of slots before those; may change after training
+    rate: PositiveInt = 4  # positions per slot
     compression: Literal["convolution", "mean", "max"] = "convolution"
-    clamp: PositiveInt | None = None  # larger distances count as this one; needed for longer memories than trained ones
-    stretch: bool = False  # while training, compresses nothing within a segment: meets the distances of longer memories
+    clamp: PositiveInt | None = None  # larger distances count as this one; needed for memories longer than in training
+    stretch: bool = False  # in training compress nothing within a segment: learns distances of longer memories
 
     def check_task(self, task: Traits) -> None:
         check_stretch(self.stretch, task)
@@ -88,13 +88,13 @@ class CompressiveConfig(HeadsConfig):
         return Compressive(self, width, role)
 
     def old(self, t: int) -> int:
-        """n_t: how many groups position t finds compressed."""
+        """Return n_t, the number of groups that are compressed at position t."""
         return max(0, (t - self.memory) // self.rate)
 
     def tiles(self, begin: int, end: int, fixed: int | None = None) -> Iterator[Tile]:
-        """Queries begin .. end - 1 in pieces, so that time and memory grow with the length and not with its square.
+        """Yield queries begin .. end - 1 in tiles, so that time and memory are linear in the length, not quadratic.
 
-        All of them may find the same, `fixed`, number of groups compressed.
+        `fixed`: the number of compressed groups, if it is the same for all queries.
         """
         size = max(16, min(256, self.memory + self.compressed))
         for first in range(begin, end, size):
@@ -122,20 +122,20 @@ class CompressiveConfig(HeadsConfig):
 
 @dataclass(frozen=True)
 class CompressiveState:
-    """Positions that no slot holds yet, and the last slots; the newest are last.
+    """Positions that are not compressed yet, and the last slots; the newest are last.
 
-    While training both are vectors; else there are also the keys and values of positions, and only those of slots.
+    In training both are vectors. In inference, positions also have their keys and values, and slots only those.
     """
 
     recent: Growable  # (B, S, N)
     slots: Growable  # (B, R, N)
     projected: bool
-    seen: int | Tensor  # positions so far: one number, or one for each row (B)
+    seen: int | Tensor  # positions so far: one number, or one per row (B)
     distance_keys: DistanceKeys | None = None
 
     @staticmethod
     def join(nodes: "Sequence[CompressiveState]", count_P: Tensor | None) -> "CompressiveState":
-        """Rows that have seen different numbers of positions side by side."""
+        """Join rows that have read different numbers of positions."""
         return join_fields(nodes, count_P, distance_keys=most_distance_keys([node.distance_keys for node in nodes]))
 
 
@@ -147,7 +147,7 @@ class Compressive(Mixer):
         self.project = Projections(config, width, role)
         self.distances = Distances(config.heads, width, config.clamp)
         if config.compression == "convolution":
-            self.compress = nn.Linear(config.rate * width, width)  # of stride c: each group once
+            self.compress = nn.Linear(config.rate * width, width)  # stride c: each group is read once
             initialise(self.compress, width)
 
     def forward(
@@ -167,7 +167,7 @@ class Compressive(Mixer):
         return self._forward(x_BTD, state, seen)
 
     def _forward(self, x_BTD: Tensor, state: CompressiveState | None, seen: int) -> tuple[Tensor, CompressiveState]:
-        """Rows that have seen equally many positions."""
+        """Run rows that have read the same number of positions."""
         config, end = self.config, seen + x_BTD.shape[1]
         before, after = config.old(seen), config.old(end)
         state = state or self._empty_state(x_BTD)
@@ -191,7 +191,7 @@ class Compressive(Mixer):
         tiles = list(config.tiles(seen, end, fixed))
         queries = q_BHTK.split([tile.end - tile.begin for tile in tiles], dim=2)
         read = zip(tiles, queries, _windows(keys_values, tiles, first), strict=True)
-        again = len(tiles) > 1 and torch.is_grad_enabled()  # all scores together would be most of the memory
+        again = len(tiles) > 1 and torch.is_grad_enabled()  # all scores together would take most of the memory
         for tile, q_BHMK, window in read:
             here = slice(tile.begin - seen, tile.end - seen)
             outputs.append(
@@ -222,7 +222,7 @@ class Compressive(Mixer):
         return CompressiveState(Growable(recent), Growable(slots), projected, 0)
 
     def _compress(self, x_BSD: Tensor) -> Tensor:
-        """f: a vector for each group."""
+        """Return f: one vector per group."""
         B, S, D = x_BSD.shape
         groups = x_BSD.reshape(B, S // self.config.rate, self.config.rate, D)
         if self.config.compression == "convolution":
@@ -233,7 +233,7 @@ class Compressive(Mixer):
     def _keys_and_values(
         self, state: CompressiveState, recent: Growable, slots: Growable, new: tuple[Tensor, Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Keys and values of the slots, and of the positions."""
+        """Return keys and values of the slots, and of the positions."""
         split = self.project.split
         if state.projected:
             return split(slots.tensor, 2), split(recent.tensor[..., self.width :].contiguous(), 2)
@@ -252,7 +252,7 @@ class Compressive(Mixer):
         return DistanceKeys(self.distances.keys(reach))
 
     def _read(self, q_BHTK: Tensor, window: tuple[Tensor, Tensor], tile: Tile, keys_HKR: Tensor) -> Tensor:
-        """What the queries of a tile read from slots and positions, in one softmax."""
+        """Return what the queries of a tile read from slots and positions, in one softmax."""
         B, H, T, _ = q_BHTK.shape
         config, device, (k_BHSK, v_BHSK) = self.config, q_BHTK.device, window
         score_BHTR = self.distances.scores(q_BHTK, keys_HKR)
@@ -263,7 +263,7 @@ class Compressive(Mixer):
             old_T1 = torch.full_like(t_T1, tile.fixed)
         g_N = torch.arange(tile.slot, tile.slots, device=device)
         s_M = torch.arange(tile.position, tile.end, device=device)
-        # The line of a position: n_t slots, then t - n_t c + 1 positions.
+        # Position t reads n_t slots, then t - n_t c + 1 positions.
         apart_TN = t_T1 - old_T1 * (config.rate - 1) - g_N
         column_TN = (R - 1 - apart_TN).clamp(0, R - 1)
         bias_BHTS = torch.cat(
@@ -281,7 +281,7 @@ class Compressive(Mixer):
         return lookup(soft_alpha(q_BHTK, k_BHSK, bias_BHTS, visible_TS), v_BHSK)
 
     def _difference(self, x_BTD: Tensor, old_BSD: Tensor, slots_BRD: Tensor) -> Tensor:
-        """What reading slots changes, by content alone; its gradient reaches nothing but the slots."""
+        """Return the auxiliary loss of reading slots instead of positions; only the slots get a gradient."""
         layer = self.project.query_key_value
         weight_ND, bias_N = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
         D = self.width
@@ -297,7 +297,7 @@ class Compressive(Mixer):
     def _row_by_row(
         self, x_BTD: Tensor, mask_BT: Tensor | None, state: CompressiveState | None
     ) -> tuple[Tensor, CompressiveState]:
-        """Rows whose real positions differ: each is read without its padding."""
+        """Read rows with different real positions one by one, without padding."""
         outputs, rows = [], []
         for row in range(x_BTD.shape[0]):
             here = slice(row, row + 1)
@@ -316,13 +316,13 @@ class Compressive(Mixer):
         return torch.cat(outputs), CompressiveState(recent, slots, rows[0].projected, seen_B)
 
     def _select_row(self, state: CompressiveState, row: int) -> CompressiveState:
-        """One row, without what was put before it to align it with others."""
+        """Return the state of one row, without the padding that aligned it with others."""
         here, seen = slice(row, row + 1), int(state.seen[row]) if isinstance(state.seen, Tensor) else state.seen
         kept = self._unpadded(state, seen)
         return replace(kept, recent=Growable(kept.recent.tensor[here]), slots=Growable(kept.slots.tensor[here]))
 
     def _unpadded(self, state: CompressiveState, seen: int) -> CompressiveState:
-        """Return the state of rows that have all seen `seen` positions, without the padding that aligned them."""
+        """Return the state of rows that have all read `seen` positions, without the padding that aligned them."""
         old = self.config.old(seen)
         recent = state.recent.keep_last(seen - old * self.config.rate)
         return CompressiveState(recent, state.slots.keep_last(min(old, self.config.compressed)), state.projected, seen)
@@ -331,7 +331,7 @@ class Compressive(Mixer):
 def _windows(
     keys_values: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], tiles: list[Tile], first: tuple[int, int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Keys and values of the slots and positions of each tile, side by side."""
+    """Return the keys and values of each tile: of its slots, then of its positions."""
     spans = [slice(tile.slot - first[1], tile.slots - first[1]) for tile in tiles]
     ranges = [slice(tile.position - first[0], tile.end - first[0]) for tile in tiles]
     keys, values = (
@@ -341,10 +341,10 @@ def _windows(
 
 
 def _gathered(slots_BHRK: Tensor, places_BHSK: Tensor, spans: list[slice], ranges: list[slice]) -> Sequence[Tensor]:
-    """For each span of slots and range of places, both in one tensor.
+    """Return one tensor for each span of slots and range of positions.
 
-    All are gathered at once: the gradient of a slice is as long as what it was cut from, so that a slice for each tile
-    would cost the square of the length.
+    One call gathers all: the gradient of a slice is as long as its source, so a slice per tile would cost quadratic
+    time.
     """
     if len(spans) == 1:
         return [torch.cat([slots_BHRK[:, :, spans[0]], places_BHSK[:, :, ranges[0]]], dim=2)]

@@ -1,12 +1,12 @@
 """Convolution: each position reads its nearest neighbours, each distance through its own matrix.
 
-    y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1     (bidirectional: as many on either side)
+    y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1     (bidirectional: centred on t)
 
-What is read depends on positions, never on content. A stack of L layers sees L (k - 1) d positions; with
-dilations 1, k, k^2, .. it sees k^L of them: give a model a list of such mixers.
+The positions that are read do not depend on content. A stack of L layers sees L (k - 1) d positions; with
+dilations 1, k, k^2, .. it sees k^L of them: use a list of such mixers.
 
 Cost: O(k T D^2) time, O(k d D) state, 1 sequential step, path n / (k d), or log_k n with growing dilations; with one
-dilation, positions whose distance it does not divide never meet.
+dilation, positions whose distance it does not divide never interact.
 Papers: Waibel et al. 1989 (over time); Kalchbrenner et al. 2016, arXiv:1610.10099 (dilated); table 1 of Vaswani et al.
 2017, arXiv:1706.03762 (its cost).
 Differs: a convolution alone. The gates, norms and attention of its models are in models/bytenet.py and convs2s.py.
@@ -28,19 +28,19 @@ from allyouneed.positions import ScorePosition
 
 
 class ConvolutionConfig(MixerConfig):
-    summary = "each position reads its nearest neighbours, each distance through a matrix of its own"
+    summary = "each position reads its nearest neighbours, each distance through its own matrix"
     paper = "Waibel et al. 1989; Kalchbrenner et al. 2016, arXiv:1610.10099"
     roles = frozenset({"causal", "bidirectional"})
     theory = Theory("k n d²", 1, 2, "1", "n / k")
     family = "recurrence and convolution"
 
     type: Literal["convolution"] = "convolution"
-    kernel: Annotated[int, Field(ge=2)] = 3  # positions that are read, itself included
+    kernel: Annotated[int, Field(ge=2)] = 3  # number of positions read, including itself
     dilation: PositiveInt = 1  # the distance between them
 
     @property
     def conv_window(self) -> ConvWindow:
-        """Which positions are read."""
+        """Return the offsets that are read."""
         return ConvWindow(self.kernel, self.dilation)
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Convolution":
@@ -58,7 +58,7 @@ class ConvolutionConfig(MixerConfig):
 
 @dataclass(frozen=True)
 class ConvolutionState:
-    """The last inputs, as many as the kernel reaches back; zeros before the first."""
+    """The last inputs, as far back as the kernel reads; zeros before the first."""
 
     recent: Growable  # (B, S, D)
 
@@ -104,5 +104,5 @@ class Convolution(Mixer):
 
 
 def _expand_index(order_BT: Tensor, like_BTD: Tensor) -> Tensor:
-    """An order of positions, for whole vectors."""
+    """Expand an order of positions to an index of whole vectors."""
     return order_BT.unsqueeze(-1).expand_as(like_BTD)

@@ -1,15 +1,15 @@
-"""Linear attention: the softmax's exp(q . k) becomes a product of features, so the state is one matrix.
+"""Linear attention: a product of features replaces the softmax's exp(q . k), so the state is one matrix.
 
     out_t = phi(q_t)^T S_t / phi(q_t)^T z_t,     S_t = sum_(s <= t) phi(k_s) v_s^T,   z_t = sum_(s <= t) phi(k_s)
     phi(x) = elu(x) + 1
 
-A causal Transformer with it is an RNN whose hidden state is (S, z). Here z is one more column of S: v gets a 1 at its
-end. Sequences are read in chunks of C positions: inside a chunk by masked products, before it through S.
+A causal Transformer with it is an RNN whose hidden state is (S, z). Here z is one more column of S: a 1 is appended to
+v. Sequences are read in chunks of C positions: positions of the chunk by masked products, earlier ones through S.
 
-Cost: O(T (C + K) D) time, O(K D) state whatever T is, 1 + T / C sequential steps, path 1.
+Cost: O(T (C + K) D) time, O(K D) state for any T, 1 + T / C sequential steps, path 1.
 Paper: Katharopoulos et al. 2020, arXiv:2006.16236.
 Differs: chunks instead of the authors' kernel, with the same result; no epsilon in the denominator, which is positive
-unless nothing may be read: then zero is read.
+unless everything is masked: then the output is zero.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from allyouneed.positions import ScorePosition
 
 Sums = TypeVar("Sums")  # a state
 
-SEGMENT = 2048  # positions of which everything in between is held at once
+SEGMENT = 2048  # positions per segment: intermediate results of one segment exist at once
 CHUNK = 64  # positions; at width 64, 32 to 96 are within 5 % of each other, 128 and more are slower
 
 
@@ -94,9 +94,9 @@ def by_segments(
     mask_BT: Tensor | None,
     state: Sums | None,
 ) -> tuple[Tensor, Sums]:
-    """A long text, segment by segment through the state: what is computed in between stays in the cache.
+    """Read a long text segment by segment through the state, so that intermediate results fit the processor's cache.
 
-    Split, not sliced: the gradient of a slice is as long as the whole text.
+    Tensors are split, not sliced: the gradient of a slice is as long as the whole text.
     """
     outputs = []
     parts = zip(*(x.split(segment, dim=2) for x in queries_keys_values), strict=True)
@@ -117,7 +117,7 @@ def _read(
 
 
 def feature(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1."""
+    """Return phi(x) = elu(x) + 1."""
     return F.elu(x).add_(1)
 
 
@@ -129,34 +129,34 @@ class SumState:
 
 
 def with_ones(v_BHSK: Tensor) -> Tensor:
-    """Values with a 1 at their end, so that numerator and denominator are one product."""
+    """Append a 1 to each value, so that one product gives numerator and denominator."""
     return F.pad(v_BHSK, (0, 1), value=1.0)
 
 
 def hide(x_BHSM: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """Key features that weigh nothing, and values that add nothing, where there is only padding."""
+    """Set key features or values to zero at padding."""
     return x_BHSM if mask_BS is None else x_BHSM.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
 def total(k_BHSM: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """S over whole sequences."""
+    """Return S over whole sequences."""
     return hide(k_BHSM, mask_BS).mT @ hide(with_ones(v_BHSK), mask_BS)
 
 
 def read(q_BHTM: Tensor, sum_BHMR: Tensor) -> Tensor:
-    """phi(q)^T S / phi(q)^T z."""
+    """Return phi(q)^T S / phi(q)^T z."""
     return divide(q_BHTM @ sum_BHMR)
 
 
 def divide(y: Tensor) -> Tensor:
     numerator, denominator = y[..., :-1], y[..., -1:]
-    return numerator / denominator.masked_fill(denominator == 0, 1.0)  # nothing to read: zero is read
+    return numerator / denominator.masked_fill(denominator == 0, 1.0)  # nothing to read: zero
 
 
 def read_causally(
     q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: SumState | None
 ) -> tuple[Tensor, SumState]:
-    """Each position reads itself and earlier positions, chunk by chunk."""
+    """Let each position read itself and earlier positions, chunk by chunk."""
     T = q_BHTM.shape[2]
     k_BHTM, v_BHTR = hide(k_BHTM, mask_BT), hide(with_ones(v_BHTK), mask_BT)
     if T == 1:
@@ -165,21 +165,21 @@ def read_causally(
         return read(q_BHTM, sum_BHMR), SumState(sum_BHMR)
     size = min(CHUNK, T)
     missing = -T % size
-    # Padded keys are zero features: they weigh nothing.
+    # Padded keys have zero features, so their weight is zero.
     q, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size)) for x in (q_BHTM, k_BHTM, v_BHTR))
-    sums = (k.mT @ v).cumsum(dim=2)  # of each chunk and those before it
+    sums = (k.mT @ v).cumsum(dim=2)  # up to and including each chunk
     if state is not None:
         sums = sums + state.sum_BHMR.unsqueeze(2)
     first = torch.zeros_like(sums[:, :, :1]) if state is None else state.sum_BHMR.unsqueeze(2)
     before = torch.cat([first, sums[:, :, :-1]], dim=2)
     y = (q @ k.mT).tril() @ v + q @ before
-    return divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1].clone())  # not a view of all
+    return divide(y.flatten(2, 3)[:, :, :T]), SumState(sums[:, :, -1].clone())  # not a view: it would keep all
 
 
 def sum_cost(
     length: int, read: int, features: int, value_width: int, role: Role, chunk: int, segment: int
 ) -> tuple[int, int]:
-    """FLOPs and bytes of state of one head, without projections and features."""
+    """Return FLOPs and bytes of state of one head, without projections and features."""
     both = features * (value_width + 1)
     state = 0 if role == "bidirectional" else 4 * both
     if role != "causal":

@@ -1,13 +1,13 @@
-"""Linformer: keys and values are projected along the *length*, from n positions to k slots, before anybody reads them.
+"""Linformer: keys and values are projected along the *length*, from n positions to k slots, which queries read.
 
     head_h = softmax(q_h (E_h K_h)^T / sqrt(K)) (F_h V_h),      E_h, F_h: k x n
 
-E (x W) = (E x) W: where all heads share E, positions are summed up before they are projected, and only slots are.
+E (x W) = (E x) W: if all heads share E, positions are summed into slots first, and only the slots are projected.
 
 Cost: O(T R D) time for R slots (and O(n R) parameters), 1 sequential step, path 1.
 Paper: Wang et al. 2020, arXiv:2006.04768.
-Differs: shorter sequences use the first columns of E and F, so any length up to `max_length` works; padding takes no
-part: columns are counted by real tokens. Every slot holds a bit of every position, so it cannot be causal.
+Differs: shorter sequences use the first columns of E and F, so any length up to `max_length` works. Padding is left
+out: columns count real tokens. Every slot contains every position, so the mixer cannot be causal.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ class LinformerConfig(HeadsConfig):
     type: Literal["linformer"] = "linformer"
     slots: PositiveInt = 256  # the paper's k
     max_length: PositiveInt = 4096  # the paper's n
-    share: Literal["none", "heads", "key-value"] = "heads"  # one E and F for each head; for all; and E = F
+    share: Literal["none", "heads", "key-value"] = "heads"  # E and F per head; shared by all heads; shared, and E = F
 
     @classmethod
     def settings_for(cls, length: int) -> dict[str, object]:
-        """Return a matrix with a column for each position."""
+        """Return settings whose matrices have a column for each position."""
         return {"max_length": max(length, 256)}
 
     def build(self, width: int, *, role: Role = "bidirectional", position: ScorePosition | None = None) -> "Linformer":
@@ -58,7 +58,7 @@ class LinformerConfig(HeadsConfig):
         return Cost(projections + along + attention, state, sequential=1, path=1)
 
     def sums_before_projecting(self, read: int) -> bool:
-        """Return True if this many positions become slots before they become keys and values."""
+        """Return True if this many positions are summed into slots before they become keys and values."""
         return self.share != "none" and read >= self.slots
 
 
@@ -68,11 +68,11 @@ class SlotState:
 
     k_BHRK: Tensor
     v_BHRK: Tensor
-    nonempty_B: Tensor | None  # whether a row has anything to read (None: all have)
+    nonempty_B: Tensor | None  # whether a row has any real position (None: all have)
 
     @staticmethod
     def join(nodes: "Sequence[SlotState]", count_P: Tensor | None) -> "SlotState":
-        """Slots are equally many for every memory."""
+        """Join memories, all of which have the same number of slots."""
         nonempty = [
             torch.ones(len(node.k_BHRK), dtype=torch.bool, device=node.k_BHRK.device)
             if node.nonempty_B is None
@@ -89,7 +89,7 @@ class Linformer(Mixer):
         self.config, self.role, self.project = config, role, Projections(config, width, role)
         kinds = 1 if config.share == "key-value" else 2
         heads = config.heads if config.share == "none" else 1
-        # Along the length: (E and F, heads, k, n); the variance of a mean over the slots, as in the authors' code.
+        # E and F along the length: (E and F, heads, k, n); variance 1 / (3 k), as in the authors' code.
         self.along_NHRS = nn.Parameter(torch.empty(kinds, heads, config.slots, config.max_length))
         nn.init.uniform_(self.along_NHRS, -(config.slots**-0.5), config.slots**-0.5)
 
@@ -129,7 +129,7 @@ class Linformer(Mixer):
         return SlotState(along[0] @ k_BHSK, along[-1] @ v_BHSK, nonempty_B)
 
     def _project(self, along_NBRS: Tensor, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of slots: E (x W + b) = (E x) W + (E 1) b."""
+        """Return keys and values of slots: E (x W + b) = (E x) W + (E 1) b."""
         weight, bias = self.project.key_value_parameters()
         summed_NBRD = along_NBRS @ x_BSD
         found: list[Tensor] = []

@@ -1,14 +1,15 @@
-"""Local attention: the text is cut into blocks of b positions, and each position reads its own block only.
+"""Local attention: the text is split into blocks of b positions, and each position reads only its own block.
 
     head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s // b = t // b   (causal: and s <= t)
 
-Blocks never meet: such layers are mixed with others that see everything, as in T-DMCA (memory_compressed.py). With
-`before`, a position also reads so many blocks before its own, as in the Reformer's local layers; then all is reached.
+Blocks do not exchange information: combine such layers with global ones, as in T-DMCA (memory_compressed.py). With
+`before`, a position also reads that number of blocks before its own, as in the Reformer's local layers; then a stack
+reaches all positions.
 
 Cost: O(T b D) time, O(b D) state, 1 sequential step, path 1 inside a block; other blocks are never reached. With a
-blocks before: O(T (1 + a) b D) time, O(T D) state (all is kept), path T / (a b).
+blocks before: O(T (1 + a) b D) time, O(T D) state (all positions are kept), path T / (a b).
 Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4; blocks before: Kitaev et al. 2020, arXiv:2001.04451.
-Differs: padding is no position: a block has b real tokens. The last block may be shorter.
+Differs: padding is not a position: a block has b real tokens. The last block may be shorter.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,14 @@ from allyouneed.positions import ScorePosition
 
 
 class LocalConfig(PatternedConfig):
-    summary = "each position reads its own block of neighbours; blocks never meet, or read some before them"
+    summary = "each position reads its own block, and optionally some blocks before it"
     paper = "Liu et al. 2018, arXiv:1801.10198"
     theory = Theory("n b d + n d²", 1, 1, "1", "1, or never")
     family = "local attention"
 
     type: Literal["local"] = "local"
     block: PositiveInt = 256  # positions
-    before: NonNegativeInt = 0  # blocks before its own that a position reads too
+    before: NonNegativeInt = 0  # number of earlier blocks that a position also reads
 
     def build(  # type: ignore[override]
         self, width: int, *, role: Role = "causal", position: ScorePosition | None = None
@@ -67,7 +68,7 @@ class LocalConfig(PatternedConfig):
 
 @lru_cache(maxsize=256)
 def _bands(config: LocalConfig, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
-    """Each block reads itself and those before it; where causal, up to each query."""
+    """Return the bands: each block reads itself and those before it; if causal, up to each query."""
     size, earlier, blocks = config.block, keys - queries, []
     for block in range(earlier // size, -(-keys // size)):
         begin, end = max(earlier, block * size), min(keys, (block + 1) * size)
@@ -81,11 +82,11 @@ class LocalState:
     """Keys and values of the block that is not complete yet."""
 
     kv_cache: Growable  # (B, S, N)
-    filled_B: Tensor | None  # how many of them are there, if rows differ (None: all); they are on the left
+    filled_B: Tensor | None  # how many slots of each row are filled, from the left (None: all)
 
     @staticmethod
     def join(nodes: "Sequence[LocalState]", count_P: Tensor | None) -> "LocalState":
-        """Blocks that have begun at different times side by side."""
+        """Join rows whose current blocks are filled to different lengths."""
         filled_B = join_numbers(
             [node.kv_cache.length if node.filled_B is None else node.filled_B for node in nodes], count_P
         )
@@ -116,7 +117,7 @@ class Local(Mixer):
         place = count_positions(mask_BT, x_BTD.shape[1], x_BTD.device)  # counted from the start of the state's block
         if state is not None:
             place = place + (state.kv_cache.length if state.filled_B is None else state.filled_B.unsqueeze(1))
-        if self.position is not None:  # only distances inside a block matter
+        if self.position is not None:  # only distances within a block matter
             inside = place % self.config.block
             q_BHTK, rotated_BHTK = self.position.rotate(q_BHTK, inside), self.position.rotate(k_BHTK, inside)
             if rotated_BHTK is not k_BHTK:
@@ -128,7 +129,7 @@ class Local(Mixer):
     def _read_uniform(
         self, q_BHTK: Tensor, new_BTN: Tensor, place_T: Tensor, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
-        """Every row has as many positions."""
+        """Read rows of equal length."""
         line = Growable(new_BTN) if state is None else state.kv_cache.append(new_BTN)
         k_BHLK, v_BHLK = self.project.split(line.tensor, 2)
         L, T = line.length, q_BHTK.shape[2]
@@ -141,14 +142,14 @@ class Local(Mixer):
         y_BTD = self.project.merge(y_BHTK)
         if self.role == "bidirectional":
             return y_BTD, None
-        if self.config.block <= L:  # a copy, for a view would hold all
+        if self.config.block <= L:  # a copy: a view would keep everything alive
             line = Growable(line.tensor[:, L // self.config.block * self.config.block :].clone())
         return y_BTD, LocalState(line, None)
 
     def _read_ragged(
         self, q_BHTK: Tensor, new_BTN: Tensor, place: Tensor, mask_BT: Tensor | None, state: LocalState | None
     ) -> tuple[Tensor, LocalState | None]:
-        """Rows differ: each becomes a line without padding, beginning with the block of its state."""
+        """Read rows of different lengths: each becomes a line without padding, which starts with its state's block."""
         (B, T, _), device = new_BTN.shape, new_BTN.device
         real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
         both_BSN, R = new_BTN, 0
@@ -169,7 +170,7 @@ class Local(Mixer):
             (q_BHLK,) = self.project.split(compact(q_BSD, real_BS), 1)
             y_BHLK = self._read_blocks(q_BHLK, k_BHLK, v_BHLK, length_B)
             index = place_BT[:, None, :, None].expand(-1, q_BHTK.shape[1], -1, q_BHTK.shape[3])
-            y_BHTK = y_BHLK.gather(2, index.clamp(max=L - 1))  # padding behind the last real one reads anything
+            y_BHTK = y_BHLK.gather(2, index.clamp(max=L - 1))  # padding may read anything
         y_BTD = self.project.merge(y_BHTK)
         if self.role == "bidirectional":
             return y_BTD, None
@@ -183,7 +184,7 @@ class Local(Mixer):
     ) -> Tensor:
         """Read a line that fits into one block."""
         T, L = q_BHTK.shape[2], k_BHLK.shape[2]
-        if L == 0:  # nothing but padding
+        if L == 0:  # only padding
             return torch.zeros_like(q_BHTK)
         there_L = torch.arange(L, device=q_BHTK.device)
         bias = None if self.position is None else self.position.bias(q_BHTK, place, there_L)
@@ -192,16 +193,16 @@ class Local(Mixer):
         return soft_lookup(q_BHTK, k_BHLK, v_BHLK, bias=bias, visible=self._visible(place, there_L, length_B))
 
     def _read_blocks(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLK: Tensor, length_B: Tensor | None) -> Tensor:
-        """Read a line that starts with a block: all complete blocks as rows of a larger batch, then the last."""
+        """Read a line that starts at a block boundary: complete blocks as rows of a larger batch, then the rest."""
         B, L, size = q_BHLK.shape[0], q_BHLK.shape[2], self.config.block
         whole = L // size * size
         q, k, v = (_as_rows(x[:, :, :whole], size) for x in (q_BHLK, k_BHLK, v_BHLK))
         place_T = torch.arange(size, device=q.device)
         lengths = None
-        if length_B is not None:  # of each row's blocks
+        if length_B is not None:  # of the blocks of each row
             lengths = length_B[:, None] - torch.arange(0, whole, size, device=q.device)
             lengths = lengths.clamp(0, size).flatten()
-        # The kernel writes heads side by side, as `merge` needs them: views, not copies.
+        # The kernel stores heads next to each other, as `merge` needs them: these are views, not copies.
         y = self._read_one_block(q, k, v, place_T, lengths).transpose(1, 2)
         y = y.unflatten(0, (B, -1)).flatten(1, 2).transpose(1, 2)
         if whole == L:
@@ -228,5 +229,5 @@ class Local(Mixer):
 
 
 def _as_rows(x_BHLK: Tensor, size: int) -> Tensor:
-    """(B, H, N size, K) -> (B N, H, size, K)."""
+    """Reshape (B, H, N size, K) to (B N, H, size, K)."""
     return x_BHLK.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)

@@ -1,10 +1,10 @@
-"""Longformer: a window for every position, and a few global positions that read everything and are read by all.
+"""Longformer: a window for every position, and a few global positions that read all and that all read.
 
     t global:  out_t = softmax over all s of (q'_t . k'_s / sqrt(K)) V'          with its own projections
     else:      out_t = softmax over |s - t| <= w and s global of (q_t . k_s / sqrt(K)) V
 
-Two positions that are far apart meet through a global one in two layers. A few global queries need no key and no value
-of everybody: q' . (W^K x_s) = (q' W^K) . x_s, and the same for values (`_read_globally`).
+Distant positions are connected through a global one in two layers. A few global queries do not need keys and values
+of all positions: q' . (W^K x_s) = (q' W^K) . x_s, and likewise for values (`_read_globally`).
 
 Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position, n / w without).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
@@ -36,12 +36,12 @@ class LongformerConfig(HeadsConfig):
     family = "local attention"
 
     type: Literal["longformer"] = "longformer"
-    window: PositiveInt = 256  # how many positions it sees to each side (the paper's w / 2)
-    everywhere: NonNegativeInt = 1  # how many first tokens are global
+    window: PositiveInt = 256  # positions read to each side (the paper's w / 2)
+    everywhere: NonNegativeInt = 1  # number of first tokens that are global
 
     @property
     def pattern(self) -> Pattern:
-        """Return which positions one that is not global reads."""
+        """Return the pattern of positions that are not global."""
         return Pattern(self.window, self.window, self.everywhere)
 
     def build(self, width: int, *, role: Role = "bidirectional", position: ScorePosition | None = None) -> "Longformer":
@@ -53,7 +53,7 @@ class LongformerConfig(HeadsConfig):
         pairs = area(bands_of(self.pattern, length, length))
         projections = self.projection_flops(length, length, width) + 2 * everywhere * width * width
         read = min(self._by_vectors(everywhere, length, width), self._by_keys(everywhere, length, width))
-        # The first position is global, so it reaches the last at once; two others far apart need two layers.
+        # The first position is global, so it reaches the last in one layer; two others far apart need two.
         path = 1 if self.everywhere else max(1, -(-(length - 1) // self.window))
         return Cost(projections + 4 * pairs * width + read, 0, sequential=1, path=path)
 
@@ -63,7 +63,7 @@ class LongformerConfig(HeadsConfig):
         return by_keys - min(self._by_vectors(everywhere, length, width), by_keys)
 
     def by_vectors(self, length: int, width: int) -> bool:
-        """Whether the global positions read the vectors as they are, which is cheaper if they are few."""
+        """Return True if global queries read the input vectors directly, which is cheaper for a few of them."""
         everywhere = min(self.everywhere, length)
         return self._by_vectors(everywhere, length, width) <= self._by_keys(everywhere, length, width)
 
@@ -83,7 +83,7 @@ class Longformer(Mixer):
         super().__init__()
         self.config, self.position = config, position
         self.project = Projections(config, width, "bidirectional")
-        self.rotates_keys = position is not None and position.rotates  # then a key depends on its position
+        self.rotates_keys = position is not None and position.rotates  # keys then depend on positions
         self.global_query = nn.Linear(width, width, bias=config.bias)
         self.global_key_value = nn.Linear(width, 2 * width, bias=config.bias)
         for layer in (self.global_query, self.global_key_value):
@@ -104,7 +104,7 @@ class Longformer(Mixer):
         if x_BTD.shape[1] <= SHORT:
             return self._read_together(x_BTD, mask_BT), None
         rows = []
-        for x_TD, mask_T in zip(x_BTD, mask_BT, strict=True):  # each row without its padding
+        for x_TD, mask_T in zip(x_BTD, mask_BT, strict=True):
             real_N = mask_T.nonzero()[:, 0]
             if len(real_N):
                 read_ND = self._read(x_TD.index_select(0, real_N)[None])[0]
@@ -135,15 +135,15 @@ class Longformer(Mixer):
                 near_bias = None if scheme is None else scheme(q_BHTK, place_T, place_T)
                 alpha = soft_alpha(q_BHTK, k_BHTK, near_bias, pattern.sees(place_T[:, None], place_T))
                 sink(self, torch.cat([soft_alpha(far_BHGK, keys, bias), alpha[:, :, G:]], dim=2))
-        # Put together in the layout in which heads are merged.
+        # Concatenated in the layout that `merge` needs.
         y_BTHK = torch.cat([global_BHGK.transpose(1, 2), y_BHTK.transpose(1, 2)[:, G:]], dim=1)
         return self.project.merge(y_BTHK.transpose(1, 2))
 
     def _read_together(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Short rows with padding: one call for all positions and one for the global positions, with masks."""
+        """Read short rows with padding by one masked call for all positions and one for the global positions."""
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
         place_BT = count_positions(mask_BT, T, mask_BT.device)
-        # The first real slots of each row; where there are fewer, padding, whose results mean nothing.
+        # The first real slots of each row; rows with fewer include padding, whose results are not used.
         slot_BG = real_first(mask_BT)[:, : self.config.everywhere]
         place_BG = place_BT.gather(1, slot_BG)
         q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
@@ -166,9 +166,9 @@ class Longformer(Mixer):
         return self.project.merge(_scatter_slots(y_BHTK, slot_BG, global_BHGK))
 
     def _read_globally(self, far_BHGK: Tensor, x_BTD: Tensor, bias: Tensor | None) -> Tensor:
-        """What global queries find, without a key or a value of anybody.
+        """Return the outputs of global queries without computing keys and values of all positions.
 
-        The bias of the keys adds the same to all scores of a query, and a softmax does not see it.
+        The bias of the keys adds the same to all scores of a query, so the softmax cancels it.
         """
         (B, H, _, K), D = far_BHGK.shape, x_BTD.shape[2]
         key_HKD, value_HKD = self.global_key_value.weight.view(2 * H, K, D).chunk(2)
@@ -183,5 +183,5 @@ class Longformer(Mixer):
 
 
 def _scatter_slots(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor) -> Tensor:
-    """x with new vectors in some slots."""
+    """Return x with new vectors in some slots."""
     return x_BHTN.scatter(2, slot_BG[:, None, :, None].expand(new_BHGN.shape), new_BHGN)

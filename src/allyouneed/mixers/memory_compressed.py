@@ -1,18 +1,18 @@
-"""Memory-compressed attention: a strided convolution makes one slot of every s positions, and queries read the slots.
+"""Memory-compressed attention: a strided convolution turns every s positions into one slot; queries read the slots.
 
     k'_j = c + sum_(i < s) C_i k_(s j + i),   v'_j likewise with C', c';     C_i: K x K for each head
     head_h,t = softmax over j of (q_t . k'_j / sqrt(K)) V',     j = null and all slots   (causal: s j + s - 1 <= t)
 
-A causal query reads the slots all of whose positions are at or before it: never a part of one, so its own slot only
-where it ends it. What is nearer is for the local layers between these (local.py): T-DMCA is L M L M L. The *null* slot
-is a trained key and value (zero at first) that is always there, so that the first queries have something to read.
+A causal query reads only slots whose positions are all at or before it, so it reads its own slot only if it is the
+last position there. Nearer positions are left to the local layers between these (local.py): T-DMCA is L M L M L. The
+*null* slot is a trained key and value, initially zero, that every query can read, so the first queries are not empty.
 
 Cost: O(T S / s D) time, O(S / s D) state (slots, and at most s - 1 positions of the next one), 1 sequential step,
 path 1 (never, in a causal text shorter than a slot). Memory O(T D): queries are read in blocks.
 Paper: Liu et al. 2018, arXiv:1801.10198, section 4.2.4 (s = 3).
-Differs: the paper states neither how the convolution is grouped nor what a query without a slot reads; here each head
+Differs: the paper states neither how the convolution is grouped nor what a query without a slot reads. Here each head
 has its own convolutions, and the null slot is that of the package memory-compressed-attention. Slot j starts at real
-token s j, whatever the length (that package counts from the end: one token more, and all slots change).
+token s j for any length (that package counts from the end, so one more token changes all slots).
 Bidirectional: the last, incomplete slot ends in zeros. For relative positions a slot is at its last position, the
 null slot at 0.
 """
@@ -40,16 +40,16 @@ BLOCK = 512  # queries per block
 
 
 class MemoryCompressedConfig(HeadsConfig):
-    summary = "a strided convolution makes one slot of every few keys and values; queries read the slots"
+    summary = "a strided convolution turns every few keys and values into one slot; queries read the slots"
     paper = "Liu et al. 2018, arXiv:1801.10198"
     roles = frozenset({"causal", "bidirectional", "cross"})
     takes_positions = True
-    theory = Theory("n² d / s + n d²", 2, 1, "1", "1", leads_at=(2048, 4096, 8192))  # queries are read in blocks of 512
+    theory = Theory("n² d / s + n d²", 2, 1, "1", "1", leads_at=(2048, 4096, 8192))  # queries come in blocks of 512
     family = "global attention"
     reads_itself = False
 
     type: Literal["memory-compressed"] = "memory-compressed"
-    stride: PositiveInt = 3  # positions of a slot
+    stride: PositiveInt = 3  # positions per slot
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "MemoryCompressed":
         self.require(role, position)
@@ -82,7 +82,7 @@ class Staircase:
     shift: int
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """A slot is read from its last position on."""
+        """Return the mask: a slot is visible from its last position on."""
         return key * self.stride <= query + self.shift + 1
 
 
@@ -90,13 +90,13 @@ class Staircase:
 class CompressedState:
     """Slots, and the positions that are not compressed yet."""
 
-    slots: Growable  # (B, S, N): keys (turned) and values of the null slot and of all complete ones
+    slots: Growable  # (B, S, N): (rotated) keys and values of the null slot and of all complete slots
     rest_BRN: Tensor  # keys and values of the positions after the last complete slot
-    seen: int | Tensor  # positions so far: one number, or one for each row (B); slots that a row lacks are hidden
+    seen: int | Tensor  # positions so far: one number, or one per row (B), whose missing slots are masked
 
     @staticmethod
     def join(nodes: "Sequence[CompressedState]", count_P: Tensor | None) -> "CompressedState":
-        """Rows with different numbers of slots side by side; the first slot of each is first."""
+        """Join rows with different numbers of slots, aligned at the first slot."""
         slots = Growable(join_padded([node.slots.tensor for node in nodes], 1))
         rest_BRN = join_padded([node.rest_BRN for node in nodes], 1)
         return CompressedState(slots, rest_BRN, join_numbers([node.seen for node in nodes], count_P))
@@ -109,7 +109,7 @@ class MemoryCompressed(Mixer):
         self.config, self.role, self.position = config, role, position
         self.project = Projections(config, width, role)
         head_width = config.head_width(width)
-        # For the keys of all heads, then for their values: what enters is `stride` positions of one head.
+        # For the keys of all heads, then for the values: the input is `stride` positions of one head.
         self.along_NPK = nn.Parameter(torch.empty(2 * config.heads, config.stride * head_width, head_width))
         self.bias_N1K = nn.Parameter(torch.zeros(2 * config.heads, 1, head_width)) if config.bias else None
         self.null_N = nn.Parameter(torch.zeros(2 * width))
@@ -147,9 +147,9 @@ class MemoryCompressed(Mixer):
     # Compression.
 
     def _compress(self, line_BLN: Tensor, first: int | Tensor, ends: Tensor | int | None = None) -> Tensor:
-        """Slots (B, S, N) of a line of S `stride` positions; the first one is slot `first` of its row.
+        """Return the slots (B, S, N) of S `stride` positions; the first is slot `first` of its row.
 
-        A slot that is not complete ends where its row ends, before position `ends`.
+        An incomplete slot ends where its row ends, before position `ends`.
         """
         B, L, N = line_BLN.shape
         stride, heads = self.config.stride, 2 * self.config.heads
@@ -169,7 +169,7 @@ class MemoryCompressed(Mixer):
         return y.permute(1, 2, 0, 3).reshape(B, S, N)
 
     def _place(self, slot: Tensor, ends: Tensor | int | None = None) -> Tensor:
-        """Return the positions of slots (0: null): those of their last members."""
+        """Return the position of each slot (0: null), which is that of its last member."""
         place = slot * self.config.stride - 1
         if isinstance(ends, int):
             place = place.clamp(max=ends - 1)
@@ -181,14 +181,14 @@ class MemoryCompressed(Mixer):
         return self.null_N.to(like_BSN.dtype).expand(like_BSN.shape[0], 1, -1)
 
     def _compress_all(self, new_BTN: Tensor, mask_BT: Tensor | None) -> CompressedState:
-        """All slots of a text that is there as a whole; the last one may end in zeros."""
+        """Return all slots of a complete text; the last one may be padded with zeros."""
         line, seen = (new_BTN, new_BTN.shape[1]) if mask_BT is None else (compact(new_BTN, mask_BT), mask_BT.sum(1))
         line = F.pad(line, (0, 0, 0, -line.shape[1] % self.config.stride))
         slots = self._compress(line, 0, seen)
         return CompressedState(Growable(torch.cat([self._null(slots), slots], dim=1)), line[:, :0].clone(), seen)
 
     def _extend_uniform(self, new_BTN: Tensor, state: CompressedState | None) -> CompressedState:
-        """Every row has as many positions."""
+        """Append the complete slots of new positions, for rows of equal length."""
         before, line_BLN = 0, new_BTN
         if state is not None:
             assert isinstance(state.seen, int)
@@ -198,11 +198,11 @@ class MemoryCompressed(Mixer):
         if complete or slots is None:
             new = self._compress(line_BLN[:, :complete], before // self.config.stride)
             slots = slots.append(new) if slots is not None else Growable(torch.cat([self._null(new), new], dim=1))
-        # A copy of the rest, for a view would hold all.
+        # A copy of the rest: a view would keep everything alive.
         return CompressedState(slots, line_BLN[:, complete:].clone(), before + new_BTN.shape[1])
 
     def _extend_ragged(self, new_BTN: Tensor, mask_BT: Tensor | None, state: CompressedState | None) -> CompressedState:
-        """Rows differ: each becomes a line without padding, and its slots are written behind those it has."""
+        """Append slots to rows of different lengths, from their positions without padding."""
         (B, T, N), device, stride = new_BTN.shape, new_BTN.device, self.config.stride
         real_BS = torch.ones(B, T, dtype=torch.bool, device=device) if mask_BT is None else mask_BT
         old, seen_B, both_BSN = self._null(new_BTN), torch.zeros(B, dtype=torch.long, device=device), new_BTN
@@ -215,7 +215,7 @@ class MemoryCompressed(Mixer):
         seen_B = first_B * stride + length_B
         L = line_BLN.shape[1]
         new = self._compress(line_BLN[:, : L // stride * stride], first_B)
-        # A row with fewer complete slots writes one that is not: no query sees it, and once complete it is overwritten.
+        # A row with fewer complete slots writes an incomplete one, which no query sees and which is overwritten later.
         column = 1 + first_B[:, None] + torch.arange(new.shape[1], device=device)
         missing = max(0, int(first_B.max()) + 1 + new.shape[1] - old.shape[1])
         grown = F.pad(old, (0, 0, 0, missing)).scatter(1, column.unsqueeze(-1).expand(-1, -1, N), new.to(old.dtype))
@@ -227,7 +227,7 @@ class MemoryCompressed(Mixer):
     # Reading.
 
     def _read(self, q_BHTK: Tensor, state: CompressedState, place: Tensor | None) -> Tensor:
-        """What queries at their places (a memory is read from nowhere) find in the slots."""
+        """Return what queries read from the slots; `place` is None for a cross mixer: its queries have no position."""
         k_BHSK, v_BHSK = self.project.split(state.slots.tensor, 2)
         causal, T = self.role == "causal", q_BHTK.shape[2]
         fused = not self._biased and map_sink() is None and has_kernel(q_BHTK.device)
@@ -235,21 +235,21 @@ class MemoryCompressed(Mixer):
             y_BHTK = attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self._bands(T, k_BHSK.shape[2], state.seen))
             return self.project.merge(y_BHTK)
         parts = []
-        # Without a bias all queries are read at once: the mask is no larger than the slots, or there is none.
+        # Without a bias all queries are read in one call: the mask is no larger than the slots, or there is none.
         step = BLOCK if map_sink() is None and (causal or self._biased) else max(1, T)
         for begin in range(0, T, step):
             end = min(begin + step, T)
             here = None if place is None else place[..., begin:end]
             keys = self._complete_slots(state.seen, place, T, end) if causal else k_BHSK.shape[2]
             arguments = q_BHTK[:, :, begin:end], k_BHSK[:, :, :keys], v_BHSK[:, :, :keys], here, state.seen
-            if step < T and torch.is_grad_enabled():  # the biases and masks of all blocks would be T x S numbers
+            if step < T and torch.is_grad_enabled():  # biases and masks of all blocks would take T x S numbers
                 parts.append(checkpoint(self._read_block, *arguments, use_reentrant=False, preserve_rng_state=False))
             else:
                 parts.append(self._read_block(*arguments))
         return self.project.merge(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
 
     def _complete_slots(self, seen: int | Tensor, place: Tensor | None, queries: int, end: int) -> int:
-        """How many slots, with the null slot, are complete when query `end` - 1 of these has come."""
+        """Return the number of complete slots, null slot included, at query `end` - 1."""
         if isinstance(seen, int):
             return 1 + (seen - queries + end) // self.config.stride
         assert place is not None
@@ -257,15 +257,15 @@ class MemoryCompressed(Mixer):
 
     @property
     def _biased(self) -> bool:
-        """Whether something is added to the scores."""
+        """Return True if the position scheme adds a bias to the scores."""
         return bias_of(self.position) is not None
 
     def _bands(self, queries: int, keys: int, seen: int) -> list[Band]:
-        """Yield the blocks of keys that all queries of a block see, and the stairs at their ends."""
+        """Return the keys that all queries of a block see as dense blocks, and the staircases at their ends."""
         near, far, before = [], [], seen - queries
         stairs = Staircase(self.config.stride, before - (keys - queries))
         for begin, end in _blocks(queries):
-            # The newest slot that all queries see belongs to the stairs: none of their rows is empty.
+            # The newest slot that all queries see belongs to the staircase, so none of its rows is empty.
             corner = (before + begin + 1) // self.config.stride
             length = 1 + (before + end) // self.config.stride - corner
             near.append(Band(begin, corner, end - begin, length, sees=stairs.sees))
@@ -285,7 +285,7 @@ class MemoryCompressed(Mixer):
         if self.role == "causal":
             if place is not None and (place.ndim == 2 or q_BHTK.shape[2] > 1):
                 visible = (slot_S * self.config.stride <= place.unsqueeze(-1) + 1).unsqueeze(-3)
-        elif isinstance(seen, Tensor):  # slots that begin before the row ends, and the null slot
+        elif isinstance(seen, Tensor):  # slots that start before the row ends, and the null slot
             visible = ((slot_S - 1) * self.config.stride < seen[:, None])[:, None, None]
         sink = map_sink()
         if sink is None:

@@ -1,6 +1,6 @@
 """The oracle: attention as nested loops, straight from the equations, with plain numbers.
 
-Read this first. It is slow on purpose; everything fast is tested against it, forward and gradient.
+Read this file first. It is slow on purpose: every fast path is tested against it, forward and gradient.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.2.
 """
 
@@ -15,17 +15,17 @@ Visible = Callable[[int, int], bool]
 
 
 def attend_by_loops(score: Score, visible: Visible, v_SK: Tensor, queries: int) -> Tensor:
-    """Each query t: weigh every visible s by exp(score(t, s)), normalise, and add up the values.
+    """Weigh every visible s of each query t by exp(score(t, s)), normalise, and sum the values.
 
     out_t = sum_s alpha_ts v_s,    alpha_ts = exp(score_ts) / sum_s' exp(score_ts')
     """
     rows = []
     for t in range(queries):
         seen = [s for s in range(v_SK.shape[0]) if visible(t, s)]
-        if not seen:  # nothing to look at: nothing is read
+        if not seen:  # nothing visible: the output is zero
             rows.append(torch.zeros_like(v_SK[0]))
             continue
-        largest = max(score(t, s).item() for s in seen)  # exp of large numbers overflows; the shift cancels
+        largest = max(score(t, s).item() for s in seen)  # exp of large numbers would overflow; the shift cancels
         weights = [torch.exp(score(t, s) - largest) for s in seen]
         total = torch.stack(weights).sum()
         row = torch.zeros_like(v_SK[0])
@@ -36,7 +36,7 @@ def attend_by_loops(score: Score, visible: Visible, v_SK: Tensor, queries: int) 
 
 
 def scaled_dot_product_by_loops(q_TK: Tensor, k_SK: Tensor, v_SK: Tensor, visible: Visible) -> Tensor:
-    """One head: score_ts = q_t . k_s / sqrt(K)   (equation 1)."""
+    """Return the output of one head: score_ts = q_t . k_s / sqrt(K)   (equation 1)."""
     root = math.sqrt(q_TK.shape[-1])
 
     def score(t: int, s: int) -> Tensor:
@@ -58,7 +58,7 @@ def multi_head_by_loops(
     heads: int,
     visible: Visible,
 ) -> Tensor:
-    """The recipe of multi-head attention for one sequence, head by head (weights act from the right, without biases).
+    """Return multi-head attention of one sequence, head by head (weights multiply from the right, without biases).
 
     MultiHead(X, Y) = Concat(head_1 .. head_H) W^O,   head_h = Attention(X W^Q_h, Y W^K_h, Y W^V_h)
     """

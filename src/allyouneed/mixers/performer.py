@@ -5,14 +5,14 @@
 w_1 .. w_M are Gaussian vectors, orthogonal to each other in blocks of K. Positive features cannot make a denominator
 vanish, and their error falls with 1 / sqrt(M).
 
-exp must neither overflow nor vanish. Queries subtract their own largest exponent and keys the largest of their chunk;
-the sums of chunks carry a running largest exponent, as in a blockwise softmax. All of it cancels in the quotient; only
-where the keys of one causal chunk differ by more than exp(87) is the smaller one lost to float32.
+exp must neither overflow nor underflow. Each query subtracts its largest exponent, each key the largest of its chunk,
+and the sums of chunks carry a running largest exponent, as in a blockwise softmax. All of it cancels in the quotient.
+Only if the keys of one causal chunk differ by more than exp(87) does float32 lose the smaller one.
 
-Cost: O(T M D) time, O(M D) state whatever T is, 1 + T / C sequential steps, path 1.
+Cost: O(T M D) time, O(M D) state for any T, 1 + T / C sequential steps, path 1.
 Paper: Choromanski et al. 2021, arXiv:2009.14794.
-Differs: the authors subtract the largest exponent of all keys and add an epsilon, so that the future leaks into a
-causal model; here what is subtracted cancels exactly.
+Differs: the authors subtract the largest exponent of all keys and add an epsilon, so the future leaks into a causal
+model. Here the subtracted exponents cancel exactly.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from allyouneed.mixers.linear import by_segments, divide, hide, read, sum_cost, 
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, at_least_float32, full_precision, refuse_state
 from allyouneed.positions import ScorePosition
 
-CHUNK = 128  # positions; more features than linear attention has want larger chunks: 64 take 1.6 times as long
-SEGMENT = 16 * CHUNK  # positions per segment: intermediate results stay in the cache, 1.7 times as fast at 16,384
-EMPTY = float("-inf")  # the largest exponent of nothing
+CHUNK = 128  # positions; more features than in linear attention need larger chunks: 64 takes 1.6 times as long
+SEGMENT = 16 * CHUNK  # positions per segment: intermediate results fit the cache, 1.7 times as fast at 16,384
+EMPTY = float("-inf")  # the largest exponent of an empty set
 
 
 class PerformerConfig(HeadsConfig):
@@ -41,8 +41,8 @@ class PerformerConfig(HeadsConfig):
     family = "global attention"
 
     type: Literal["performer"] = "performer"
-    features: PositiveInt = 256  # of each head; the error falls with the square root of their number
-    redraw: NonNegativeInt = 1000  # steps of training after which new features are drawn; 0: never
+    features: PositiveInt = 256  # per head; the error falls with the square root of their number
+    redraw: NonNegativeInt = 1000  # number of training steps between draws of new features; 0: never
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Performer":
         self.require(role, position)
@@ -132,7 +132,7 @@ class Performer(Mixer):
 
 
 def scaled(exponent: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(exponent - largest) over the last two dimensions, and the largest; zero where nothing is there."""
+    """Return exp(exponent - largest) over the last two dimensions, and the largest; zero where all are EMPTY."""
     largest = exponent.detach().amax(dim=(-2, -1), keepdim=True)
     return (exponent - _finite(largest)).exp(), largest
 
@@ -144,7 +144,7 @@ def _finite(largest: Tensor) -> Tensor:
 def read_scaled(
     q_BHTM: Tensor, exponent_BHTM: Tensor, v_BHTR: Tensor, state: ScaledState | None
 ) -> tuple[Tensor, ScaledState]:
-    """`linear.read_causally` for keys that are known by their exponents, which may be of any size."""
+    """Do the same as `linear.read_causally` for keys in the form of exponents of any size."""
     T, R = q_BHTM.shape[2], v_BHTR.shape[3]
     size = min(CHUNK, T)
     missing = -T % size
@@ -170,7 +170,7 @@ def read_scaled(
 
 
 def draw_directions(heads: int, features: int, head_width: int, seed: int, draw: int) -> Tensor:
-    """Gaussian vectors w (H, M, K), orthogonal in blocks of K: directions from QR, lengths as those of Gaussians."""
+    """Draw Gaussian vectors w (H, M, K), orthogonal in blocks of K: directions from QR, lengths of Gaussians."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + draw) % 2**63)
     blocks = -(-features // head_width)
     gauss = torch.randn(heads, blocks, head_width, head_width, generator=generator, dtype=torch.float64, device="cpu")

@@ -1,10 +1,10 @@
-"""Recurrent networks as mixers: everything that was read so far is one vector, rewritten at each position.
+"""Recurrent networks as mixers: one vector summarises everything read so far and is rewritten at each position.
 
     rnn    h_t = tanh(W x_t + U h_(t-1) + b)
     lstm   c_t = f c_(t-1) + i g,  h_t = o tanh(c_t);      i, f, o = sigmoid, g = tanh of  W x_t + U h_(t-1) + b
     gru    h_t = (1 - z) n + z h_(t-1);                    r, z = sigmoid of  W x_t + U h_(t-1) + b
                                                            n = tanh(W x_t + b + r (U h_(t-1) + b'))
-    y_t = h_t; bidirectional: one recurrence each way, each half as wide, side by side
+    y_t = h_t; bidirectional: one recurrence each way, each half as wide, concatenated
 
 Cost: O(T D^2) time, O(D) state whatever T is, T sequential steps, path 1.
 Papers: Elman 1990 (rnn); Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000 (lstm); Cho et al.
@@ -13,7 +13,7 @@ Papers: Elman 1990 (rnn); Hochreiter and Schmidhuber 1997, with the forget gate 
 Differs: torch.nn's two biases are one, except a GRU's. U starts orthogonal (Saxe et al. 2014), the forget gate's
 bias at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
 
-Padding changes nothing: real positions are moved together, read, and moved back, in either direction.
+Padding changes nothing: real positions are moved to the front, read, and moved back, in either direction.
 """
 
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ FORGET = 1  # the second of an LSTM's parts: i, f, g, o
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What a recurrence carries on; c is an LSTM's alone."""
+    """The state of a recurrence; only an LSTM has c."""
 
     h_BK: Tensor
     c_BK: Tensor | None = None
 
     def where(self, now_B: Tensor, other: "RecurrentState") -> "RecurrentState":
-        """This state in some rows, the other one in the rest."""
+        """Return this state in the rows `now_B`, the other state elsewhere."""
         now_B1, c_BK = now_B.unsqueeze(1), None
         if self.c_BK is not None and other.c_BK is not None:
             c_BK = torch.where(now_B1, self.c_BK, other.c_BK)
@@ -51,7 +51,7 @@ class RecurrentState:
 
 
 class Cell(nn.Module):
-    """The weights of one recurrence, and the ways to run it: over many positions, or one."""
+    """The weights of one recurrence; it runs over many positions or over one."""
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Cell(nn.Module):
                 self.input.bias.view(4, width)[FORGET] = 1.0
 
     def start(self, like: Tensor, rows: int) -> RecurrentState:
-        """Zeros."""
+        """Return a state of zeros."""
         zeros_BK = at_least_float32(like.new_zeros(rows, self.width))
         return RecurrentState(zeros_BK, zeros_BK if self.kind == "lstm" else None)
 
     def forward(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """h of all positions, none of them padded, and the last state."""
+        """Return h of all positions, none of which is padding, and the last state."""
         with full_precision(x_BTD):
             if x_BTD.shape[1] == 1:
                 state = self.step(self.input(at_least_float32(x_BTD[:, 0])), state)
@@ -80,11 +80,11 @@ class Cell(nn.Module):
             if state.c_BK is not None and has_kernel(x_BTD.device):
                 return self._fused(at_least_float32(x_BTD), state.h_BK, state.c_BK)
             h_TBK, c_TBK = self.scan(x_BTD, state)
-        # Not views: a state must not keep all positions alive.
+        # Copies, not views: a state must not keep the vectors of all positions alive.
         return h_TBK.transpose(0, 1), RecurrentState(h_TBK[-1].clone(), None if c_TBK is None else c_TBK[-1].clone())
 
     def scan(self, x_BTD: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor | None]:
-        """h and c after each position, time first."""
+        """Return h and c after each position, time first."""
         with full_precision(x_BTD):
             x_TBN = self.input(at_least_float32(x_BTD).transpose(0, 1))
             if state.c_BK is not None:
@@ -94,7 +94,7 @@ class Cell(nn.Module):
             return scan_rnn(x_TBN, state.h_BK, self.past.weight), None
 
     def _fused(self, x_BTD: Tensor, h_BK: Tensor, c_BK: Tensor) -> tuple[Tensor, RecurrentState]:
-        """torch's own LSTM: on a CPU one call of oneDNN, faster than `scan_lstm`; it has no other cell."""
+        """Run torch's own LSTM: on a CPU one call of oneDNN, faster than `scan_lstm`. oneDNN has no other cell."""
         bias_N = self.input.bias
         weights = [self.input.weight, self.past.weight, bias_N, torch.zeros_like(bias_N)]
         start, training = [h_BK.unsqueeze(0), c_BK.unsqueeze(0)], torch.is_grad_enabled()
@@ -117,12 +117,12 @@ class Cell(nn.Module):
 
 
 def cell_flops(kind: CellKind, length: int, inputs: int, width: int) -> int:
-    """Of one recurrence over a sequence."""
+    """Return the FLOPs of one recurrence over a sequence."""
     return 2 * length * GATES[kind] * width * (inputs + width)
 
 
 class RecurrentConfig(MixerConfig):
-    """What the three have in common."""
+    """The settings that the three share."""
 
     roles = frozenset({"causal", "bidirectional"})
     theory = Theory("n d²", 1, 2, "n", "1 (n steps)")
@@ -143,7 +143,7 @@ class RecurrentConfig(MixerConfig):
 
 
 class RnnConfig(RecurrentConfig):
-    summary = "recurrent network (tanh): the past is one vector"
+    summary = "recurrent network (tanh): one vector summarises all earlier positions"
     paper = "Elman 1990, Cognitive Science 14(2)"
     cell = "rnn"
 
@@ -151,7 +151,7 @@ class RnnConfig(RecurrentConfig):
 
 
 class LstmConfig(RecurrentConfig):
-    summary = "long short-term memory: gates decide what the cell forgets, takes in and shows"
+    summary = "long short-term memory: gates decide what the cell forgets, stores and outputs"
     paper = "Hochreiter and Schmidhuber 1997, Neural Computation 9(8); Gers et al. 2000"
     cell = "lstm"
 
@@ -201,12 +201,12 @@ class Recurrent(Mixer):
 def run(
     cell: Cell, x_BTD: Tensor, mask_BT: Tensor | None, state: RecurrentState | None = None
 ) -> tuple[Tensor, RecurrentState]:
-    """h of every position, and the last state; padded positions leave it as it is."""
+    """Return h of every position, and the last state; padding does not change the state."""
     state = state or cell.start(x_BTD, x_BTD.shape[0])
     if mask_BT is None:
         y_BTK, state = cell(x_BTD, state)
         return y_BTK, state
-    # Real positions first, in their order. Padding behind them is computed too, but not used.
+    # Real positions first, in order. Padding after them is computed too, but not used.
     order_BT = real_first(mask_BT)
     x_BTD = zero_padding(x_BTD, mask_BT).gather(1, order_BT.unsqueeze(-1).expand_as(x_BTD))
     h_TBK, c_TBK = cell.scan(x_BTD, state)
@@ -218,7 +218,7 @@ def run(
 
 
 def run_bidirectional(forth: Cell, back: Cell, x_BTD: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, RecurrentState]:
-    """[h from the left; h from the right] of every position, and the state in which the second ends: at the first."""
+    """Return [h from the left; h from the right] of every position, and the last state of the backward cell."""
     left_BTK, _ = run(forth, x_BTD, mask_BT)
     right_BTK, last = run(back, x_BTD.flip(1), None if mask_BT is None else mask_BT.flip(1))
     return torch.cat([left_BTK, right_BTK.flip(1)], dim=-1), last

@@ -1,28 +1,29 @@
-"""Reformer: a position reads those whose queries are like its own, found by locality-sensitive hashing.
+"""Reformer: a position reads those with similar queries, found by locality-sensitive hashing.
 
-    score_ts = q_t . k_s / sqrt(K),     k_s = sqrt(K) q_s / |q_s|                 (queries and keys are one projection)
+    score_ts = q_t . k_s / sqrt(K),     k_s = sqrt(K) q_s / |q_s|                 (one projection for queries and keys)
     bucket_r(x) = argmax([x R_r; -x R_r])                                    for rounds r, R_r random and never trained
     out_t = softmax of score_ts over s in read_t, times V,     out_t = v_t where read_t is empty
     read_t = union over r of the last w before t (bidirectional: and the next w after t) with bucket_r(s) = bucket_r(t)
 
-A score is large where the angle between two queries is small, and then they likely share a bucket in some round: what
-is left out of the softmax is mostly what would have weighed little. More rounds leave out less.
+A score is large where the angle between two queries is small, and such pairs likely share a bucket in some round. So
+the softmax mostly omits pairs of small weight. More rounds omit less.
 
 Cost: O(n r w D) time for r rounds and chunks of w, plus O(n r b D / 2) for hashing into b buckets and a sort; O(n D)
-state; 1 sequential step; path 1 between positions that share a bucket (it depends on what they hold). Longer texts need
-more buckets, about n / w: the authors' code hashes into b1 and into b2, which makes b1 b2 at the price of b1 + b2.
+state; 1 sequential step; path 1 between positions that share a bucket (which depends on their content). Longer texts
+need more buckets, about n / w: the authors' code hashes into b1 and b2, which gives b1 b2 buckets at the cost of
+b1 + b2.
 Paper: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451.
-Differs: the paper cuts the sorted positions into chunks that read themselves and the chunk before. Where a chunk ends
-depends on all positions, later ones too, so the future leaks into a causal model. Here a position reads a window of the
-w members of its bucket before it (the paper's: 0 to 2w - 1, of any bucket in most code), which is a function of
-earlier positions alone: decoding step by step gives what training saw, whatever the chunks. Therefore the number
-of buckets is a setting that does not follow the length, and the rotations are drawn once and kept with the weights. A
-pair that meets in several rounds counts in the first only, which is what the paper's correction by - log N_ts amounts
-to. Keys are scaled to the length sqrt(K), as in Hugging Face's port; the paper's text states 1. No reversible layers.
+Differs: the paper splits the sorted positions into chunks that read themselves and the chunk before. Where a chunk ends
+depends on all positions, including later ones, so the future leaks into a causal model. Here a position reads the w
+members of its bucket before it (in the paper 0 to 2w - 1, of any bucket in most code), which depends on earlier
+positions alone: step-by-step decoding equals training, for any chunking. Therefore the number of buckets is a setting
+that does not follow the length, and the rotations are drawn once and saved with the weights. A pair that shares a
+bucket in several rounds counts in the first only, which is equivalent to the paper's correction by - log N_ts. Keys are
+scaled to the length sqrt(K), as in Hugging Face's port; the paper's text states 1. No reversible layers.
 
-Rotary positions turn the queries before they are hashed and before they become keys: what is hashed is what is scored.
-Hashing is a decision: it is made in float32 at least, and carries no gradient. Two buckets that tie up to rounding may
-fall into other buckets when a sum is computed in another order.
+Rotary positions rotate the queries before they are hashed and before they become keys, so the hashed vectors are the
+scored ones. Hashing is a discrete choice: it is computed in float32 at least and has no gradient. If two buckets tie up
+to rounding, another order of summation may choose the other one.
 """
 
 import math
@@ -51,15 +52,15 @@ from allyouneed.mixers.parts.projections import (
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
-EPSILON = 1e-6  # of the mean square of a query, as in Hugging Face's port: a query of length zero has no direction
+EPSILON = 1e-6  # added to the mean square of a query, as in Hugging Face's port: a zero query has no direction
 
 
 Buckets = Annotated[int, Field(ge=2, le=2**15 - 1, multiple_of=2)]
-AT_ONCE = 2**20  # numbers compared at once to find buckets: a few megabytes
+AT_ONCE = 2**20  # numbers compared in one call to find buckets: a few megabytes
 
 
 class ReformerConfig(HeadsConfig):
-    summary = "reads the positions whose queries are like its own, found by hashing (LSH)"
+    summary = "reads the positions with similar queries, found by hashing (LSH)"
     paper = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451"
     roles = frozenset({"causal", "bidirectional"})
     takes_positions = True
@@ -70,10 +71,10 @@ class ReformerConfig(HeadsConfig):
 
     type: Literal["reformer"] = "reformer"
     buckets: Buckets | tuple[Buckets, Buckets] = (
-        64  # about n / chunk, so that most are read whole; [32, 32] makes 1,024
+        64  # about n / chunk, so that most buckets are read whole; [32, 32] gives 1,024
     )
     rounds: PositiveInt = 4  # of hashing
-    chunk: PositiveInt = 64  # how many members of its bucket it reads before it (bidirectional: to each side)
+    chunk: PositiveInt = 64  # members of its bucket read before it (bidirectional: to each side)
 
     @field_validator("buckets")
     @classmethod
@@ -86,7 +87,7 @@ class ReformerConfig(HeadsConfig):
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """Into how many buckets each hash of a round leads; together they make their product."""
+        """Return the number of buckets of each hash of a round; the total is their product."""
         return self.buckets if isinstance(self.buckets, tuple) else (self.buckets,)
 
     def reach(self, role: Role) -> Reach:
@@ -98,7 +99,7 @@ class ReformerConfig(HeadsConfig):
         return Reformer(self, width, role, position)
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
-        projections = 6 * length * width * width  # queries, which are the keys; values; output
+        projections = 6 * length * width * width  # queries (also keys), values, output
         hashing = length * width * self.rounds * sum(self.factors)
         attention = 4 * self.rounds * self.reach(role).area(length) * width
         state = length * (8 * width + 2 * self.heads * self.rounds) if role == "causal" else 0
@@ -117,7 +118,7 @@ class BucketState:
 
     @staticmethod
     def join(nodes: "Sequence[BucketState]", count_P: Tensor | None) -> "BucketState":
-        """Rows of different lengths side by side, without what only rows that have left could see."""
+        """Join rows of different lengths, without slots that only removed rows could see."""
         kv_cache, _ = join_kv_caches([(node.kv_cache, node.bucket.tensor[:, :, 0] != PADDING) for node in nodes])
         buckets = [node.bucket.keep_last(kv_cache.length) for node in nodes]
         return BucketState(kv_cache, Growable.join(buckets, count_P, PADDING))
@@ -136,7 +137,7 @@ class Reformer(Mixer):
         self.output = nn.Linear(width, width, bias=config.bias)
         for layer in (self.query_value, self.output):
             initialise(layer, width)
-        # Saved with the weights, which were trained to live with these buckets.
+        # Saved with the weights, which were trained with these buckets.
         columns = config.rounds * sum(config.factors) // 2
         self.register_buffer("rotation_HKM", torch.randn(config.heads, head_width, columns))
 
@@ -171,12 +172,12 @@ class Reformer(Mixer):
         return y_BTD, grown if self.role == "causal" else None
 
     def _split(self, x_BSN: Tensor) -> tuple[Tensor, ...]:
-        """(B, S, 2 D) -> two tensors (B, H, S, K)."""
+        """Split (B, S, 2 D) into two tensors (B, H, S, K)."""
         return x_BSN.unflatten(2, (2 * self.config.heads, -1)).transpose(1, 2).chunk(2, dim=1)
 
     @torch.no_grad()
     def _hash(self, q_BHTK: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """The buckets of each position for each head and round: (B, T, H R)."""
+        """Return the bucket of each position for each head and round: (B, T, H R)."""
         rotation_HKM = at_least_float32(self.rotation_HKM).to(at_least_float32(q_BHTK).dtype)
         step = max(1, AT_ONCE // max(1, rotation_HKM.shape[-1] * q_BHTK.shape[0] * q_BHTK.shape[1]))
         pieces = [self._numbers(at_least_float32(piece) @ rotation_HKM) for piece in q_BHTK.split(step, dim=2)]
@@ -189,14 +190,14 @@ class Reformer(Mixer):
         factors, number = self.config.factors, torch.zeros((), dtype=torch.long, device=rotated_BHTM.device)
         half = [factor // 2 for factor in factors]
         for side in rotated_BHTM.unflatten(-1, (self.config.rounds, -1)).split(half, dim=-1):
-            # argmax([x; -x]) without the copy: the largest in size, and its sign.
+            # argmax([x; -x]) without the copy: the largest magnitude and its sign.
             best = side.abs().argmax(dim=-1, keepdim=True)
             negative = side.gather(-1, best) < 0
             number = number * (2 * side.shape[-1]) + (best + negative * side.shape[-1]).squeeze(-1)
         return number.to(torch.int16)
 
     def _read(self, q_BHTK: Tensor, seen: "BucketState", place: Tensor | None) -> Tensor:
-        """The last T positions of all that were seen."""
+        """Return what the last T positions read."""
         T, S = q_BHTK.shape[2], seen.kv_cache.length
         k_BHSK, v_BHSK = self._split(seen.kv_cache.tensor)
         bucket_BHRS = seen.bucket.tensor.unflatten(2, (self.config.heads, -1)).permute(0, 2, 3, 1)
@@ -205,8 +206,8 @@ class Reformer(Mixer):
             if self.position is not None and place is not None:
                 bias = self.position.bias(q_BHTK, place[..., -T:], place)
             sink(self, soft_alpha(q_BHTK, k_BHSK, bias, sees(bucket_BHRS, self.reach)[:, :, -T:]))
-        # Earlier queries are not read again: any values may replace them. What they read is wasted, but a segment
-        # with a cache still costs no more than the whole.
+        # Results of earlier queries are not used, so any values may replace them. Their computation is wasted, but a
+        # segment with a cache still costs no more than the whole sequence.
         queries_BHSK = q_BHTK if T == S else torch.cat([k_BHSK[:, :, : S - T].detach(), q_BHTK], dim=2)
         scheme = partial(self._bias, place=place) if self.biased else None
         return attend_in_buckets(queries_BHSK, k_BHSK, v_BHSK, bucket_BHRS, self.reach, scheme)[:, :, S - T :]
@@ -214,7 +215,7 @@ class Reformer(Mixer):
     def _bias(
         self, q_NHTK: Tensor, here_NHT: Tensor, there_NHS: Tensor, row_N: Tensor, *, place: Tensor | None
     ) -> Tensor | None:
-        """What positions add to the scores of queries and keys that are known by their slots."""
+        """Return the position bias of the scores of queries and keys in these slots."""
         if self.position is None:
             return None
         if place is not None and place.ndim == 2:
@@ -223,7 +224,7 @@ class Reformer(Mixer):
         return self.position.bias(q_NHTK, here_NHT, there_NHS)
 
     def _step(self, q_BHTK: Tensor, before: "BucketState", seen: "BucketState", place: Tensor | None) -> Tensor:
-        """Read the members of one position's buckets: of all earlier positions only the bucket numbers are compared."""
+        """Read the members of one position's buckets; for other positions only bucket numbers are compared."""
         B, H, S = *q_BHTK.shape[:2], before.kv_cache.length
         number_BHRS = before.bucket.tensor.unflatten(2, (H, -1)).permute(0, 2, 3, 1)
         now_BHR1 = seen.bucket.tensor[:, -1].view(B, H, -1, 1)
@@ -231,8 +232,8 @@ class Reformer(Mixer):
         slot_BHRS = torch.where(number_BHRS == now_BHR1, slot_S, -1)
         found_BHN = slot_BHRS.topk(min(self.config.chunk, S), dim=-1).values.flatten(2).sort(dim=-1).values.long()
         real_BHN = found_BHN >= 0
-        real_BHN[..., 1:] &= found_BHN[..., 1:] != found_BHN[..., :-1]  # met in several rounds, read once
-        # Its own slot comes first, for queries that find no other.
+        real_BHN[..., 1:] &= found_BHN[..., 1:] != found_BHN[..., :-1]  # found in several rounds, read once
+        # Its own slot comes first, for queries without any other member.
         found_BHN = torch.cat([torch.full_like(found_BHN[..., :1], S), found_BHN.clamp(min=0)], dim=-1)
         real_BHN = torch.cat([~real_BHN.any(dim=-1, keepdim=True), real_BHN], dim=-1)
         row_B, head_H = torch.arange(B, device=q_BHTK.device), torch.arange(H, device=q_BHTK.device)
@@ -249,7 +250,7 @@ def _grow(state: BucketState | None, kept_BTN: Tensor, bucket_BTM: Tensor) -> Bu
 
 
 def _places(state: BucketState | None, mask_BT: Tensor | None, B: int, T: int, device: torch.device) -> Tensor:
-    """The positions of all slots, old and new: (S), or (B, S) where rows differ."""
+    """Return the positions of all slots, old and new: (S), or (B, S) if rows differ."""
     old_BS, before = None, 0
     if state is not None:
         old_BS, before = state.bucket.tensor[:, :, 0] != PADDING, state.bucket.length

@@ -3,12 +3,12 @@
     MultiHead(X, Y) = Concat(head_1 .. head_H) W^O
     head_h = softmax(X W^Q_h (Y W^K_h)^T / sqrt(K)) Y W^V_h        Y = X, or the memory of an encoder
 
-Several heads in a row may share keys and values (`key_heads`): grouped-query attention, with one of them multi-query.
+Consecutive heads may share keys and values (`key_heads`): grouped-query attention; with one key head, multi-query.
 
 Cost: O(T S D) time, O(T D) state (the keys and values seen), 1 sequential step, path 1.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
 Differs: projections carry biases (as in the authors' code); W^Q, W^K, W^V are one matrix; no dropout on the weights,
-which the paper's section 5.4 does not name.
+which the paper's section 5.4 does not mention.
 """
 
 from typing import Literal, final
@@ -36,7 +36,7 @@ class SoftmaxConfig(MixerConfig):
 
     type: Literal["softmax"] = "softmax"
     heads: PositiveInt = 8
-    key_heads: PositiveInt | None = None  # heads of keys and values, each for as many queries in a row; default: heads
+    key_heads: PositiveInt | None = None  # heads of keys and values; default: heads
     key_width: PositiveInt | None = None  # of one head (the paper's d_k); default: width / heads
     value_width: PositiveInt | None = None  # of one head (the paper's d_v); default: width / heads
     bias: bool = True  # of the four projections
@@ -46,14 +46,14 @@ class SoftmaxConfig(MixerConfig):
         return self.heads
 
     def head_widths(self, width: int) -> tuple[int, int]:
-        """d_k and d_v."""
+        """Return d_k and d_v."""
         if width % self.heads and None in (self.key_width, self.value_width):
             raise ConfigError(f"model.width {width} is not divisible by mixer.heads {self.heads}")
         return self.key_width or width // self.heads, self.value_width or width // self.heads
 
     @property
     def groups(self) -> int:
-        """How many heads keys and values have."""
+        """Return the number of heads of keys and values."""
         if self.heads % (self.key_heads or self.heads):
             raise ConfigError(f"mixer.heads {self.heads} is not divisible by mixer.key_heads {self.key_heads}")
         return self.key_heads or self.heads
@@ -96,7 +96,7 @@ class Softmax(Mixer):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Glorot for each of W^Q, W^K, W^V, W^O on its own, though some are stored together."""
+        """Initialise W^Q, W^K, W^V and W^O separately by Glorot, though some are stored as one matrix."""
         if self.role == "cross":
             matrices = [self.query.weight, *self.key_value.weight.split([self.keys, self.values])]
         else:
@@ -113,13 +113,13 @@ class Softmax(Mixer):
         return x_BTN.view(B, T, heads, N // heads).transpose(1, 2)
 
     def _queries_keys_values(self, packed_BTN: Tensor) -> tuple[Tensor, ...]:
-        if self.queries == self.keys == self.values:  # all heads are of one width: cut once
+        if self.queries == self.keys == self.values:  # all heads have one width: split once
             return self._split_heads(packed_BTN, 3 * self.heads).chunk(3, dim=1)
         queries, rest = packed_BTN.split([self.queries, self.keys + self.values], dim=-1)
         return self._split_heads(queries, self.heads), *self.keys_values(rest)
 
     def keys_values(self, packed_BSN: Tensor) -> tuple[Tensor, ...]:
-        """Return keys and values by heads, from what the cache keeps."""
+        """Return keys and values by heads, from the packed form of the cache."""
         if self.keys == self.values:
             return self._split_heads(packed_BSN, 2 * self.groups).chunk(2, dim=1)
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
@@ -158,7 +158,7 @@ class Softmax(Mixer):
             query_position = key_position[..., before:]
             queries_keys = self.queries + self.keys
             both = self._split_heads(packed_BTN[..., :queries_keys], self.heads + self.groups)
-            rotated = self.position.rotate(both, query_position)  # at once: half as many operations
+            rotated = self.position.rotate(both, query_position)  # both at once: half as many operations
             if rotated is not both:
                 q_BHTK, k_BGSK = rotated.split([self.heads, self.groups], dim=1)
                 if causal:  # the cache keeps rotated keys
@@ -168,7 +168,7 @@ class Softmax(Mixer):
         kv_cache = state.kv_cache.append(kept) if state is not None else Growable(kept)
         if state is not None:
             k_BGSK, v_BGSR = self.keys_values(kv_cache.tensor)
-        # Without a cache and padding the kernel's own triangle is enough, and a single step sees everything.
+        # Without a cache and padding the kernel's own triangle suffices; a single step sees everything.
         triangle = causal and before == 0 and mask_BS is None
         visible = None if triangle else self._visible(mask_BS, T, before, x_BTD)
         y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, visible, triangle and T > 1)

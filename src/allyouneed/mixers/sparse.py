@@ -1,16 +1,16 @@
-"""Sparse attention in two factors: a near one, and a far one that reaches everything by way of a near one.
+"""Sparse attention in two factors: a near one, and a far one from which the near one reaches every position.
 
     strided:  A(t) = {s : t - s < l}              with {s : t - s a multiple of l}
     fixed:    A(t) = {s in the same block of l}   with {s among the last c of any block of l}
 
-of which a causal mixer reads s <= t. The strided pattern suits what repeats with a period (images, music); the fixed
-one suits text: the last c positions of a block sum it up for all later ones.
+A causal mixer reads s <= t only. The strided pattern suits periodic data (images, music). The fixed one suits text:
+the last c positions of a block summarise it for all later positions.
 
 Cost: O(n (l + n / l) D) time, strided, O(n (l + c n / l) D), fixed: O(n sqrt(n) D) for l near sqrt(n); O(n D) state, 1
 sequential step, path 2 (1 within a factor).
 Paper: Child et al. 2019, arXiv:1904.10509, section 4.
 Differs: of the paper's three ways to combine the factors this is the merged head, equation 7: every head reads the
-union. Bidirectional where asked for, with distances to either side (the paper is causal only).
+union. A bidirectional role, with distances to either side, is added (the paper is causal only).
 """
 
 import math
@@ -26,11 +26,11 @@ from allyouneed.mixers.base import Cost, Role, Theory
 from allyouneed.mixers.parts.block_sparse import Band, Pattern, bands_of, grouped
 from allyouneed.mixers.parts.patterned import PatternedConfig
 
-ROWS = 128  # queries of a column that are read at once: fewer waste calls, more compute what is masked
+ROWS = 128  # queries of a column per call: fewer need more calls, more compute masked pairs
 
 
 class SparseConfig(PatternedConfig):
-    summary = "near positions, and every l-th (strided) or the last of every block (fixed): all meet in two layers"
+    summary = "near positions, and every l-th (strided) or the last of every block (fixed): two layers connect all"
     paper = "Child et al. 2019, arXiv:1904.10509"
     theory = Theory("n √n d + n d²", 1.5, 1, "1", "2", leads_at=(1024, 4096, 16384))
     family = "global attention"
@@ -44,7 +44,7 @@ class SparseConfig(PatternedConfig):
     @classmethod
     def _check_summaries(cls, value: int | None, info: ValidationInfo) -> int | None:
         pattern, stride = info.data.get("pattern"), info.data.get("stride")
-        if pattern is None or stride is None:  # refused already
+        if pattern is None or stride is None:  # already invalid
             return value
         if pattern == "strided" and value is not None:
             raise ValueError("only the fixed pattern has summaries; leave it out")
@@ -54,12 +54,12 @@ class SparseConfig(PatternedConfig):
 
     @classmethod
     def settings_for(cls, length: int) -> dict[str, object]:
-        """Return a stride near the square root of the length (section 4.2), and a few last positions of a block."""
+        """Return a stride near the square root of the length (section 4.2), and a few summaries per block."""
         return {"stride": max(8, round(math.sqrt(length))), "summaries": 8}
 
     @property
     def kept(self) -> int:
-        """How many last positions of a block are read by all."""
+        """Return how many last positions of a block all later positions read."""
         return self.summaries or max(1, self.stride // 16)
 
     def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
@@ -82,7 +82,7 @@ class SparseConfig(PatternedConfig):
 
 
 def _strided(stride: int, queries: int, keys: int, causal: bool) -> Iterator[Band]:
-    """A window, then the columns: positions with the same remainder. Neighbouring columns are the blocks of a band."""
+    """Yield a window, then columns of positions with the same remainder. Adjacent columns are the blocks of a band."""
     yield from bands_of(Pattern(stride - 1, 0 if causal else stride - 1), queries, keys)
     before = keys - queries
     begin = max(before, stride) if causal else 0
@@ -110,7 +110,7 @@ def _strided(stride: int, queries: int, keys: int, causal: bool) -> Iterator[Ban
 
 @lru_cache(maxsize=256)
 def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
-    """Each block reads itself up to each query, and what the blocks before it kept."""
+    """Return the bands: each block reads itself up to each query, and the summaries of earlier blocks."""
     before = keys - queries
     near, far = [], []
     summary = torch.arange(stride - kept, keys + stride, stride)[None, None]
@@ -124,7 +124,7 @@ def _fixed(stride: int, kept: int, queries: int, keys: int) -> tuple[Band, ...]:
 
 
 def _fixed_both_ways(stride: int, kept: int, keys: int) -> Iterator[Band]:
-    """Each position reads the rest of its block and the kept positions of all blocks; the last may keep fewer."""
+    """Yield the bands: each position reads its block and the summaries of all blocks; the last may have fewer."""
     whole, rest = divmod(keys, stride)
     if whole:
         yield Band(0, 0, keys, kept, runs_HNR=torch.arange(stride - kept, whole * stride, stride)[None, None])
@@ -134,5 +134,5 @@ def _fixed_both_ways(stride: int, kept: int, keys: int) -> Iterator[Band]:
         start, own = whole * stride, min(rest, stride - kept)
         if own:
             yield Band(start, start, rest, own, again=whole > 0)
-        if own < rest:  # the first band of all if there is no whole block and all of a block is kept
+        if own < rest:  # the first band if there is no whole block and every position is a summary
             yield Band(0, start + own, keys, rest - own, again=whole > 0 or own > 0)

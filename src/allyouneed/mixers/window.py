@@ -2,11 +2,11 @@
 
     head_h,t = softmax over s of (q_t . k_s / sqrt(K)) V,     s = t - w d, .., t - d, t (and t + d, .., t + w d)
 
-w is the window and d the dilation; a causal mixer has the earlier half. What is far away is reached through layers: a
-stack of L layers sees L w d positions, as a convolution would.
+w is the window and d the dilation; a causal mixer has the earlier half. Distant positions are reached through layers:
+a stack of L layers sees L w d positions, like a convolution.
 
 Cost: O(T w D) time, O(w d D) state, 1 sequential step, path n / (w d); with a dilation, positions whose distance it
-does not divide never meet: mix such layers with others.
+does not divide never interact: combine such layers with others.
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 Differs: padding is not a position: the window counts real tokens only. The kernel is parts/block_sparse.py.
 """
@@ -30,7 +30,7 @@ from allyouneed.positions import ScorePosition
 
 
 class WindowConfig(HeadsConfig):
-    summary = "each position reads its neighbours; far positions meet through layers"
+    summary = "each position reads its neighbours; layers connect distant positions"
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
     roles = frozenset({"causal", "bidirectional"})
     takes_positions = True
@@ -38,14 +38,14 @@ class WindowConfig(HeadsConfig):
     family = "local attention"
 
     type: Literal["window"] = "window"
-    window: PositiveInt = 256  # how many positions it sees to each side (causal: before it)
-    dilation: PositiveInt = 1  # it sees every d-th position only, as far as window times dilation
+    window: PositiveInt = 256  # positions read to each side (causal: before it)
+    dilation: PositiveInt = 1  # reads every d-th position only, up to window times dilation away
 
     def bands(self, role: Role, queries: int, keys: int) -> list[Band]:
         """Return which of `keys` positions the last `queries` of them read."""
         pattern = Pattern(self.window, 0 if role == "causal" else self.window)
         bands = []
-        for first in range(min(self.dilation, keys)):  # positions that see each other have the same remainder
+        for first in range(min(self.dilation, keys)):  # positions that interact have the same remainder
             seen = range(first, keys, self.dilation)
             here = range((first - (keys - queries)) % self.dilation, queries, self.dilation)
             bands += dilated(bands_of(pattern, len(here), len(seen)), pattern, here, first)
@@ -66,15 +66,15 @@ class WindowConfig(HeadsConfig):
 
 @dataclass(frozen=True)
 class WindowState:
-    """The last keys and values, as many as the window reaches, and how many positions there were."""
+    """The last keys and values within reach of the window, and the number of positions so far."""
 
     kv_cache: Growable  # (B, S, N): keys and values; the newest is last
-    real_BS: Tensor | None  # which of them are there: rows may have had fewer (None: all)
-    seen: int | Tensor  # positions so far: one number, or one for each row (B)
+    real_BS: Tensor | None  # which of them are real: rows may have fewer (None: all)
+    seen: int | Tensor  # positions so far: one number, or one per row (B)
 
     @staticmethod
     def join(nodes: "Sequence[WindowState]", count_P: Tensor | None) -> "WindowState":
-        """Rows that have had different numbers of positions side by side."""
+        """Join rows that have read different numbers of positions."""
         kv_cache, real_BS = join_kv_caches([(node.kv_cache, node.real_BS) for node in nodes])
         return join_fields(nodes, count_P, kv_cache=kv_cache, real_BS=real_BS)
 
@@ -120,7 +120,7 @@ class Window(Mixer):
         return y_BTD, WindowState(kv_cache.keep_last(self.reach), real_BS, seen)
 
     def _project(self, x_BTD: Tensor, mask_BT: Tensor | None, state: WindowState | None) -> tuple[Tensor, ...]:
-        """Queries, keys and values; the first two turned by their positions, if the scheme turns them."""
+        """Return queries, keys and values; the scheme rotates the first two by their positions, if it has rotations."""
         q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         if self.position is None:
             return q_BHTK, k_BHTK, v_BHTK
@@ -128,13 +128,13 @@ class Window(Mixer):
         return self.position.rotate(q_BHTK, place), self.position.rotate(k_BHTK, place), v_BHTK
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, *, real_BS: Tensor | None = None) -> Tensor:
-        """The window of the last T of S positions; for a single position, some of the others may not be there."""
+        """Return what the last T of S positions read; for a single position, `real_BS` masks missing slots."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
         sink, step = map_sink(), self.config.dilation
         if sink is not None:
             place_S = torch.arange(S, device=q_BHTK.device)
             sink(self, soft_alpha(q_BHTK, k_BHSK, self._bias(q_BHTK, place_S[S - T :], place_S), self._sees(T, S)))
-        if T == 1:  # decoding: everything that is kept is seen
+        if T == 1:  # decoding: all kept slots are within the window
             near = slice(S - 1 - min(self.config.window, (S - 1) // step) * step, None, step)
             place_S = torch.arange(S, device=q_BHTK.device)
             bias = self._bias(q_BHTK, place_S[-1:], place_S[near])
@@ -143,7 +143,7 @@ class Window(Mixer):
         return attend_sparsely(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias_of(self.position))
 
     def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> Tensor:
-        """Short rows with padding: one call with the window as a mask."""
+        """Read short rows with padding in one call, with the window as the mask."""
         place_BT = count_positions(mask_BT, mask_BT.shape[1], mask_BT.device)
         near = self._near(place_BT.unsqueeze(1) - place_BT.unsqueeze(2)) & mask_BT.unsqueeze(1)
         bias = self._bias(q_BHTK, place_BT, place_BT)
@@ -152,7 +152,7 @@ class Window(Mixer):
         return soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=near.unsqueeze(1))
 
     def _padded_state(self, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> WindowState | None:
-        """What the next positions need of rows with padding."""
+        """Return the state of rows with padding; None if bidirectional."""
         if self.role == "bidirectional":
             return None
         kv_cache = Growable(compact_right(pack(k_BHTK, v_BHTK), mask_BT)).keep_last(self.reach)
@@ -175,7 +175,7 @@ class Window(Mixer):
     def _read_row_by_row(
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor | None, state: WindowState | None
     ) -> tuple[Tensor, WindowState | None]:
-        """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
+        """Read rows with different real positions one by one, so nothing is computed for padding."""
         B, H, T, K = q_BHTK.shape
         outputs, keys, values, seen = [], [], [], []
         for row in range(B):
@@ -201,7 +201,7 @@ class Window(Mixer):
 
 
 def _aligned(keys: list[Tensor], values: list[Tensor], seen_B: Tensor) -> WindowState:
-    """Rows of different lengths with their newest position last."""
+    """Return the state of rows of different lengths, aligned at their newest position."""
     longest = max(k.shape[2] for k in keys)
     pad = torch.nn.functional.pad
     rows = [pad(pack(k, v), (0, 0, longest - k.shape[2], 0)) for k, v in zip(keys, values, strict=True)]

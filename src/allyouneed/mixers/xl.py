@@ -3,18 +3,17 @@
     score_ts = ((q_t + u) . k_s + (q_t + v) . W_R r_{t-s}) / sqrt(K),      t - M <= s <= t
     r_d = (sin(d f_0), sin(d f_1), .., cos(d f_0), ..),   f_i = 10000^(-2i/D)
 
-u and v are trained vectors: what a key is worth to any query, and what a distance is. A text is read segment by
-segment; the state holds the last M vectors of the layer, and their keys and values are made anew with the weights of
-today. `memory` is no part of the weights: a trained model may be given a longer one. Distances that it never met would
-confuse it, so those beyond `clamp` count as `clamp` (the authors' clamp_len).
+u and v are trained vectors: the importance of a key, and of a distance, to any query. A text is read segment by
+segment. The state holds the last M inputs of the layer; their keys and values are computed again with the current
+weights. `memory` is not part of the weights: a trained model can use a longer one. Distances beyond those of training
+would be out of distribution, so those beyond `clamp` count as `clamp` (the authors' clamp_len).
 
 Cost: O(T M D) time, O(M D) state, 1 sequential step, path n / M.
 Paper: Dai et al. 2019, arXiv:1901.02860, section 3.
-Differs: every position reads exactly the M before it, the authors' `same_length` of evaluation, in training too: so it
-does not matter where segments begin and end, and what is trained is what is evaluated. `stretch` trains as the authors
-do: a position reads the M before its segment, and its segment up to itself. u and v belong to each layer.
-The gradient stops where one segment passes its state to the next (tasks/loss.py), not inside the mixer. Padding is no
-position.
+Differs: every position reads exactly the M before it, in training too (the authors' `same_length`, which they use in
+evaluation). So segment boundaries do not matter, and training equals evaluation. `stretch` trains as the authors do: a
+position reads the M before its segment, and its segment up to itself. Each layer has its own u and v. The gradient
+stops where one segment passes its state to the next (tasks/loss.py), not inside the mixer. Padding is not a position.
 """
 
 import math
@@ -39,16 +38,16 @@ from allyouneed.sizes import Traits
 
 
 class XLConfig(HeadsConfig):
-    summary = "a memory of the segments before, and relative positions of its own"
+    summary = "a memory of earlier segments, with its own relative positions"
     paper = "Dai et al. 2019, arXiv:1901.02860"
     roles = frozenset({"causal"})
     theory = Theory("n m d + n d²", 1, 1, "1", "n / m")
     family = "local attention"
 
     type: Literal["xl"] = "xl"
-    memory: PositiveInt = 128  # how many positions before itself each one reads; may change after training
-    clamp: PositiveInt | None = None  # larger distances count as this one; needed for longer memories than trained ones
-    stretch: bool = False  # while training, also reads all of its own segment: meets the distances of longer memories
+    memory: PositiveInt = 128  # positions read before each one; may change after training
+    clamp: PositiveInt | None = None  # larger distances count as this one; needed for memories longer than in training
+    stretch: bool = False  # in training also read the whole segment so far: learns distances of longer memories
 
     def check_task(self, task: Traits) -> None:
         check_stretch(self.stretch, task)
@@ -64,7 +63,7 @@ class XLConfig(HeadsConfig):
         )
         distances = 2 * (largest_distance(reach, self.clamp) + 1) * width * width + 2 * places * width
         attention = 4 * area(bands) * width
-        state = (8 * min(length, self.memory) + 4 * (reach + 1)) * width  # keys and values; the keys of distances
+        state = (8 * min(length, self.memory) + 4 * (reach + 1)) * width  # keys and values; distance keys
         path = math.ceil((length - 1) / self.memory)
         flops = self.projection_flops(length, length, width) + distances + attention
         return Cost(flops, state, sequential=1, path=path)
@@ -74,12 +73,12 @@ def check_stretch(stretch: bool, task: Traits) -> None:
     """Raise ValueError if `stretch` is set for a task that has no segments."""
     if stretch and task.segment is None:
         raise ValueError(
-            "mixer.stretch reads all of a segment: without task.segment that is everything before a position"
+            "mixer.stretch reads whole segments, but task.segment is not set; set it or remove mixer.stretch"
         )
 
 
 class Distances(nn.Module):
-    """The part of a score that depends on the distance of two positions: u, v and W_R."""
+    """The parameters u, v and W_R of the score's dependence on distance."""
 
     def __init__(self, heads: int, width: int, clamp: int | None) -> None:
         super().__init__()
@@ -90,7 +89,7 @@ class Distances(nn.Module):
         initialise(self.project, width)
 
     def keys(self, reach: int) -> Tensor:
-        """W_R r_d for each head, from d = reach down to 0."""
+        """Return W_R r_d for each head, from d = reach down to 0."""
         weight, near = self.project.weight, largest_distance(reach, self.clamp)
         distance_N = torch.arange(near, -1, -1, device=weight.device)
         keys_RD: Tensor = self.project(sinusoids(distance_N, weight.shape[1]).to(weight.dtype))
@@ -99,11 +98,11 @@ class Distances(nn.Module):
         return keys_RD.unflatten(1, (self.heads, -1)).permute(1, 2, 0)
 
     def with_content(self, q_BHTK: Tensor) -> Tensor:
-        """q + u."""
+        """Return q + u."""
         return q_BHTK + self._by_head(self.content_D)
 
     def scores(self, q_BHTK: Tensor, keys_HKR: Tensor) -> Tensor:
-        """(q + v) . W_R r_d / sqrt(K), from queries that have u added already."""
+        """Return (q + v) . W_R r_d / sqrt(K), from queries to which u was added."""
         q_BHTK = q_BHTK + self._by_head(self.place_D - self.content_D)
         return q_BHTK @ keys_HKR / math.sqrt(q_BHTK.shape[-1])
 
@@ -112,43 +111,43 @@ class Distances(nn.Module):
 
 
 def largest_distance(reach: int, clamp: int | None) -> int:
-    """Return the largest distance that differs from smaller ones."""
+    """Return the largest distance that is not clamped."""
     return reach if clamp is None else min(reach, clamp)
 
 
 def sinusoids(distance_R: Tensor, width: int) -> Tensor:
-    """Sines, then cosines; in float64, as large angles need it."""
+    """Return sines, then cosines; in float64, which large angles need."""
     exponent_N = torch.arange(0, width, 2, dtype=torch.float64, device=distance_R.device) / width
     angle_RN = distance_R[:, None].to(torch.float64) * 10000.0**-exponent_N
     return torch.cat([angle_RN.sin(), angle_RN.cos()], dim=1)[:, :width]
 
 
 def shift(score_BHTR: Tensor, first: int, keys: int) -> Tensor:
-    """From scores by distance (R-1 .. 0) to scores by key: (t, s) takes distance `first` + t - s, or zero without one.
+    """Convert scores by distance (R-1 .. 0) to scores by key: (t, s) takes distance `first` + t - s; zero if none.
 
-    Row t starts one place earlier than the row above it: cut out of the flattened matrix, rows of one number less do
-    just that, and no pair needs an index.
+    Row t must start one column earlier than the row above. Reshaping the flattened matrix to rows that are one shorter
+    does that without an index per pair.
     """
     T, R = score_BHTR.shape[-2:]
-    before = first + T - R  # columns that are missing in front of the farthest distance
+    before = first + T - R  # missing columns before the largest distance
     wide_BHTN = F.pad(score_BHTR, (before, keys + T - R - before))
     N = wide_BHTN.shape[-1]
     return wide_BHTN.flatten(-2)[..., T - 1 : T * N - 1].unflatten(-1, (T, N - 1))[..., :keys]
 
 
 def append_vectors(cache: Growable, new_BTN: Tensor) -> Growable:
-    """`append` for vectors that need no gradient themselves, but that a weight may have kept for its own."""
+    """Append vectors; out of place under autograd, where a weight's gradient may need the old ones."""
     return Growable(torch.cat([cache.tensor, new_BTN], dim=1)) if torch.is_grad_enabled() else cache.append(new_BTN)
 
 
 @dataclass(frozen=True)
 class DistanceKeys:
-    """The keys of distances, kept while decoding: of the weights, not of any row."""
+    """The keys of distances, cached while decoding; they depend on the weights, not on rows."""
 
     keys_HKR: Tensor
 
     def select(self, rows_B: Tensor) -> "DistanceKeys":
-        """The same for whatever rows."""
+        """Return the same keys for any rows."""
         return self
 
 
@@ -159,16 +158,16 @@ def most_distance_keys(distance_keys: "Sequence[DistanceKeys | None]") -> "Dista
 
 @dataclass(frozen=True)
 class XLState:
-    """The last M vectors, the newest last."""
+    """The last M vectors; the newest is last."""
 
-    cache: Growable  # (B, S, N): what the layer was given, or keys and values where no gradient can ask for more
+    cache: Growable  # (B, S, N): inputs of the layer; without autograd, keys and values
     projected: bool
-    real_BS: Tensor | None = None  # which of them are there: rows may have had fewer (None: all)
+    real_BS: Tensor | None = None  # which of them are real: rows may have fewer (None: all)
     distance_keys: DistanceKeys | None = None
 
     @staticmethod
     def join(nodes: "Sequence[XLState]", count_P: Tensor | None) -> "XLState":
-        """Rows that have had different numbers of positions side by side."""
+        """Join rows that have read different numbers of positions."""
         cache, real_BS = join_kv_caches([(node.cache, node.real_BS) for node in nodes])
         return join_fields(
             nodes,
@@ -210,13 +209,14 @@ class XL(Mixer):
         return self.project.merge(y_BHTK), XLState(cache, after.projected, left, kept)
 
     def _reach(self, segment: int) -> int:
-        """How far the last position of a segment looks back."""
+        """Return how far back the last position of a segment reads."""
         return self.config.memory + (segment - 1 if self.config.stretch and self.training else 0)
 
     def _extend(self, x_BTD: Tensor, state: XLState | None) -> tuple[Tensor, Tensor, Tensor, XLState]:
-        """Queries of the new positions, keys and values of old and new ones, and what holds them.
+        """Return queries of the new positions, keys and values of old and new ones, and the extended state.
 
-        Training keeps vectors, so that the weights learn from what they make of the memory; else keys and values.
+        Training caches inputs, so that the projections get gradients through the memory; inference caches keys and
+        values.
         """
         projected = not torch.is_grad_enabled() or (state is not None and state.projected)
         q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
@@ -236,7 +236,7 @@ class XL(Mixer):
         return q_BHTK, k_BHSK, v_BHSK, XLState(cache, projected)
 
     def _distance_keys(self, reach: int, state: XLState | None) -> DistanceKeys:
-        """The keys of all distances up to `reach`; while decoding they are made rarely, in growing numbers."""
+        """Return the keys of distances up to `reach`; decoding caches them and doubles their number when needed."""
         if torch.is_grad_enabled() or state is None:
             return DistanceKeys(self.distances.keys(reach))
         distance_keys = state.distance_keys
@@ -245,7 +245,7 @@ class XL(Mixer):
         return distance_keys
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keys_HKR: Tensor, real_BS: Tensor | None) -> Tensor:
-        """The last T of S positions read the M before them; for a single one, some may not be there."""
+        """Return what the last T of S positions read; for a single one, `real_BS` masks missing slots."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
         pattern, sink = Pattern(self._reach(T), 0), map_sink()
         if sink is not None:
@@ -259,7 +259,7 @@ class XL(Mixer):
             visible = None if real_BS is None else real_BS[:, None, None, -S:]
             return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=bias_BHTS, visible=visible)
         bands = bands_of(pattern, T, S)
-        if len(bands) == 1 and bands[0].blocks == 1:  # a segment that is not longer than the memory: one dense block
+        if len(bands) == 1 and bands[0].blocks == 1:  # segments up to the length of the memory: one dense block
             k_BHSK, v_BHSK = k_BHSK[:, :, bands[0].key :], v_BHSK[:, :, bands[0].key :]
             place_S = torch.arange(bands[0].key, S, device=q_BHTK.device)
             bias_BHTS = self._bias(q_BHTK, place_S[-T:], place_S, keys_HKR=keys_HKR)
@@ -269,11 +269,11 @@ class XL(Mixer):
 
     def _bias(self, q_BHTK: Tensor, here_T: Tensor, there_S: Tensor, *, keys_HKR: Tensor) -> Tensor:
         first = int(here_T[0] - there_S[0])
-        farthest = first + len(here_T)  # more distances than these do not occur
-        return shift(self.distances.scores(q_BHTK, keys_HKR[:, :, -farthest:]), first, len(there_S))
+        count = first + len(here_T)  # larger distances do not occur
+        return shift(self.distances.scores(q_BHTK, keys_HKR[:, :, -count:]), first, len(there_S))
 
     def _row_by_row(self, x_BTD: Tensor, mask_BT: Tensor | None, state: XLState | None) -> tuple[Tensor, XLState]:
-        """Rows whose real positions differ: each is read without its padding."""
+        """Read rows with different real positions one by one, without padding."""
         outputs, rows = [], []
         for row in range(x_BTD.shape[0]):
             here = slice(row, row + 1)
@@ -294,12 +294,12 @@ class XL(Mixer):
         return torch.cat(outputs), self._aligned(rows, x_BTD, state)
 
     def _aligned(self, rows: list[XLState | None], x_BTD: Tensor, state: XLState | None) -> XLState:
-        """Rows of different lengths with their newest position last."""
+        """Return the state of rows of different lengths, aligned at their newest position."""
         projected = not torch.is_grad_enabled() or (state is not None and state.projected)
         none = x_BTD.new_zeros(1, 0, (2 if projected else 1) * x_BTD.shape[2])
         caches = [none if row is None else row.cache.tensor for row in rows]
         for number, row in enumerate(rows):
-            if row is not None and projected and not row.projected:  # a row without news may be kept as it was
+            if row is not None and projected and not row.projected:  # a row without new positions was not converted
                 caches[number] = self.project.keys_and_values(caches[number])
         length_B = torch.tensor([cache.shape[1] for cache in caches], device=x_BTD.device)
         longest = int(length_B.max())

@@ -1,1 +1,1 @@
-"""What several mixers share: projections, caches, states and the kernels of sparse attention."""
+"""Shared parts of the mixers: projections, caches, states and the kernels of sparse attention."""

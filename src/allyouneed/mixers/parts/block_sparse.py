@@ -2,14 +2,13 @@
 
     out_t = sum_r exp(lse_rt - lse_t) out_rt,     lse_t = log sum_r exp(lse_rt)
 
-Nothing of size n x n exists. A *band* is many equal blocks, read in one call: along the diagonal on overlapping
-views of keys and values, between positions that are a stride apart on strided views, or on gathered *runs* of keys. On
-a CPU a call is torch's flash kernel, which also gives the log-sum-exp; its backward pass is handed the output and
-log-sum-exp of *all* blocks of a query, P = exp(score - lse), so each block's gradient is exact without
-differentiating the merge.
+No n x n matrix is stored. A *band* is many equal blocks, read in one call: along the diagonal on overlapping views of
+keys and values, between positions a stride apart on strided views, or on gathered *runs* of keys. On a CPU a call is
+torch's flash kernel, which also returns the log-sum-exp. Its backward pass receives the output and log-sum-exp of *all*
+blocks of a query, P = exp(score - lse), so each block's gradient is exact without differentiating the merge.
 
-`attend_unfused` says the same in ordinary operations: on other devices, wherever something is added to the scores, and
-where somebody counts operations. Cost: O(covered area x K) time, O(T K) memory (plainly: O(covered area)).
+`attend_unfused` computes the same with ordinary operations: on other devices, when a bias is added to the scores, and
+when operations are counted. Cost: O(covered area x K) time, O(T K) memory (unfused: O(covered area)).
 The identity of the backward pass is that of Liu et al. 2023, arXiv:2310.01889 (ring attention).
 """
 
@@ -25,20 +24,20 @@ from torch.autograd.function import once_differentiable
 from allyouneed.positions import ScorePosition
 from allyouneed.torch_private import flash_attention, flash_attention_backward
 
-# What is added to the scaled scores: from queries (B, H, T, K), their positions ((T) or (B, T)) and those of the keys.
+# The bias of scaled scores, from queries (B, H, T, K), their positions ((T) or (B, T)) and the keys' positions.
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 # Which query sees which key, from positions that broadcast; torch.ge is causal.
 Sees = Callable[[Tensor, Tensor], Tensor]
 
-AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, are held at once: cache-sized
+AT_ONCE = 4096  # queries whose gathered keys, or unfolded key gradients, exist at once: cache-sized
 
 
 @dataclass(frozen=True)
 class Band:
-    """Blocks i = 0, 1, ..: `size` queries from `query` + i hop on read `length` keys from `key` + i hop on.
+    """Blocks i = 0, 1, ..: `size` queries starting at `query` + i hop read `length` keys starting at `key` + i hop.
 
-    Queries and keys of a block are `step` apart. With `runs` the keys are others: for each head (or once for all) and
-    each block, the first keys of several runs of `length`.
+    Queries and keys of a block are `step` apart. `runs` replaces the keys: for each head (or once for all) and each
+    block, the first keys of several runs of `length`.
     """
 
     query: int
@@ -46,11 +45,11 @@ class Band:
     size: int
     length: int
     blocks: int = 1
-    again: bool = False  # True if all of these queries are also in earlier bands: results are merged
+    again: bool = False  # True if earlier bands contain all of these queries: results are merged
     step: int = 1
-    hop: int = 0  # 0: as long as a block
+    hop: int = 0  # distance between blocks; 0: `size`
     runs_HNR: Tensor | None = None
-    sees: Sees | None = None  # the same for all blocks, each of whose queries must see something; None: everything
+    sees: Sees | None = None  # the same for all blocks; each query must see some key; None: all see all
 
     def __post_init__(self) -> None:
         if not self.hop:
@@ -58,33 +57,33 @@ class Band:
 
     @property
     def width(self) -> int:
-        """Keys that a query meets."""
+        """Return the number of keys of each query."""
         return self.length if self.runs_HNR is None else self.length * self.runs_HNR.shape[2]
 
     def part(self, begin: int, end: int) -> "Band":
-        """Some of its blocks."""
+        """Return a band of some of its blocks."""
         step = begin * self.hop
         runs = None if self.runs_HNR is None else self.runs_HNR[:, begin:end]
         return replace(self, query=self.query + step, key=self.key + step, blocks=end - begin, runs_HNR=runs)
 
     def parts(self) -> Iterator["Band"]:
-        """Yield all of its blocks, a few at once."""
+        """Yield its blocks in bands of a few."""
         group = max(1, AT_ONCE // self.size)
         for begin in range(0, self.blocks, group):
             yield self.part(begin, min(begin + group, self.blocks))
 
     def queries(self, device: torch.device | None = None) -> Tensor:
-        """(blocks, size): which queries they are."""
+        """Return the indices of its queries: (blocks, size)."""
         return self._positions(self.query, self.size, device)
 
     def keys(self, device: torch.device | None = None) -> Tensor:
-        """(H or 1, blocks, width): the positions of its keys."""
+        """Return the positions of its keys: (H or 1, blocks, width)."""
         if self.runs_HNR is None:
             return self._positions(self.key, self.length, device)[None]
         return (self.runs_HNR.to(device)[..., None] + torch.arange(self.length, device=device)).flatten(2)
 
     def visible(self, before: int, device: torch.device | None = None) -> Tensor | None:
-        """(size, width) for any of its blocks; None: everything."""
+        """Return the mask (size, width) of every block; None if all see all."""
         if self.sees is None:
             return None
         return self.sees(self.queries(device)[0][:, None] + before, self.keys(device)[0, 0])
@@ -103,7 +102,7 @@ class Pattern:
     everywhere: int = 0
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """For positions of queries and keys that broadcast."""
+        """Return the mask of queries and keys at these positions, which broadcast."""
         distance = key - query
         near = (distance >= -self.left) & (distance <= self.right)
         return near | (key < self.everywhere) if self.everywhere else near
@@ -112,15 +111,15 @@ class Pattern:
 def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
     """Return the blocks of a pattern for the last `queries` of `keys` positions.
 
-    Inner blocks form one band; at either end, where the window sticks out, each forms its own band. Blocks are as long
-    as the window, up to 192: shorter ones waste calls, longer ones compute what is masked (256: 5 to 10 % slower). Keys
-    that all positions read are one more block for the queries whose windows do not touch them; the others' blocks
-    start at key 0.
+    Inner blocks form one band; at either end, where windows are cut off, each block forms its own band. Blocks are as
+    long as the window, up to 192: shorter ones need more calls, longer ones compute masked pairs (256: 5 to 10 %
+    slower). Keys that all positions read form one more block for queries whose windows do not touch them; the blocks
+    of the other queries start at key 0.
     """
     left, right = pattern.left, pattern.right
     size = max(16, min(192, left + right))
     before = keys - queries
-    bands, begin, clear = [], 0, left + pattern.everywhere  # from `clear` on, windows touch neither end nor those keys
+    bands, begin, clear = [], 0, left + pattern.everywhere  # from `clear` on windows touch no start or global key
     while begin < queries:
         here = before + begin  # the key of the first query
         inner = (keys - right - here) // size if here >= clear else 0
@@ -141,7 +140,7 @@ def bands_of(pattern: Pattern, queries: int, keys: int) -> list[Band]:
 
 
 def dilated(bands: Sequence[Band], pattern: Pattern, queries: range, key: int) -> list[Band]:
-    """Return the same bands with positions further apart: among these queries, and as distant keys from `key` on."""
+    """Spread bands over dilated positions: over these queries, and over keys from `key` on with the same step."""
     step = queries.step
     sees = Pattern(pattern.left * step, pattern.right * step).sees
     return [
@@ -174,17 +173,17 @@ def grouped(blocks: Sequence[tuple[int, int, int, int]], sees: Sees | None = Non
 
 
 def area(bands: Sequence[Band]) -> int:
-    """How many pairs are computed."""
+    """Return the number of pairs that are computed."""
     return sum(band.blocks * band.size * band.width for band in bands)
 
 
 def count_queries(bands: Sequence[Band]) -> int:
-    """How many queries are met, some of them several times."""
+    """Return the number of queries over all bands; a query in several bands counts several times."""
     return sum(band.blocks * band.size for band in bands)
 
 
 def visible_of(bands: Sequence[Band], T: int, S: int) -> Tensor:
-    """Return which query sees which key, (H or 1, T, S), all pairs at once; for short sequences."""
+    """Return the dense mask of the bands, (H or 1, T, S); for short sequences."""
     H = max(1 if band.runs_HNR is None else band.runs_HNR.shape[0] for band in bands)
     times_HTS = torch.zeros(H, T, S, dtype=torch.int8)
     head = torch.arange(H).view(-1, 1, 1, 1)
@@ -196,19 +195,19 @@ def visible_of(bands: Sequence[Band], T: int, S: int) -> Tensor:
 
 
 def bias_of(position: ScorePosition | None) -> Bias | None:
-    """What a scheme adds to scores; None for those that only turn queries and keys."""
+    """Return the function that adds a scheme's bias to scores; None if it only rotates queries and keys."""
     return None if position is None or type(position).bias is ScorePosition.bias else position.bias
 
 
 def fused() -> bool:
-    """Whether fused kernels may be used; where operations are counted they may not."""
+    """Return True if fused kernels may be used; they are switched off while operations are counted."""
     return torch.backends.cuda.flash_sdp_enabled()
 
 
 def attend_sparsely(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
-    """softmax attention over what the bands let each query see; the queries are the last T of S positions."""
+    """Return softmax attention over the pairs of the bands; the queries are the last T of S positions."""
     if not q_BHTK.numel():  # the kernel divides by sizes
         return torch.zeros_like(q_BHTK)
     if bias is None and has_kernel(q_BHTK.device):
@@ -225,12 +224,12 @@ def has_kernel(device: torch.device) -> bool:
 def attend_unfused(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band], bias: Bias | None = None
 ) -> Tensor:
-    """The same in ordinary operations. Of the keys only those that are read are touched."""
+    """Compute the same with ordinary operations. Keys outside the bands are not touched."""
     outputs, totals, places = zip(*(_plain_band(q_BHTK, k_BHSK, v_BHSK, band, bias) for band in bands), strict=True)
     y_BHNK, total_BHN, where_N = torch.cat(outputs, dim=2), torch.cat(totals, dim=2), torch.cat(places)
     if len(where_N) == q_BHTK.shape[2]:  # nothing to merge
         return y_BHNK.index_select(2, where_N.argsort())
-    # What is subtracted cancels; it only has to be near the largest.
+    # The subtracted value cancels; it only has to be near the largest.
     most_BHT = total_BHN.new_full(q_BHTK.shape[:3], float("-inf"))
     most_BHT = most_BHT.scatter_reduce(2, where_N.expand_as(total_BHN), total_BHN.detach(), "amax")
     weight_BHN = (total_BHN - most_BHT.index_select(2, where_N)).exp()
@@ -242,7 +241,7 @@ def attend_unfused(
 def _plain_band(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, band: Band, bias: Bias | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp of the queries of one band, and which they are."""
+    """Return output and log-sum-exp of the queries of one band, and their indices."""
     before, device = k_BHSK.shape[2] - q_BHTK.shape[2], q_BHTK.device
     here, there = band.queries(device), band.keys(device)
     q = q_BHTK.index_select(2, here.flatten()).unflatten(2, here.shape)  # (B, H, blocks, size, K)
@@ -257,16 +256,16 @@ def _plain_band(
 
 
 def _gather(x_BHSK: Tensor, index: Tensor) -> Tensor:
-    """(B, H, blocks, width, K): vectors at positions (H or 1, blocks, width)."""
+    """Return the vectors (B, H, blocks, width, K) at positions (H or 1, blocks, width)."""
     if index.shape[0] == 1:
         return x_BHSK.index_select(2, index.flatten()).unflatten(2, index.shape[1:])
     return x_BHSK[:, torch.arange(index.shape[0], device=index.device)[:, None, None], index]
 
 
 def _band_bias(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -> Tensor | None:
-    """What is added to the scores of a band: (B, H, blocks, size, width) or what broadcasts to it."""
+    """Return the bias of the scores of a band, broadcastable to (B, H, blocks, size, width)."""
     B, H, blocks = q.shape[:3]
-    if band.runs_HNR is None:  # all blocks have the same distances
+    if band.runs_HNR is None:  # distances are the same in all blocks
         added = bias(q.transpose(1, 2).flatten(0, 1), here[0], there[0, 0])
         return None if added is None else added.expand(B * blocks, H, -1, -1).unflatten(0, (B, -1)).transpose(1, 2)
     parts = []
@@ -281,14 +280,14 @@ def _band_bias(bias: Bias, q: Tensor, here: Tensor, there: Tensor, band: Band) -
 
 
 class _BlockSparse(torch.autograd.Function):
-    """All bands by flash calls."""
+    """Attention over all bands by calls of the flash kernel."""
 
     @staticmethod
     def forward(ctx: Any, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bands: Sequence[Band]) -> Tensor:
         B, H, T, K = q_BHTK.shape
         before = k_BHSK.shape[2] - T
         q, k, v = (x.reshape(B * H, -1, K).contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
-        # The kernel keeps sums in float32 at least.
+        # The kernel accumulates in float32 at least.
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         out, lse = torch.empty_like(q), q.new_empty(B * H, T, 1, dtype=wide)
         masks = [_mask(band, before, q) for band in bands]
@@ -317,7 +316,7 @@ class _BlockSparse(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         B, H = ctx.shape
         grad = grads[0].reshape(q.shape).contiguous()
-        # In float32 at least: several bands add up, and `index_add_` on overlapping rows is wrong in half precision.
+        # In float32 at least: bands are summed, and `index_add_` on overlapping rows is wrong in half precision.
         grad_q = torch.empty_like(q, dtype=lse.dtype)
         grad_k, grad_v = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
         for whole, mask in zip(ctx.bands, ctx.masks, strict=True):
@@ -338,12 +337,12 @@ class _BlockSparse(torch.autograd.Function):
 
 
 def _queries(x_NTK: Tensor, band: Band) -> Tensor:
-    """The queries of each block: (N, blocks, size, K), a view."""
+    """Return the queries of each block: (N, blocks, size, K), a view."""
     return _strided(x_NTK, band, band.query, band.size)
 
 
 def _keys(x_NSK: Tensor, band: Band, rows: Tensor | None) -> Tensor:
-    """The keys of each block: (N, blocks, width, K): a view in which blocks may overlap, or a copy of runs."""
+    """Return the keys of each block: (N, blocks, width, K), a view whose blocks may overlap, or a copy of runs."""
     if rows is None:
         return _strided(x_NSK, band, band.key, band.length)
     N, _, K = x_NSK.shape
@@ -351,11 +350,11 @@ def _keys(x_NSK: Tensor, band: Band, rows: Tensor | None) -> Tensor:
 
 
 def _add_to_keys(sum_NSK: Tensor, grad: Tensor, band: Band, rows: Tensor | None) -> None:
-    """Adds (N, blocks, width, K) to where it was read."""
+    """Add gradients (N, blocks, width, K) to the keys they belong to."""
     if rows is not None:
         _every_run(sum_NSK, band).index_add_(0, rows, grad.reshape(len(rows), -1).to(sum_NSK.dtype))
         return
-    # Neighbouring blocks may read the same keys: what overlaps is added piece by piece.
+    # Adjacent blocks may read the same keys: overlapping parts are added piece by piece.
     overlap = band.blocks > 1 and band.hop % band.step == 0
     piece = band.hop // band.step if overlap else band.length
     for start in range(0, band.length, piece):
@@ -371,13 +370,13 @@ def _strided(x_NSK: Tensor, band: Band, first: int, count: int) -> Tensor:
 
 
 def _every_run(x_NSK: Tensor, band: Band) -> Tensor:
-    """(rows, length K): row i is the run that starts at the i-th vector; a view in which all overlap."""
+    """Return a view (rows, length K) whose row i is the run that starts at the i-th vector; rows overlap."""
     N, S, K = x_NSK.shape
     return x_NSK.as_strided((N * S - band.length + 1, band.length * K), (K, 1))
 
 
 def _rows(band: Band, k_NSK: Tensor, heads: int) -> Tensor | None:
-    """The rows of `_every_run` that a band reads."""
+    """Return the rows of `_every_run` that a band reads."""
     if band.runs_HNR is None:
         return None
     N, S, _ = k_NSK.shape
@@ -386,7 +385,7 @@ def _rows(band: Band, k_NSK: Tensor, heads: int) -> Tensor | None:
 
 
 def _mask(band: Band, before: int, like: Tensor) -> Tensor | None:
-    """What is added to the scores of a block, the same for all blocks of a band; None where every query sees all."""
+    """Return the additive mask of a block, the same for all blocks of a band; None if every query sees all."""
     visible = band.visible(before)
     if visible is None:
         return None

@@ -1,19 +1,18 @@
 """The kernel of attention within buckets: positions of one bucket read their neighbours there, in several rounds.
 
     read_t = union over rounds r of { s : bucket_r(s) = bucket_r(t),  rank_r(t) - rank_r(s) in [-right, left],  s != t }
-    out_t = softmax over read_t of (q_t . k_s / sqrt(K)) V,          and out_t = v_t where nothing is to be read
+    out_t = softmax over read_t of (q_t . k_s / sqrt(K)) V,          and out_t = v_t if read_t is empty
 
-rank_r counts the members of a bucket in time. Sorted by bucket and time, all that a position reads stands next to it:
-all rows and heads form one long list, in which blocks of queries read a stretch of keys each, on overlapping views, and
-a mask leaves what is meant.
-Nothing of size n x n exists. A pair that meets in several rounds belongs to the first of them, so that it counts once;
-rounds are merged by log-sum-exp.
+rank_r numbers the members of a bucket in order of time. After sorting by bucket and time, a position reads only its
+neighbours. All rows and heads form one long list, in which each block of queries reads a span of keys, on overlapping
+views, and a mask removes the rest. No n x n matrix is stored. A pair that shares a bucket in several rounds belongs to
+the first of them, so it counts once; rounds are merged by log-sum-exp.
 
-On a CPU a block is a call of torch's flash kernel, whose backward pass is handed the output and log-sum-exp of *all*
-rounds, as in `block_sparse.py`. `attend_unfused` computes the same in ordinary operations: on other devices, wherever
-something is added to the scores, and where operations are counted.
+On a CPU a block is a call of torch's flash kernel, whose backward pass receives the output and log-sum-exp of *all*
+rounds, as in `block_sparse.py`. `attend_unfused` computes the same with ordinary operations: on other devices, when a
+bias is added to the scores, and when operations are counted.
 
-Cost: O(n R (left + right) K) time and a sort; O(n (K + R (left + right) / 4)) memory, a byte for each pair covered.
+Cost: O(n R (left + right) K) time and a sort; O(n (K + R (left + right) / 4)) memory, one byte per covered pair.
 """
 
 import math
@@ -28,42 +27,42 @@ from torch.nn import functional as F
 
 from allyouneed.torch_private import flash_attention, flash_attention_backward
 
-# What is added to scaled scores: from queries (N, H, T, K), their slots (N, H, T), the keys' (N, H, S), the row (N).
+# The bias of scaled scores, from queries (N, H, T, K), their slots (N, H, T), the keys' (N, H, S) and the row (N).
 SlotBias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor | None]
 
-PADDING = -1  # the bucket of what is no position
-HIDDEN = -1e30  # not infinity: a round in which a query reads nothing has a finite, weightless log-sum-exp
-NOWHERE = -(2**28)  # a place far from all others
-AT_ONCE = 2**21  # pairs that are masked and read at once: a few megabytes
+PADDING = -1  # the bucket of padding
+HIDDEN = -1e30  # not infinity: if a query reads nothing in a round, its log-sum-exp stays finite, with weight zero
+NOWHERE = -(2**28)  # far from all places
+AT_ONCE = 2**21  # pairs per call: a few megabytes of masks
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How many members of its bucket a position reads before it and after it."""
+    """The number of bucket members that a position reads before and after it."""
 
     left: int
     right: int
 
     @property
     def size(self) -> int:
-        """Queries of a block: shorter ones waste calls, longer ones compute what is masked."""
+        """Return the number of queries of a block: smaller blocks need more calls, larger ones compute masked pairs."""
         return max(16, min(64, self.left))
 
     @property
     def length(self) -> int:
-        """Keys of a block."""
+        """Return the number of keys of a block."""
         return self.left + self.size + self.right
 
     def rows(self, positions: int) -> int:
-        """Positions in whole blocks."""
+        """Return the number of positions rounded up to whole blocks."""
         return -(-positions // self.size) * self.size
 
     def area(self, positions: int) -> int:
-        """Return the number of pairs computed for `length` positions in one round."""
+        """Return the number of pairs computed for this many positions in one round."""
         return self.rows(positions) * self.length
 
     def near(self, here: Tensor, there: Tensor) -> Tensor:
-        """Return whether a key is within reach of a query, from their places; a position is within its own reach."""
+        """Return True where a key is within reach of a query, from their places; a position is within its own reach."""
         # left >= here - there >= -right, by one comparison.
         return (2 * here - (self.left - self.right) - 2 * there).abs_() <= self.left + self.right
 
@@ -74,7 +73,7 @@ class Sorting:
 
     order_BHRT: Tensor  # the slots in order
     rank_BHRT: Tensor  # the rank of each slot in that order
-    place_BHRT: Tensor  # its place among all, with gaps between buckets that no reach can bridge
+    place_BHRT: Tensor  # the rank with gaps between buckets, wider than any reach
     alone_BHT: Tensor  # True where no round has anything to read
 
     @staticmethod
@@ -96,11 +95,11 @@ class Sorting:
         )
 
     def list_index(self, r: int, reach: Reach) -> Tensor:
-        """Return, for each place in the list of one round, the number of its vector among all rows and heads."""
+        """Return, for each entry of the list of one round, the index of its vector among all rows and heads."""
         return _block_list(self.order_BHRT[:, :, r] + self._first(self.order_BHRT.shape[-1]), reach, 0)
 
     def inverse_index(self, r: int, rows: int) -> Tensor:
-        """From time to that list, without its room: where each position stands, with so many rows for each head."""
+        """Return the index in that list of each position, with `rows` entries per row and head, margins excluded."""
         return (self.rank_BHRT[:, :, r] + self._first(rows)).view(-1)
 
     def _first(self, rows: int) -> Tensor:
@@ -109,7 +108,7 @@ class Sorting:
 
 
 def sees(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
-    """Return which position reads which as one dense mask (B, H, T, T): for inspection, not for computing."""
+    """Return which position reads which as a dense mask (B, H, T, T), for inspection only."""
     sorting = Sorting.of(bucket_BHRT, reach)
     place_BHRT = sorting.place_BHRT
     visible_BHTS = reach.near(place_BHRT.unsqueeze(-1), place_BHRT.unsqueeze(-2)).any(dim=2)
@@ -120,7 +119,7 @@ def sees(bucket_BHRT: Tensor, reach: Reach) -> Tensor:
 def attend_in_buckets(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bucket_BHRT: Tensor, reach: Reach, bias: SlotBias | None = None
 ) -> Tensor:
-    """softmax attention over what the buckets of some rounds let each query see."""
+    """Return softmax attention over the visible members of each query's buckets, in all rounds."""
     sorting = Sorting.of(bucket_BHRT, reach)
     packed_BHTN = torch.cat([q_BHTK, k_BHTK, v_BHTK], dim=-1)  # one copy sorts all three
     if bias is None and q_BHTK.device.type == "cpu" and torch.backends.cuda.flash_sdp_enabled():
@@ -130,7 +129,7 @@ def attend_in_buckets(
 
 
 def attend_unfused(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: SlotBias | None = None) -> Tensor:
-    """The same in ordinary operations; N is 3 K: queries, keys and values side by side."""
+    """Compute the same with ordinary operations; N is 3 K: queries, keys and values concatenated."""
     B, H, T, N = packed_BHTN.shape
     outputs, totals = [], []
     for r in range(sorting.order_BHRT.shape[2]):
@@ -139,7 +138,7 @@ def attend_unfused(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: Sl
         score = q @ k.mT / math.sqrt(N // 3)  # (blocks, size, length), the blocks of all rows and heads
         if bias is not None:
             slots = _block_list(sorting.order_BHRT[:, :, r], reach, 0)
-            # For a position scheme, which has heads, the blocks of a row are rows.
+            # A position scheme expects a head dimension: the blocks of a row become rows.
             q, here, there = (
                 x.unflatten(0, (B, H, -1)).transpose(1, 2).flatten(0, 1)
                 for x in (q, _queries(slots, reach), _windows(slots, reach))
@@ -160,19 +159,19 @@ def attend_unfused(packed_BHTN: Tensor, sorting: Sorting, reach: Reach, bias: Sl
 
 
 def _block_list(x_BHT: Tensor, reach: Reach, value: int) -> Tensor:
-    """Numbers in order as one list: each row and head in whole blocks, and padding at either end for the reach."""
+    """Flatten sorted numbers to one list: each row and head in whole blocks, with margins of the reach at both ends."""
     T = x_BHT.shape[-1]
     blocks = F.pad(x_BHT, (0, reach.rows(T) - T), value=value)
     return F.pad(blocks.view(-1), (reach.left, reach.right), value=value)
 
 
 def _queries(listed: Tensor, reach: Reach) -> Tensor:
-    """The queries of each block: (blocks, size, ..)."""
+    """Return the queries of each block: (blocks, size, ..)."""
     return listed[reach.left : listed.shape[0] - reach.right].unflatten(0, (-1, reach.size))
 
 
 def _windows(listed: Tensor, reach: Reach) -> Tensor:
-    """The keys of each block: (blocks, length, ..), a view in which blocks overlap."""
+    """Return the keys of each block: (blocks, length, ..), a view whose blocks overlap."""
     return listed.unfold(0, reach.length, reach.size).movedim(-1, 1)
 
 
@@ -181,8 +180,8 @@ class _Visibility:
     """Which position reads which in the blocks of one round."""
 
     reach: Reach
-    places: list[Tensor]  # listed: in this round, then in each earlier one
-    alone: Tensor  # for each query, whether it reads itself: in the first round, if it finds no other in any
+    places: list[Tensor]  # block lists: of this round, then of each earlier one
+    alone: Tensor  # whether a query reads itself: in the first round, if no round has another member
 
     @staticmethod
     def of(sorting: Sorting, reach: Reach, r: int) -> "_Visibility":
@@ -193,10 +192,10 @@ class _Visibility:
         return _Visibility(reach, [_block_list(place_BHT, reach, NOWHERE) for place_BHT in places], alone)
 
     def mask(self, blocks: slice) -> Tensor:
-        """(blocks, size, length); a pair belongs to the first round in which it meets."""
+        """Return the mask (blocks, size, length) of some blocks; a pair belongs to its first common round."""
         visible, *earlier = (self._near(listed, blocks) for listed in self.places)
-        for met in earlier:
-            visible.logical_and_(met.logical_not_())
+        for shared in earlier:
+            visible.logical_and_(shared.logical_not_())
         visible.diagonal(self.reach.left, dim1=-2, dim2=-1).copy_(self.alone[blocks])
         return visible
 
@@ -206,7 +205,7 @@ class _Visibility:
 
 
 def _stretch(blocks: slice, reach: Reach) -> slice:
-    """The part of the list that some blocks read."""
+    """Return the part of the list that some blocks read."""
     return slice(blocks.start * reach.size, blocks.stop * reach.size + reach.left + reach.right)
 
 
@@ -216,14 +215,14 @@ def _slabs(blocks: int, reach: Reach) -> list[slice]:
 
 
 class _Blocks(torch.autograd.Function):
-    """Round by round, many blocks in one flash call; what was sorted for it is sorted again for the backward pass."""
+    """Attention round by round, many blocks per flash call; the backward pass gathers the sorted vectors again."""
 
     @staticmethod
     def forward(ctx: Any, packed_BHTN: Tensor, sorting: Sorting, reach: Reach) -> Tensor:
         B, H, T, N = packed_BHTN.shape
         K, R = N // 3, sorting.order_BHRT.shape[2]
         vectors, masks = packed_BHTN.view(-1, N), []
-        wide = torch.float64 if packed_BHTN.dtype == torch.float64 else torch.float32  # what the kernel sums in
+        wide = torch.float64 if packed_BHTN.dtype == torch.float64 else torch.float32  # the kernel's accumulator
         out = total = packed_BHTN.new_empty(0)
         for r in range(R):
             visibility, source = _Visibility.of(sorting, reach, r), sorting.list_index(r, reach)
@@ -281,7 +280,7 @@ class _Blocks(torch.autograd.Function):
                 )
                 first = slab.start * size + reach.left
                 sums.view(-1, N)[first : first + len(of_q) * size, :K] = of_q.reshape(-1, K)
-                # Neighbouring blocks read the same keys: what overlaps is added piece by piece.
+                # Adjacent blocks read the same keys: overlapping parts are added piece by piece.
                 for piece in range(pieces):
                     part = slice(piece * size, min((piece + 1) * size, reach.length))
                     read = sums[slab.start + piece : slab.stop + piece, : part.stop - part.start]
@@ -292,5 +291,5 @@ class _Blocks(torch.autograd.Function):
 
 
 def _hide(visible: Tensor, like: Tensor) -> Tensor:
-    """What is added to the scores: (blocks, 1, size, length)."""
+    """Return the additive mask: (blocks, 1, size, length)."""
     return visible.to(like.dtype).sub_(1.0).mul_(-HIDDEN)[:, None]

@@ -1,11 +1,11 @@
-"""Windows of a sequence, and the last inputs that the next window needs: the parts of convolutions.
+"""Windows of a sequence, and the last inputs that the next window needs: the building blocks of convolutions.
 
     y_t = b + sum_j W_j x_(t - (k - 1 - j) d),   j = 0 .. k - 1        a masked convolution of width k, dilation d
         = b + [W_0 .. W_(k-1)] [x_(t - (k-1) d); ..; x_(t - d); x_t]   one matrix over the window of t
 
 A convolution is a matrix product over windows, so a layer is `linear(conv_window.causal(x))`: on a CPU, at the sizes of
 a laptop's model, that is about as fast as `conv1d`, and one step of decoding is the same product over one window. The
-masked form keeps the last (k - 1) d inputs, zeros at first; the centred form, for encoders, reads zeros on
+masked form keeps the last (k - 1) d inputs, which start as zeros. The centred form, for encoders, is zero-padded on
 both sides.
 """
 
@@ -20,18 +20,18 @@ from allyouneed.mixers.parts.state import Growable
 
 @dataclass(frozen=True)
 class ConvWindow:
-    """Which inputs a convolution reads for one output: `kernel` of them, `dilation` apart."""
+    """The inputs that a convolution reads for one output: `kernel` of them, `dilation` apart."""
 
     kernel: int
     dilation: int = 1
 
     @property
     def reach(self) -> int:
-        """Return how far back the masked form reads, which is how many inputs it keeps."""
+        """Return how far back the masked form reads, which is also the number of inputs it keeps."""
         return (self.kernel - 1) * self.dilation
 
     def centred(self, x_BSD: Tensor) -> Tensor:
-        """The windows (B, S, kernel D) around every position; an even kernel reads one more on the left."""
+        """Return the windows (B, S, kernel D) around every position; an even kernel reads one more on the left."""
         right = (self.kernel - 1) // 2 * self.dilation
         return self._windows(F.pad(x_BSD, (0, 0, self.reach - right, right)), x_BSD.shape[1])
 
@@ -42,7 +42,7 @@ class ConvWindow:
     def causal(self, x_BTD: Tensor, recent: Growable, real_B: Tensor | None = None) -> tuple[Tensor, Growable]:
         """Return the windows that end in every new position, and the inputs to keep.
 
-        `real_B`: how many new positions of each row, from the left, are real; what follows them leaves no trace.
+        `real_B`: the number of real new positions of each row, which come first. Padding after them is not kept.
         """
         T = x_BTD.shape[1]
         joined = recent.append(x_BTD)
@@ -54,7 +54,7 @@ class ConvWindow:
         return windows_BTN, Growable(kept_BRD)
 
     def advance(self, x_BD: Tensor, recent: Growable) -> tuple[Tensor, Growable]:
-        """`causal` for one new position of each row: windows (B, kernel D)."""
+        """Do the same as `causal` for one new position of each row: windows (B, kernel D)."""
         joined = recent.append(x_BD.unsqueeze(1))
         return joined.tensor[:, :: self.dilation].flatten(1), joined.keep_last(self.reach)
 

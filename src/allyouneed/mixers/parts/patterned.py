@@ -1,10 +1,10 @@
-"""Attention along a fixed pattern: its position alone decides what a position reads.
+"""Attention along a fixed pattern: the index of a position alone decides what it reads.
 
     head_h,t = softmax over s in A_h(t) of (q_t . k_s / sqrt(K)) V
 
-A mechanism of this kind is only its sets A, given as bands of rectangles (`rectangles.py`); everything else is here:
-projections, positions inside the score, padding, and a state that keeps all keys and values, because some later
-position may read any of them.
+Such a mechanism consists of its sets A, given as bands of dense blocks (`block_sparse.py`). Everything else is here:
+projections, positions inside the score, padding, and a state that keeps all keys and values, because a later position
+may read any of them.
 """
 
 from abc import abstractmethod
@@ -35,21 +35,21 @@ from allyouneed.positions import ScorePosition
 
 
 class PatternedConfig(HeadsConfig):
-    """The settings of such a mechanism."""
+    """The settings of a mechanism with a fixed pattern."""
 
     roles = frozenset({"causal", "bidirectional"})
     takes_positions = True
 
     @abstractmethod
     def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
-        """Return which of `keys` positions the last `queries` read. If causal, later positions change nothing."""
+        """Return which of `keys` positions the last `queries` read. Causal bands do not depend on later positions."""
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Patterned":
         self.require(role, position)
         return Patterned(self, width, role, position)
 
     def attention_flops(self, role: Role, length: int, width: int) -> int:
-        """Of a forward pass, with projections."""
+        """Return the FLOPs of a forward pass, projections included."""
         return self.projection_flops(length, length, width) + 4 * area(self.bands(role, length, length)) * width
 
     def position_queries(self, length: int, role: Role) -> int:
@@ -61,12 +61,12 @@ class PatternedState:
     """All keys and values; the newest is last."""
 
     kv_cache: Growable  # (B, S, N)
-    # How many of them are there: one number, or one for each row (B), whose other slots mean nothing.
+    # Number of positions: one number, or one per row (B); the slots before them are padding.
     seen: int | Tensor
 
     @staticmethod
     def join(nodes: "Sequence[PatternedState]", count_P: Tensor | None) -> "PatternedState":
-        """Rows of different lengths side by side, without what only rows that have left could see."""
+        """Join rows of different lengths, without slots that only removed rows could see."""
         lengths = [node.seen if isinstance(node.seen, int) else int(node.seen.max()) for node in nodes]
         kv_cache = Growable.join([node.kv_cache.keep_last(length) for node, length in zip(nodes, lengths, strict=True)])
         return join_fields(nodes, count_P, kv_cache=kv_cache)
@@ -111,7 +111,7 @@ class Patterned(Mixer):
         return self.project.merge(y_BHTK), state
 
     def _read(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor) -> Tensor:
-        """The queries are the last T of S positions."""
+        """Return what the last T of S positions read."""
         T, S = q_BHTK.shape[2], k_BHSK.shape[2]
         bias, sink = bias_of(self.position), map_sink()
         if sink is not None or (T > 1 and S <= SHORT and fused()):
@@ -121,12 +121,12 @@ class Patterned(Mixer):
             if sink is None:
                 return soft_lookup(q_BHTK, k_BHSK, v_BHSK, bias=added, visible=visible[None])
             sink(self, soft_alpha(q_BHTK, k_BHSK, added, visible))
-        # For a single position, copying all keys into the layout of the kernel would cost more than it saves.
+        # For a single position, copying all keys into the kernel's layout would cost more than it saves.
         attend = attend_unfused if T == 1 else attend_sparsely
         return attend(q_BHTK, k_BHSK, v_BHSK, self.config.bands(self.role, T, S), bias)
 
     def _read_together(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor) -> Tensor:
-        """Short rows with padding: one call with the pattern of each row as a mask."""
+        """Read short rows with padding in one call, with the pattern of each row as its mask."""
         rows, scheme = torch.broadcast_tensors(*(self._sees(mask_T) for mask_T in mask_BT)), bias_of(self.position)
         visible_BHTS = torch.stack(rows)
         place_BT = count_positions(mask_BT, mask_BT.shape[1], mask_BT.device)
@@ -157,7 +157,7 @@ class Patterned(Mixer):
     def _read_padded(
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask_BT: Tensor, state: PatternedState | None
     ) -> tuple[Tensor, PatternedState | None]:
-        """Rows whose real positions differ: each is read without its padding, so nothing is computed for padding."""
+        """Read rows with different real positions one by one, so nothing is computed for padding."""
         B = q_BHTK.shape[0]
         new_BTN = pack(k_BHTK, v_BHTK)
         outputs, kv_caches = [], []
@@ -182,6 +182,6 @@ class Patterned(Mixer):
         return y_BHTK, PatternedState(Growable(torch.stack(aligned)), seen_B)
 
 
-@lru_cache(maxsize=256)  # of at most 256 KiB for each head
+@lru_cache(maxsize=256)  # masks of at most 256 KiB per head
 def _visible(config: PatternedConfig, role: Role, queries: int, keys: int) -> Tensor:
     return visible_of(config.bands(role, queries, keys), queries, keys)

@@ -1,4 +1,4 @@
-"""What most mechanisms begin and end with: queries, keys and values of several heads, and one projection back.
+"""The projections that most mechanisms share: queries, keys and values of several heads, and the output.
 
 q_h = x W^Q_h,   k_h = y W^K_h,   v_h = y W^V_h;      out = Concat(head_1 .. head_H) W^O
 """
@@ -24,13 +24,13 @@ class HeadsConfig(MixerConfig):
         return self.heads
 
     def head_width(self, width: int) -> int:
-        """K = D / H."""
+        """Return K = D / H."""
         if width % self.heads:
             raise ConfigError(f"model.width {width} is not divisible by mixer.heads {self.heads}")
         return width // self.heads
 
     def projection_flops(self, length: int, read: int, width: int) -> int:
-        """FLOPs of the four projections."""
+        """Return the FLOPs of the four projections."""
         return 4 * (length + read) * width * width
 
 
@@ -39,7 +39,7 @@ class Projections(nn.Module):
 
     def __init__(self, config: HeadsConfig, width: int, role: Role) -> None:
         super().__init__()
-        config.head_width(width)  # refuses what cannot be divided
+        config.head_width(width)  # raises ConfigError if heads do not divide the width
         self.heads, self.width, self.role = config.heads, width, role
         if role == "cross":
             self.query = nn.Linear(width, width, bias=config.bias)
@@ -52,38 +52,38 @@ class Projections(nn.Module):
             initialise(layer, width)
 
     def split(self, x_BTN: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """(B, T, parts D) -> as many tensors (B, H, T, K)."""
+        """Split (B, T, parts D) into `parts` tensors (B, H, T, K)."""
         B, T, _ = x_BTN.shape
         return x_BTN.view(B, T, parts * self.heads, self.width // self.heads).transpose(1, 2).chunk(parts, dim=1)
 
     def queries_keys_values(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values of a sequence that reads itself."""
+        """Return queries, keys and values of a sequence that reads itself."""
         return self.split(self.query_key_value(x_BTD), 3)
 
     def keys_and_values(self, x_BSD: Tensor) -> Tensor:
-        """Keys, then values, of positions of which no queries are wanted: (B, S, 2 D)."""
+        """Return keys, then values, without computing queries: (B, S, 2 D)."""
         return nn.functional.linear(x_BSD, *self.key_value_parameters())
 
     def key_value_parameters(self) -> tuple[Tensor, Tensor | None]:
-        """The weight (2 D, D) and bias that make keys, then values."""
+        """Return the weight (2 D, D) and the bias of keys, then values."""
         if self.role == "cross":
             return self.key_value.weight, self.key_value.bias
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         return weight[self.width :], None if bias is None else bias[self.width :]
 
     def queries(self, x_BTD: Tensor) -> Tensor:
-        """Queries alone."""
+        """Return queries alone."""
         if self.role == "cross":
             return self.split(self.query(x_BTD), 1)[0]
         weight, bias = self.query_key_value.weight[: self.width], self.query_key_value.bias
         return self.split(nn.functional.linear(x_BTD, weight, None if bias is None else bias[: self.width]), 1)[0]
 
     def memory_keys_values(self, memory: Memory | None) -> tuple[Tensor, ...]:
-        """Keys and values of a memory."""
+        """Return keys and values of a memory."""
         return self.split(self.key_value(require_memory(memory).without_padding()), 2)
 
     def merge(self, y_BHTK: Tensor) -> Tensor:
-        """Concat(heads) W^O."""
+        """Return Concat(heads) W^O."""
         B, _, T, _ = y_BHTK.shape
         if not is_autocast(y_BHTK):
             y_BHTK = y_BHTK.to(self.output.weight.dtype)
@@ -92,7 +92,7 @@ class Projections(nn.Module):
 
 
 def initialise(layer: nn.Linear, width: int) -> None:
-    """Glorot for each matrix of `width` outputs on its own, though some are stored together; biases begin at zero."""
+    """Initialise each matrix of `width` outputs by Glorot, also where several are stored as one; set biases to zero."""
     for matrix in layer.weight.split(width):
         nn.init.xavier_uniform_(matrix)
     if layer.bias is not None:
@@ -111,18 +111,18 @@ def full_precision(like: Tensor) -> AbstractContextManager[object]:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return `x` in float32, or in float64 if it is that already."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def require_memory(memory: Memory | None) -> Memory:
-    """For cross mixers."""
+    """Return the memory of a cross mixer; raise ConfigError if there is none."""
     if memory is None:
         raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
     return memory
 
 
 def refuse_state(state: object) -> None:
-    """For bidirectional mixers."""
+    """Raise ConfigError if a bidirectional mixer receives a state."""
     if state is not None:
         raise ConfigError("a bidirectional mixer sees the future, so it cannot continue from a state")

@@ -1,9 +1,9 @@
 """Helpers for states of any shape.
 
-A state is a dataclass whose leaves are tensors with the batch first (or objects with a `select` of their own), nested
-in dataclasses, lists and tuples. So beam search can pick rows of any state without knowing the model, and a server can
-let rows that began at different times go on together: a state whose rows may differ in length has a `join` of its own,
-which determines where padding is.
+A state is a dataclass whose leaves are tensors with the batch first (or objects with their own `select`), nested
+in dataclasses, lists and tuples. So beam search can select rows of any state, whatever the model, and a server can
+batch rows that started at different times. A state whose rows may differ in length has its own `join`, which places
+the padding.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from torch import Tensor
 
 Tree = TypeVar("Tree")
 
-SLACK = 16  # positions a growing buffer has to spare, at least
+SLACK = 16  # minimum number of spare positions in a growing buffer
 
 
 def select_rows(state: Tree, rows_B: Tensor) -> Tree:
-    """The same state for some rows of the batch, in the given order; rows may repeat."""
+    """Return the state of some rows of the batch, in this order; rows may repeat."""
     return _select(state, rows_B)
 
 
@@ -37,10 +37,10 @@ def _select(node: Any, rows_B: Tensor) -> Any:
 
 
 def join_rows(states: Sequence[Tree], count_P: Tensor | None = None) -> Tree:
-    """The rows of several states of one kind as one batch.
+    """Join the rows of several states of one kind into one batch.
 
-    `count_P`: how many rows each state has. A number that states differ in becomes one for each row (B) by it.
-    What only rows that have left could see is dropped, so a batch that rows join and leave does not grow for ever.
+    `count_P`: the number of rows of each state, needed to expand a number that differs between states to one per row
+    (B). Slots that only removed rows could see are dropped, so a batch that rows join and leave stays bounded.
     """
     return _join(states, count_P)
 
@@ -56,12 +56,12 @@ def _join(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
     if isinstance(first, list | tuple):
         return type(first)(_join(items, count_P) for items in zip(*nodes, strict=True))
     if (first is None or isinstance(first, bool)) and all(node is first for node in nodes):
-        return first  # the same for every row
+        return first
     raise TypeError(f"the rows of a {type(first).__name__} cannot be joined")
 
 
 def join_fields(nodes: Sequence[Tree], count_P: Tensor | None, **made: Any) -> Tree:
-    """Dataclasses, joined field by field; but for those that are made already."""
+    """Join dataclasses field by field, except the fields in `made`, which are joined already."""
     first: Any = nodes[0]
     for field in dataclasses.fields(first):
         if field.name not in made:
@@ -70,13 +70,13 @@ def join_fields(nodes: Sequence[Tree], count_P: Tensor | None, **made: Any) -> T
 
 
 def join_numbers(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
-    """Tensors as one; numbers that all states agree in stay one, others become one for each row (B)."""
+    """Concatenate tensors. Equal numbers stay one number; different ones become a tensor with one per row (B)."""
     if all(isinstance(node, Tensor) for node in nodes):
         return torch.cat(list(nodes)) if len(nodes) > 1 else nodes[0]
     if all(isinstance(node, int | float) and node == nodes[0] for node in nodes):
         return nodes[0]
     if count_P is None or any(node is None for node in nodes):
-        raise TypeError("rows of states that differ in a number are joined by how many rows each state has")
+        raise TypeError("states differ in a number: join_rows needs count_P, the number of rows of each state")
     counts = count_P.tolist()
     return torch.cat(
         [
@@ -87,7 +87,7 @@ def join_numbers(nodes: Sequence[Any], count_P: Tensor | None) -> Any:
 
 
 def join_padded(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tensor:
-    """Tensors as one along the batch, all padded with zeros to the longest along another dimension."""
+    """Concatenate tensors along the batch, padded with zeros to the longest along `dim`."""
     longest = max(tensor.shape[dim] for tensor in tensors)
     padded = []
     for tensor in tensors:
@@ -98,10 +98,10 @@ def join_padded(tensors: Sequence[Tensor], dim: int, left: bool = False) -> Tens
 
 
 def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, slice], Tree]) -> Tree:
-    """The state after every row has run its own number of steps: `run(state, rows, steps)` takes some rows through some
-    steps, and the numbers of the rows come with their states.
+    """Return the state after every row has run its own number of steps.
 
-    The longest rows come first: those that have run all their steps leave at the end, and cost no more.
+    `run(state, rows, steps)` runs some rows, whose states and indices it receives, through some steps. Rows are sorted
+    by length, longest first, so rows that have finished are cut off at the end and cost nothing more.
     """
     row_B = length_B.argsort(descending=True)
     lengths, all_B = length_B[row_B].tolist(), torch.arange(len(row_B), device=row_B.device)
@@ -116,7 +116,7 @@ def run_by_length(length_B: Tensor, state: Tree, run: Callable[[Tree, Tensor, sl
 
 
 def detach(state: Tree) -> Tree:
-    """The same state, through which no gradient flows back."""
+    """Return the state detached from the graph."""
     return _detach(state)
 
 
@@ -131,11 +131,10 @@ def _detach(node: Any) -> Any:
 
 
 class Growable:
-    """A tensor (B, S, N) that grows along S at amortised constant cost, may forget its beginning, and behaves like a
-    value.
+    """A tensor (B, S, N) that grows along S at amortised constant cost, can drop its start, and behaves like a value.
 
-    Several states may share one buffer: the newest writes behind its end in place; an older one that is continued a
-    second time finds the place taken and copies. Under autograd nothing is written in place.
+    Several states may share one buffer. The newest one writes after its end in place. An older one that is continued a
+    second time finds those slots taken and copies. Under autograd nothing is written in place.
     """
 
     __slots__ = ("_begin", "_buffer", "_end", "length")
@@ -143,15 +142,15 @@ class Growable:
     def __init__(self, tensor_BSN: Tensor) -> None:
         self._buffer = tensor_BSN
         self._begin, self.length = 0, tensor_BSN.shape[1]
-        self._end = [self.length]  # how far the buffer is written; shared by all that share the buffer
+        self._end = [self.length]  # end of the written part; a list, so that all views of the buffer share it
 
     @property
     def tensor(self) -> Tensor:
-        """What has been appended so far and is not dropped."""
+        """Return everything appended so far and not dropped."""
         return self._buffer.narrow(1, self._begin, self.length)
 
     def append(self, new_BTN: Tensor) -> "Growable":
-        """This tensor with new positions at its end."""
+        """Return this tensor with new positions at its end."""
         if torch.is_grad_enabled() and (new_BTN.requires_grad or self._buffer.requires_grad):
             return Growable(torch.cat([self.tensor, new_BTN], dim=1))
         T = new_BTN.shape[1]
@@ -160,7 +159,7 @@ class Growable:
         return grown
 
     def reserve(self, count: int) -> "Growable":
-        """This tensor with new positions at its end that are still to be written. No gradients."""
+        """Return this tensor with `count` uninitialised positions at its end, for the caller to write. No autograd."""
         base, grown, end = self, self.length + count, self._begin + self.length
         if self._end[0] != end or end + count > self._buffer.shape[1]:
             base = self._copy(grown + max(SLACK, grown // 2))
@@ -174,7 +173,7 @@ class Growable:
         return self._view(self._begin + dropped, self.length - dropped) if dropped else self
 
     def select(self, rows_B: Tensor) -> "Growable":
-        """The rows of a batch; the buffer keeps its slack, so that the next append need not copy again."""
+        """Return some rows. The buffer keeps its slack, so the next append does not copy again."""
         if torch.is_grad_enabled() and self._buffer.requires_grad:
             return Growable(self.tensor.index_select(0, rows_B))
         chosen = self._empty(len(rows_B), self._buffer.shape[1] - self._begin)
@@ -183,7 +182,7 @@ class Growable:
 
     @staticmethod
     def join(nodes: "Sequence[Growable]", count_P: Tensor | None = None, value: float = 0) -> "Growable":
-        """Return the rows of several; the newest positions are last, padding is first."""
+        """Return the rows of all nodes, aligned at the newest position; padding with `value` is on the left."""
         longest = max(node.length for node in nodes)
         rows = [node._buffer.shape[0] for node in nodes]
         shape = sum(rows), longest + max(SLACK, longest // 2), nodes[0]._buffer.shape[2]
@@ -194,7 +193,7 @@ class Growable:
         return joined
 
     def detach(self) -> "Growable":
-        """The same without its gradient."""
+        """Return the tensor detached from the graph."""
         return Growable(self.tensor.detach())
 
     def _copy(self, capacity: int) -> "Growable":
