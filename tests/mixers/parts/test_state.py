@@ -105,7 +105,7 @@ def test_rows_of_any_nested_state_can_be_joined() -> None:
         8,
         8,
     ]
-    with pytest.raises(TypeError, match="how many rows"):
+    with pytest.raises(TypeError, match="number of rows of each state"):
         join_rows([Leaf(torch.ones(1, 2), 7), Leaf(torch.ones(1, 2), 8)])
     with pytest.raises(TypeError, match="object cannot be joined"):
         join_rows([object(), object()])
