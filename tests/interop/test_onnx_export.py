@@ -16,7 +16,7 @@ from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle
 from allyouneed.interop.onnx import transformer
-from allyouneed.interop.onnx.check import ExportedModel
+from allyouneed.interop.onnx.check import OnnxModel
 from allyouneed.interop.onnx.export import export_folder
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.seq2seq import Seq2SeqConfig
@@ -72,7 +72,7 @@ def test_encoder_decoder_and_cross_mixers_may_differ(settings: dict[str, Any], t
 def test_a_constant_state_does_not_grow(mixer: dict[str, Any], tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": mixer})
     export_folder(bundle, tmp_path / "out")
-    written, numbers = ExportedModel(tmp_path / "out"), np.random.default_rng(0)
+    written, numbers = OnnxModel(tmp_path / "out"), np.random.default_rng(0)
     state = written.start(None, 2)
     sizes = {name: value.shape for name, value in state.items()}
     row = [BOS, *numbers.integers(4, 30, 99)]
@@ -88,7 +88,7 @@ def test_a_constant_state_does_not_grow(mixer: dict[str, Any], tmp_path: Path) -
 def test_rows_of_different_lengths_continue_in_one_batch(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"mixer": [{"type": "gru"}, LINEAR]})
     export_folder(bundle, tmp_path / "out")
-    written, rows = ExportedModel(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
+    written, rows = OnnxModel(tmp_path / "out"), [[BOS, 5, 6, 7, 8], [BOS, 9]]
     states = [written.step([row], written.start(None, 1))[1] for row in rows]
     joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
     found, _ = written.step([[10], [11]], joined)
@@ -112,7 +112,7 @@ def test_long_distances_do_not_wrap_around(tmp_path: Path) -> None:
     bundle = bundle_of("decoder", {"positions": {"type": "t5", "buckets": 8, "max_distance": 12}, "layers": 1})
     export_folder(bundle, tmp_path / "out")
     tokens = [[BOS, *np.random.default_rng(0).integers(4, 30, 3000)]]
-    written = ExportedModel(tmp_path / "out")
+    written = OnnxModel(tmp_path / "out")
     found, _ = written.step(tokens, written.start(None, 1))
     with torch.inference_mode():
         expected, _ = bundle.model.step(torch.tensor(tokens), bundle.model.start())

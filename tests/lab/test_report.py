@@ -10,7 +10,17 @@ import pytest
 
 from allyouneed.errors import ConfigError
 from allyouneed.lab.charts import Bar, Bars, Chart, Curve, Dots, Matrix, save_chart, svg, text_chart
-from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, page, require_same_experiment, write_report
+from allyouneed.lab.report import (
+    Code,
+    Heading,
+    Note,
+    Paragraph,
+    Table,
+    Verdict,
+    page,
+    require_same_experiment,
+    write_report,
+)
 
 pytestmark = pytest.mark.no_shapes
 
@@ -19,7 +29,7 @@ CHART = Chart(EVIL, EVIL, "loss", [Curve(EVIL, [1, 2], [3, 4], [2, 3], [4, 5]), 
 
 
 def test_no_text_becomes_markup() -> None:
-    parts = [Heading(EVIL), Text(EVIL), Note(EVIL), Verdict(EVIL), Code(EVIL), Table([EVIL], [[EVIL]]), CHART]
+    parts = [Heading(EVIL), Paragraph(EVIL), Note(EVIL), Verdict(EVIL), Code(EVIL), Table([EVIL], [[EVIL]]), CHART]
     text = page(EVIL, parts)
     assert "<script" not in text
     quoteless = re.sub(r'"[^"]*"', '""', text)  # without attribute values, which contain no quotes
@@ -29,7 +39,7 @@ def test_no_text_becomes_markup() -> None:
 
 
 def test_the_numbers_are_valid_json(tmp_path: Path) -> None:
-    path = write_report(tmp_path / "new", "why", "T", [Text("x")], {"value": math.nan, "list": (1, 2.5)})
+    path = write_report(tmp_path / "new", "why", "T", [Paragraph("x")], {"value": math.nan, "list": (1, 2.5)})
     data = json.loads(path.with_suffix(".json").read_text(), parse_constant=lambda word: pytest.fail(word))
     assert data["value"] is None
     assert data["list"] == [1, 2.5]

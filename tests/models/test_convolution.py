@@ -19,7 +19,7 @@ from allyouneed.mixers.parts.conv_window import ConvWindow
 from allyouneed.mixers.parts.kv_cache import CrossState
 from allyouneed.models import Model
 from allyouneed.models.bytenet import ByteNet, ByteNetConfig, MultiplicativeBlock, ReluBlock
-from allyouneed.models.convs2s import Attention, ConvS2S, ConvS2SConfig, GatedConvolution, NormedLinear
+from allyouneed.models.convs2s import ConvS2S, ConvS2SConfig, GatedConvolution, MultiStepAttention, NormedLinear
 from allyouneed.models.parts.convolution import Columns
 from allyouneed.sizes import Sizes
 
@@ -224,7 +224,7 @@ def test_the_gated_convolution_is_its_equation() -> None:
 
 
 def attention_loop(
-    attention: Attention, h_BTF: Tensor, g_BTD: Tensor, z_BSD: Tensor, e_BSD: Tensor, lengths: list[int]
+    attention: MultiStepAttention, h_BTF: Tensor, g_BTD: Tensor, z_BSD: Tensor, e_BSD: Tensor, lengths: list[int]
 ) -> Tensor:
     """Compute equations 1 and 2 query by query and slot by slot, with the factors of section 3.4."""
     half = math.sqrt(0.5)
@@ -246,7 +246,7 @@ def attention_loop(
 def test_multi_step_attention_is_its_equation() -> None:
     model = convs2s()
     attention = model.decoder.blocks[0].cross
-    assert isinstance(attention, Attention)
+    assert isinstance(attention, MultiStepAttention)
     h, g = (torch.randn(2, 4, n, dtype=torch.float64, requires_grad=True) for n in (10, 12))
     z, e = (torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True) for _ in range(2))
     valid = torch.arange(5) < torch.tensor([[5], [3]])

@@ -56,7 +56,7 @@ def command(
     seeds, out = 3 if seeds is None else seeds, out or Path("runs/claims")
     effort: Effort = "quick" if quick else "full"
     require_same_experiment(out / effort, QUESTION)
-    progress = ProgressLines(len(cells_of(claims, seeds, effort)))
+    progress = CellLines(len(cells_of(claims, seeds, effort)))
     tried = try_claims(claims, out, seeds=seeds, effort=effort, workers=workers or 0, progress=progress)
     known = {one.claim.name: one for one in (*finished(out, seeds=seeds, effort=effort), *tried)}
     order = [known[claim.name] for claim in chosen([]) if claim.name in known]
@@ -65,7 +65,7 @@ def command(
     print(f"report: {page}")
 
 
-class ProgressLines:
+class CellLines:
     """Progress on standard error, one line for each measurement."""
 
     def __init__(self, cells: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from allyouneed import kernels
 from allyouneed.block import Block, BlockState
-from allyouneed.kernels.stack import Attention, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
+from allyouneed.kernels.stack import AttentionShape, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, extend_mask, first_visible, visible_length
@@ -303,5 +303,5 @@ def _norm(norm: nn.Module) -> Norm:
     return Norm(weight.detach().clone(), bias.detach().clone() if isinstance(bias, Tensor) else None, epsilon)
 
 
-def _attention(mixer: Softmax) -> Attention:
-    return Attention(mixer.heads, mixer.keys // mixer.groups, mixer.values // mixer.groups, mixer.scale)
+def _attention(mixer: Softmax) -> AttentionShape:
+    return AttentionShape(mixer.heads, mixer.keys // mixer.groups, mixer.values // mixer.groups, mixer.scale)

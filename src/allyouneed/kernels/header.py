@@ -21,7 +21,7 @@ _DECLARATION = re.compile(r"(?:const )?((?:struct )?\w+) (\**\w+(?:, \**\w+)*)$"
 
 
 @dataclass(frozen=True)
-class Function:
+class CFunction:
     """A C function: its result, and its parameters in order."""
 
     result: Any
@@ -38,13 +38,13 @@ class Header:
     """The structs and functions of a header, by name."""
 
     structs: dict[str, Any]
-    functions: dict[str, Function]
+    functions: dict[str, CFunction]
 
 
 def parse(text: str) -> Header:
     """Read a header; raise ValueError if it holds anything but structs and functions of known types."""
     structs: dict[str, Any] = {}
-    functions: dict[str, Function] = {}
+    functions: dict[str, CFunction] = {}
     text = _IGNORED.sub("", text)
     for name, body in _STRUCT.findall(text):
         lines = [line for line in _flat(body).split(";") if line.strip()]
@@ -52,7 +52,7 @@ def parse(text: str) -> Header:
         structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
     for result, name, body in _FUNCTION.findall(text):
         parameters = [field for one in body.split(",") for field in _declared(_flat(one), structs)]
-        functions[name] = Function(None if result == "void" else _NUMBERS[result], dict(parameters))
+        functions[name] = CFunction(None if result == "void" else _NUMBERS[result], dict(parameters))
     if rest := _FUNCTION.sub("", _STRUCT.sub("", text)).strip():
         raise ValueError(f"kernels.h: {rest.splitlines()[0]!r} is neither a struct nor a function")
     return Header(structs, functions)

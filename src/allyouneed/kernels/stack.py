@@ -17,7 +17,7 @@ _STRUCTS = HEADER.structs
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionShape:
     """The heads of a block's attention, and the widths of one head."""
 
     heads: int
@@ -41,8 +41,8 @@ class PackedBlock:
 
     matrices: dict[str, Packed | PackedInt8]
     norms: dict[str, Norm]
-    attention: Attention
-    cross: Attention | None
+    attention: AttentionShape
+    cross: AttentionShape | None
     pre: bool
 
 
@@ -97,7 +97,7 @@ class StackCache:
         self.rows, self.address = buffer.tensor.shape[1], buffer.address
 
     @staticmethod
-    def of(each: Sequence[Tensor], attentions: Sequence[Attention]) -> "StackCache":
+    def of(each: Sequence[Tensor], attentions: Sequence[AttentionShape]) -> "StackCache":
         """Copy the caches of blocks: (P, S, N) of each."""
         P, S, N = each[0].shape
         cache = StackCache._new(each[0], attentions, P, S, N)
@@ -106,7 +106,7 @@ class StackCache:
         return cache
 
     @staticmethod
-    def _new(like: Tensor, attentions: Sequence[Attention], rows: int, length: int, width: int) -> "StackCache":
+    def _new(like: Tensor, attentions: Sequence[AttentionShape], rows: int, length: int, width: int) -> "StackCache":
         slots = length + max(StackCache.SLACK, length // 2)
         buffer = _CacheBuffer(like.new_empty(len(attentions), rows, slots, width), attentions, length)
         return StackCache(buffer, length)
@@ -159,7 +159,7 @@ class StackCache:
 class _CacheBuffer:
     """Memory of caches: (L, P, C, N), of which `end` slots are written."""
 
-    def __init__(self, tensor_LPCN: Tensor, attentions: Sequence[Attention], end: int) -> None:
+    def __init__(self, tensor_LPCN: Tensor, attentions: Sequence[AttentionShape], end: int) -> None:
         self.tensor, self.attentions, self.end = tensor_LPCN, attentions, end
         begin, size = _float32(tensor_LPCN), tensor_LPCN.itemsize
         layer, row, slot, _ = tensor_LPCN.stride()
@@ -316,7 +316,7 @@ def _norm(norm: Norm) -> Any:
     return _STRUCTS["norm"](gamma=gamma, beta=beta, epsilon=norm.epsilon)
 
 
-def _heads(attention: Attention | None) -> Any:
+def _heads(attention: AttentionShape | None) -> Any:
     if attention is None:
         return _STRUCTS["heads"]()
     return _STRUCTS["heads"](

@@ -44,7 +44,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph."""
 
     text: str
@@ -83,7 +83,7 @@ class Table:
         return place == 0 or not any(NUMBER.match(row[place]) for row in self.rows)
 
 
-Part = Heading | Text | Note | Verdict | Code | Table | AnyChart
+Part = Heading | Paragraph | Note | Verdict | Code | Table | AnyChart
 
 
 def write_report(folder: Path, question: str, title: str, parts: Sequence[Part], data: Mapping[str, Any]) -> Path:
@@ -141,7 +141,7 @@ def _part(part: Part) -> str:
     match part:
         case Heading(text):
             return f"<h2>{html.escape(text)}</h2>"
-        case Text(text):
+        case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
         case Note(text):
             return f'<p class="note">{html.escape(text)}</p>'

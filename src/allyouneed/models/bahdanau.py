@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from allyouneed.mixers.parts.projections import at_least_float32, full_precision, initialise
 from allyouneed.mixers.recurrent import GATES, Cell, CellKind, cell_flops, run_bidirectional
 from allyouneed.models.parts.alignment import Alignment
-from allyouneed.models.parts.sequence import Encoded, Encoder, SequenceDecoder, SequenceState, attend_and_step
+from allyouneed.models.parts.sequence import Encoded, SequenceDecoder, SequenceEncoder, SequenceState, attend_and_step
 
 
 @final
-class BothWaysEncoder(Encoder):
+class BothWaysEncoder(SequenceEncoder):
     """One recurrence from the left and one from the right; back_1 initialises the decoder."""
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:

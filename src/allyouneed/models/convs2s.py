@@ -111,7 +111,7 @@ class GatedConvolution(nn.Module):
         return (F.glu(self.linear(windows), dim=-1) + x) * HALF
 
 
-class Attention(nn.Module):
+class MultiStepAttention(nn.Module):
     """A step of multi-step attention: h <- (W_c c + b_c + h) sqrt(1/2)."""
 
     def __init__(self, config: ConvS2SConfig) -> None:
@@ -169,7 +169,7 @@ class _ScaledGradient(torch.autograd.Function):
         return grads[0] * ctx.factor, None
 
 
-class Encoder(nn.Module):
+class ConvEncoder(nn.Module):
     def __init__(self, config: ConvS2SConfig, weight_VD: nn.Parameter) -> None:
         super().__init__()
         self.embedding = Embedded(weight_VD, config)
@@ -199,10 +199,10 @@ class ConvS2SLayer(nn.Module):
 
     def __init__(self, config: ConvS2SConfig) -> None:
         super().__init__()
-        self.convolution, self.cross = GatedConvolution(config), Attention(config)
+        self.convolution, self.cross = GatedConvolution(config), MultiStepAttention(config)
 
 
-class Decoder(nn.Module):
+class ConvDecoder(nn.Module):
     def __init__(self, config: ConvS2SConfig, weight_VD: nn.Parameter) -> None:
         super().__init__()
         self.embedding = Embedded(weight_VD, config)
@@ -255,8 +255,8 @@ class ConvS2S(Model):
         self.config, self.sizes = config, sizes
         target_VD = _table(sizes.target, config.width, 0.1)
         source_ND = target_VD if sizes.shared and config.tied else _table(sizes.source, config.width, 0.1)
-        self.encoder = Encoder(config, source_ND)
-        self.decoder = Decoder(config, target_VD)
+        self.encoder = ConvEncoder(config, source_ND)
+        self.decoder = ConvDecoder(config, target_VD)
         spread = math.sqrt((1 - config.dropout) / config.width)
         self.head = Head(target_VD if config.tied else _table(sizes.target, config.width, spread), bias=True)
 

@@ -30,9 +30,9 @@ from allyouneed.models.luong import LuongDecoder
 from allyouneed.models.parts.alignment import Score
 from allyouneed.models.parts.sequence import (
     Encoded,
-    Encoder,
     PlainDecoder,
     SequenceDecoder,
+    SequenceEncoder,
     SequenceState,
     Tower,
     TowerEncoder,
@@ -77,7 +77,7 @@ class Seq2SeqConfig(ModelConfig):
     def build(self, sizes: Sizes) -> "Seq2Seq":
         return Seq2Seq(self, sizes)
 
-    def build_parts(self, inputs: int) -> tuple[Encoder, SequenceDecoder]:
+    def build_parts(self, inputs: int) -> tuple[SequenceEncoder, SequenceDecoder]:
         """Return the encoder and the decoder for this attention."""
         if self.attention == "bahdanau":
             return BothWaysEncoder(self.cell, inputs, self.width), BahdanauDecoder(self.cell, inputs, self.width)

@@ -65,7 +65,7 @@ class CosineConfig(ScheduleConfig):
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * self.progress(fraction))) / 2
 
 
-class LinearConfig(ScheduleConfig):
+class LinearDecayConfig(ScheduleConfig):
     """A line from the peak to the floor."""
 
     type: Literal["linear"] = "linear"
@@ -107,7 +107,7 @@ class ConstantConfig(ScheduleConfig):
 SCHEDULES: dict[str, type[ScheduleConfig]] = {
     "inverse-sqrt": InverseSqrtConfig,
     "cosine": CosineConfig,
-    "linear": LinearConfig,
+    "linear": LinearDecayConfig,
     "stable-decay": StableDecayConfig,
     "constant": ConstantConfig,
 }

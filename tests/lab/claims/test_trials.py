@@ -16,7 +16,7 @@ from allyouneed.lab.claims.base import (
     Measurements,
     outcome,
 )
-from allyouneed.lab.claims.cells import Cell, CellResult, measure_all, provenance, store_result, stored_result
+from allyouneed.lab.claims.cells import CellResult, ClaimCell, measure_all, provenance, store_result, stored_result
 from allyouneed.lab.claims.small_runs import WORST, adam, classifier_scores, small, train_small
 from allyouneed.lab.claims.small_tasks import agent_task
 from allyouneed.lab.claims.structure import recurrent_steps
@@ -62,7 +62,7 @@ def test_training_with_a_change_of_the_model() -> None:
 
 
 def test_stored_cells_are_reused(tmp_path: Path) -> None:
-    cell = Cell("lookup", "all", 1, "quick")
+    cell = ClaimCell("lookup", "all", 1, "quick")
     assert stored_result(cell, tmp_path) is None
     store_result(CellResult(cell, {"error at 1": 7.0, "odd": math.nan}, 1.5), tmp_path)
     known = stored_result(cell, tmp_path)
@@ -72,11 +72,11 @@ def test_stored_cells_are_reused(tmp_path: Path) -> None:
     assert measure_all([cell], tmp_path)[cell].numbers["error at 1"] == 7.0  # a measured error is smaller
     cell.path(tmp_path).write_text('{"allyouneed": "0.0.0"')
     assert stored_result(cell, tmp_path) is None  # broken: measured again
-    assert stored_result(Cell("lookup", "all", 1, "full"), tmp_path) is None
+    assert stored_result(ClaimCell("lookup", "all", 1, "full"), tmp_path) is None
 
 
 def test_cells_of_another_protocol_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell("lookup", "all", 1, "quick")
+    cell = ClaimCell("lookup", "all", 1, "quick")
     store_result(CellResult(cell, {"error at 1": 7.0}, 1.5), tmp_path)
     assert provenance("lookup")["protocol"] != provenance("order")["protocol"]
     for name in ("torch", "protocol"):
@@ -88,7 +88,7 @@ def test_cells_of_another_protocol_are_measured_again(tmp_path: Path, monkeypatc
 
 def test_a_second_call_for_one_folder_is_refused(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(StorageError, match="is writing"):
-        measure_all([Cell("lookup", "all", 1, "quick")], tmp_path, workers=1)
+        measure_all([ClaimCell("lookup", "all", 1, "quick")], tmp_path, workers=1)
 
 
 def test_a_diverged_model_scores_as_chance() -> None:
@@ -146,7 +146,7 @@ def test_an_unmeasurable_claim_does_not_stop_the_others(tmp_path: Path, monkeypa
 
 
 def test_a_worker_that_dies_is_an_error_of_its_cell(tmp_path: Path) -> None:
-    bad, good = Cell("nonsense", "all", 1, "quick"), Cell("lookup", "all", 1, "quick")
+    bad, good = ClaimCell("nonsense", "all", 1, "quick"), ClaimCell("lookup", "all", 1, "quick")
     found = measure_all([bad, good], tmp_path, workers=1)
     assert "process exited" in found[bad].error
     assert found[good].numbers

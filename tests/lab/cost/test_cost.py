@@ -14,7 +14,7 @@ from allyouneed.lab.cost.measure import COUNTED_HEAD, COUNTED_WIDTH, study_cost
 from allyouneed.lab.cost.meter import Pass, count_flops, exponent, peak_bytes
 from allyouneed.lab.cost.report import verdicts, write_cost_report
 from allyouneed.lab.cost.settings import CostSettings
-from allyouneed.lab.cost.table1 import Row, rows
+from allyouneed.lab.cost.table1 import Table1Row, rows
 from allyouneed.lab.report import Table
 from allyouneed.mixers import MIXERS
 
@@ -25,13 +25,13 @@ def test_every_mixer_has_its_theory() -> None:
     assert all(mixer.theory.formula for mixer in MIXERS.values())
 
 
-def stated(row: Row, length: int, width: int) -> int:
+def stated(row: Table1Row, length: int, width: int) -> int:
     head = COUNTED_HEAD if row.theory.in_width == 1 else 32
     return row.config(length, width, head).cost(length, width, role=row.role).flops
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_flop_exponents_match_theory(row: Row) -> None:
+def test_flop_exponents_match_theory(row: Table1Row) -> None:
     lengths, widths, length = row.counted_lengths, row.counted_widths, row.counted_width_length
     in_length = exponent(lengths, [[stated(row, one, COUNTED_WIDTH) for one in lengths]]).value
     in_width = exponent(widths, [[stated(row, length, one) for one in widths]]).value
@@ -40,7 +40,7 @@ def test_flop_exponents_match_theory(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
-def test_declared_flops_equal_counted_flops(row: Row) -> None:
+def test_declared_flops_equal_counted_flops(row: Table1Row) -> None:
     for length, width in ((300, 32), (37, 64)):
         config = row.config(length, width)
         assert config.cost(length, width, role=row.role).flops == count_flops(config, row.role, length, width)

@@ -38,7 +38,7 @@ class Prompt:
     target: list[int]
 
 
-class ExportedModel:
+class CTranslate2Model:
     """A folder opened with CTranslate2, using our model's ids."""
 
     def __init__(self, model: Model, codec: Codec, folder: Path, compute: str) -> None:
@@ -97,7 +97,7 @@ def check_folder(
     """Raise FolderError if the folder disagrees; else return notes on the agreement."""
     next_stage(f"log-probabilities of {len(prompts)} sequences in both engines")
     expected = rounded(model, quantization)
-    exported = ExportedModel(model, codec, folder, "float32")
+    exported = CTranslate2Model(model, codec, folder, "float32")
     given = [one.given for one in prompts]
     ours = logprobs(expected, prompts)
     furthest = _furthest(ours, exported.logprobs(prompts))
@@ -128,7 +128,7 @@ def check_shortlist(
     expected, given = rounded(model, quantization), [one.given for one in prompts]
     close = CLOSE if quantization == "float32" else ROUNDED
     said = greedy(expected, given, shortlist)
-    theirs = ExportedModel(model, codec, folder, "float32").greedy(given, listed=True)
+    theirs = CTranslate2Model(model, codec, folder, "float32").greedy(given, listed=True)
     for one, two, source in zip(said, theirs, given, strict=True):
         if one != two and not _tie(expected, source, one, two, close):
             raise FolderError("ctranslate2: greedy search with vmap.txt differs from ours; nothing was written")
@@ -139,14 +139,14 @@ def check_shortlist(
 
 def _moved(
     model: Model,
-    exported: ExportedModel,
+    exported: CTranslate2Model,
     folder: Path,
     codec: Codec,
     prompts: Sequence[Prompt],
     quantization: Quantization,
 ) -> str:
     """Return a note on the effect of rounding, in the type that CTranslate2 will use."""
-    used = ExportedModel(model, codec, folder, quantization if computes(quantization) else "auto")
+    used = CTranslate2Model(model, codec, folder, quantization if computes(quantization) else "auto")
     ours, theirs = logprobs(model, prompts), used.logprobs(prompts)
     apart = [abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one, two, strict=True)]
     given = [one.given for one in prompts]

@@ -22,7 +22,7 @@ from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
-from allyouneed.interop.hf.tokens import Tokens, tokenizer_files
+from allyouneed.interop.hf.tokens import TokenMap, tokenizer_files
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
@@ -105,7 +105,7 @@ def _rewritten_model(config: Any, weights: Weights, architecture: Architecture) 
 
 def _vocabulary(
     bundle: Bundle, config: Any, weights: Weights, architecture: Architecture
-) -> tuple[Any, Weights, Rows, Tokens]:
+) -> tuple[Any, Weights, Rows, TokenMap]:
     """Map our ids to their tokens, except ids that are never generated; adapt the output bias."""
     codec, bias_V = bundle.codec, weights.get("head.bias_V")
     answers_are_tokens = not isinstance(config, EncoderConfig) or config.tied
@@ -120,7 +120,7 @@ def _vocabulary(
     for token, number in enumerate(kept):
         theirs[number] = token
     rows = Rows(tuple(theirs), hidden, len(kept), len(codec.classes or ()) if not answers_are_tokens else 0)
-    tokens = Tokens(rows, _token_roles(weights, theirs, hidden))
+    tokens = TokenMap(rows, _token_roles(weights, theirs, hidden))
     if isinstance(config, EncoderConfig):
         return config, weights, rows, tokens
     writes_bias = any(rule.ours == "head.bias_V" and rule.theirs for rule in architecture.rules(config, rows))

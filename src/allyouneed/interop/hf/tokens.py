@@ -16,7 +16,7 @@ PARTS = {"pad": PAD, "bos": BOS, "eos": EOS, "unk": UNK}
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenMap:
     """The map from our ids to their tokens."""
 
     rows: Rows
@@ -30,7 +30,7 @@ class Tokens:
         return found
 
 
-def tokenizer_files(codec: Codec, tokens: Tokens, config: Any) -> dict[str, Tree]:
+def tokenizer_files(codec: Codec, tokens: TokenMap, config: Any) -> dict[str, Tree]:
     """Return tokenizer.json and tokenizer_config.json."""
     tokenizer = codec.source or codec.target
     assert tokenizer is not None
@@ -61,7 +61,7 @@ def tokenizer_files(codec: Codec, tokens: Tokens, config: Any) -> dict[str, Tree
     return {TOKENIZER: tree, TOKENIZER_CONFIG: settings}
 
 
-def _template(codec: Codec, tokens: Tokens, names: dict[int, str], config: Any) -> Tree:
+def _template(codec: Codec, tokens: TokenMap, names: dict[int, str], config: Any) -> Tree:
     """Return the template around a text: the frame of a source, or BOS before the prompt of a language model."""
     sides = codec.framing if codec.source is not None else ((BOS,), ())
     numbers = [[_token(tokens, ours) for ours in side] for side in sides]
@@ -76,7 +76,7 @@ def _template(codec: Codec, tokens: Tokens, names: dict[int, str], config: Any) 
     }
 
 
-def _token(tokens: Tokens, ours: int) -> int:
+def _token(tokens: TokenMap, ours: int) -> int:
     number = tokens.roles[ours] if ours in tokens.roles else tokens.rows.theirs[ours]
     assert number is not None, "the frame of a text consists of tokens"
     return number

@@ -21,7 +21,7 @@ CLOSE = 1e-3  # of logits; float32 of a few layers differs by 1e-6 to 1e-5
 Prompt = tuple[list[int] | None, list[int]]  # a source, if the model has one, and the decoder's input
 
 
-class ExportedModel:
+class OnnxModel:
     """A folder opened with onnxruntime."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ def check_folder(
     folder: Path, model: Model, prompts: Sequence[Prompt], report: ReportProgress = no_progress
 ) -> list[str]:
     """Raise FolderError if the folder disagrees; else return notes on the agreement."""
-    exported, furthest, done = ExportedModel(folder), 0.0, 0
+    exported, furthest, done = OnnxModel(folder), 0.0, 0
     for length in {len(tokens) for _, tokens in prompts}:
         some = [one for one in prompts if len(one[1]) == length]  # rows of a batch have equal length
         tokens = [tokens for _, tokens in some]

@@ -32,7 +32,7 @@ from allyouneed.version import __version__
 
 
 @dataclass(frozen=True)
-class Cell:
+class ClaimCell:
     """An arm of a claim with one seed."""
 
     claim: str
@@ -49,7 +49,7 @@ class Cell:
 class CellResult:
     """The measured numbers of a cell, or an error."""
 
-    cell: Cell
+    cell: ClaimCell
     numbers: Numbers
     seconds: float  # CPU time
     error: str = ""
@@ -73,7 +73,7 @@ def provenance(claim: str) -> dict[str, str]:
     return {"allyouneed": __version__, "torch": torch.__version__, "protocol": protocol}
 
 
-def stored_result(cell: Cell, folder: Path) -> CellResult | None:
+def stored_result(cell: ClaimCell, folder: Path) -> CellResult | None:
     """Return the stored result of a cell, if it was measured with the same versions and protocol."""
     try:
         found = json.loads(cell.path(folder).read_text(encoding="utf-8"))
@@ -95,8 +95,8 @@ def store_result(measured: CellResult, folder: Path) -> None:
 
 
 def measure_all(
-    cells: Sequence[Cell], folder: Path, workers: int = 0, progress: CellProgress | None = None
-) -> dict[Cell, CellResult]:
+    cells: Sequence[ClaimCell], folder: Path, workers: int = 0, progress: CellProgress | None = None
+) -> dict[ClaimCell, CellResult]:
     """Return the results of all cells, measuring those that are not stored. A failed cell does not stop the others.
 
     `workers`: number of processes; 0: one per core. A concurrent call for the same folder is refused.
@@ -146,7 +146,7 @@ class WorkerPool:
                 pass
         self._scratch.cleanup()
 
-    def measure(self, cell: Cell) -> CellResult:
+    def measure(self, cell: ClaimCell) -> CellResult:
         """Measure a cell in the worker process of this thread."""
         child = self._child()
         assert child.stdin is not None

@@ -9,9 +9,9 @@ from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.lab.charts import save_chart
 from allyouneed.lab.claims import CLAIMS
 from allyouneed.lab.claims.base import Claim, ClaimPart, Effort, Measurements, Result, outcome
-from allyouneed.lab.claims.cells import Cell, CellProgress, CellResult, measure_all, stored_result
+from allyouneed.lab.claims.cells import CellProgress, CellResult, ClaimCell, measure_all, stored_result
 from allyouneed.lab.claims.overview import draw_overview
-from allyouneed.lab.report import Code, Heading, Note, Table, Text, Verdict, write_report
+from allyouneed.lab.report import Code, Heading, Note, Paragraph, Table, Verdict, write_report
 from allyouneed.lab.report import Part as PagePart
 from allyouneed.storage import write_atomic, writing
 from allyouneed.words import counted
@@ -39,10 +39,10 @@ def chosen(names: Sequence[str]) -> list[Claim]:
     return [claim for claim in CLAIMS.values() if not names or claim.name in names]
 
 
-def cells_of(claims: Iterable[Claim], seeds: int, effort: Effort) -> list[Cell]:
+def cells_of(claims: Iterable[Claim], seeds: int, effort: Effort) -> list[ClaimCell]:
     """Return all cells that the claims need; shared cells occur once."""
     cells = [
-        Cell(claim.cells_of or claim.name, arm, seed, effort)
+        ClaimCell(claim.cells_of or claim.name, arm, seed, effort)
         for claim in claims
         for seed in range(1, seeds + 1)
         for arm in claim.arms
@@ -77,7 +77,7 @@ def finished(folder: Path, *, seeds: int, effort: Effort) -> list[ClaimResult]:
     return tried
 
 
-def _judged(claim: Claim, measured: dict[Cell, CellResult], seeds: int, effort: Effort) -> ClaimResult:
+def _judged(claim: Claim, measured: dict[ClaimCell, CellResult], seeds: int, effort: Effort) -> ClaimResult:
     own = {cell: measured[cell] for cell in cells_of([claim], seeds, effort)}
     seconds = 0.0 if claim.cells_of else sum(one.seconds for one in own.values())
     errors = list(dict.fromkeys(one.error for one in own.values() if one.error))
@@ -106,7 +106,7 @@ def write_page(tried: Sequence[ClaimResult], folder: Path, *, seeds: int, effort
     ]
 
     parts: list[PagePart] = [
-        Text(
+        Paragraph(
             f"{_count(tried)} Each rule is a function of the numbers of {counted(seeds, 'seed')}. If the rule or the "
             "protocol was changed after results were known, the claim states it. A difference counts as shown only if "
             "its 95 % interval excludes the margin and a paired t-test agrees. One refuted part refutes the claim, "
@@ -150,7 +150,7 @@ def _count(tried: Sequence[ClaimResult]) -> str:
 
 def _section(one: ClaimResult, seeds: int, effort: Effort) -> list[PagePart]:
     claim = one.claim
-    parts: list[PagePart] = [Heading(f"{claim.name}: {one.result or 'not measured'}"), Text(f"{claim.statement}.")]
+    parts: list[PagePart] = [Heading(f"{claim.name}: {one.result or 'not measured'}"), Paragraph(f"{claim.statement}.")]
     parts += [Verdict(f"{part.result}: {part.statement}: {part.evidence}") for part in one.parts]
     parts += [Verdict(f"could not be measured: {error}") for error in one.errors]
     if one.result is not None:

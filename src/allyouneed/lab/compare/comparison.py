@@ -24,11 +24,11 @@ from allyouneed.lab.runs import run_all
 from allyouneed.lab.statistics import Difference, Interval, difference, holm, interval, verdict
 from allyouneed.words import counted
 
-Cell = tuple[str, str]  # task, system
+TaskAndSystem = tuple[str, str]  # task, system
 
 
 @dataclass(frozen=True)
-class Finding:
+class SystemResult:
     """A system against the baseline on one task."""
 
     difference: Difference  # of the metric: system minus baseline
@@ -42,9 +42,10 @@ class Comparison:
     """All runs of a comparison with their statistics."""
 
     plan: ComparisonPlan
-    outcomes: Mapping[Cell, Sequence[Outcome]]  # one per seed, in order
-    found: Mapping[Cell, Finding]  # all systems but the baseline, if there are values to compare
-    tested: Mapping[Cell, Mapping[str, Interval]] = field(default_factory=dict)  # test split scores, if requested
+    outcomes: Mapping[TaskAndSystem, Sequence[Outcome]]  # one per seed, in order
+    found: Mapping[TaskAndSystem, SystemResult]  # all systems but the baseline, if there are values to compare
+    # Scores on the test split, if requested.
+    tested: Mapping[TaskAndSystem, Mapping[str, Interval]] = field(default_factory=dict)
 
     def values(self, task: TaskFacts, system: str, name: str | None = None) -> dict[int, float]:
         """Return a score (default: the metric) for each seed whose run finished."""
@@ -90,10 +91,10 @@ def compare(
     return judge(plan, outcomes)
 
 
-def judge(plan: ComparisonPlan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> Comparison:
+def judge(plan: ComparisonPlan, outcomes: Mapping[TaskAndSystem, Sequence[Outcome]]) -> Comparison:
     """Compute differences, tests and verdicts for given runs."""
     bare = Comparison(plan, outcomes, {})
-    differences: dict[Cell, Difference] = {}
+    differences: dict[TaskAndSystem, Difference] = {}
     for task in plan.tasks:
         theirs = bare.values(task, plan.baseline.name)
         for system in plan.systems[1:]:
@@ -112,7 +113,7 @@ def judge(plan: ComparisonPlan, outcomes: Mapping[Cell, Sequence[Outcome]]) -> C
     return Comparison(plan, outcomes, found)
 
 
-def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, holds: bool) -> Finding:
+def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, holds: bool) -> SystemResult:
     plan = bare.plan
     inside = between.interval.low <= 0 <= between.interval.high
     shown = holds and not inside
@@ -122,7 +123,7 @@ def _found(bare: Comparison, task: TaskFacts, system: str, between: Difference, 
         words = f"{task.name}: {words}"
     sign = 1 if task.higher_is_better else -1
     effect = sign * between.effect if math.isfinite(between.effect) else math.nan
-    return Finding(between, shown, effect, words)
+    return SystemResult(between, shown, effect, words)
 
 
 def add_test_scores(comparison: Comparison, folder: Path) -> Comparison:

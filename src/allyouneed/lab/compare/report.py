@@ -14,7 +14,7 @@ from allyouneed.lab.compare.charts import AXES, all_charts, worth_drawing
 from allyouneed.lab.compare.comparison import Comparison, missing_comparisons, summary
 from allyouneed.lab.compare.plan import BASELINE, System, TaskFacts, settings_that_differ, slug
 from allyouneed.lab.jobs import Outcome
-from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
+from allyouneed.lab.report import Code, Heading, Note, Paragraph, Part, Table, Verdict, write_report
 from allyouneed.lab.statistics import FEW
 from allyouneed.words import counted, plural
 
@@ -41,11 +41,11 @@ def write_comparison(comparison: Comparison, folder: Path, command: str) -> Path
 
 def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) -> list[Part]:
     plan = comparison.plan
-    parts: list[Part] = [Text(_question(comparison)), Verdict(f"{summary(comparison)}.")]
-    parts += [Text(f"{words}.") for words in verdict_lines(comparison)]
+    parts: list[Part] = [Paragraph(_question(comparison)), Verdict(f"{summary(comparison)}.")]
+    parts += [Paragraph(f"{words}.") for words in verdict_lines(comparison)]
     parts += [Note(f"Failed: {outcome.name}: {outcome.error}") for outcome in comparison.failures()]
     if "matrix" in charts:
-        parts += [Heading("Do they transfer?"), *map(Text, transfer(comparison)), charts["matrix"]]
+        parts += [Heading("Do they transfer?"), *map(Paragraph, transfer(comparison)), charts["matrix"]]
     for task in plan.tasks:
         parts += [Heading(task.name), result_table(comparison, task), charts[f"{task.name}-bars"]]
         parts += [Heading(f"What it cost ({task.name})"), cost_table(comparison, task)]
@@ -53,7 +53,13 @@ def _parts(comparison: Comparison, charts: dict[str, AnyChart], command: str) ->
         parts += [Heading(f"Learning curves ({task.name})")]
         parts += [charts[f"{task.name}-loss-over-{axis.lower()}"] for axis in AXES]
     parts += [Heading("What differs"), _difference_table(comparison), *map(Note, plan.notes)]
-    parts += [Heading("All runs"), _run_table(comparison), Heading("How it was measured"), Text(METHOD), Note(TIMING)]
+    parts += [
+        Heading("All runs"),
+        _run_table(comparison),
+        Heading("How it was measured"),
+        Paragraph(METHOD),
+        Note(TIMING),
+    ]
     parts += [Note(f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}")]
     return [*parts, Heading("Reproduce"), Code(command), Note("The folder `runs` holds each run with its recipe.")]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from allyouneed.lab.cost.settings import CostSettings
-from allyouneed.lab.cost.table1 import Row, rows
+from allyouneed.lab.cost.table1 import Table1Row, rows
 from allyouneed.lab.cost.timing import Journal, ReportProgress, TimedLayer, time_all
 from allyouneed.mixers import MIXERS
 
@@ -54,7 +54,7 @@ def measure_crossings(settings: CostSettings, journal: Journal, report: ReportPr
     return found
 
 
-def flops_crossing(row: Row, width: int, longest: int = 1 << 20) -> int | None:
+def flops_crossing(row: Table1Row, width: int, longest: int = 1 << 20) -> int | None:
     """Return the first length at which attention takes at least as many FLOPs; None if it always takes more."""
     (attention,) = rows(["softmax"])
 

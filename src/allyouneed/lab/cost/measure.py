@@ -18,7 +18,7 @@ from allyouneed.lab.cost.crossover import Crossing, measure_crossings
 from allyouneed.lab.cost.meter import Exponent, count_flops, exponent, one_thread
 from allyouneed.lab.cost.path_length import path_length
 from allyouneed.lab.cost.settings import CostSettings
-from allyouneed.lab.cost.table1 import Row, rows
+from allyouneed.lab.cost.table1 import Table1Row, rows
 from allyouneed.lab.cost.timing import Journal, ReportProgress, TimedLayer, time_all
 from allyouneed.mixers import MIXERS, MixerConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
@@ -68,7 +68,7 @@ class Sweep:
 class MixerCost:
     """All measurements of one mixer."""
 
-    row: Row
+    row: Table1Row
     counts: Sequence[Count]
     in_length: Exponent  # of counted FLOPs at sizes where the leading term dominates
     in_width: Exponent
@@ -120,13 +120,13 @@ def study_cost(
     return CostStudy(settings, lines, dilated, crossings)
 
 
-def _count(row: Row, journal: Journal) -> list[Count]:
+def _count(row: Table1Row, journal: Journal) -> list[Count]:
     sizes = [(length, COUNTED_WIDTH) for length in row.counted_lengths]
     sizes += [(row.counted_width_length, width) for width in row.counted_widths]
     return [_count_one(row, length, width, journal) for length, width in sizes]
 
 
-def _count_one(row: Row, length: int, width: int, journal: Journal) -> Count:
+def _count_one(row: Table1Row, length: int, width: int, journal: Journal) -> Count:
     head = COUNTED_HEAD if row.theory.in_width == 1 else 32
     config = row.config(length, width, head)
     counted = journal.get(
@@ -135,7 +135,7 @@ def _count_one(row: Row, length: int, width: int, journal: Journal) -> Count:
     return Count(length, width, config.cost(length, width, role=row.role).flops, counted)
 
 
-def _paths(row: Row, settings: CostSettings, journal: Journal) -> list[tuple[int, int | None]]:
+def _paths(row: Table1Row, settings: CostSettings, journal: Journal) -> list[tuple[int, int | None]]:
     # If attention depends on content, a path exists if any of many draws finds it.
     draws = 200 if MIXERS[row.name].reads_by_content else 1
     return [
@@ -144,7 +144,7 @@ def _paths(row: Row, settings: CostSettings, journal: Journal) -> list[tuple[int
     ]
 
 
-def _path(row: Row, length: int, draws: int) -> int | None:
+def _path(row: Table1Row, length: int, draws: int) -> int | None:
     return path_length(row.config(length, PATH_WIDTH), length, PATH_WIDTH, draws=draws)
 
 
@@ -157,7 +157,7 @@ def _dilated(length: int, journal: Journal) -> int | None:
 
 
 def _sweep_all(
-    chosen: Sequence[Row], settings: CostSettings, journal: Journal, report: ReportProgress
+    chosen: Sequence[Table1Row], settings: CostSettings, journal: Journal, report: ReportProgress
 ) -> dict[str, tuple[Sweep, Sweep]]:
     places = [TimedLayer(row, length, settings.width) for row in chosen for length in settings.lengths]
     places += [TimedLayer(row, settings.length, width) for row in chosen for width in settings.widths]
@@ -199,7 +199,7 @@ def _peak(place: TimedLayer) -> int:
 
 
 def _line(
-    row: Row,
+    row: Table1Row,
     counts: Sequence[Count],
     paths: Sequence[tuple[int, int | None]],
     sweeps: tuple[Sweep, Sweep],

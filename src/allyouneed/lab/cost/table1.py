@@ -14,7 +14,7 @@ from allyouneed.mixers import MIXERS, MixerConfig, Role, Theory
 
 
 @dataclass(frozen=True)
-class Row:
+class Table1Row:
     """A mixer of the table. Its settings are the defaults, except those that follow the length."""
 
     name: str
@@ -55,9 +55,9 @@ class Row:
         return 1024 if self.theory.in_width == 1 else 64
 
 
-def rows(names: Sequence[str] = ()) -> list[Row]:
+def rows(names: Sequence[str] = ()) -> list[Table1Row]:
     """Return the rows of these mixers; of all mixers if no name is given."""
     for name in names:
         if name not in MIXERS:
             raise ConfigError(f"--mixer: {unknown_name(name, MIXERS)}")
-    return [Row(name) for name in (names or MIXERS)]
+    return [Table1Row(name) for name in (names or MIXERS)]

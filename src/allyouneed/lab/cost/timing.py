@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from allyouneed.lab.cost.meter import Pass
-from allyouneed.lab.cost.table1 import Row
+from allyouneed.lab.cost.table1 import Table1Row
 from allyouneed.storage import writing
 from allyouneed.version import __version__
 
@@ -51,7 +51,7 @@ class Journal:
 class TimedLayer:
     """A mixer at one length and width."""
 
-    row: Row
+    row: Table1Row
     length: int
     width: int
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from allyouneed.lab.charts import Chart, Curve, save_chart
-from allyouneed.lab.report import Code, Heading, Note, Part, Table, Text, Verdict, write_report
+from allyouneed.lab.report import Code, Heading, Note, Paragraph, Part, Table, Verdict, write_report
 from allyouneed.lab.scaling.plan import short
 from allyouneed.lab.scaling.study import NEAR, ScalingRun, ScalingStudy, best_exponents, best_sizes
 from allyouneed.words import counted
@@ -28,7 +28,7 @@ def write_study(found: ScalingStudy, folder: Path, command: str = "") -> Path:
     charts = [chart for chart in (isoflop_chart(found), compute_chart(found)) if chart is not None]
     parts: list[Part] = [*[Verdict(line) for line in verdicts(found)]]
     parts += [Code(command)] if command else []
-    parts += [Heading("The prediction"), charts[-1], Text(prediction_text(found))]
+    parts += [Heading("The prediction"), charts[-1], Paragraph(prediction_text(found))]
     parts += [Heading("The best size for a compute budget"), *charts[:-1], optimum_table(found)]
     parts += [Heading("The laws"), law_table(found), Note(METHOD)]
     parts += [Heading("The runs"), run_table(found)]

@@ -33,7 +33,7 @@ class SequenceState:
     fed_BK: Tensor | None = None  # the last output of Luong's decoder
 
 
-class Encoder(nn.Module, ABC):
+class SequenceEncoder(nn.Module, ABC):
     """The encoder of a source."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Tower(nn.Module):
 
 
 @final
-class TowerEncoder(Encoder):
+class TowerEncoder(SequenceEncoder):
     """A stack of recurrences from the left, or (Sutskever) from the right."""
 
     def __init__(self, tower: Tower, reverse: bool) -> None:

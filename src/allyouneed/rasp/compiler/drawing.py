@@ -17,8 +17,8 @@ from allyouneed.rasp.drawing.blocks import (
     GAP,
     SIZE,
     SMALL,
-    Band,
-    Block,
+    Drawable,
+    LayerBox,
     Lines,
     arrow,
     cell_width,
@@ -59,17 +59,17 @@ def draw_compiled(view: AttentionTrace) -> Canvas:
             f"draw: an input of {len(view.given)} elements; at most {LONGEST} can be drawn: shorten the input"
         )
     report = view.compiled.report
-    bands = [Band("Embedding", "token and position", hue(0), [_inputs(view)])]
+    bands = [LayerBox("Embedding", "token and position", hue(0), [_inputs(view)])]
     for number, (heads, layer) in enumerate(zip(view.heads, report.layers, strict=True), start=1):
-        blocks: list[Block] = []
+        blocks: list[Drawable] = []
         if heads:
             blocks.append(Lines([_HeadBlock(view, head, place, number) for place, head in enumerate(heads, start=1)]))
         if layer.functions:
             blocks.append(_Lists(["feed-forward", *_functions(layer)], hue(number)))
         if blocks:
-            bands.append(Band(f"Layer {number}", _about(heads, layer), hue(number), blocks))
+            bands.append(LayerBox(f"Layer {number}", _about(heads, layer), hue(number), blocks))
     rows: list[tuple[str, Sequence[Atom]]] = [("program", view.right), ("model", view.found)]
-    bands.append(Band("Output", "the values with the highest logits", hue(0), [_Rows(rows)]))
+    bands.append(LayerBox("Output", "the values with the highest logits", hue(0), [_Rows(rows)]))
     title = f"{view.name}({given_text(view.given)}), compiled"
     largest = max((head.difference for heads in view.heads for head in heads), default=0.0)
     kind = "decoder" if view.compiled.causal else "encoder"
@@ -85,7 +85,7 @@ def _about(heads: Sequence[HeadAttention], layer: LayerReport) -> str:
     return f"{counted(len(heads), 'head')}, {counted(neurons, 'neuron')}"
 
 
-def _inputs(view: AttentionTrace) -> Block:
+def _inputs(view: AttentionTrace) -> Drawable:
     slots: dict[str, int] = {}
     for slot in view.compiled.report.slots:
         if slot.layer == 0:

@@ -29,7 +29,7 @@ SHOWN: Final = 9  # columns of text in a cell
 WIDEST: Final = 1240.0  # maximum width of a line of blocks
 
 
-class Block(Protocol):
+class Drawable(Protocol):
     """A part of a drawing. Its size is known before it is painted."""
 
     width: float
@@ -104,10 +104,10 @@ def paint_grid(
 class Lines:
     """Blocks side by side, wrapped into lines."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[Drawable]
 
     def __post_init__(self) -> None:
-        self.lines: list[list[Block]] = [[]]
+        self.lines: list[list[Drawable]] = [[]]
         for block in self.blocks:
             used = sum(one.width + GAP for one in self.lines[-1])
             if self.lines[-1] and used + block.width > WIDEST:
@@ -127,13 +127,13 @@ class Lines:
 
 
 @dataclass
-class Band:
+class LayerBox:
     """The box of a layer: a title, and blocks from top to bottom."""
 
     title: str
     about: str
     colour: str
-    blocks: Sequence[Block]
+    blocks: Sequence[Drawable]
 
     def __post_init__(self) -> None:
         heading = text_width(self.title, 15, mono=False, bold=True) + 14 + text_width(self.about, 12, mono=False)
@@ -153,7 +153,7 @@ class Band:
             y += block.height + GAP
 
 
-def stack(title: str, about: str, bands: Sequence[Band], between: Callable[[Canvas, float, float], None]) -> Canvas:
+def stack(title: str, about: str, bands: Sequence[LayerBox], between: Callable[[Canvas, float, float], None]) -> Canvas:
     """Return a whole drawing: a title, and layers of equal width from top to bottom."""
     canvas = Canvas(title)
     margin, y = 20.0, 20.0

@@ -11,7 +11,7 @@ The drawing is SVG text written here; no other program is needed. Paper: Weiss, 
 
 from collections.abc import Mapping, Sequence
 
-from allyouneed.rasp.drawing.blocks import Band, Block, Lines, arrow, stack
+from allyouneed.rasp.drawing.blocks import Drawable, LayerBox, Lines, arrow, stack
 from allyouneed.rasp.drawing.canvas import Canvas, hue
 from allyouneed.rasp.drawing.dataflow import Dataflow
 from allyouneed.rasp.drawing.program_blocks import HeadBlock, RowTable
@@ -24,14 +24,14 @@ def draw(node: SOp | Selector, given: Input, names: Mapping[Node, str] | None = 
     """Draw an s-op or selector on an input. `names`: the names of its nodes."""
     flow, bands = Dataflow(node, given, names or {}), []
     for number, layer in enumerate(flow.schedule.layers):
-        blocks: list[Block] = []
+        blocks: list[Drawable] = []
         if layer.heads:
             blocks.append(Lines([HeadBlock(flow, head, place, number) for place, head in enumerate(layer.heads, 1)]))
         rows = [sop for sop in layer.elementwise if sop in flow.number]
         if rows:
             blocks.append(RowTable(flow, rows, number))
         if blocks:
-            bands.append(Band(f"Layer {number}", _about(layer, number, rows), hue(number), blocks))
+            bands.append(LayerBox(f"Layer {number}", _about(layer, number, rows), hue(number), blocks))
     name = flow.names.get(flow.root, "out")
     return stack(f"{name}({given_text(flow.given)})", str(flow.schedule), bands, arrow)
 
