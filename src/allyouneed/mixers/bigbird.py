@@ -87,7 +87,10 @@ def _scrambled(seed: int, block: int, index: int, head_H: NDArray[np.uint64]) ->
 
 @lru_cache(maxsize=256)
 def _causal_bands(config: BigBirdConfig, queries: int, keys: int) -> tuple[Band, ...]:
-    """Each block reads itself up to each query, the block before it, the global blocks and random ones between."""
+    """Return the causal bands.
+
+    Each block reads itself up to each query, the block before it, the global blocks and random ones between.
+    """
     size, first, before = config.block, config.globals, keys - queries
     near, drawn = [], {}
     for i in range(before // size, -(-keys // size)):
@@ -104,7 +107,10 @@ def _causal_bands(config: BigBirdConfig, queries: int, keys: int) -> tuple[Band,
 
 @lru_cache(maxsize=256)
 def _bands(config: BigBirdConfig, keys: int) -> tuple[Band, ...]:
-    """The global blocks read everything; each other block reads its neighbours, the global ones and random ones."""
+    """Return the bidirectional bands.
+
+    Global blocks read everything; each other block reads its neighbours, the global blocks and random ones.
+    """
     size, first, last = config.block, config.globals, -(-keys // config.block) - 1
     if last <= first:  # every block is global
         return (Band(0, 0, keys, keys),)
