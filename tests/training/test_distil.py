@@ -30,7 +30,7 @@ REFERENCES = [source[::-1] for source in SOURCES]
 @pytest.fixture
 def task(tmp_path: Path) -> TranslationConfig:
     (tmp_path / "train.en").write_text("\n".join([*SOURCES[:5], "", *SOURCES[5:]]) + "\n")
-    (tmp_path / "train.de").write_text("\n".join([*REFERENCES[:5], "nobody's", *REFERENCES[5:]]) + "\n")
+    (tmp_path / "train.de").write_text("\n".join([*REFERENCES[:5], "of no source", *REFERENCES[5:]]) + "\n")
     files = (str(tmp_path / "train.en"), str(tmp_path / "train.de"))
     return TranslationConfig(train=files, valid=files)
 
@@ -80,7 +80,7 @@ def test_references_can_be_added(task: TranslationConfig, teacher: Bundle, tmp_p
 def test_the_output_nearest_to_the_reference_is_kept(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     best = outputs_of(teacher, beam=3)
     wanted = [found[number % len(found)] for number, found in enumerate(best)]  # as if they were human references
-    Path(task.train[1]).write_text("\n".join([*wanted[:5], "nobody's", *wanted[5:]]) + "\n")
+    Path(task.train[1]).write_text("\n".join([*wanted[:5], "of no source", *wanted[5:]]) + "\n")
     _, target = taught_pairs(teach(teacher, task, lesson(choose="nearest"), tmp_path / "out"))
     assert target == wanted
     assert target != [found[0] for found in best]

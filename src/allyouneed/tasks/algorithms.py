@@ -195,7 +195,7 @@ class ListOpsConfig(AlgorithmTask):
     summary = "the value of nested lists of digits: minimum, maximum, median, sum modulo 10"
     paper = "Nangia and Bowman 2018, arXiv:1804.06028; Tay et al. 2021, arXiv:2011.04006"
     kinds = frozenset({"encoder"})
-    parts = 1  # there are so many trees that two draws practically never coincide
+    parts = 1  # two draws practically never give the same tree
 
     type: Literal["listops"] = "listops"
     lengths: Lengths = (501, 1999)  # tokens, brackets included; as in the Long Range Arena

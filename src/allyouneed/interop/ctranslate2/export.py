@@ -80,8 +80,8 @@ def prompts_of(model: Model, codec: Codec, texts: list[str]) -> list[Prompt]:
     assert isinstance(model, EncoderDecoder | Decoder)
     assert codec.target is not None
     # BOS, EOS and the frame of a source take some positions; in a decoder both sides share the rest.
-    room = model.longest or LONGEST
-    most = max(1, (room - sum(map(len, codec.framing)) - 2) // 2)
+    longest = model.longest or LONGEST
+    most = max(1, (longest - sum(map(len, codec.framing)) - 2) // 2)
     targets = random_rows(codec.target.size, most, seed=1)
     if codec.source is None:
         given = [[BOS, *row] for row in random_rows(codec.target.size, most)]
@@ -103,15 +103,15 @@ def _notes(quantization: Quantization, texts: list[str]) -> list[str]:
 
 def card(bundle: Bundle, quantization: Quantization) -> str:
     """Return README.md: a description, and a program that runs the model."""
-    codec, search, room = bundle.codec, bundle.recipe.get("decode", {}), bundle.model.longest
+    codec, search, longest = bundle.codec, bundle.recipe.get("decode", {}), bundle.model.longest
     beam = search.get("beam", 1) if isinstance(search, dict) else 1
     about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
     if codec.source is None:
-        program = _generate(room)
+        program = _generate(longest)
     elif isinstance(bundle.model, EncoderDecoder):
-        program = _translate(codec, int(beam), room)
+        program = _translate(codec, int(beam), longest)
     else:
-        program = _answer(codec, room)
+        program = _answer(codec, longest)
     return f"""# A model for CTranslate2
 
 {about}
@@ -136,23 +136,23 @@ def _framed(tokens: str, codec: Codec) -> str:
     return " + ".join([*([repr(before)] if before else []), tokens, *([repr(behind)] if behind else [])])
 
 
-def _too_long(texts: str, room: int | None) -> str:
+def _too_long(texts: str, longest: int | None) -> str:
     """Return lines of a program that exit if a text exceeds the learned positions."""
-    if room is None:
+    if longest is None:
         return ""
-    return f"""if max(map(len, {texts}), default=0) > {room}:
-    sys.exit("a text has more than {room} tokens: this model has no more learned positions")
+    return f"""if max(map(len, {texts}), default=0) > {longest}:
+    sys.exit("a text has more than {longest} tokens: this model has no more learned positions")
 """
 
 
-def _longest(prompt: str, room: int | None) -> str:
+def _longest(prompt: str, longest: int | None) -> str:
     """Return an expression for the maximum output after a prompt; the last token needs no position."""
-    return "100" if room is None else f"min(100, {room + 1} - len({prompt}))"
+    return "100" if longest is None else f"min(100, {longest + 1} - len({prompt}))"
 
 
-def _translate(codec: Codec, beam: int, room: int | None) -> str:
+def _translate(codec: Codec, beam: int, longest: int | None) -> str:
     target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
-    limit = "" if room is None else f"\n    max_decoding_length={min(256, room)},"
+    limit = "" if longest is None else f"\n    max_decoding_length={min(256, longest)},"
     return f"""import sys
 
 import ctranslate2
@@ -163,7 +163,7 @@ target = {target}
 translator = ctranslate2.Translator(".", device="cpu")
 lines = [line.rstrip("\\n") for line in sys.stdin]
 given = [{_framed("source.encode(line, add_special_tokens=False).tokens", codec)} for line in lines]
-{_too_long("given", room)}found = translator.translate_batch(
+{_too_long("given", longest)}found = translator.translate_batch(
     given, beam_size={beam}, length_penalty=1, max_input_length=0, min_decoding_length=0, max_batch_size=32,{limit}
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
 )
@@ -173,7 +173,7 @@ for one in found:
 """
 
 
-def _generate(room: int | None) -> str:
+def _generate(longest: int | None) -> str:
     return f"""import sys
 
 import ctranslate2
@@ -182,8 +182,8 @@ from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_file("tokenizer.json")
 generator = ctranslate2.Generator(".", device="cpu")
 prompt = ["{SPECIALS[BOS]}"] + tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens
-{_too_long("[prompt]", room)}found = generator.generate_batch(
-    [prompt], beam_size=1, max_length={_longest("prompt", room)}, include_prompt_in_result=False,
+{_too_long("[prompt]", longest)}found = generator.generate_batch(
+    [prompt], beam_size=1, max_length={_longest("prompt", longest)}, include_prompt_in_result=False,
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
 )
 ids = [tokenizer.token_to_id(token) for token in prompt[1:] + found[0].sequences[0] if not token.startswith("< ")]
@@ -191,16 +191,16 @@ print(tokenizer.decode(ids, skip_special_tokens=False))
 """
 
 
-def _answer(codec: Codec, room: int | None) -> str:
+def _answer(codec: Codec, longest: int | None) -> str:
     target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
     options = f"""include_prompt_in_result=False,
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],"""
     search = f"""found = generator.generate_batch(
     given, beam_size=1, max_length=100, {options}
 )"""
-    if room is not None:  # a batch has one limit, but the positions left differ by text
+    if longest is not None:  # a batch has one limit, but the positions left differ by text
         search = f"""found = [
-    generator.generate_batch([one], beam_size=1, max_length={_longest("one", room)}, {options})[0]
+    generator.generate_batch([one], beam_size=1, max_length={_longest("one", longest)}, {options})[0]
     for one in given
 ]"""
     return f"""import json
@@ -216,7 +216,7 @@ generator = ctranslate2.Generator(".", device="cpu")
 lines = [line.rstrip("\\n") for line in sys.stdin]
 encoded = [source.encode(line, add_special_tokens=False).ids for line in lines]
 given = [{_framed("[names[i] for i in ids]", codec)} + ["{SPECIALS[BOS]}"] for ids in encoded]
-{_too_long("given", room)}{search}
+{_too_long("given", longest)}{search}
 for one in found:
     ids = [target.token_to_id(token) for token in one.sequences[0] if not token.startswith("< ")]
     print(target.decode(ids, skip_special_tokens=False))
