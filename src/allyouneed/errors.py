@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message says where, what was found, and what would be right.
+"""The errors a user can cause. Each message gives the place, the finding and the remedy.
 
 The command line prints such an error as one line and exits with its `status`. Any other exception is a bug and keeps
 its traceback.

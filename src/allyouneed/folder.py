@@ -125,7 +125,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
 
 
 def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
-    """Add a shortlist to a model folder: replace the folder by one with the same other files.
+    """Add a shortlist to a model folder, by replacing the folder atomically.
 
     Raise FolderError if its files have changed since `bundle` was loaded: a shortlist belongs to one tokeniser.
     """

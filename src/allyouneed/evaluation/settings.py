@@ -19,7 +19,7 @@ def recipe_of(bundle: Bundle) -> Recipe:
 
 
 def search_config(bundle: Bundle, changes: Mapping[str, Any]) -> SearchConfig:
-    """Return the search settings of the model's recipe with `changes`; a change to None is none."""
+    """Return the search settings of the model's recipe, overridden by the `changes` that are not None."""
     settings = recipe_of(bundle).decode.model_dump()
     given = {name: value for name, value in changes.items() if value is not None}
     if "n_best" in given and "beam" not in given:

@@ -46,7 +46,7 @@ class OutputToken:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One text in one model."""
+    """The output, probabilities and attention maps of a model on one text."""
 
     source: list[str] | None
     target: list[str] | None  # the tokens written

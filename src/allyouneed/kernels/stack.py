@@ -113,7 +113,7 @@ class StackCache:
 
     @staticmethod
     def joined(parts: "Sequence[tuple[StackCache, Tensor | None]]", lengths: Sequence[int]) -> "StackCache":
-        """Join the rows of several caches, each with its order; keep the last `lengths` slots of each.
+        """Concatenate the rows of several caches, each in its given order; keep the last `lengths` slots of each.
 
         The newest slots are aligned at the end, with zeros before the first slot of a shorter cache.
         """

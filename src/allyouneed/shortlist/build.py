@@ -48,7 +48,7 @@ def open_for_shortlist(path: str | Path) -> Iterator[Bundle]:
 
 
 def _run_of(folder: Path) -> Path | None:
-    """Return the run folder: the folder itself, or the one whose model it is."""
+    """Return the run folder: the folder itself or, for a model folder inside a run, that run."""
     for run, model in ((folder, folder / "model"), (folder.parent, folder)):
         if model.name == "model" and model.is_dir() and (run / "recipe.toml").is_file():
             return run

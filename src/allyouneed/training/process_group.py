@@ -201,7 +201,7 @@ class ProcessGroup:
         return self.sum(numbers)
 
     def agree(self, seconds: float, save: bool, stop: bool) -> tuple[float, bool, bool]:
-        """Return rank 0's clock, whether rank 0 wants to save, and whether any process must stop."""
+        """Return rank 0's clock, whether rank 0 is due to save, and whether any process must stop."""
         stop = stop or self._is_orphaned()
         if self.size == 1:
             return seconds, save, stop

@@ -45,7 +45,7 @@ def check_model(path: Path, with_scores: bool) -> Iterator[Finding]:
         return
     tensors = model_tensors(bundle.model)
     yield Finding(
-        "loads", str(path), "ok", f"{counted(len(tensors), 'tensor')}, names, shapes and types as config.json says"
+        "loads", str(path), "ok", f"{counted(len(tensors), 'tensor')}, names, shapes and types as in config.json"
     )
     yield check_finite(path / "model.safetensors", tensors)
     if (listed := bundle.shortlist) is not None:

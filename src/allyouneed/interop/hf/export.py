@@ -154,7 +154,7 @@ def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozens
 
 
 def _settings(config: StackConfig, architecture: Architecture) -> Tree:
-    """Return their settings. Raise ConfigError if reading them back gives different settings."""
+    """Return the Hugging Face settings. Raise ConfigError if reading them back gives different settings."""
     name = class_of(config) if isinstance(config, EncoderConfig) else architecture.classes[0]
     written = architecture.write(config)
     fields = Fields(

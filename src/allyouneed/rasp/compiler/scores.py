@@ -25,11 +25,11 @@ Side = tuple[TabulatedSOp, Floats]  # functions of the values of a variable or s
 
 @dataclass
 class TermScore:
-    """The score of a term: products of query and key, functions of the key alone, and the top."""
+    """The score of a term: products of query and key, functions of the key alone, and the score of a selected key."""
 
     products: list[tuple[Side, Side]] = field(default_factory=list)  # (query, key)
     keys: list[Side] = field(default_factory=list)
-    top: float = 0.0
+    top: float = 0.0  # the score of a selected key
     tops: list[Side] = field(default_factory=list)  # added to the top by the query
     raised: list[Side] = field(default_factory=list)  # added to the sink alone by the query
     sink_unused: bool = False  # the sink's score lacks the top; only if something is always selected

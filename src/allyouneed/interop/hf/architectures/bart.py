@@ -78,7 +78,7 @@ def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
 
 
 def write(config: EncoderDecoderConfig, style: Style) -> Tree:
-    """Return their settings."""
+    """Return the Hugging Face settings."""
     positions = config.positions
     encoder = softmax_of(config.encoder_stack())
     return {

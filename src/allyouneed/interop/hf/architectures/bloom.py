@@ -38,7 +38,7 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Return their settings."""
+    """Return the Hugging Face settings."""
     mixer = softmax_of(config)
     if config.hidden != 4 * config.width:
         raise ConfigError(

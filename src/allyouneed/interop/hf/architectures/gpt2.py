@@ -35,7 +35,7 @@ def read(fields: Fields, name: str) -> DecoderConfig:
 
 
 def write(config: DecoderConfig) -> Tree:
-    """Return their settings."""
+    """Return the Hugging Face settings."""
     assert isinstance(config.positions, LearnedConfig)
     return {
         "n_embd": config.width,

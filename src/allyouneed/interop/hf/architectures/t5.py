@@ -53,7 +53,7 @@ def read(fields: Fields, name: str) -> EncoderDecoderConfig:
 
 
 def write(config: EncoderDecoderConfig) -> Tree:
-    """Return their settings."""
+    """Return the Hugging Face settings."""
     mixer = softmax_of(config)
     if config.feedforward not in WRITTEN:
         raise ConfigError(f"model.feedforward: {config.feedforward}; should be one of {', '.join(WRITTEN)}, as in T5")
