@@ -12,7 +12,7 @@ import allyouneed
 from allyouneed.cli import app
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, translate
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.folder import load_folder, save_folder
 from allyouneed.inference.optimize import is_optimized
 from allyouneed.sizes import Sizes
@@ -154,9 +154,64 @@ def test_bad_requests_name_the_remedy(translator: str, language_model: str, clas
         bundle.translate("nine")
     with pytest.raises(DataError, match="item 2: should be a pair"):
         bundle.score([("a", "b"), ("a", "b", "c")])  # type: ignore[list-item]
-    with pytest.raises(DataError, match="item 1: a tuple; should be a text"):
+    with pytest.raises(DataError, match="item 1: of type tuple; should be a text"):
         allyouneed.load(language_model).score([("a", "b")])
     with pytest.raises(DataError, match="texts: line 2: a text of more than"):
         bundle.translate(["a", "b" * 5000])
     with pytest.raises(ConfigError, match="has no shortlist"):
         bundle.translate(["a"], shortlist=True)
+
+
+def test_any_ordered_iterable_is_accepted(translator: str, language_model: str) -> None:
+    pipeline, pairs = allyouneed.load(translator), [("nine", "neun"), ("one", "eins")]
+    assert pipeline.translate(text for text in TEXTS) == pipeline.translate(tuple(TEXTS)) == pipeline.translate(TEXTS)
+    assert pipeline.score(pair for pair in pairs) == pipeline.score(pairs)
+    assert allyouneed.load(language_model).score(iter(["abc"])) == allyouneed.load(language_model).score(["abc"])
+
+
+def test_repr_is_one_line(translator: str) -> None:
+    for bundle in (allyouneed.load(translator), load_folder(translator)):
+        count = f"{bundle.model.parameter_count():,}"
+        assert repr(bundle) == f"{type(bundle).__name__}({translator!r}: encoder-decoder, {count} parameters)"
+
+
+Mistake = Callable[[Any, Any, Path], object]
+MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "a text to translate": (lambda t, m, _: t.translate("nine"), "texts: a single text; should be a list of texts"),
+    "a dict to translate": (lambda t, m, _: t.translate({"a": 1}), "texts: of type dict; should be a list of texts"),
+    "a set to translate": (lambda t, m, _: t.translate({"a"}), "texts: of type set; should be a list of texts"),
+    "bytes to translate": (lambda t, m, _: t.translate(b"a"), "texts: of type bytes; should be a list of texts"),
+    "nothing to translate": (lambda t, m, _: t.translate(None), "texts: of type NoneType; should be a list of texts"),
+    "translate a number": (lambda t, m, _: t.translate(["a", 1]), "texts: item 2: of type int; should be a text"),
+    "translate None": (lambda t, m, _: t.translate([None]), "texts: item 1: of type NoneType; should be a text"),
+    "translate bytes": (lambda t, m, _: t.translate([b"a"]), "texts: item 1: of type bytes; should be a text"),
+    "a list of prompts": (lambda t, m, _: m.generate(["x"]), "prompt: of type list; should be a text"),
+    "no prompt": (lambda t, m, _: m.generate(None), "prompt: of type NoneType; should be a text"),
+    "a text to score": (lambda t, m, _: m.score("the cat"), "items: a single text; should be a list of texts"),
+    "a pair to score": (lambda t, m, _: t.score("the cat"), "items: a single text; should be a list of pairs"),
+    "score None": (lambda t, m, _: m.score([None]), "items: item 1: of type NoneType; should be a text"),
+    "score None as a pair": (lambda t, m, _: t.score([None]), "items: item 1: should be a pair"),
+    "score numbers": (lambda t, m, _: t.score([(1, 2)]), "items: item 1: source: of type int; should be a text"),
+    "score a dict": (lambda t, m, _: t.score([{0: "a", 1: "b"}]), "items: item 1: should be a pair"),
+    "load from an unknown device": (lambda t, m, _: allyouneed.load(t.path, device="cud"), "device cud: not usable"),
+    "load from a number": (lambda t, m, _: allyouneed.load(3), "model folder: of type int; should be a path"),  # type: ignore[arg-type]
+    "settings as a text": (lambda t, m, _: allyouneed.load(t.path, sets="seed=3"), "should be a list, such as"),
+    "settings as numbers": (lambda t, m, _: allyouneed.load(t.path, sets=[3]), "setting 3: should be a text"),  # type: ignore[list-item]
+    "an unknown setting": (lambda t, m, _: allyouneed.load(t.path, sets=["task.pears=3"]), "unknown name 'pears'"),
+    "train on an unknown device": (lambda t, m, out: allyouneed.train("copy", out, device="cud"), "device cud: not"),
+    "train nothing": (lambda t, m, out: allyouneed.train(None, out), "recipe: of type NoneType; should be a path"),  # type: ignore[arg-type]
+    "train a dict": (lambda t, m, out: allyouneed.train({}, out), "recipe: of type dict; should be a path"),  # type: ignore[arg-type]
+    "train into nothing": (lambda t, m, _: allyouneed.train("copy", None), "run folder: of type NoneType"),  # type: ignore[arg-type]
+    "train settings as a text": (lambda t, m, out: allyouneed.train("copy", out, sets="seed=3"), "should be a list"),
+    "two budgets": (lambda t, m, out: allyouneed.train("copy", out, minutes=1, steps=1), "found minutes and steps"),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_mistakes_are_one_line(mistake: str, translator: str, language_model: str, tmp_path: Path) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises(UserError) as found:
+        make(allyouneed.load(translator), allyouneed.load(language_model), tmp_path / "run")
+    assert message in str(found.value)
+    assert "--" not in str(found.value)
+    assert "\n" not in str(found.value)

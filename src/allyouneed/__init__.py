@@ -50,4 +50,4 @@ def train(
     from allyouneed.training.api import train_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
-    return load(train_recipe(recipe, Path(out), budget, seed, sets, device, progress), device=device)
+    return load(train_recipe(recipe, out, budget, seed, sets, device, progress), device=device)

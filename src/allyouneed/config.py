@@ -166,11 +166,15 @@ def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
 
 def override(tree: Tree, pairs: Sequence[str]) -> Tree:
     """Apply overrides such as `["model.layers=3"]` to a tree. Values are read as TOML, or as text if they are not."""
+    if isinstance(pairs, str):
+        raise ConfigError(f"settings: a single text {pairs!r}; should be a list, such as ['model.layers=3']")
     for pair in pairs:
+        if not isinstance(pair, str):
+            raise ConfigError(f"setting {pair!r}: should be a text such as 'model.layers=3'")
         key, equals, text = pair.partition("=")
         *parents, last = key.split(".")
         if not equals or not all([*parents, last]):
-            raise ConfigError(f"--set {pair}: should look like model.layers=3")
+            raise ConfigError(f"setting {pair}: should look like model.layers=3")
         above: Tree = {last: _value(text)}
         for part in reversed(parents):
             above = {part: above}

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from allyouneed.config import Config, Tree, override, parse
+from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.inference.optimize import is_optimized
 from allyouneed.models import AnyModel, Model
@@ -79,7 +80,7 @@ class FolderConfig(Config):
     recipe: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
     """A loaded model folder."""
 
@@ -92,6 +93,10 @@ class Bundle:
     sha256: str = ""  # of the weights file
     shortlist: Shortlist | None = None  # for `decode.translate`, if the folder has one
     files: Mapping[str, Entry] = field(default_factory=dict)  # as listed in its manifest
+
+    def __repr__(self) -> str:
+        size = f"{self.model.config.type}, {self.model.parameter_count():,} parameters"
+        return f"{type(self).__name__}({str(self.path)!r}: {size})"
 
     def _repr_html_(self) -> str:
         """Return a few lines of HTML for notebooks."""
@@ -162,6 +167,9 @@ def load_folder(
     settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
     shortlist is not read, so that a damaged one does not matter.
     """
+    if not isinstance(path, str | Path):
+        raise FolderError(f"model folder: of type {type(path).__name__}; should be a path")
+    check_device(device)
     sealed = open_folder(_model_folder(Path(path)), without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
@@ -239,9 +247,9 @@ def _read_config(sealed: Sealed, sets: Sequence[str] = ()) -> FolderConfig:
 
 def _with_settings(tree: Tree, sets: Sequence[str]) -> Tree:
     """Return config.json with settings changed, in the architecture and in the recipe that repeats it."""
+    recipe = override(tree.get("recipe", {}), sets)
     of_model = [pair for pair in sets if pair.startswith("model.")]
-    changed = override({"model": tree.get("model")}, of_model)
-    return {**tree, **changed, "recipe": override(tree.get("recipe", {}), sets)}
+    return {**tree, **override({"model": tree.get("model")}, of_model), "recipe": recipe}
 
 
 def _read_model(sealed: Sealed, config: FolderConfig) -> Model:

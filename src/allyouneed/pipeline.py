@@ -8,7 +8,7 @@
 trained or hooked. `allyouneed.folder.load_folder` loads the plain model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
@@ -17,7 +17,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
-from allyouneed.errors import ConfigError, DataError
+from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.evaluation.probabilities import score_rows
 from allyouneed.evaluation.settings import require_generator, require_source, search_config
 from allyouneed.folder import Bundle, load_folder
@@ -25,6 +25,7 @@ from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
 from allyouneed.text.checks import require_known, require_short
 from allyouneed.text.lines import Pair
+from allyouneed.training import Recipe
 
 
 class SearchSettings(TypedDict, total=False):
@@ -55,27 +56,29 @@ def load(
     weights, such as `task.segment=128`.
     """
     bundle = load_folder(path, device, sets)
+    if sets:
+        _require_valid(bundle, sets)
     optimize_for_inference(bundle.model, int8)
     return Pipeline(**{field.name: getattr(bundle, field.name) for field in fields(bundle)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline(Bundle):
     """A loaded model folder with methods from text to text. Settings that are not given are the folder's own."""
 
     @overload
     def translate(
-        self, texts: Sequence[str], *, n_best: None = None, shortlist: bool = False, **settings: Unpack[SearchSettings]
+        self, texts: Iterable[str], *, n_best: None = None, shortlist: bool = False, **settings: Unpack[SearchSettings]
     ) -> list[str]: ...
 
     @overload
     def translate(
-        self, texts: Sequence[str], *, n_best: int, shortlist: bool = False, **settings: Unpack[SearchSettings]
+        self, texts: Iterable[str], *, n_best: int, shortlist: bool = False, **settings: Unpack[SearchSettings]
     ) -> list[list[Answer]]: ...
 
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         n_best: int | None = None,
         shortlist: bool = False,
@@ -90,19 +93,21 @@ class Pipeline(Bundle):
         require_source(self, "translate")
         config = search_config(self, {**settings, "n_best": n_best})
         listed = require_shortlist(self) if shortlist else None
-        self._check(texts)
+        texts = _texts(texts, "texts")
+        require_short(self.codec.source, texts, "texts")
+        require_known(self.codec, [text for text in texts if text.strip()], "texts")
         filled = [text for text in texts if text.strip()]
         found = iter(translate(self.model, self.codec, filled, config, shortlist=listed))
         answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]
         return answers if n_best is not None else [ranked[0].text for ranked in answers]
 
     @overload
-    def classify(self, texts: Sequence[str], *, n_best: None = None) -> list[str]: ...
+    def classify(self, texts: Iterable[str], *, n_best: None = None) -> list[str]: ...
 
     @overload
-    def classify(self, texts: Sequence[str], *, n_best: int) -> list[list[Answer]]: ...
+    def classify(self, texts: Iterable[str], *, n_best: int) -> list[list[Answer]]: ...
 
-    def classify(self, texts: Sequence[str], *, n_best: int | None = None) -> list[str] | list[list[Answer]]:
+    def classify(self, texts: Iterable[str], *, n_best: int | None = None) -> list[str] | list[list[Answer]]:
         """Return the most probable class of each text, or its `n_best` classes with their log-probabilities.
 
         A model that labels each token answers with the labels of all tokens, separated by spaces.
@@ -132,7 +137,7 @@ class Pipeline(Bundle):
         asked = {**settings, "n": n}
         config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
         require_generator(self)
-        codec = self.codec
+        codec, prompt = self.codec, _text(prompt, "prompt")
         require_short(codec.source or codec.target, [prompt], "prompt")
         begin = [] if codec.source is not None else codec.encode_prompt(prompt)[1:]
         sources = [codec.encode_source(prompt)] if codec.source is not None else None
@@ -142,28 +147,50 @@ class Pipeline(Bundle):
         ]
         return samples if n is not None else samples[0]
 
-    def score(self, items: Sequence[str] | Sequence[Pair]) -> list[Scored]:
+    def score(self, items: Iterable[str] | Iterable[Pair]) -> list[Scored]:
         """Return the log-probability (in nats) of each item, with its number of tokens.
 
         An item is a pair (source, target), or (text, class) for a classifier, or a text for a language model. An empty
         text has no tokens and log-probability 0.
         """
-        rows = [_row(item, self.codec.source is None, number) for number, item in enumerate(items, start=1)]
+        rows: list[Pair | None]
+        if self.codec.source is None:
+            rows = [("", text) if text else None for text in _texts(items, "items")]
+        else:
+            given = _list(items, "items", "pairs (source, target)")
+            rows = [_pair(item, f"items: item {number}") for number, item in enumerate(given, start=1)]
         return [scored or Scored(0.0, 0, []) for scored in score_rows(self, rows, "items")]
 
-    def _check(self, texts: Sequence[str]) -> None:
-        if isinstance(texts, str):
-            raise DataError("texts: a single text; should be a list of texts")
-        require_short(self.codec.source, texts, "texts")
-        require_known(self.codec, [text for text in texts if text.strip()], "texts")
+
+def _require_valid(bundle: Bundle, sets: Sequence[str]) -> None:
+    """Raise ConfigError if changed settings are unknown or invalid, whether or not they are used."""
+    try:
+        parse(Recipe, bundle.recipe)
+    except UserError as error:
+        raise ConfigError(f"{bundle.path}: with {', '.join(sets)}: {error}") from None
 
 
-def _row(item: Any, language_model: bool, number: int) -> Pair | None:
-    """Return an item as a pair of source and target; None for an empty text."""
-    if language_model:
-        if not isinstance(item, str):
-            raise DataError(f"items: item {number}: a {type(item).__name__}; should be a text for a language model")
-        return ("", item) if item else None
-    if isinstance(item, str) or len(item) != 2:
-        raise DataError(f"items: item {number}: should be a pair (source, target)")
-    return item[0], item[1]
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: of type {type(value).__name__}; should be a text")
+    return value
+
+
+def _list(value: Any, where: str, what: str) -> list[Any]:
+    """Return the items of any ordered iterable. Raise DataError for anything else, and for a single text."""
+    if isinstance(value, str):
+        raise DataError(f"{where}: a single text; should be a list of {what}")
+    if isinstance(value, bytes | Mapping | Set) or not isinstance(value, Iterable):
+        raise DataError(f"{where}: of type {type(value).__name__}; should be a list of {what}")
+    return list(value)
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    """Return a list of texts, given as any ordered iterable."""
+    return [_text(item, f"{where}: item {number}") for number, item in enumerate(_list(value, where, "texts"), start=1)]
+
+
+def _pair(value: Any, where: str) -> Pair:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
+        raise DataError(f"{where}: should be a pair (source, target)")
+    return _text(value[0], f"{where}: source"), _text(value[1], f"{where}: target")

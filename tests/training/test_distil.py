@@ -117,7 +117,7 @@ def test_another_lesson_is_refused(task: TranslationConfig, teacher: Bundle, tmp
     with pytest.raises(ConfigError, match=f"{LESSON}: written with another teacher"):
         teach(replace(teacher, sha256="the second"), task, lesson(), tmp_path / "out")
     for other in (lesson(references=True), lesson(int8=True)):
-        with pytest.raises(ConfigError, match="choose another --out"):
+        with pytest.raises(ConfigError, match="choose another run folder"):
             teach(teacher, task, other, tmp_path / "out")
 
 

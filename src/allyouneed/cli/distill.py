@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device, Int8, check_device, open_model
+from allyouneed.cli.model_options import Device, Int8, open_model
 from allyouneed.errors import ConfigError
 
 
@@ -49,7 +49,6 @@ def command(
         raise ConfigError(
             f"{student}: task {recipe.task.type!r} has no texts to translate; a student needs task 'translation'"
         )
-    check_device(device)
     folder = out or Path("runs") / Path(student).stem
     bundle = open_model(teacher, device, int8=int8)
     require_source(bundle, "teach with")

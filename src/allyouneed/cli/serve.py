@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from allyouneed.cli.model_options import Device, Engine, Int8, Listed, check_device, check_engine
+from allyouneed.cli.model_options import Device, Engine, Int8, Listed, check_engine
 from allyouneed.errors import ConfigError, unknown_name
 
 NEEDED = {
@@ -58,7 +58,6 @@ def command(
     tree = override({name: value for name, value in given.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)
     check_engine(engine, device, shortlist)
-    check_device(device)
     keep_freed_memory()
     pairs = read_languages(languages or [], models)
     options = {"int8": int8, "ctranslate2": engine == "ctranslate2", "shortlist": shortlist}

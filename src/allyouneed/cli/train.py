@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device, check_device
+from allyouneed.cli.model_options import Device
 from allyouneed.errors import ConfigError
 
 
@@ -56,7 +56,6 @@ def command(
         whole = load_recipe(recipe, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
         folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
         _check_resume(folder, resume)
-    check_device(device)
     finished = train_with_progress(whole, folder, device)
     if is_rank0():
         print_scores(finished)

@@ -30,11 +30,11 @@ def search_config(bundle: Bundle, changes: Mapping[str, Any]) -> SearchConfig:
 def require_source(bundle: Bundle, what: str) -> None:
     """Raise ConfigError if the model does not read a source."""
     if bundle.codec.source is None:
-        raise ConfigError(f"{bundle.path}: a language model has no source to {what}; try `allyouneed generate`")
+        raise ConfigError(f"{bundle.path}: a language model has no source to {what}; try `generate`")
 
 
 def require_generator(bundle: Bundle) -> None:
     """Raise ConfigError if the model does not generate text."""
     if bundle.codec.target is None:
         what = "a model that classifies each token" if bundle.codec.per_position else "a classifier"
-        raise ConfigError(f"{bundle.path}: {what} does not generate text; try `allyouneed translate`")
+        raise ConfigError(f"{bundle.path}: {what} does not generate text; try `translate`")

@@ -56,9 +56,7 @@ def open_text(path: Path) -> BinaryIO:
             raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
         return path.open("rb")
     except FileNotFoundError:
-        raise DataError(
-            f"{path}: no such file; a recipe's files can be set, for example with --set task.train=..."
-        ) from None
+        raise DataError(f"{path}: no such file; a recipe's files are settings, such as task.train=...") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

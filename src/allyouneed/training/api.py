@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError
 from allyouneed.training.loop import train
 from allyouneed.training.process_group import is_rank0
@@ -17,7 +18,7 @@ Budget = Mapping[str, float | None]  # of steps, tokens, minutes, flops
 
 def train_recipe(
     recipe: str | Path | Recipe,
-    folder: Path,
+    folder: str | Path,
     budget: Budget,
     seed: int | None = None,
     sets: Sequence[str] = (),
@@ -25,11 +26,18 @@ def train_recipe(
     progress: bool = True,
 ) -> Path:
     """Train a recipe with these settings laid over it; return the finished model folder."""
-    return train_with_progress(load_recipe(recipe, changes(budget, seed), list(sets)), folder, device, progress)
+    if not isinstance(recipe, str | Path | Recipe):
+        raise ConfigError(
+            f"recipe: of type {type(recipe).__name__}; should be a path, the name of a built-in recipe, or a Recipe"
+        )
+    if not isinstance(folder, str | Path):
+        raise ConfigError(f"run folder: of type {type(folder).__name__}; should be a path")
+    return train_with_progress(load_recipe(recipe, changes(budget, seed), sets), Path(folder), device, progress)
 
 
 def train_with_progress(recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True) -> Path:
     """Train, or resume, in a run folder; rank 0 shows the progress on standard error."""
+    check_device(device)
     with show_progress(recipe.train.metric) if progress and is_rank0() else nullcontext() as listener:
         return train(recipe, folder, listener, device)
 
@@ -45,5 +53,5 @@ def one_budget(budget: Budget) -> dict[str, float]:
     """Return the one budget that is set, if any. Raise ConfigError if there are several."""
     given = {name: value for name, value in budget.items() if value is not None}
     if len(given) > 1:
-        raise ConfigError(f"give one budget; found {' and '.join(f'--{name}' for name in given)}")
+        raise ConfigError(f"give one budget; found {' and '.join(given)}")
     return given

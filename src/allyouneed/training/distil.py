@@ -69,8 +69,8 @@ def _begin(folder: Path, depends_on: dict[str, object]) -> None:
     """Raise ConfigError if the folder holds texts of other settings."""
     text, file = json.dumps(depends_on, indent=1, ensure_ascii=False) + "\n", folder / LESSON
     if file.exists() and file.read_text(encoding="utf-8") != text:
-        what = "another teacher, another search, another --int8, or other data"
-        raise ConfigError(f"{file}: written with {what}; choose another --out")
+        what = "another teacher, another search, another setting of int8, or other data"
+        raise ConfigError(f"{file}: written with {what}; choose another run folder")
     write_atomic(file, text.encode())
 
 

@@ -1,5 +1,6 @@
 """Recipes as files: find, load and override them, and compare them with the recipe of a run folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from allyouneed.config import Tree, merge, override, parse, read_recipe
@@ -29,7 +30,9 @@ def find_recipe(name: str) -> Path:
     return known[name]
 
 
-def load_recipe(source: str | Path | Recipe | None, base: Tree | None = None, sets: list[str] | None = None) -> Recipe:
+def load_recipe(
+    source: str | Path | Recipe | None, base: Tree | None = None, sets: Sequence[str] | None = None
+) -> Recipe:
     """Return a recipe (a file, a built-in name or a Recipe), overridden by `base` and then by the dotted `sets`."""
     tree: Tree = {}
     if isinstance(source, Recipe):
@@ -40,7 +43,7 @@ def load_recipe(source: str | Path | Recipe | None, base: Tree | None = None, se
         parse(Recipe, tree, str(path))  # report mistakes in the file before it is overridden
     tree = override(merge(tree, base or {}), sets or [])
     budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
-    if isinstance(budget, dict) and len(budget) > 1:  # --minutes replaces the steps of a file
+    if isinstance(budget, dict) and len(budget) > 1:  # minutes replace the steps of a file
         newest = list(budget)[-1]
         tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
     recipe = parse(Recipe, tree, "" if sets or base or isinstance(source, Recipe) else str(source or ""))
@@ -58,7 +61,7 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     file = folder / "recipe.toml"
     if not file.exists():
         return
-    began, advice = read_stored_recipe(file), f"choose another --out, or remove {folder}"
+    began, advice = read_stored_recipe(file), f"choose another run folder, or remove {folder}"
     # Initial weights are identified by their hash, wherever they are stored.
     if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
         old, new = describe_start(began.start), describe_start(recipe.start)
