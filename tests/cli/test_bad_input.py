@@ -153,7 +153,7 @@ def test_an_option_is_refused(name, run: Commands, tmp_path: Path):
 
 def test_another_recipe_does_not_overwrite_a_run(run: Commands, numbers: str):
     done = run("train", "--task", "copy", "--model", "decoder", "--out", numbers)
-    assert_one_line(done, 2, "started with another recipe", "--out")
+    assert_one_line(done, 2, "started with another recipe", "choose another run folder")
 
 
 # --- model folders ---------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_a_request_is_refused(name, run: Commands, numbers: str):
 
 
 def test_impossible_requests_are_refused(run: Commands, language: str, classifier: str):
-    assert_one_line(run("translate", language, given="x\n"), 2, "allyouneed generate")
+    assert_one_line(run("translate", language, given="x\n"), 2, "try `generate`")
     assert_one_line(run("generate", classifier, given="x\n"), 2, "classifier")
     assert_one_line(run("score", classifier, given="nice 3\tmediocre\n"), 2, "'mediocre' is not a class", "bad, good")
 
