@@ -62,10 +62,9 @@ def command(
         refuse_sampling(config)
     bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
     require_generator(bundle)
-    where = "--prompt" if prompt is not None else str(NAME)
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     codec = bundle.codec
-    require_short(codec.source or codec.target, [text], where)
+    require_short(codec.source or codec.target, [text], "--prompt" if prompt is not None else str(NAME))
     begin = [] if codec.source is not None else codec.encode_prompt(text)[1:]
     source = codec.encode_source(text) if codec.source is not None else None
     decode = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)

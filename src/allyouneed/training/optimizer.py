@@ -43,46 +43,40 @@ class OptimizerConfig(Config):
         raise NotImplementedError
 
 
-class AdamConfig(OptimizerConfig):
-    type: Literal["adam"] = "adam"
-    beta1: Beta = 0.9
-    beta2: Beta = 0.98
-    epsilon: PositiveFloat = 1e-9
-
-    def rule(self, groups: Groups) -> torch.optim.Optimizer:
-        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
-
-
-class AdamWConfig(OptimizerConfig):
-    type: Literal["adamw"] = "adamw"
-    beta1: Beta = 0.9
-    beta2: Beta = 0.98
-    epsilon: PositiveFloat = 1e-9
+class _WithDecay(OptimizerConfig):
     weight_decay: NonNegativeFloat = 0.0
 
     @property
     def decay(self) -> float:
         return self.weight_decay
 
+
+class _AdamSettings(OptimizerConfig):
+    beta1: Beta = 0.9
+    beta2: Beta = 0.98
+    epsilon: PositiveFloat = 1e-9
+
     def rule(self, groups: Groups) -> torch.optim.Optimizer:
-        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
+        # Fused is about three times faster than the default on a CPU.
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.epsilon, fused=True)
 
 
-class MuonConfig(OptimizerConfig):
-    """Muon for the matrices inside blocks, AdamW for the rest."""
+class AdamConfig(_AdamSettings):
+    type: Literal["adam"] = "adam"
+
+
+class AdamWConfig(_WithDecay, _AdamSettings):
+    type: Literal["adamw"] = "adamw"
+
+
+class MuonConfig(_WithDecay, _AdamSettings):
+    """Muon for the matrices inside blocks, AdamW, with beta1, beta2 and epsilon, for the rest."""
 
     type: Literal["muon"] = "muon"
     lr: PositiveFloat = 7e-4  # the peak for everything but the blocks' matrices
     matrix_lr: PositiveFloat = 0.02  # the peak for the blocks' matrices
     momentum: Beta = 0.95  # of Muon
-    beta1: Beta = 0.9  # of AdamW, like beta2 and epsilon
-    beta2: Beta = 0.98
-    epsilon: PositiveFloat = 1e-9
-    weight_decay: NonNegativeFloat = 0.0
-
-    @property
-    def decay(self) -> float:
-        return self.weight_decay
 
     def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -96,20 +90,12 @@ class MuonConfig(OptimizerConfig):
         muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather)
         return Optimizers(names, [self.rule(_groups(rest, self.decay)), muon])
 
-    def rule(self, groups: Groups) -> torch.optim.Optimizer:
-        return _adamw(groups, self.lr, self.beta1, self.beta2, self.epsilon)
 
-
-class RmspropConfig(OptimizerConfig):
+class RmspropConfig(_WithDecay):
     type: Literal["rmsprop"] = "rmsprop"
     momentum: Beta = 0.95
     beta2: Beta = 0.98  # of the running mean of squares
     epsilon: PositiveFloat = 1e-9
-    weight_decay: NonNegativeFloat = 0.0
-
-    @property
-    def decay(self) -> float:
-        return self.weight_decay
 
     def rule(self, groups: Groups) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(
@@ -117,16 +103,11 @@ class RmspropConfig(OptimizerConfig):
         )
 
 
-class SgdConfig(OptimizerConfig):
+class SgdConfig(_WithDecay):
     """Stochastic gradient descent with Nesterov's momentum."""
 
     type: Literal["sgd"] = "sgd"
     momentum: Beta = 0.95  # 0: none
-    weight_decay: NonNegativeFloat = 0.0
-
-    @property
-    def decay(self) -> float:
-        return self.weight_decay
 
     def rule(self, groups: Groups) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0, fused=True)
@@ -154,11 +135,6 @@ def _groups(parameters: Iterable[Tensor], decay: float) -> Groups:
     matrices, vectors = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def _adamw(groups: Groups, lr: float, beta1: float, beta2: float, epsilon: float) -> torch.optim.Optimizer:
-    # Fused is about three times faster than the default on a CPU.
-    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=epsilon, fused=True)
 
 
 class Optimizers:
