@@ -30,11 +30,9 @@ def show_jobs(total: int) -> "Iterator[JobLines | JobBars]":
     if not sys.stderr.isatty():
         yield JobLines(total)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from allyouneed.training.progress_display import rich_progress
 
-    columns = [BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with rich_progress() as progress:
         yield JobBars(progress, total)
 
 

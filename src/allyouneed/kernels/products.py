@@ -75,7 +75,7 @@ class Packed:
             relu=False,
             tiles=tiles.data_ptr(),
         )
-        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
+        return _like(x, out_BN)
 
 
 class PackedInt8:
@@ -124,7 +124,7 @@ class PackedInt8:
             x_row=x_BD.stride(0),
             relu=False,
         )
-        return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], self.outputs)
+        return _like(x, out_BN)
 
 
 class LinesInt8:
@@ -166,7 +166,7 @@ class LinesInt8:
             lines=lines.shape[1] // LINE,
             x_row=x_BD.stride(0),
         )
-        return out_BL if x.dim() == 2 else out_BL.view(*x.shape[:-1], L)
+        return _like(x, out_BL)
 
 
 class OutputLists:
@@ -246,6 +246,11 @@ def _rows(x: Tensor) -> Tensor:
     """Return x as rows (B, D), each of them contiguous."""
     x_BD = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return x_BD if x_BD.stride(1) == 1 else x_BD.contiguous()
+
+
+def _like(x: Tensor, out_BN: Tensor) -> Tensor:
+    """Return rows of outputs in the shape of x: (..., N)."""
+    return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], out_BN.shape[1])
 
 
 def _padded(x_N: Tensor) -> Tensor:

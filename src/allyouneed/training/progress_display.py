@@ -20,26 +20,20 @@ def show_progress(metric: str) -> "Iterator[ProgressLines | ProgressBar]":
     if not sys.stderr.isatty():
         yield ProgressLines(metric)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = [
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60) as progress:
+    with rich_progress(time_left=True) as progress:
         yield ProgressBar(progress, metric)
+
+
+def rich_progress(time_left: bool = False) -> "RichProgress":
+    """Return progress bars on standard error."""
+    from rich import progress
+    from rich.console import Console
+
+    columns: list[progress.ProgressColumn] = [progress.BarColumn(bar_width=24), progress.TaskProgressColumn()]
+    columns += [progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()]
+    if time_left:
+        columns += [progress.TextColumn("left"), progress.TimeRemainingColumn()]
+    return progress.Progress(*columns, console=Console(stderr=True), speed_estimate_period=60)
 
 
 class _Display:

@@ -95,7 +95,7 @@ class _Steps:
         self.contents = x_TBG.new_empty(T, B, heads, M)
         self.content = self.contents.unbind()
         self.shifts = x_TBG.new_empty(T, B, heads, 3)
-        self.shift, self.taps = self.shifts.unbind(), self.shifts.view(T, -1, 1, 3).unbind()
+        self.shift, self.kernel = self.shifts.unbind(), self.shifts.view(T, -1, 1, 3).unbind()
         self.ring = _Rings(x_TBG.new_empty(T, B * heads, M + 2), heads)
         if shape.recurrent:
             self.cells, self.cell_tanhs = x_TBG.new_empty(T + 1, B, hidden), x_TBG.new_empty(T, B, hidden)
@@ -240,7 +240,7 @@ class _Back:
         self.params_slope = _params_slope(steps.params.all, shape).unbind()
         self.power = ((1 + torch.stack(steps.params.gamma)) / torch.stack(steps.shifted)).unbind()
         self.away = (steps.contents - steps.weights[:-1]).unbind()
-        self.taps_turned = steps.shifts.flip(3).view(steps.shifts.shape[0], -1, 1, 3).unbind()
+        self.kernel_turned = steps.shifts.flip(3).view(steps.shifts.shape[0], -1, 1, 3).unbind()
         self.ring = _Rings(
             steps.contents.new_empty(1, steps.ring.first[0].shape[0], steps.contents.shape[3] + 2), heads
         )
@@ -311,7 +311,7 @@ def _address(steps: _Steps, t: int) -> None:
     score_BHM = torch.bmm(sharp_BHK, memory_BKM).mul_(per_length_B1M)
     torch.softmax(score_BHM, dim=2, out=steps.content[t])
     torch.lerp(steps.w[t], steps.content[t], params.gate[t], out=steps.ring.inner[t])
-    shifted_BHM = torch.bmm(steps.taps[t], steps.ring.close(t)).view_as(score_BHM).add_(TINY)
+    shifted_BHM = torch.bmm(steps.kernel[t], steps.ring.close(t)).view_as(score_BHM).add_(TINY)
     log_BHM = shifted_BHM.log()
     torch.softmax(torch.addcmul(log_BHM, log_BHM, params.gamma[t]), dim=2, out=steps.w[t + 1])
     steps.unit.append(unit_BHK)
@@ -328,9 +328,9 @@ def _address_backward(steps: _Steps, back: _Back, t: int) -> None:
     dpower_BHM = _softmax_backward(back.dweight_BHM, steps.w[t + 1])
     torch.sum(dpower_BHM * steps.log[t], dim=2, keepdim=True, out=dparams.gamma[t])
     torch.mul(dpower_BHM, back.power[t], out=back.ring.inner[0])
-    dtaps_N13 = torch.bmm(back.ring.inner_row[0], steps.ring.windows_turned[t])
-    dparams.shift[t].copy_(_softmax_backward(dtaps_N13.view_as(steps.shift[t]), steps.shift[t]))
-    dgated_BHM = torch.bmm(back.taps_turned[t], back.ring.close(0)).view_as(dpower_BHM)
+    dkernel_N13 = torch.bmm(back.ring.inner_row[0], steps.ring.windows_turned[t])
+    dparams.shift[t].copy_(_softmax_backward(dkernel_N13.view_as(steps.shift[t]), steps.shift[t]))
+    dgated_BHM = torch.bmm(back.kernel_turned[t], back.ring.close(0)).view_as(dpower_BHM)
     torch.sum(dgated_BHM * back.away[t], dim=2, keepdim=True, out=dparams.gate[t])
     dcontent_BHM = dgated_BHM * params.gate[t]
     torch.sub(dgated_BHM, dcontent_BHM, out=back.dweight_BHM)
