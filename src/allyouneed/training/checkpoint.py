@@ -119,7 +119,10 @@ class Checkpoints:
         return checkpoint_paths(self.folder)
 
     def _remove_old(self, step: int) -> None:
-        """Keep the last checkpoints and the best. Later steps than the one just saved are damaged: remove them."""
+        """Keep the last checkpoints and the best.
+
+        Checkpoints after the step just saved are damaged: the run resumed from an earlier one. Remove them.
+        """
         paths = self._paths()
         now = paths.index(self.folder / f"step-{step:08d}")
         best = next((path for path in reversed(paths[: now + 1]) if _was_best(path)), None)
