@@ -122,7 +122,7 @@ def test_descending_the_loss_makes_slots_tell_what_was_there() -> None:
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
-def test_the_trainer_hears_of_it_and_the_score_does_not() -> None:
+def test_the_reconstruction_loss_is_in_the_objective_but_not_in_the_score() -> None:
     mixer = {"type": "compressive", "heads": 2, "memory": 2, "compressed": 2, "rate": 2}
     tree = {"width": 8, "hidden": 16, "layers": 2, "dropout": 0.0, "mixer": mixer, "positions": "none"}
     model = parse(DecoderConfig, tree).build(Sizes(0, 9))

@@ -173,7 +173,7 @@ def test_xl(memory: int, old: int, new: int) -> None:
 
 @pytest.mark.parametrize("role", ["causal", "bidirectional"])
 @pytest.mark.parametrize(("length", "their_chunk"), [(7, 8), (16, 8)], ids=["one chunk", "two chunks, hashed"])
-def test_reformer_where_everybody_meets(role: Role, length: int, their_chunk: int) -> None:
+def test_reformer_in_one_bucket(role: Role, length: int, their_chunk: int) -> None:
     """Theirs reads chunks of a sorted list, whatever bucket they hold: the two definitions agree where both read all.
 
     For theirs that is one chunk, or two, each of which also sees the other (through their hashing and sorting); for

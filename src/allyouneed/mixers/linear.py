@@ -80,8 +80,8 @@ class Linear(Mixer):
                 if self.role == "bidirectional":
                     refuse_state(state)
                 if k_BHSK is not None and v_BHSK is not None:
-                    valid = mask_BT if memory is None else memory.mask_BS
-                    state = SumState(total(feature(at_least_float32(k_BHSK)), at_least_float32(v_BHSK), valid))
+                    mask_BS = mask_BT if memory is None else memory.mask_BS
+                    state = SumState(total(feature(at_least_float32(k_BHSK)), at_least_float32(v_BHSK), mask_BS))
                 assert state is not None
                 y_BHTK = read(feature(at_least_float32(q_BHTK)), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state
@@ -101,8 +101,8 @@ def by_segments(
     outputs = []
     parts = zip(*(x.split(segment, dim=2) for x in queries_keys_values), strict=True)
     for number, (q, k, v) in enumerate(parts):
-        valid = None if mask_BT is None else mask_BT[:, number * segment : (number + 1) * segment]
-        y, state = read(q, k, v, valid, state)
+        mask = None if mask_BT is None else mask_BT[:, number * segment : (number + 1) * segment]
+        y, state = read(q, k, v, mask, state)
         outputs.append(y)
     assert state is not None
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state

@@ -107,9 +107,9 @@ class Performer(Mixer):
                 if self.role == "bidirectional":
                     refuse_state(state)
                 if k_BHSK is not None and v_BHSK is not None:
-                    valid = mask_BT if memory is None else memory.mask_BS
-                    k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, valid))
-                    state = ScaledState(k_BHSM.mT @ hide(with_ones(at_least_float32(v_BHSK)), valid), largest_BH11)
+                    mask_BS = mask_BT if memory is None else memory.mask_BS
+                    k_BHSM, largest_BH11 = scaled(self._exponents(k_BHSK, mask_BS))
+                    state = ScaledState(k_BHSM.mT @ hide(with_ones(at_least_float32(v_BHSK)), mask_BS), largest_BH11)
                 assert state is not None
                 y_BHTK = read(self._query_features(q_BHTK), state.sum_BHMR)
         return self.project.merge(y_BHTK), None if self.role == "bidirectional" else state

@@ -52,9 +52,9 @@ class CrossState:
         group, sharing = regroup(rows_B, self.k_NHSK.shape[0], self.sharing)
         if group is None:
             return replace(self, sharing=sharing)
-        valid = None if self.mask_NS is None else self.mask_NS.index_select(0, group)
+        mask_NS = None if self.mask_NS is None else self.mask_NS.index_select(0, group)
         k_NHSK = self.k_NHSK.mT.index_select(0, group).mT  # keeps keys stored by columns
-        return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), valid, sharing)
+        return CrossState(k_NHSK, self.v_NHSR.index_select(0, group), mask_NS, sharing)
 
     @staticmethod
     def join(nodes: "Sequence[CrossState]", count_P: Tensor | None) -> "CrossState":
@@ -95,14 +95,14 @@ def join_kv_caches(parts: Sequence[tuple[Growable, Tensor | None]]) -> tuple[Gro
 
     Slots that no row sees any more are dropped.
     """
-    kept, valid = [], []
+    kept, masks = [], []
     for kv_cache, real in parts:
         if real is None:
             real = torch.ones(kv_cache.tensor.shape[:2], dtype=torch.bool, device=kv_cache.tensor.device)
         first = first_visible(real)
         kept.append(kv_cache.keep_last(kv_cache.length - first))
-        valid.append(real[:, first:])
-    mask_BS = join_padded(valid, 1, left=True)
+        masks.append(real[:, first:])
+    mask_BS = join_padded(masks, 1, left=True)
     return Growable.join(kept), None if bool(mask_BS.all()) else mask_BS
 
 
@@ -113,7 +113,7 @@ def join_memories(
 
     Each part is a memory's tensors with positions along `dim`, its mask, and the number of rows that share it.
     """
-    kept, valid = [], []
+    kept, masks = [], []
     for tensors, real, sharing in parts:
         if real is None:
             rows, length = tensors[0].shape[0], tensors[0].shape[dim]
@@ -123,8 +123,8 @@ def join_memories(
         cut = [tensor.narrow(dim, 0, length) for tensor in [*tensors]] + [real[:, :length]]
         *tensors, real = [one.repeat_interleave(sharing, dim=0) for one in cut] if sharing > 1 else cut
         kept.append(tensors)
-        valid.append(real)
-    mask_BS = join_padded(valid, 1)
+        masks.append(real)
+    mask_BS = join_padded(masks, 1)
     joined = [join_padded(tensors, dim) for tensors in zip(*kept, strict=True)]
     return joined, None if bool(mask_BS.all()) else mask_BS
 

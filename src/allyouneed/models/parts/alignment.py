@@ -42,8 +42,8 @@ class Annotations:
         group_N, sharing = regroup(rows_B, self.h_NSD.shape[0], self.sharing)
         if group_N is None:
             return replace(self, sharing=sharing)
-        valid = None if self.mask_NS is None else self.mask_NS.index_select(0, group_N)
-        return Annotations(self.h_NSD.index_select(0, group_N), self.key_NSA.index_select(0, group_N), valid, sharing)
+        mask_NS = None if self.mask_NS is None else self.mask_NS.index_select(0, group_N)
+        return Annotations(self.h_NSD.index_select(0, group_N), self.key_NSA.index_select(0, group_N), mask_NS, sharing)
 
     @staticmethod
     def join(nodes: "Sequence[Annotations]", count_P: Tensor | None) -> "Annotations":
