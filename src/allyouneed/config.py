@@ -9,7 +9,7 @@ and the type is looked up in a closed, readable dict (`MIXERS`, `TASKS`, ...): a
 """
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,20 +42,21 @@ class Config(BaseModel):
             raise ValueError("; ".join(unknown_name(name, cls.model_fields) for name in unknown))
         return value
 
+    def ineffective_setting(self) -> str | None:
+        """Describe a setting that has no effect with the others, or return None: `seed=3: has no effect with ...`.
 
-def choice(
-    table: Mapping[str, type[Config]], default: str | None = None, former_settings: Collection[str] = ()
-) -> BeforeValidator:
+        New recipes with one are refused (`training.effects`). Stored ones of earlier versions load all the same.
+        """
+        return None
+
+
+def choice(table: Mapping[str, type[Config]], default: str | None = None) -> BeforeValidator:
     """Return a validator that reads the config of a mechanism: its name, or a table with a `type`.
 
     A table without a type has the `default` one, so that one field can be set alone (`--set model.mixer.heads=2`).
     A setting of another type is refused: it would have no effect.
 
     A field for one entry of a table is declared as `Annotated[SerializeAsAny[MixerConfig], choice(MIXERS)]`.
-
-    `former_settings`: all settings of a config that once served every type. Run and model folders of that time hold
-    resolved recipes with every setting written out, including those without effect. A table that holds all of them is
-    such a recipe: settings that its type does not have are dropped. In any other table they are refused.
     """
 
     def read(value: Any) -> Any:
@@ -70,9 +71,6 @@ def choice(
             raise ValueError(f"needs a type; known: {', '.join(sorted(table))}")
         if name not in table:
             raise ValueError(unknown_name(name, table))
-        if former_settings and value.keys() >= set(former_settings):
-            known = table[name].model_fields
-            value = {key: item for key, item in value.items() if key in known or key not in former_settings}
         _refuse_ineffective(value, name, table)
         return table[name].model_validate({**value, "type": name})
 
@@ -165,7 +163,12 @@ def merge(below: Tree, above: Mapping[str, Any]) -> Tree:
 
 
 def override(tree: Tree, pairs: Sequence[str]) -> Tree:
-    """Apply overrides such as `["model.layers=3"]` to a tree. Values are read as TOML, or as text if they are not."""
+    """Apply overrides such as `["model.layers=3"]` to a tree. Values are read as TOML, or as text if they are not.
+
+    They are combined before they are applied, so that their order does not matter unless two set the same key: then
+    the later one wins.
+    """
+    above: Tree = {}
     if isinstance(pairs, str):
         raise ConfigError(f"settings: a single text {pairs!r}; should be a list, such as ['model.layers=3']")
     for pair in pairs:
@@ -175,11 +178,32 @@ def override(tree: Tree, pairs: Sequence[str]) -> Tree:
         *parents, last = key.split(".")
         if not equals or not all([*parents, last]):
             raise ConfigError(f"setting {pair}: should look like model.layers=3")
-        above: Tree = {last: _value(text)}
+        one: Tree = {last: _value(text)}
         for part in reversed(parents):
-            above = {part: above}
-        tree = merge(tree, above)
-    return tree
+            one = {part: one}
+        above = _combine(above, one, pair)
+    return merge(tree, above)
+
+
+def _combine(earlier: Tree, later: Tree, pair: str) -> Tree:
+    """Return both trees in one. Unlike in `merge`, a `type` does not discard other settings of its table."""
+    combined = dict(earlier)
+    for key, value in later.items():
+        old = combined.get(key, value)
+        if isinstance(old, dict) or isinstance(value, dict):
+            combined[key] = _combine(_table(old, key, pair), _table(value, key, pair), pair)
+        else:
+            combined[key] = value
+    return combined
+
+
+def _table(value: Any, key: str, pair: str) -> Tree:
+    """Return the table that a value is short for."""
+    if isinstance(value, str):
+        return {"type": value}
+    if not isinstance(value, dict):
+        raise ConfigError(f"setting {pair}: another setting gives {key} as {value!r}, not as a table; remove one")
+    return value
 
 
 def _value(text: str) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config, parse
 from allyouneed.errors import ConfigError
+from allyouneed.training.effects import ineffective_setting
 
 Settings = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -41,9 +42,10 @@ def _fingerprint(fingerprint: Callable[[Config], object], config: Config) -> obj
 
 def _parsed(kind: type[Config], tree: Settings) -> Config | None:
     try:
-        return parse(kind, tree)
+        config = parse(kind, tree)
     except ConfigError:
         return None
+    return config if ineffective_setting(config) is None else None
 
 
 def _with(tree: Any, path: Path, value: object) -> Any:

@@ -20,7 +20,6 @@ from torch import nn
 from allyouneed.config import Config, parse, read_recipe
 from allyouneed.decode import SearchConfig, search
 from allyouneed.dropout import seed_dropout
-from allyouneed.errors import ConfigError
 from allyouneed.models import MODELS
 from allyouneed.positions import POSITIONS
 from allyouneed.sizes import Sizes
@@ -155,79 +154,6 @@ FINGERPRINTS = {
 def test_tables_of_training(table: str, name: str) -> None:
     configs, fingerprint = FINGERPRINTS[table]
     assert dead_settings(parse(configs[name], {}), fingerprint) == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            "optimizer={type='adam',weight_decay=0.1}",
-            "weight_decay has no effect with type 'adam'; remove it, or use adamw",
-        ),
-        ("optimizer={type='adam',matrix_lr=0.1}", "matrix_lr has no effect with type 'adam'; remove it, or use muon"),
-        ("schedule={type='constant',decay=0.3}", "decay has no effect with type 'constant'"),
-        ("schedule={type='inverse-sqrt',floor=0.1}", "floor has no effect with type 'inverse-sqrt'"),
-        ("average={type='none',decay=0.9}", "decay has no effect with type 'none'; remove it, or use ema"),
-        (
-            "average={type='last',every=501}",
-            r"train\.average\.every=501: has no effect, as no snapshot",
-        ),
-        ("workers=3", r"train\.workers=3: a step has 2 micro-batches"),
-        ("patience=4", r"train\.patience=4: at most 3 evaluations follow"),
-    ],
-)
-def test_settings_without_effect_are_refused(setting: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_recipe("numbers-en-de", sets=[f"train.{setting}"])
-
-
-@pytest.mark.parametrize(
-    ("name", "sets", "message"),
-    [
-        ("ntm-copy", ["train.evaluate_every=0.6"], r"train\.restart_above=0\.5: has no effect"),
-        ("listops", ["train.loss_per=example"], r"train\.loss_per='example': has no effect"),
-        ("numbers-en-de", ["task.tokenizer={kind='bytes',size=300}"], r"task\.tokenizer\.size=300: has no effect"),
-        ("listops", ["decode.beam=2"], r"decode\.beam: has no effect with an encoder"),
-    ],
-)
-def test_combinations_without_effect_are_refused(name: str, sets: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(name, sets=sets)
-
-
-def test_a_resolved_recipe_of_an_earlier_version_still_loads(tmp_path: Path) -> None:
-    """It holds every setting of the config that once served all types, with any value: they had no effect then."""
-    (tmp_path / "recipe.toml").write_text(
-        """
-        [task]
-        type = "copy"
-        [model]
-        type = "encoder-decoder"
-        [train.optimizer]
-        type = "adam"
-        lr = 0.002
-        matrix_lr = 0.02
-        momentum = 0.95
-        beta1 = 0.9
-        beta2 = 0.98
-        epsilon = 1e-9
-        weight_decay = 0.1
-        [train.schedule]
-        type = "constant"
-        warmup = 0.04
-        decay = 0.3
-        floor = 0.0
-        [train.average]
-        type = "none"
-        decay = 0.998
-        count = 5
-        every = 500
-        """
-    )
-    train = load_recipe(str(tmp_path / "recipe.toml")).train
-    assert train.optimizer.model_dump() == {"type": "adam", "lr": 0.002, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-9}
-    assert train.schedule.model_dump() == {"type": "constant", "warmup": 0.04}
-    assert train.average.model_dump() == {"type": "none"}
 
 
 # --- decoding ---

@@ -42,20 +42,22 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
 ) -> None:
     """Train a model. After an interruption, the same command resumes."""
-    from allyouneed.training import load_recipe
     from allyouneed.training.api import changes, train_with_progress
     from allyouneed.training.process_group import is_rank0, report_once
+    from allyouneed.training.recipe_files import require_effective_if_new, resolve_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     with report_once():
         base = changes(budget, seed)
+        source: str | dict[str, Any] | None = recipe
         if start is not None:
-            base = _with_recipe_of(start, recipe, task, model, base)
+            source = _recipe_of(start, recipe, task, model)
         else:
             base |= _task_and_model(recipe, task, model)
-        whole = load_recipe(recipe, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
+        whole = resolve_recipe(source, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
         folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
         _check_resume(folder, resume)
+        require_effective_if_new(whole, folder)
     finished = train_with_progress(whole, folder, device)
     if is_rank0():
         print_scores(finished)
@@ -70,20 +72,14 @@ def _task_and_model(recipe: str | None, task: str | None, model: str | None) -> 
     return {name: {"type": value} for name, value in given.items() if value is not None}
 
 
-def _with_recipe_of(
-    start: str, recipe: str | None, task: str | None, model: str | None, base: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the recipe of a model folder with the command's settings laid over it."""
-    from allyouneed.config import merge
+def _recipe_of(start: str, recipe: str | None, task: str | None, model: str | None) -> dict[str, Any]:
+    """Return the values of the recipe of a model folder, to be trained from its weights."""
     from allyouneed.folder import folder_recipe
 
     if recipe is not None or task is not None or model is not None:
         raise ConfigError("--from takes its task and model from the folder; drop the recipe, --task and --model")
     own, sha256 = folder_recipe(start)
-    tree = {**_without_none(own), "start": {"folder": start, "sha256": sha256}}
-    if "budget" in base.get("train", {}):
-        tree.get("train", {}).pop("budget", None)  # a budget replaces the other, whatever its unit
-    return merge(tree, base)
+    return {**_without_none(own), "start": {"folder": start, "sha256": sha256}}
 
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, UserError
 from allyouneed.folder import Bundle
 from allyouneed.training import Recipe
+from allyouneed.training.former import without_former_settings
 
 
 def recipe_of(bundle: Bundle) -> Recipe:
     """Return the recipe that the model was trained with."""
     try:
-        return parse(Recipe, bundle.recipe)
+        return parse(Recipe, without_former_settings(bundle.recipe))
     except UserError as error:
         raise FolderError(f"{bundle.path}: config.json: its recipe cannot be used: {error}") from None
 

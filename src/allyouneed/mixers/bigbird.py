@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from allyouneed.mixers.base import Cost, Role, Theory
@@ -42,11 +42,10 @@ class BigBirdConfig(PatternedConfig):
     random: NonNegativeInt = 3  # number of random blocks that a block reads
     seed: NonNegativeInt = 0  # of the random blocks
 
-    @model_validator(mode="after")
-    def _require_draw(self) -> "BigBirdConfig":
+    def ineffective_setting(self) -> str | None:
         if self.seed and not self.random:
-            raise ValueError(f"seed={self.seed} has no effect with random=0; remove it")
-        return self
+            return f"seed={self.seed}: has no effect with random=0; remove it"
+        return None
 
     def bands(self, role: Role, queries: int, keys: int) -> tuple[Band, ...]:
         return _causal_bands(self, queries, keys) if role == "causal" else _bands(self, keys)

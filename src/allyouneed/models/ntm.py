@@ -69,9 +69,12 @@ class NTMConfig(ModelConfig):
     def _remembers(self) -> "NTMConfig":
         if self.controller == "feedforward" and not self.read_heads:
             raise ValueError("read_heads=0: a feed-forward controller needs a read head to depend on the source")
-        if self.embedding != "bits" and self.bits != type(self).model_fields["bits"].default:
-            raise ValueError(f"bits={self.bits} has no effect with embedding={self.embedding!r}; remove it")
         return self
+
+    def ineffective_setting(self) -> str | None:
+        if self.embedding != "bits" and self.bits != type(self).model_fields["bits"].default:
+            return f"bits={self.bits}: has no effect with embedding={self.embedding!r}; remove it"
+        return None
 
     def check_task(self, task: Traits) -> None:
         if self.embedding != "bits":

@@ -11,7 +11,7 @@ from allyouneed.training.loop import train
 from allyouneed.training.process_group import is_rank0
 from allyouneed.training.progress_display import show_progress
 from allyouneed.training.recipe import Recipe
-from allyouneed.training.recipe_files import load_recipe
+from allyouneed.training.recipe_files import require_effective_if_new, resolve_recipe
 
 Budget = Mapping[str, float | None]  # of steps, tokens, minutes, flops
 
@@ -32,7 +32,9 @@ def train_recipe(
         )
     if not isinstance(folder, str | Path):
         raise ConfigError(f"run folder: of type {type(folder).__name__}; should be a path")
-    return train_with_progress(load_recipe(recipe, changes(budget, seed), sets), Path(folder), device, progress)
+    whole = resolve_recipe(recipe, changes(budget, seed), sets)
+    require_effective_if_new(whole, Path(folder))
+    return train_with_progress(whole, Path(folder), device, progress)
 
 
 def train_with_progress(recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True) -> Path:

@@ -131,7 +131,5 @@ class LastConfig(AverageConfig):
 
 
 AVERAGES: dict[str, type[AverageConfig]] = {"none": NoAverageConfig, "ema": EmaConfig, "last": LastConfig}
-# The settings of the config that once served every type; see `choice`.
-FORMER = ("decay", "count", "every")
 
-AnyAverage = Annotated[SerializeAsAny[AverageConfig], choice(AVERAGES, default="none", former_settings=FORMER)]
+AnyAverage = Annotated[SerializeAsAny[AverageConfig], choice(AVERAGES, default="none")]

@@ -1,12 +1,14 @@
 """Refuse settings that would have no effect in combination with others.
 
-A setting that only another type has is refused by `config.choice`. Here are the combinations across tables. They are
-checked where a person gives a recipe (`load_recipe`), not where a stored one is read: a run or model folder of an
-earlier version loads with whatever it holds.
+A setting that only another type has is refused by `config.choice`. Combinations within a table are described by its
+config (`Config.ineffective_setting`), those across tables here. They are checked where a person gives a recipe
+(`load_recipe`), not where a stored one is read: a run or model folder of an earlier version loads with whatever it
+holds, and its run resumes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from allyouneed.config import Config
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError
 from allyouneed.text.tokenizer import TokenizerConfig
@@ -17,10 +19,29 @@ from allyouneed.training.recipe import Recipe
 
 def require_effective(recipe: Recipe) -> None:
     """Raise ConfigError for the first setting that would have no effect: its name, the reason and the remedy."""
-    for check in CHECKS:
+    for check in (ineffective_setting, *CHECKS):
         problem = check(recipe)
         if problem is not None:
             raise ConfigError(problem)
+
+
+def ineffective_setting(config: Config) -> str | None:
+    """Return the first problem that a config, or one in it, describes; None if there is none."""
+    for path, part in _configs(config, ""):
+        problem = part.ineffective_setting()
+        if problem is not None:
+            return path + problem
+    return None
+
+
+def _configs(config: Config, path: str) -> Iterator[tuple[str, Config]]:
+    """Yield a config and all configs in it, each with the prefix of its settings: `model.mixer.`."""
+    yield path, config
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Config):
+                yield from _configs(part, f"{path}{name}.")
 
 
 def _snapshots(recipe: Recipe) -> str | None:

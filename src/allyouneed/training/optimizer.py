@@ -33,6 +33,9 @@ class OptimizerConfig(Config):
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return Optimizers(names, [self.rule(_groups(names, self.decay))])
 
+    def check_model(self, model: Parameters) -> None:
+        """Raise ConfigError if the optimizer does not suit the parameters of a model that is to be trained anew."""
+
     @property
     def decay(self) -> float:
         """The weight decay of matrices. Vectors are never decayed."""
@@ -78,15 +81,19 @@ class MuonConfig(_WithDecay, _AdamSettings):
     matrix_lr: PositiveFloat = 0.02  # the peak for the blocks' matrices
     momentum: Beta = 0.95  # of Muon
 
-    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
-        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        matrices = [p for p, name in names.items() if p.ndim == 2 and _in_block(name)]
-        if not matrices:
+    def check_model(self, model: Parameters) -> None:
+        if not any(_is_block_matrix(name, parameter) for name, parameter in model.named_parameters()):
             raise ConfigError(
                 "train.optimizer: muon updates the matrices inside blocks, and this model has none; use adamw"
             )
+
+    def build(self, model: Parameters, gather: Gather | None = None) -> "Optimizers":
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        matrices = [parameter for parameter, name in names.items() if _is_block_matrix(name, parameter)]
         inside = set(matrices)
         rest = {parameter: name for parameter, name in names.items() if parameter not in inside}
+        if not matrices:  # a run that an earlier version started; `check_model` refuses new ones
+            return Optimizers(names, [self.rule(_groups(rest, self.decay))])
         muon = Muon(matrices, self.matrix_lr, self.momentum, self.weight_decay, gather)
         return Optimizers(names, [self.rule(_groups(rest, self.decay)), muon])
 
@@ -120,14 +127,12 @@ OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
     "rmsprop": RmspropConfig,
     "sgd": SgdConfig,
 }
-# The settings of the config that once served every type; see `choice`.
-FORMER = ("lr", "matrix_lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")
 
-AnyOptimizer = Annotated[SerializeAsAny[OptimizerConfig], choice(OPTIMIZERS, default="adam", former_settings=FORMER)]
+AnyOptimizer = Annotated[SerializeAsAny[OptimizerConfig], choice(OPTIMIZERS, default="adam")]
 
 
-def _in_block(name: str) -> bool:
-    return ".blocks." in f".{name}" and "position" not in name
+def _is_block_matrix(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim == 2 and ".blocks." in f".{name}" and "position" not in name
 
 
 def _groups(parameters: Iterable[Tensor], decay: float) -> Groups:

@@ -6,6 +6,7 @@ from pathlib import Path
 from allyouneed.config import Tree, merge, override, parse, read_recipe
 from allyouneed.errors import ConfigError, unknown_name
 from allyouneed.training.effects import require_effective
+from allyouneed.training.former import without_former_settings
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.start import describe_start
 
@@ -31,29 +32,57 @@ def find_recipe(name: str) -> Path:
 
 
 def load_recipe(
-    source: str | Path | Recipe | None, base: Tree | None = None, sets: Sequence[str] | None = None
+    source: str | Path | Recipe | Tree | None, base: Tree | None = None, sets: Sequence[str] | None = None
 ) -> Recipe:
-    """Return a recipe (a file, a built-in name or a Recipe), overridden by `base` and then by the dotted `sets`."""
-    tree: Tree = {}
-    if isinstance(source, Recipe):
-        tree = source.model_dump(mode="json", exclude_none=True)
-    elif source is not None:
-        path = find_recipe(str(source))
-        tree = read_recipe(path)
-        parse(Recipe, tree, str(path))  # report mistakes in the file before it is overridden
-    tree = override(merge(tree, base or {}), sets or [])
-    budget = tree.get("train", {}).get("budget", {}) if isinstance(tree.get("train"), dict) else {}
-    if isinstance(budget, dict) and len(budget) > 1:  # minutes replace the steps of a file
-        newest = list(budget)[-1]
-        tree = {**tree, "train": {**tree["train"], "budget": {newest: budget[newest]}}}
-    recipe = parse(Recipe, tree, "" if sets or base or isinstance(source, Recipe) else str(source or ""))
+    """Return a recipe, overridden by `base` and then by the dotted `sets`. Refuse settings without effect.
+
+    `source`: a file, a built-in name, a Recipe, or the values of a stored one.
+    """
+    recipe = resolve_recipe(source, base, sets)
     require_effective(recipe)
     return recipe
 
 
+def resolve_recipe(
+    source: str | Path | Recipe | Tree | None, base: Tree | None = None, sets: Sequence[str] | None = None
+) -> Recipe:
+    """Return a recipe like `load_recipe`, but accept settings without effect: an earlier version may have run it."""
+    tree: Tree = {}
+    if isinstance(source, Recipe):
+        tree = source.model_dump(mode="json", exclude_none=True)
+    elif isinstance(source, dict):
+        tree = without_former_settings(source)
+    elif source is not None:
+        path = find_recipe(str(source))
+        tree = without_former_settings(read_recipe(path))
+        parse(Recipe, tree, str(path))  # report mistakes in the file before it is overridden
+    budget = _given_budget(base or {}, override({}, sets or []))
+    tree = override(merge(tree, base or {}), sets or [])
+    if budget:  # it replaces the file's, whatever its unit
+        tree = {**tree, "train": {**tree["train"], "budget": budget}}
+    from_file = isinstance(source, str | Path) and not sets and not base
+    return parse(Recipe, tree, str(source) if from_file else "")
+
+
+def _given_budget(base: Tree, above: Tree) -> Tree:
+    """Return the budget that overrides give, if any. Raise ConfigError if they give several."""
+    found = [part["train"].get("budget") for part in (base, above) if isinstance(part.get("train"), dict)]
+    budgets = [budget for budget in found if isinstance(budget, dict) and budget]
+    given = [f"{unit}={amount}" for budget in budgets for unit, amount in budget.items()]
+    if len(given) > 1:
+        raise ConfigError(f"train.budget: given as {' and as '.join(given)}; give one of them")
+    return budgets[0] if budgets else {}
+
+
+def require_effective_if_new(recipe: Recipe, folder: Path) -> None:
+    """Refuse settings without effect, unless the folder holds a run, which an earlier version may have started."""
+    if not (folder / "recipe.toml").exists():
+        require_effective(recipe)
+
+
 def read_stored_recipe(file: Path) -> Recipe:
     """Return the recipe of a run folder. It was checked when the run was started."""
-    return parse(Recipe, read_recipe(file), str(file))
+    return parse(Recipe, without_former_settings(read_recipe(file)), str(file))
 
 
 def require_same_recipe(folder: Path, recipe: Recipe) -> None:

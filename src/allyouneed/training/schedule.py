@@ -79,7 +79,7 @@ class StableDecayConfig(ScheduleConfig):
     """The peak for most of the budget, then a line to the floor."""
 
     type: Literal["stable-decay"] = "stable-decay"
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.3  # of the budget, at its end
+    decay: Share = 0.3  # of the budget, at its end; earlier versions accepted 0
     floor: Share = 0.0  # of the peak, at the end
 
     @model_validator(mode="after")
@@ -88,8 +88,11 @@ class StableDecayConfig(ScheduleConfig):
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} together exceed the budget")
         return self
 
+    def ineffective_setting(self) -> str | None:
+        return None if self.decay else "decay=0: never decays; use a larger one, or type 'constant'"
+
     def after_warmup(self, fraction: float) -> float:
-        if fraction <= 1 - self.decay:
+        if fraction <= 1 - self.decay:  # always if decay is 0
             return 1.0
         # Rounding may step a hair below the floor.
         return max(self.floor, 1 - (1 - self.floor) * (fraction - (1 - self.decay)) / self.decay)
@@ -111,9 +114,5 @@ SCHEDULES: dict[str, type[ScheduleConfig]] = {
     "stable-decay": StableDecayConfig,
     "constant": ConstantConfig,
 }
-# The settings of the config that once served every type; see `choice`.
-FORMER = ("warmup", "decay", "floor")
 
-AnySchedule = Annotated[
-    SerializeAsAny[ScheduleConfig], choice(SCHEDULES, default="inverse-sqrt", former_settings=FORMER)
-]
+AnySchedule = Annotated[SerializeAsAny[ScheduleConfig], choice(SCHEDULES, default="inverse-sqrt")]

@@ -29,10 +29,12 @@ RUN_NAMES = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml",
 MAX_TENSORS, MAX_NUMBERS = 1 << 15, 1 << 44  # of a model: a recipe that exceeds them is a mistake, or hostile
 
 
-def require_buildable(recipe: Recipe) -> None:
-    """Refuse impossible sizes before any data is read."""
+def require_buildable(recipe: Recipe, folder: Path) -> None:
+    """Refuse impossible sizes, and for new runs an optimizer that does not suit the model, before any data is read."""
     with torch.device("meta"), SizeGuard(MAX_TENSORS, MAX_NUMBERS, "any that could be trained"):
-        recipe.model.build(Sizes(8, 8, shared=True))
+        model = recipe.model.build(Sizes(8, 8, shared=True))
+    if not (folder / "recipe.toml").exists():
+        recipe.train.optimizer.check_model(model)
 
 
 def open_run_folder(held: ExitStack, recipe: Recipe, folder: Path, listener: ProgressListener) -> bool:
