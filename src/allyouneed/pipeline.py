@@ -58,6 +58,11 @@ def load(
     bundle = load_folder(path, device, sets)
     if sets:
         _require_valid(bundle, sets)
+    return optimized(bundle, int8)
+
+
+def optimized(bundle: Bundle, int8: bool = False) -> "Pipeline":
+    """Optimize the model of a loaded folder in place, as `load` does."""
     optimize_for_inference(bundle.model, int8)
     return Pipeline(**{field.name: getattr(bundle, field.name) for field in fields(bundle)})
 

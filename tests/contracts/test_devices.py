@@ -17,6 +17,7 @@ from torch import Tensor
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
 from allyouneed.decode.running_batch import Row, RunningBatch
 from allyouneed.decode.sample import uniforms
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
 from allyouneed.tasks.base import Batch
@@ -122,10 +123,14 @@ def test_optimizer_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @generating
+@pytest.mark.parametrize("optimize", [False, True], ids=["plain", "optimized"])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_searches(case: test_models.Case, beam: int) -> None:
-    sources = texts(case)[0].tolist()
-    found = search(moved(case), sources, SearchConfig(beam=beam, n_best=beam, max_length=4))
+def test_searches(case: test_models.Case, beam: int, optimize: bool) -> None:
+    model, sources = moved(case), texts(case)[0].tolist()
+    if optimize:
+        optimize_for_inference(model)
+        assert model.head.weight_VD.device == DEVICE
+    found = search(model, sources, SearchConfig(beam=beam, n_best=beam, max_length=4))
     assert len(found) == len(sources)
 
 

@@ -29,14 +29,14 @@ def command(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/
     """
     from allyouneed.cli.terminal import note
     from allyouneed.evaluation.measure import task_data
-    from allyouneed.folder import load_folder
+    from allyouneed.pipeline import load
     from allyouneed.training import evaluate, load_recipe, train
     from allyouneed.training.progress_display import show_progress
 
     recipe = load_recipe(RECIPE)
     note(f"training on English -> German number words: {recipe.task.pairs:,} examples")  # type: ignore[attr-defined]
     with show_progress(recipe.train.metric) as listener:
-        bundle = load_folder(train(recipe, out, listener))
+        bundle = load(train(recipe, out, listener))
     data = task_data(bundle, out / "data")
     print("\nOn held-out numbers:")
     for score in evaluate(bundle.model, data, "test", recipe.decode):

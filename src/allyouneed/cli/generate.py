@@ -49,7 +49,6 @@ def command(
     from allyouneed.config import parse
     from allyouneed.decode import SampleConfig
     from allyouneed.evaluation.settings import require_generator
-    from allyouneed.folder import load_folder
     from allyouneed.text.checks import require_short
 
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -60,7 +59,7 @@ def command(
         from allyouneed.interop.ctranslate2.engine import refuse_sampling
 
         refuse_sampling(config)
-    bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
+    bundle = open_model(model, device, int8=int8, engine=engine)
     require_generator(bundle)
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     codec = bundle.codec

@@ -31,11 +31,16 @@ Engine = Annotated[
 ]
 
 
-def open_model(folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False) -> "Bundle":
-    """Load the model of a folder, optimized for inference."""
+def open_model(
+    folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False, engine: str = "torch"
+) -> "Bundle":
+    """Load the model of a folder, optimized for inference. CTranslate2 converts the plain model itself."""
+    from allyouneed.folder import load_folder
     from allyouneed.malloc import keep_freed_memory
     from allyouneed.pipeline import load
 
+    if engine == "ctranslate2":
+        return load_folder(folder, device, sets)
     keep_freed_memory()
     return load(folder, device=device, sets=sets, int8=int8)
 

@@ -50,11 +50,10 @@ def command(
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
     from allyouneed.evaluation.settings import require_source, search_config
-    from allyouneed.folder import load_folder
     from allyouneed.text.checks import has_unknown, require_known, require_short
 
     check_engine(engine, device, shortlist)
-    bundle = open_model(model, device, int8=int8) if engine == "torch" else load_folder(model)
+    bundle = open_model(model, device, int8=int8, engine=engine)
     require_source(bundle, "translate")
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, changes)

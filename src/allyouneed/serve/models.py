@@ -9,9 +9,9 @@ from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
-from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
+from allyouneed.pipeline import optimized
 from allyouneed.serve.config import ServeConfig
 from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
@@ -75,7 +75,7 @@ def open_models(
                     "use --engine torch"
                 )
         engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
-        optimize_for_inference(bundle.model, int8)
+        bundle = optimized(bundle, int8)
         pair = given.pop(name, None) or _languages(bundle)
         needed = shortlist and (bundle.shortlist is not None or translates(bundle))
         listed = require_shortlist(bundle) if needed else None

@@ -9,8 +9,8 @@ from pathlib import Path
 from allyouneed.errors import FolderError
 from allyouneed.evaluation.measure import evaluate_split
 from allyouneed.evaluation.settings import recipe_of
-from allyouneed.folder import load_folder
 from allyouneed.lab.report import to_json
+from allyouneed.pipeline import load
 from allyouneed.storage import write_atomic
 
 KEPT = "test.json"
@@ -20,7 +20,7 @@ def scores_on_test_split(run: Path) -> dict[str, float]:
     """Return all scores of a finished run on its task's test split."""
     kept = run / KEPT
     if not kept.exists():
-        bundle = load_folder(run)
+        bundle = load(run)
         found = evaluate_split(bundle, "test", recipe_of(bundle).decode, lambda note: None)
         write_atomic(kept, to_json({score.name: score.value for score in found}))
     try:
