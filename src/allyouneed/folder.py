@@ -166,6 +166,11 @@ def load_folder(
     The model can be trained, hooked and inspected. `allyouneed.load` returns a faster one for inference. `sets` change
     settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
     shortlist is not read, so that a damaged one does not matter.
+
+    Hooks run when a module is called. Decoding calls the encoder with all its modules, the head, and the decoder's
+    attention, norms and linear layers. It does not call the model, the target embedding, the decoder, or the decoder's
+    blocks, feed-forward layers, recurrences and convolutions: it uses their `advance` or `forward`. `model.step` calls
+    all but the model.
     """
     if not isinstance(path, str | Path):
         raise FolderError(f"model folder: of type {type(path).__name__}; should be a path")

@@ -180,7 +180,7 @@ def test_the_test_split_is_measured_as_evaluate_does(compared: Path, run: Comman
 
 
 BAD = {
-    "two budgets": (["copy", "--vary", "model.norm=post", "--steps", "1", "--flops", "1e9"], "--steps and --flops"),
+    "two budgets": (["copy", "--vary", "model.norm=post", "--steps", "1", "--flops", "1e9"], "steps and flops"),
     "nothing varied": (["copy"], "nothing to compare"),
     "no seeds": (["copy", "--vary", "model.norm=post", "--seeds", "0"], "--seeds"),
     "unknown value": (["copy", "--vary", "model.norm=past"], "norm=past on copy"),

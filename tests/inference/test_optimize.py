@@ -74,6 +74,24 @@ def test_hooks_are_refused(name: str, register: str) -> None:
         getattr(module, register)(lambda *given: None)
 
 
+IN_DECODING = [
+    *("encoder", "encoder.blocks.0", "encoder.blocks.0.mixer", "encoder.blocks.0.feedforward", "head"),
+    *(f"decoder.blocks.1.{name}" for name in ("mixer", "mixer.output", "cross", "cross.query", "cross_norm")),
+    *(f"decoder.blocks.1.feedforward.{name}" for name in ("inner", "outer")),
+]
+IN_STEPS_ONLY = ["target", "decoder", "decoder.blocks.1", "decoder.blocks.1.feedforward"]
+
+
+def test_hooks_that_run_on_the_plain_model() -> None:
+    model, called = build(), set[str]()
+    for name in ("", *IN_DECODING, *IN_STEPS_ONLY):
+        model.get_submodule(name).register_forward_hook(lambda *given, name=name: called.add(name))
+    search(model, [[5, 6, 7, 2], [8, 2]], SearchConfig(beam=3, max_length=7))
+    assert called == set(IN_DECODING)
+    loss(model)
+    assert called == {*IN_DECODING, *IN_STEPS_ONLY}
+
+
 def test_a_model_with_hooks_is_not_optimized() -> None:
     model = build()
     hook = model.decoder.blocks[0].register_forward_hook(lambda *given: None)

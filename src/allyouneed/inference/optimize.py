@@ -12,7 +12,8 @@ A decoding step is bound by two things, and neither is arithmetic:
 
 Shapes and parameter names stay the same, and so do the outputs, except with int8. Gradients stay correct: with
 gradients enabled, torch computes everything from the original weights. What an optimized model cannot do, it refuses:
-training mode, hooks (its modules are not called one by one), new weights, and another device or dtype.
+training mode, hooks (its modules are not called one by one), `load_state_dict`, and another device or dtype. It does
+not notice parameters that are edited in place. Do not edit them: packed copies, made on first use, keep the old values.
 """
 
 from functools import partial
@@ -44,7 +45,7 @@ HOOKS = (
 
 @torch.no_grad()
 def optimize_for_inference(model: Model, int8: bool = False) -> None:
-    """Optimize a model in place. Afterwards it cannot be trained or saved.
+    """Optimize a model in place. Afterwards it cannot be trained or saved, and its parameters must not be edited.
 
     The head is separated from the embedding that it may be tied to, because embeddings are read by rows. With `int8`,
     projections and head compute in int8.
@@ -101,7 +102,8 @@ def _refuse_changes(module: nn.Module) -> None:
 def _refuse_hook(*args: Any, **kwargs: Any) -> NoReturn:
     raise ConfigError(
         "a model that is optimized for inference does not run hooks, as its modules are not called one by one; "
-        f"{REMEDY}. Attention weights: allyouneed.inspection"
+        f"{REMEDY}. Decoding runs its hooks on the encoder, head, and decoder's attention, norms and linear layers, "
+        "not on the model, the decoder, its blocks and feed-forward layers. Attention weights: allyouneed.inspection"
     )
 
 
