@@ -169,6 +169,11 @@ def test_any_ordered_iterable_is_accepted(translator: str, language_model: str) 
     assert allyouneed.load(language_model).score(iter(["abc"])) == allyouneed.load(language_model).score(["abc"])
 
 
+def test_settings_change_the_search(translator: str) -> None:
+    found = allyouneed.load(translator, sets=["decode.beam=1"]).translate(TEXTS)
+    assert found == allyouneed.load(translator).translate(TEXTS, beam=1)
+
+
 def test_repr_is_one_line(translator: str) -> None:
     for bundle in (allyouneed.load(translator), load_folder(translator)):
         count = f"{bundle.model.parameter_count():,}"
