@@ -138,6 +138,11 @@ def test_score_is_the_command(translator: str, language_model: str, classifier: 
     assert allyouneed.load(language_model).score([""])[0].tokens == 0
 
 
+def test_a_search_setting_of_a_classifier_is_refused(classifier: str) -> None:
+    with pytest.raises(ConfigError, match="beam: has no effect with a classifier, whose classes need no search"):
+        allyouneed.load(classifier).translate(["one"], beam=5)
+
+
 def test_bad_requests_name_the_remedy(translator: str, language_model: str, classifier: str) -> None:
     bundle = allyouneed.load(translator)
     with pytest.raises(ConfigError, match="a language model has no source to translate"):

@@ -58,6 +58,20 @@ class BlockConfig(Config):
         """Return the number of features between blocks: `width` for each stream."""
         return self.streams * int(getattr(self, "width", 0))
 
+    @property
+    def has_norms(self) -> bool:
+        """Return whether the model has any norm."""
+        return self.norm != "none"
+
+    def ineffective_setting(self) -> str | None:
+        changed = [name for name in ("normalisation", "epsilon") if self._is_changed(name)]
+        if changed and not self.has_norms:
+            return f"{changed[0]}={getattr(self, changed[0])}: has no effect with norm='none'; remove it"
+        return None
+
+    def _is_changed(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
     def build_norm(self, width: int) -> nn.Module:
         """Return LayerNorm (gamma, beta) or RMSNorm (gamma), or Identity if blocks have no norms."""
         if self.norm == "none":

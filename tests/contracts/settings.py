@@ -99,15 +99,20 @@ def _literals(annotation: Any) -> Iterator[object]:
             yield from _literals(part)
 
 
-def module_fingerprint(module: nn.Module) -> object:
-    """Return what a module is made of: its parts, their tensors (shapes, and values if any) and plain attributes."""
+def module_fingerprint(module: nn.Module, attributes: bool = False) -> object:
+    """Return what a module is made of: its parts and their tensors (shapes, and values if any).
+
+    `attributes`: their plain attributes too, for modules that cannot be run. A setting that a module merely stores
+    then counts as one with an effect.
+    """
     numbers: dict[Tensor, int] = {}  # a tensor that is used twice (tied) has one number
     shared = [numbers.setdefault(tensor, len(numbers)) for _, tensor in module.named_parameters(remove_duplicate=False)]
     found: list[object] = [shared]
     for path, part in module.named_modules():
         tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
-        attributes = [(name, _plain(value)) for name, value in sorted(vars(part).items()) if not name.startswith("__")]
-        found.append((path, type(part).__name__, [(name, _tensor(tensor)) for name, tensor in tensors], attributes))
+        stored = sorted(vars(part).items()) if attributes else []
+        plain = [(name, _plain(value)) for name, value in stored if not name.startswith("__")]
+        found.append((path, type(part).__name__, [(name, _tensor(tensor)) for name, tensor in tensors], plain))
     return found
 
 

@@ -46,6 +46,13 @@ def test_settings_without_effect_are_refused(setting: str, message: str) -> None
         ("listops", ["train.loss_per=example"], r"train\.loss_per='example': has no effect"),
         ("numbers-en-de", ["task.tokenizer={kind='bytes',size=300}"], r"task\.tokenizer\.size=300: has no effect"),
         ("listops", ["decode.beam=2"], r"decode\.beam: has no effect with an encoder"),
+        ("shakespeare-char", ["decode.beam=2"], r"decode\.beam: has no effect with task 'language'"),
+        ("copy", ["model.norm=none", "model.epsilon=1e-3"], r"model\.epsilon=0\.001: has no effect with norm='none'"),
+        (
+            "copy",
+            ["train.budget.tokens=9", "train.average.type=last"],
+            r"train\.average\.every=500: has no effect, as no snapshot is taken in 9 tokens",
+        ),
     ],
 )
 def test_combinations_without_effect_are_refused(name: str, sets: list[str], message: str) -> None:
@@ -157,6 +164,13 @@ def test_the_order_of_settings_does_not_matter() -> None:
     first, second = (load_recipe("numbers-en-de", sets=order) for order in (sets, sets[::-1]))
     assert first == second
     assert first.train.optimizer.decay == 0.1
+
+
+def test_an_unknown_metric_is_refused_before_training(tmp_path: Path) -> None:
+    sets = ["task.valid=4", "task.test=4", "model.width=16", "model.hidden=16", "train.metric=nonsense"]
+    with pytest.raises(ConfigError, match=r"train\.metric: the task has no score 'nonsense'"):
+        train(load_recipe("copy", sets=sets), tmp_path)
+    assert not (tmp_path / "recipe.toml").exists()
 
 
 def test_a_budget_is_given_once() -> None:

@@ -1,8 +1,8 @@
 """No setting is dead: every setting of every table and recipe changes what is built or computed, or is refused.
 
 `dead_settings` tries other values for each setting. A setting is dead if such a value is accepted and the fingerprint
-(the built modules, their cost, losses, batches, updates) stays the same. A config that a module merely keeps does not
-count.
+(the tensors of the built modules, their cost, losses, batches, updates) stays the same. What a module merely stores
+does not count, except in `meta_fingerprint`, whose models are too large to run.
 """
 
 import os
@@ -55,13 +55,17 @@ def model_fingerprint(config: Any) -> object:
         source = None if config.kind == "decoder" else source_BS
         segment = 5 if config.kind == "decoder" else None
         batch = Batch(source_BS=source, input_BT=target_BT[:, :-1], output_BT=target_BT[:, 1:], segment=segment)
+    initial = module_fingerprint(model)
+    with torch.no_grad():
+        for parameter in model.parameters():  # some start at zero, such as biases of distances
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
     seed_dropout(3)
     objectives = [float(loss.objective.detach()) for loss in losses(model, batch)]
     for module in model.modules():
         if hasattr(module, "after_step"):
             for step in (6, 1000):  # what changes with the steps, like drawn features
                 module.after_step(step)
-    return module_fingerprint(model), model.flops(7, 5), objectives
+    return initial, module_fingerprint(model), model.flops(7, 5), objectives
 
 
 def mixer_cases() -> Iterator[Any]:
@@ -84,7 +88,9 @@ def test_models(name: str, number: int) -> None:
 @pytest.mark.parametrize(("kind", "mixer"), list(mixer_cases()))
 def test_mixers(kind: str, mixer: Config) -> None:
     config = parse(MODELS[kind], {**WIDE, "mixer": mixer.model_dump()})
-    assert [name for name in dead_settings(config, model_fingerprint) if name.startswith("mixer.")] == []
+    # With a memory of one token no distance is long enough; `clamp` acts once the memory is lengthened for inference.
+    allowed = {"mixer.clamp"} if getattr(mixer, "memory", None) == 1 else set()
+    assert {name for name in dead_settings(config, model_fingerprint) if name.startswith("mixer.")} <= allowed
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -224,7 +230,7 @@ def meta_fingerprint(config: Any) -> object:
     """Return what a model of any size is made of, without its memory."""
     with torch.device("meta"):
         model = config.build(Sizes(59, 59, shared=True))
-    return module_fingerprint(model), model.flops(70, 50)
+    return module_fingerprint(model, attributes=True), model.flops(70, 50)
 
 
 # Settings that act in the forward pass alone; the tests of models, mixers and positions above run it on small models.

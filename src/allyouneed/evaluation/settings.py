@@ -1,6 +1,6 @@
 """The settings of a finished model: the recipe and the search that its folder stores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allyouneed.config import parse
@@ -23,9 +23,18 @@ def search_config(bundle: Bundle, changes: Mapping[str, Any]) -> SearchConfig:
     """Return the search settings of the model's recipe, overridden by the `changes` that are not None."""
     settings = recipe_of(bundle).decode.model_dump()
     given = {name: value for name, value in changes.items() if value is not None}
+    _require_search(bundle, [name for name in given if name != "n_best"])  # a classifier ranks its classes
     if "n_best" in given and "beam" not in given:
         given["beam"] = max(settings["beam"], given["n_best"])
     return parse(SearchConfig, settings | given)
+
+
+def _require_search(bundle: Bundle, names: Sequence[str]) -> None:
+    """Raise ConfigError for search settings of a model whose output is not searched for."""
+    if names and bundle.codec.target is None:
+        raise ConfigError(f"{names[0]}: has no effect with a classifier, whose classes need no search; remove it")
+    if names and bundle.codec.source is None:
+        raise ConfigError(f"{names[0]}: has no effect with a language model, which is scored by its loss; remove it")
 
 
 def require_source(bundle: Bundle, what: str) -> None:

@@ -38,6 +38,10 @@ class EncoderConfig(StackConfig, ModelConfig):
     tied: bool = False  # embedding = output projection: classes are tokens
     segments: NonNegativeInt = 0  # number of segment vectors
 
+    @property
+    def has_norms(self) -> bool:
+        return super().has_norms or self.transform == "norm"
+
     def check_task(self, task: Traits) -> None:
         super().check_task(task)
         if (self.pool == "none") != task.per_position:

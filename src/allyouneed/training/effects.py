@@ -45,11 +45,13 @@ def _configs(config: Config, path: str) -> Iterator[tuple[str, Config]]:
 
 
 def _snapshots(recipe: Recipe) -> str | None:
-    average, steps = recipe.train.average, recipe.train.budget.steps
-    if isinstance(average, LastConfig) and steps is not None and average.every > steps:
+    average, budget = recipe.train.average, recipe.train.budget
+    most = budget.steps or budget.tokens  # a step predicts at least one token
+    if isinstance(average, LastConfig) and most is not None and average.every > most:
+        unit = "steps" if budget.steps else "tokens"
         return (
-            f"train.average.every={average.every}: has no effect, as no snapshot is taken in {steps} steps; "
-            f"use at most {steps}, or average='none'"
+            f"train.average.every={average.every}: has no effect, as no snapshot is taken in {most} {unit}; "
+            f"use at most {most}, or average='none'"
         )
     return None
 
@@ -95,13 +97,15 @@ def _loss_per(recipe: Recipe) -> str | None:
 
 
 def _search(recipe: Recipe) -> str | None:
-    if recipe.model.kind != "encoder":
+    if recipe.model.kind == "encoder":
+        reason = "an encoder, whose classes need no search"
+    elif recipe.task.type == "language":
+        reason = "task 'language', which is scored by its loss; `allyouneed generate` samples"
+    else:
         return None
     usual = SearchConfig()
     unused = [name for name in ("beam", "length_penalty", "n_best", "max_length") if _differs(recipe, usual, name)]
-    if unused:
-        return f"decode.{unused[0]}: has no effect with an encoder, whose classes need no search; remove it"
-    return None
+    return f"decode.{unused[0]}: has no effect with {reason}; remove it" if unused else None
 
 
 def _differs(recipe: Recipe, usual: SearchConfig, name: str) -> bool:
@@ -109,6 +113,7 @@ def _differs(recipe: Recipe, usual: SearchConfig, name: str) -> bool:
 
 
 def _vocabulary(recipe: Recipe) -> str | None:
+    # The default size is accepted: resolved recipes write every setting out.
     for name in ("tokenizer", "target_tokenizer"):
         tokenizer = getattr(recipe.task, name, None)
         if tokenizer is not None and tokenizer.kind == "bytes" and tokenizer.size != TokenizerConfig().size:
@@ -116,6 +121,7 @@ def _vocabulary(recipe: Recipe) -> str | None:
     return None
 
 
+# Not refused: train.parallel with one process. A run of several processes may resume with one.
 CHECKS: tuple[Callable[[Recipe], str | None], ...] = (
     _snapshots,
     _workers,

@@ -15,6 +15,7 @@ from allyouneed.tasks import TaskData
 from allyouneed.text.codec import Codec
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.determinism import conditions, require_same_conditions
+from allyouneed.training.evaluate import names_of_scores
 from allyouneed.training.log import Log, NoLog, read_log
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.process_group import ProcessGroup
@@ -61,6 +62,11 @@ def _is_finished(folder: Path, listener: ProgressListener) -> bool:
 def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
     """Return the task's data. Rank 0 prepares the files, the others read them."""
     data = group.rank0_first(lambda: recipe.task.prepare(folder / "data", recipe.seed))
+    known = names_of_scores(data, recipe.model.kind)
+    if recipe.train.metric not in known:
+        group.fail(
+            ConfigError(f"train.metric: the task has no score {recipe.train.metric!r}; it has {', '.join(known)}")
+        )
     two_texts = data.codec.source is not None and data.codec.target is not None
     if recipe.model.kind == "decoder" and two_texts and not data.sizes.shared:
         group.fail(

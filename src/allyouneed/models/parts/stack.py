@@ -25,6 +25,10 @@ class StackConfig(BlockConfig):
     embedding_scale: bool = True  # section 3.4: multiply embeddings by sqrt(width)
     embedding_norm: bool = False  # a norm before the first block, after positions are added
 
+    @property
+    def has_norms(self) -> bool:
+        return super().has_norms or self.embedding_norm
+
     @field_validator("mixer", "encoder_mixer", mode="after", check_fields=False)
     @classmethod
     def _not_empty(cls, value: MixerConfig | list[MixerConfig] | None) -> MixerConfig | list[MixerConfig] | None:
