@@ -52,6 +52,13 @@ def test_two_runs_are_equal_and_state_it(tmp_path: Path) -> None:
     assert "Deterministic: the same recipe gives the same bits" in allyouneed.load(str(tmp_path / "one")).card
 
 
+def test_later_children_of_the_process_are_not_affected(tmp_path: Path) -> None:
+    """MKL_CBWR changes what MKL computes, so a variable left behind would change the bits of other runs."""
+    before = dict(os.environ)
+    train(recipe(), tmp_path)
+    assert dict(os.environ) == before
+
+
 def test_the_card_states_what_was_not_deterministic(tmp_path: Path) -> None:
     train(recipe(train={"deterministic": False, "budget": {"steps": 2}}), tmp_path)
     assert "torch chose its algorithms freely" in allyouneed.load(str(tmp_path)).card

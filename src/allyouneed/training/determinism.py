@@ -41,8 +41,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -52,6 +52,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
         raise TrainingError(f"train.deterministic: {str(error).splitlines()[0]}") from error
     finally:
         torch.use_deterministic_algorithms(before)
+        for name in added:  # later children of this process are not part of the run
+            os.environ.pop(name, None)
 
 
 def conditions(
