@@ -21,6 +21,7 @@ from allyouneed.errors import ConfigError, unknown_name
 
 LARGEST_RECIPE = 1 << 20  # bytes; a recipe is a page of text
 DEEPEST_EXTENDS = 8
+DEEPEST_SETTING = 32
 WRONG_SHAPE = "wrong_shape"
 
 Tree = dict[str, Any]
@@ -178,6 +179,8 @@ def override(tree: Tree, pairs: Sequence[str]) -> Tree:
         *parents, last = key.split(".")
         if not equals or not all([*parents, last]):
             raise ConfigError(f"setting {pair}: should look like model.layers=3")
+        if len(parents) > DEEPEST_SETTING:
+            raise ConfigError(f"setting {pair[:40]}...: no setting is more than {DEEPEST_SETTING} tables deep")
         one: Tree = {last: _value(text)}
         for part in reversed(parents):
             one = {part: one}
@@ -189,8 +192,8 @@ def _combine(earlier: Tree, later: Tree, pair: str) -> Tree:
     """Return both trees in one. Unlike in `merge`, a `type` does not discard other settings of its table."""
     combined = dict(earlier)
     for key, value in later.items():
-        old = combined.get(key, value)
-        if isinstance(old, dict) or isinstance(value, dict):
+        old = combined.get(key)
+        if key in combined and (isinstance(old, dict) or isinstance(value, dict)):
             combined[key] = _combine(_table(old, key, pair), _table(value, key, pair), pair)
         else:
             combined[key] = value
