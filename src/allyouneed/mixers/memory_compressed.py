@@ -27,12 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Band, attend_sparsely, bias_of, has_kernel
 from allyouneed.mixers.parts.kv_cache import compact, next_positions
-from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state
+from allyouneed.mixers.parts.projections import HeadsConfig, Projections, refuse_state, require_memory
 from allyouneed.mixers.parts.state import Growable, join_numbers, join_padded
 from allyouneed.positions import ScorePosition
 
@@ -126,8 +125,7 @@ class MemoryCompressed(Mixer):
     ) -> tuple[Tensor, CompressedState | None]:
         if self.role == "cross":
             if state is None:
-                if memory is None:
-                    raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+                memory = require_memory(memory)
                 state = self._compress_all(self.project.key_value(memory.without_padding()), memory.mask_BS)
             return self._read(self.project.queries(x_BTD), state, None), state
         if self.role == "bidirectional":

@@ -21,7 +21,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import Cost, Memory, Mixer, MixerConfig, Role, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, count_positions, extend_mask
-from allyouneed.mixers.parts.projections import refuse_state
+from allyouneed.mixers.parts.projections import refuse_state, require_memory
 from allyouneed.mixers.parts.state import Growable
 from allyouneed.positions import ScorePosition
 
@@ -186,8 +186,7 @@ class Softmax(Mixer):
     def _read_memory(self, x_BTD: Tensor, state: CrossState | None, memory: Memory | None) -> tuple[Tensor, CrossState]:
         B, T, _ = x_BTD.shape
         if state is None:
-            if memory is None:
-                raise ConfigError("a cross mixer needs a memory to read, or a state that has read one")
+            memory = require_memory(memory)
             k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.without_padding()))
             state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
         N = state.k_NHSK.shape[0]
