@@ -10,7 +10,7 @@ help:
 	@echo "make setup   make .venv with everything pinned in constraints.txt"
 	@echo "make demo    train English -> German number words, translate unseen ones, draw the attention"
 	@echo "make test    run the tests (minutes)"
-	@echo "make test-fast  contracts and units only, no child processes (minutes)"
+	@echo "make test-fast  contracts and units only: no child processes, no slow test (two minutes)"
 	@echo "make sanitize  kernel, inference and serving tests with sanitizers in the C code (half an hour)"
 	@echo "make check   format, lint, types, import layers, sizes of files and functions (seconds)"
 	@echo "make bench   measure speed against torch.nn and Hugging Face (minutes)"

@@ -27,7 +27,9 @@ SYSTEM_TESTS = ("cli", "faults", "serve")  # folders of tests of the whole progr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-shapes", action="store_true", help="do not check that x_BTD has three axes (faster)")
-    parser.addoption("--fast", action="store_true", help="units and contracts: no slow test, no process")
+    parser.addoption(
+        "--fast", action="store_true", help="units and contracts: no slow test, no process, no shape check"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +76,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Run each test under the shape checker. A wrong name fails the test, whatever else happened."""
-    if pyfuncitem.config.getoption("--no-shapes") or pyfuncitem.get_closest_marker("no_shapes"):
+    left_out = any(map(pyfuncitem.config.getoption, ("--no-shapes", "--fast")))
+    if left_out or pyfuncitem.get_closest_marker("no_shapes"):
         return (yield)
     checker = ShapeChecker()
     before = sys.getprofile()

@@ -78,7 +78,9 @@ def test_other_packages_are_not_checked(module: ModuleType, tmp_path: Path) -> N
     assert watch(tmp_path / "elsewhere", module.permuted, torch.zeros(2, 3, 5)) == []
 
 
-def test_the_tests_themselves_are_checked() -> None:
+def test_the_tests_themselves_are_checked(request: pytest.FixtureRequest) -> None:
+    if any(map(request.config.getoption, ("--no-shapes", "--fast"))):
+        pytest.skip("this run does not check shapes")
     assert isinstance(sys.getprofile(), ShapeChecker)
 
 

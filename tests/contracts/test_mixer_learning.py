@@ -48,6 +48,7 @@ class Reader(Copier):
         return logits_BTV
 
 
+@pytest.mark.slow
 @pytest.mark.no_shapes
 @pytest.mark.parametrize(
     ("name", "role"),

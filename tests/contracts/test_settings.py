@@ -85,6 +85,7 @@ def test_models(name: str, number: int) -> None:
     assert set(dead_settings(config, model_fingerprint)) <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mixer"), list(mixer_cases()))
 def test_mixers(kind: str, mixer: Config) -> None:
     config = parse(MODELS[kind], {**WIDE, "mixer": mixer.model_dump()})
@@ -237,6 +238,7 @@ def meta_fingerprint(config: Any) -> object:
 IN_FORWARD = {"noise", "linear_start", "separators", "decoder.penalty", "positions.base", "mixer.stretch"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_setting_that_a_recipe_writes_has_an_effect(name: str) -> None:
     recipe, written = load_recipe(name), read_recipe(recipe_folder() / f"{name}.toml")

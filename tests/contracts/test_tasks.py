@@ -238,6 +238,23 @@ def test_splits_are_disjoint(name: str, tmp_path: Path) -> None:
     assert not valid & test
 
 
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_an_example_is_a_held_out_text_and_prepares_nothing(name: str, tmp_path: Path) -> None:
+    config = CASES[name].config(tmp_path / "files")
+    before = set(tmp_path.rglob("*"))
+    text = config.example(3)
+    assert set(tmp_path.rglob("*")) == before
+    if text is None:
+        return
+    data = config.prepare(tmp_path / "data", 3)
+    if data.codec.source is not None:
+        assert text == data.examples("valid")[0][0]
+    else:
+        (batch, *_) = data.held_out("valid")
+        assert batch.output_BT is not None
+        assert text.startswith(data.codec.decode_target(batch.output_BT[0].tolist())[:8])
+
+
 # --- text ------------------------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,7 @@ def test_every_setting_is_tried_or_exempt() -> None:
     assert {*OTHERS, *EXEMPT} == {*TrainConfig.model_fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_setting_changes_the_run(name: str, usual: object, tmp_path: Path) -> None:
     assert fingerprint({name: OTHERS[name]}, tmp_path) != usual

@@ -32,6 +32,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("sharp", [1.0, 4.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.2])

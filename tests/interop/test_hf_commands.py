@@ -37,6 +37,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return CommandRunner(capsys, monkeypatch, tmp_path / "stdin")
 
 
+@pytest.mark.slow
 def test_commands_on_a_translator(tmp_path: Path, command: CommandRunner) -> None:
     folder, _ = their.marian(tmp_path / "theirs")
     their.change_config(folder, num_beams=2, max_length=512, bad_words_ids=[[2]])

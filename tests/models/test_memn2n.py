@@ -170,6 +170,7 @@ def moves(count: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.no_shapes
 @pytest.mark.parametrize("model", ["memn2n", "encoder"])
 def test_recipes_train_memn2n_and_a_transformer(model: str, tmp_path: Path) -> None:

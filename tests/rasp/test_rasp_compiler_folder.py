@@ -139,6 +139,7 @@ def _held_out(folder):
     return load_folder(str(folder)), "valid", SearchConfig(), lambda line: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in (recipe_folder() / "rasp").glob("*.rasp")))
 @pytest.mark.parametrize("causal", [False, True])
 def test_zoo_programs_are_evaluated(name, causal, tmp_path):
@@ -366,6 +367,7 @@ def test_an_invalid_task_is_refused(settings, words, tmp_path, monkeypatch):
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_model_learns_the_task(tmp_path):
     """The loss of an untrained model falls: gradients reach every position's class."""
     data = parse(RaspConfig, TASK).prepare(tmp_path, 1)

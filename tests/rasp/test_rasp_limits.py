@@ -58,6 +58,7 @@ def test_programs_beyond_a_limit_are_refused(text):
     assert LONG[text] in printed
 
 
+@pytest.mark.slow
 def test_a_program_has_one_budget():
     """Many sentences, each within the limits, could otherwise run for hours in total."""
     busy = "for i in range(9999) { x = i + i; }\n"
@@ -66,6 +67,7 @@ def test_a_program_has_one_budget():
         parse_program("x = 0;\n" + busy * 99)
 
 
+@pytest.mark.slow
 def test_a_line_has_one_budget():
     busy = "for i in range(9999) { x = i + i; }"
     assert "more than 200000 steps" in answer("x = 0; " + busy * 9)
@@ -81,6 +83,7 @@ def test_a_failed_sentence_does_not_use_up_the_limits_of_the_next(tmp_path, monk
     assert "functions inside each other" not in printed
 
 
+@pytest.mark.slow
 def test_a_sentence_shares_its_budget_with_the_files_it_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.rasp").write_text("x = 0;\n" + "for i in range(100) { x = x + i; }\n" * 3)

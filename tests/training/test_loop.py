@@ -71,6 +71,7 @@ class Stopper(SilentListener):
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("average", "stop"), [("ema", 2), ("last", 2), ("none", 1), ("none", 4)])
 @pytest.mark.parametrize("lr", [1e-3, 1e-30])  # with the second the first evaluation stays the best one
 def test_stopped_and_resumed_ends_in_the_same_bits(average: str, stop: int, lr: float, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_stopped_and_resumed_ends_in_the_same_bits(average: str, stop: int, lr: 
     assert allyouneed.load(str(again)).model.parameter_count() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_features_redrawn_in_training_are_the_same_after_a_resume(workers: int, tmp_path: Path) -> None:
     """New features every third step: for the model, for its replicas, and for a run that was stopped in between."""
@@ -105,6 +107,7 @@ def test_features_redrawn_in_training_are_the_same_after_a_resume(workers: int, 
     assert torch.equal(kept["decoder.blocks.0.mixer.direction_HMK"], draw_directions(2, 4, 8, salt, draw=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_text_read_in_segments_resumes_to_the_same_bits(workers: int, tmp_path: Path) -> None:
     """No state is carried from one step to the next, so none has to be saved."""
@@ -191,6 +194,7 @@ def test_early_stopping_and_unknown_metric(tmp_path: Path) -> None:
         train(recipe(metric="blue"), tmp_path / "blue")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", ["ema", "last", "none"])
 def test_a_run_with_a_high_loss_restarts_in_the_first_half_of_its_budget_even_if_stopped(
     average: str, tmp_path: Path

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr
 from allyouneed.config import Config
 from allyouneed.errors import UserError, unknown_name
 from allyouneed.evaluation.measure import task_data
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.inspection.inspect import inspect_text
 from allyouneed.inspection.inspectors import MAX_ANSWER
@@ -214,6 +215,10 @@ def _has_maps(bundle: Bundle, text: str) -> bool:
 
 
 def _held_out_text(bundle: Bundle, temporary: Path) -> str:
+    recipe = recipe_of(bundle)
+    text = recipe.task.example(recipe.seed)  # preparing a large corpus would take minutes
+    if text is not None:
+        return text if bundle.codec.source is not None else text[:EXAMPLE_LENGTH].strip()
     data = task_data(bundle, temporary)
     pairs = data.examples("valid")
     if pairs:

@@ -135,6 +135,10 @@ class TaskConfig(Config, ABC):
         """Return the source and the target language, if the settings name them."""
         return None
 
+    def example(self, seed: int) -> str | None:
+        """Return a held-out text read straight from the sources. None: only prepared data contains texts."""
+        return None
+
     @abstractmethod
     def prepare(self, folder: Path, seed: int) -> "TaskData":
         """Read, check and tokenise the data into `folder`, or reuse what is there if the sources are unchanged."""

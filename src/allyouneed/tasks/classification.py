@@ -75,6 +75,9 @@ class ClassificationConfig(TaskConfig):
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return [accuracy(hypotheses, references)]
 
+    def example(self, seed: int) -> str | None:
+        return next(filled(self.rows(self.valid), Skips("valid"), SIDES), ("", ""))[0]
+
     def prepare(self, folder: Path, seed: int) -> "ClassificationData":
         settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
         key = {"task": self.type, "files": self.files(), "sha256": source_hashes(self.files().values()), **settings}

@@ -87,6 +87,9 @@ class LanguageConfig(TaskConfig):
     def from_files(self, codec: Codec, files: Sequence[str]) -> "TextFile":
         return TextFile(self, codec, files)
 
+    def example(self, seed: int) -> str | None:
+        return next((text for text in _parts(self)["valid"]() if text), "")
+
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
         files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
         hashes = source_hashes(name for part in (self.train, self.valid, self.test) for name in part or ())

@@ -78,6 +78,9 @@ class PairTask(TaskConfig):
         own = self.target_tokenizer or self.target_default or self.tokenizer
         return self.tokenizer, self.tokenizer if self.shared else own
 
+    def example(self, seed: int) -> str | None:
+        return next(filled(self.rows("valid", seed) or iter(()), Skips("valid")), ("", ""))[0]
+
     def prepare(self, folder: Path, seed: int) -> "PairData":
         tokenizers = [config.model_dump() for config in self.tokenizers()]
         sampled = seed if any(config.dropout for config in self.tokenizers()) else None

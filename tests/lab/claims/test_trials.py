@@ -53,6 +53,7 @@ def test_a_recurrence_forgets_and_attention_does_not() -> None:
     assert abs(softmax["lost"]) < 0.5
 
 
+@pytest.mark.slow
 def test_training_with_a_change_of_the_model() -> None:
     """A changed model trains differently: a stack without residuals."""
     one, other = (CLAIMS["depth"].measure(f"{kind} 2", 1, "quick") for kind in ("both", "no residuals"))

@@ -278,6 +278,7 @@ def test_differences_are_paired_by_seed_and_failed_runs_are_left_out(tmp_path: P
     assert cost_table(again, task).rows[1][:2] == ["norm=post", "2 of 3"]
 
 
+@pytest.mark.slow
 def test_a_system_without_a_result_is_named(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.1, 0.5, 0.9], norm=[0.2, 0.6, 1.0], drop=[0.1, 0.5, 0.9])
     runs = {**comparison.outcomes, ("copy", "norm=post"): [failure("x", "burnt")] * 3}
@@ -289,6 +290,7 @@ def test_a_system_without_a_result_is_named(tmp_path: Path) -> None:
     write_comparison(again, tmp_path / "out", "")
 
 
+@pytest.mark.slow
 def test_one_seed_shows_nothing(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "copy", vary=["model.norm=post"], seeds=1)
     runs = {("copy", "baseline"): [outcome("a", 0.1)], ("copy", "norm=post"): [outcome("b", 0.9)]}
@@ -314,6 +316,7 @@ def test_the_pareto_front() -> None:
     assert pareto_front(points, higher_is_better=False) == [(1.0, 0.2), (2.0, 0.1)]
 
 
+@pytest.mark.slow
 def test_the_report_contains_tables_charts_and_verdicts(tmp_path: Path) -> None:
     comparison = judged(tmp_path, base=[0.50, 0.52, 0.51], norm=[0.91, 0.92, 0.92], drop=[0.49, 0.54, 0.50])
     task = comparison.plan.tasks[0]
@@ -344,6 +347,7 @@ def test_effects_without_a_spread_are_nan(tmp_path: Path) -> None:
     assert clear.found["copy", "norm=post"].shown
 
 
+@pytest.mark.slow
 def test_names_are_drawn_verbatim_and_json_is_written_before_charts(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     shutil.copy(find_recipe("copy"), tmp_path / "a$b_$c.toml")
     plan = plan_of(tmp_path, str(tmp_path / "a$b_$c.toml"), vary=["model.norm=post"], seeds=2)

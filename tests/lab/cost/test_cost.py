@@ -104,6 +104,7 @@ SMALL = CostSettings(
 )
 
 
+@pytest.mark.slow
 def test_a_study_is_resumable_and_reported(tmp_path: Path) -> None:
     study = study_cost(SMALL, tmp_path)
     kept = tmp_path / "measured.jsonl"
@@ -139,6 +140,7 @@ def test_a_table_for_a_terminal() -> None:
     assert text_table(Table(["a", "bb"], [["long", "1"]]), ruled=True) == "a     bb\n----  --\nlong   1"
 
 
+@pytest.mark.slow
 def test_lengths_too_short_for_a_crossover_are_accepted() -> None:
     settings = CostSettings(("softmax", "lstm"), (16, 32), (32, 64), length=16, repeats=1, paths=(8,))
     assert settings.cross_lengths == []

@@ -116,6 +116,7 @@ def test_too_few_runs_are_refused() -> None:
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_intervals_have_their_nominal_coverage() -> None:
     """On grids of 16 runs with a noise of 0.5 %, for 6 times their compute: 80 % intervals cover about 80 %."""
     there, generator, trials = (250e3, 6e12 / 6 / 250e3), np.random.default_rng(0), 48

@@ -68,6 +68,7 @@ def predicted(found: ScalingStudy, folder: Path) -> ScalingStudy:
     return verify(found, folder)
 
 
+@pytest.mark.slow
 def test_a_prediction_precedes_its_run_and_does_not_change(plan: ScalingPlan, tmp_path: Path) -> None:
     folder = made(plan, tmp_path / "out")
     found = study(plan, folder, times=4.0, draws=40)
@@ -110,6 +111,7 @@ def test_a_prediction_precedes_its_run_and_does_not_change(plan: ScalingPlan, tm
     assert not file.exists()
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_writes_the_report(
     plan: ScalingPlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +127,7 @@ def test_the_command_prints_tables_and_writes_the_report(
     assert report["measured"] is None
 
 
+@pytest.mark.slow
 def test_budgets_in_tokens_give_laws_of_one_variable(plan: ScalingPlan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1", budgets=(256.0, 512.0, 1024.0), unit="tokens")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
@@ -176,6 +179,7 @@ def test_more_seeds_keep_the_runs_of_the_first(plan: ScalingPlan, tmp_path: Path
     assert set(two) - set(one) == {f"{name}-seed2" for name in one}
 
 
+@pytest.mark.slow
 def test_the_exponents_of_the_law_use_the_cost_of_the_sizes(plan: ScalingPlan, tmp_path: Path) -> None:
     """If a token costs N^g, N* ~ C^(b / (a + g b)) and D* ~ C^(a / (a + g b))."""
     plan = replace(plan, sizes="8x1,12x1,16x1")
@@ -193,6 +197,7 @@ def test_the_exponents_of_the_law_use_the_cost_of_the_sizes(plan: ScalingPlan, t
     assert row[2:4] == [one.text() for one in best_exponents(found)]
 
 
+@pytest.mark.slow
 def test_the_best_size_grows_with_compute(plan: ScalingPlan, tmp_path: Path) -> None:
     plan = replace(plan, sizes="8x1,12x1,16x1")
     found = study(plan, made(plan, tmp_path / "out"), draws=40)
