@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allyouneed.serve.backend import Backend
+from allyouneed.serve.clients import address_of, key_client
 from allyouneed.serve.errors import Refusal, refusal_response
 from allyouneed.serve.worker import closing
 
@@ -37,6 +38,7 @@ class LimitsMiddleware:
             await self.app(scope, receive, send)
             return
         start, status = time.perf_counter(), 500
+        scope.setdefault("state", {})["client"] = self._client(scope)
 
         async def respond(message: Message) -> None:
             nonlocal status
@@ -60,6 +62,11 @@ class LimitsMiddleware:
             endpoint = getattr(route, "path", "other")
             self.backend.metrics.requests.labels(endpoint, str(status)).inc()
             self.backend.metrics.latency.labels(endpoint).observe(time.perf_counter() - start)
+
+    def _client(self, scope: Scope) -> str:
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        valid = kind.lower() == "bearer" and self.backend.is_valid_key(key)
+        return key_client(key) if valid else address_of(scope)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         if self.backend.draining and scope["path"] not in ALWAYS_OPEN:
