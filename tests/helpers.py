@@ -1,5 +1,6 @@
 """Shared by several tests: data folders, the shape checker, comparisons of outputs and gradients."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,6 +70,11 @@ def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
         return ()
     names = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
     return tuple((name, match[1]) for name in dict.fromkeys(names) if (match := SUFFIX.match(name)))
+
+
+def file_hash(path: Path) -> str:
+    """Return the sha256 of a file. Comparing hashes keeps the message of a failed assertion short."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def tensors_of(node: Any) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ import pytest
 from allyouneed.config import parse
 from allyouneed.training import Recipe, TrainConfig, train
 from allyouneed.training.log import read_log
+from helpers import file_hash
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 8, "valid": 8, "test": 8},
@@ -46,7 +47,7 @@ def fingerprint(settings: dict[str, Any], folder: Path) -> object:
         {name: value for name, value in record.items() if not TIMES & {name} and "second" not in name}
         for record in read_log(folder / "log.jsonl")
     ]
-    return (model / "model.safetensors").read_bytes(), records
+    return file_hash(model / "model.safetensors"), records
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from allyouneed.training.checkpoint import checkpoint_paths
 from allyouneed.training.determinism import determinism_lines
 from allyouneed.training.evaluate import evaluate
 from allyouneed.training.progress import SilentListener
+from helpers import file_hash
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},
@@ -32,8 +33,8 @@ def recipe(**changes: Any) -> Recipe:
     return parse(Recipe, merge(TINY, changes))
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
+def weights(folder: Path) -> str:
+    return file_hash(folder / "model" / "model.safetensors")
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:

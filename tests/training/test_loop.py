@@ -19,6 +19,7 @@ from allyouneed.training.log import read_log
 from allyouneed.training.loop import Run
 from allyouneed.training.progress import SilentListener
 from allyouneed.training.recipe_files import find_recipe
+from helpers import file_hash
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 16, "valid": 20, "test": 20},
@@ -50,9 +51,9 @@ def recipe(**train: Any) -> Recipe:
     return parse(Recipe, {**TINY, "train": {**TINY["train"], **train}})
 
 
-def weights(folder: Path) -> bytes:
+def weights(folder: Path) -> str:
     verify(folder / "model")
-    return (folder / "model" / "model.safetensors").read_bytes()
+    return file_hash(folder / "model" / "model.safetensors")
 
 
 class Stopper(SilentListener):
