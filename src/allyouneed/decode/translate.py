@@ -25,6 +25,7 @@ class Answer:
     text: str
     score: float  # ranks it among others
     logprob: float
+    tokens: int = 0  # generated; a class is not
 
 
 def translate(
@@ -55,7 +56,8 @@ def translate(
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:
     """Return the hypotheses of each text as answers."""
     return [
-        [Answer(codec.decode_target(best.ids), best.score, best.logprob) for best in hypotheses] for hypotheses in found
+        [Answer(codec.decode_target(best.ids), best.score, best.logprob, len(best.ids)) for best in hypotheses]
+        for hypotheses in found
     ]
 
 

@@ -16,6 +16,7 @@ from allyouneed.serve.engine import Engine
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
+from allyouneed.serve.request_record import current_record
 from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.tokenizer import Tokenizer
 
@@ -51,7 +52,13 @@ class Backend:
         if name not in self.models:
             message = f"model: {unknown_name(name[:100], self.models)}"
             raise Refusal(404, message, param="model", code="model_not_found")
+        current_record().model = name
         return self.models[name]
+
+    def engine_of(self, served: Served) -> Engine:
+        """Return the engine of a model that `served` returned."""
+        current_record().model = served.name
+        return self.engines[served.name]
 
     def check_key(self, *given: str | None) -> None:
         """Refuse with 401 unless one of the given keys is valid, or no key is required."""
@@ -95,6 +102,7 @@ class Backend:
         if longest > most:
             message = f"{param}: a text of more than {most:,} tokens; split it"
             raise Refusal(400, message, param=param, code="context_length_exceeded")
+        current_record().prompt_tokens += sum(map(len, found))
         return found
 
     async def encode_sources(self, served: Served, texts: Sequence[str], param: str) -> list[list[int]]:

@@ -80,6 +80,8 @@ class BatchWorker(Worker):
                     if items[free:]:
                         queue[request], self._split = items[free:], request
                     free -= len(items[:free])
+        for request in {request for request, _ in batch}:
+            request.record.mark_taken()
         self.run_batch(batch, lambda part: self._run_items(operation, part))
 
     def refuse(self, refusal: Refusal) -> None:

@@ -17,6 +17,7 @@ from allyouneed.serve.backend import Backend
 from allyouneed.serve.completion_schema import Choice, Completion, CompletionRequest, Finish, Logprobs, Usage
 from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
 from allyouneed.serve.models import Served
+from allyouneed.serve.request_record import current_record
 from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.specials import BOS
 
@@ -40,15 +41,15 @@ class CompletionTask:
 
     def __init__(self, backend: Backend, served: Served, body: CompletionRequest, ids: list[list[int]]) -> None:
         self.served, self.body, self.ids = served, body, ids
-        self._engine, self._backend = backend.engines[served.name], backend
+        self._engine, self._backend = backend.engine_of(served), backend
         self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self._generated = 0
+        self._record = current_record()
 
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        read = sum(map(len, self.ids))
-        return Usage(prompt_tokens=read, completion_tokens=self._generated, total_tokens=read + self._generated)
+        read, written = sum(map(len, self.ids)), self._record.completion_tokens
+        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> Completion:
         """Return the response for some parts."""
@@ -123,7 +124,7 @@ class CompletionTask:
                     continue
                 stream, pieces = streams[index], []
                 if token.end != "stop":
-                    self._generated += 1
+                    self._record.completion_tokens += 1
                     pieces = stream.push(token.token, token.logprob, _with_token(token.token, token.logprob, token.top))
                 if token.end is not None and not stream.stopped:
                     pieces += stream.finish()
@@ -140,7 +141,7 @@ class CompletionTask:
         async with aclosing(self._engine.generate(list(index_of), wait_for_all=True)) as tokens:
             async for last in tokens:
                 ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
-                self._generated += len(ids)
+                self._record.completion_tokens += len(ids)
                 text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
                 yield CompletionPart(index_of[last.row], 0, [TextPiece(text)], last.end)
 
@@ -169,7 +170,7 @@ class CompletionTask:
         found = await self._engine.run(search, self.body.prompts)
         for prompt, answers in enumerate(found):
             for index in range(prompt * n, (prompt + 1) * n):
-                self._generated += len(answers[0].text.split())
+                self._record.completion_tokens += len(answers[0].text.split())
                 yield CompletionPart(index, 0, [TextPiece(answers[0].text)], "stop")
 
     async def _echoed(self) -> list[list[TextPiece]]:

@@ -77,7 +77,7 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
     if not served.generates_text and body.logprobs is not None:
         message = f"logprobs: {served.name} is a classifier; use /score for the probabilities of its classes"
         raise Refusal(400, message, param="logprobs")
-    backend.engines[served.name].require_capacity(n * len(body.prompts), "prompt")
+    backend.engine_of(served).require_capacity(n * len(body.prompts), "prompt")
     if served.takes_source:
         ids = await backend.encode_sources(served, body.prompts, "prompt")
     else:

@@ -30,7 +30,7 @@ class ServeConfig(Config):
     arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and between reads of a response
     drain: PositiveFloat = 30.0  # seconds that running requests may take after SIGTERM
     connections: PositiveInt = 1024  # open connections; more are refused with 503
-    workers: PositiveInt = 2  # attention maps and programs that are computed in parallel
+    threads: PositiveInt = 2  # attention maps and programs that are computed in parallel
 
     max_body: PositiveInt = 1 << 20  # bytes of a request
     max_characters: PositiveInt = 20_000  # of all texts of a request

@@ -107,6 +107,8 @@ class DecodeWorker(Worker):
                 if admitted and longest * (len(admitted) + 1) > PREFILL_TOKENS:
                     break
                 admitted.append(queue.popleft())
+            for request, _ in admitted:
+                request.record.mark_taken()
             self.owner.update({row: request for request, row in admitted})  # other workers count them from now on
         return admitted
 
@@ -118,6 +120,8 @@ class DecodeWorker(Worker):
                 self.owner.pop(row, None)
             raise
         self.owner.update({row: request for request, row in admitted})
+        for request, _ in admitted:
+            request.record.mark_first_token()
         self._emit_tokens(tokens)
 
     def _step(self) -> None:

@@ -111,6 +111,7 @@ class Engine:
     def _submit(self, request: PendingRequest) -> PendingRequest:
         with self.queue.changed:
             self.require_capacity(request.size)
+            request.record.mark_queued()
             self.queue.add(request)
         return request
 

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 
 from allyouneed.config import Config
-from allyouneed.errors import UserError, unknown_name
+from allyouneed.errors import UserError
 from allyouneed.evaluation.measure import task_data
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
@@ -22,7 +22,7 @@ from allyouneed.inspection.inspectors import MAX_ANSWER
 from allyouneed.inspection.result import Axis, Part, as_json
 from allyouneed.lab.cost.path_length import path_length
 from allyouneed.mixers import MixerConfig
-from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.backend import Backend
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, json_response
@@ -95,20 +95,23 @@ class ModelInfo(BaseModel):
     example: str
 
 
-def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
+def router(backend: Backend) -> APIRouter:
     """Return the endpoints of models and maps."""
     routes = APIRouter(tags=["page"])
+    config = backend.config
     pool = ThreadPool(config)
-    infos: dict[str, ModelInfo] = {}
+    infos: dict[str, tuple[Served, ModelInfo]] = {}
 
     def all_infos() -> list[dict[str, Any]]:
-        for name, served in models.items():
-            if name not in infos:
-                infos[name] = model_info(served)
-        return [infos[name].model_dump() for name in models]
+        found = []
+        for name, served in backend.models.items():
+            if name not in infos or infos[name][0] is not served:  # a model may have been replaced
+                infos[name] = served, model_info(served)
+            found.append(infos[name][1].model_dump())
+        return found
 
-    def maps_of(request: AttentionRequest) -> Response:
-        bundle, longest = models[request.model].bundle, config.max_attention_tokens
+    def maps_of(served: Served, request: AttentionRequest) -> Response:
+        bundle, longest = served.bundle, config.max_attention_tokens
         new = min(MAX_ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
         found = inspect_text(bundle, request.text, request.target, longest=longest, new_tokens=new)
         return json_response({"model": request.model, **as_json(found)})
@@ -124,9 +127,7 @@ def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
     )
     async def attention(request: AttentionRequest) -> Response:
         """Return the attention maps of every layer and head, for a text and its output."""
-        if request.model not in models:
-            raise Refusal(404, f"model: {unknown_name(request.model[:100], models)}", param="model")
-        return await pool.run(maps_of, request)
+        return await pool.run(maps_of, backend.served(request.model), request)
 
     return routes
 

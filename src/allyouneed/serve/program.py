@@ -23,7 +23,6 @@ from allyouneed.config import Config
 from allyouneed.errors import DataError
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import error_responses
-from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, json_response
 from allyouneed.training.recipe_files import recipe_folder
 
@@ -70,9 +69,9 @@ class RaspResponse(BaseModel):
     compiled: dict[str, Any] | None
 
 
-def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
+def router(config: ServeConfig) -> APIRouter:
     """Return the endpoints that run programs and list examples."""
-    processes = ProgramProcesses(config.workers)
+    processes = ProgramProcesses(config.threads)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

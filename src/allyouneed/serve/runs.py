@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, error_responses
-from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, json_response
 
 MAX_POINTS = 2_000  # of a curve
@@ -50,7 +49,7 @@ class RunLog(BaseModel):
     end: Record | None
 
 
-def router(models: dict[str, Served], config: ServeConfig) -> APIRouter:
+def router(config: ServeConfig) -> APIRouter:
     """Return the endpoints of runs and their logs."""
     routes = APIRouter(tags=["runs"])
     pool, folder = ThreadPool(config), Path(config.runs)

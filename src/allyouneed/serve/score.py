@@ -56,9 +56,9 @@ def router(backend: Backend) -> APIRouter:
         if targets is not None and len(targets) != len(texts):
             raise Refusal(400, f"target: {len(targets)} targets for {len(texts)} texts", param="target")
         backend.check_texts([*texts, *(targets or ())], "text")
-        backend.engines[served.name].require_capacity(len(texts), "text")
+        backend.engine_of(served).require_capacity(len(texts), "text")
         operation, items = await _operation(backend, served, texts, targets)
-        found = await cancel_on_disconnect(request, backend.engines[served.name].run(operation, items))
+        found = await cancel_on_disconnect(request, backend.engine_of(served).run(operation, items))
         return ScoreResponse(model=served.name, scores=[_score(one) for one in found])
 
     return router

@@ -19,11 +19,11 @@ Result = TypeVar("Result")
 
 
 class ThreadPool:
-    """At most `config.workers` concurrent threads, with a queue of `config.queue` calls."""
+    """At most `config.threads` concurrent threads, with a queue of `config.queue` calls."""
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self._free = asyncio.Semaphore(config.workers)
+        self._free = asyncio.Semaphore(config.threads)
         self._queued = 0
 
     async def run(self, call: Callable[..., Result], *values: Any) -> Result:

@@ -21,6 +21,7 @@ from allyouneed.config import Config
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.errors import Refusal, error_responses, fail_with, validation_refusal
 from allyouneed.serve.models import Served
+from allyouneed.serve.request_record import current_record
 from allyouneed.text.specials import UNK
 
 AUTO = "auto"
@@ -113,13 +114,17 @@ class FrontendSettings(BaseModel):
 def router(backend: Backend) -> APIRouter:
     """Return the endpoints. They accept the API key as a header or as a field of the body."""
     router = APIRouter(tags=["LibreTranslate"])
-    pairs = {served.languages: served for served in reversed(backend.models.values()) if served.languages}
-    _add_translation(router, backend, pairs)
-    _add_languages(router, backend, pairs)
+    _add_translation(router, backend)
+    _add_languages(router, backend)
     return router
 
 
-def _add_translation(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
+def _pairs(backend: Backend) -> Pairs:
+    """Return the models that translate. The first model of a pair of languages is used."""
+    return {served.languages: served for served in reversed(backend.models.values()) if served.languages}
+
+
+def _add_translation(router: APIRouter, backend: Backend) -> None:
     """Add `/translate` and `/detect`."""
 
     @router.post(
@@ -139,7 +144,7 @@ def _add_translation(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
         if body.alternatives >= most:
             raise Refusal(400, f"alternatives: at most {most - 1}", param="alternatives")
         backend.check_texts(texts, "q")
-        found = await cancel_on_disconnect(request, _translate(backend, pairs, body, texts))
+        found = await cancel_on_disconnect(request, _translate(backend, _pairs(backend), body, texts))
         single = isinstance(body.q, str)
         best, others = [text for text, _, _ in found], [more for _, more, _ in found]
         detected = [language for _, _, language in found if language is not None]
@@ -159,15 +164,16 @@ def _add_translation(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
         body = await _body(request, DetectRequest)
         backend.check_key(_bearer(request), body.api_key)
         backend.check_texts([body.q], "q")
-        return await asyncio.to_thread(_detect, list(pairs.values()), body.q)
+        return await asyncio.to_thread(_detect, list(_pairs(backend).values()), body.q)
 
 
-def _add_languages(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
+def _add_languages(router: APIRouter, backend: Backend) -> None:
     """Add `/languages` and `/frontend/settings`."""
 
     @router.get("/languages", responses=error_responses(500, 503, plain=True))
     async def languages() -> list[Language]:
         """List all languages, and the languages into which each can be translated."""
+        pairs = _pairs(backend)
         codes = dict.fromkeys(code for pair in pairs for code in pair)
         return [
             Language(code=code, name=_name(code), targets=[target for source, target in pairs if source == code])
@@ -177,7 +183,7 @@ def _add_languages(router: APIRouter, backend: Backend, pairs: Pairs) -> None:
     @router.get("/frontend/settings", responses=error_responses(500, 503, plain=True))
     async def settings() -> FrontendSettings:
         """Return the settings of LibreTranslate's page."""
-        source, target = next(iter(pairs), (AUTO, AUTO))
+        source, target = next(iter(_pairs(backend)), (AUTO, AUTO))
         keys = bool(backend.config.keys)
         return FrontendSettings(
             apiKeys=keys,
@@ -291,11 +297,12 @@ async def _translate(
 
 async def _search(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
     """Return the best translations of each text, with the search settings of the model's recipe."""
-    backend.engines[served.name].require_capacity(len(texts), "q")
+    backend.engine_of(served).require_capacity(len(texts), "q")
     await backend.encode_sources(served, texts, "q")
     n_best = 1 + body.alternatives
     search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
-    found = await backend.engines[served.name].run(backend.search(served, search), texts)
+    found = await backend.engine_of(served).run(backend.search(served, search), texts)
+    current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
     return [[answer.text for answer in answers] for answers in found]
 
 

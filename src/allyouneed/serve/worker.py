@@ -21,6 +21,7 @@ import torch
 from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import Refusal
+from allyouneed.serve.request_record import current_record
 
 log = logging.getLogger(__name__)
 Unit = TypeVar("Unit")  # a row, or the index of an item
@@ -52,6 +53,7 @@ class PendingRequest:
         self.results: list[Any] = [None] * len(self.items)
         self.remaining = self.size
         self.cancelled = False
+        self.record = current_record()
         self.loop = asyncio.get_running_loop()
         self.events: list[GeneratedToken | Refusal | None] = []  # not consumed yet; None means done
         self.has_events = asyncio.Event()
