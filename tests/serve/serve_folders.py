@@ -25,6 +25,11 @@ from allyouneed.text.tokenizer import TokenizerConfig, of_symbols, train
 from allyouneed.training import Recipe
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüß -"
+NUMBERS = [
+    "one two three four five six seven eight nine ten",
+    "twenty thirty forty fifty sixty",
+    "and hundred thousand",
+]
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 2}, "width": 16, "hidden": 32, "norm": "pre", "dropout": 0.0}
 # Models with different kinds of state: the same engine serves all of them.
 TRANSLATORS: dict[str, dict[str, Any]] = {
@@ -34,8 +39,10 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
 }
 
 
-def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, **decode: Any) -> Path:
-    """Save a model of the task `numbers` that outputs random letters."""
+def translator(
+    folder: Path, name: str, target: str = "de", sharp: float = 3.0, kind: str = "characters", **decode: Any
+) -> Path:
+    """Save a model of the task `numbers` that outputs random letters. `kind`: of its source tokeniser."""
     torch.manual_seed(len(name))
     recipe = parse(
         Recipe,
@@ -47,10 +54,11 @@ def translator(folder: Path, name: str, target: str = "de", sharp: float = 3.0, 
         },
     )
     letters = of_symbols(LETTERS, "characters")
-    model = recipe.model.build(Sizes(letters.size, letters.size))
+    source = letters if kind == "characters" else train(NUMBERS * 9, TokenizerConfig(kind=kind, size=300))
+    model = recipe.model.build(Sizes(source.size, letters.size))
     with torch.no_grad():
         model.head.weight_VD.mul_(sharp)
-    return save_folder(folder / f"{name}-{target}", model, Codec(letters, letters), recipe, "# A card\n")
+    return save_folder(folder / f"{name}-{target}", model, Codec(source, letters), recipe, "# A card\n")
 
 
 def language_model(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:

@@ -139,7 +139,7 @@ def test_keys(folders: list[Path]) -> None:
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key).models.list()
         assert openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame").models.list().data
         assert LibreTranslateAPI(url + "/", api_key="other").translate("two", "en", "de")
-        with pytest.raises(Exception, match=r"401|Unauthorized"):
+        with pytest.raises(Exception, match="400"):
             LibreTranslateAPI(url + "/").translate("two", "en", "de")
 
 

@@ -50,7 +50,7 @@ def command(
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.cli.terminal import note, one_line
     from allyouneed.evaluation.settings import require_source, search_config
-    from allyouneed.text.checks import has_unknown, require_known, require_short
+    from allyouneed.text.checks import require_known, require_short, unknown_words
 
     check_engine(engine, device, shortlist)
     bundle = open_model(model, device, int8=int8, engine=engine)
@@ -66,7 +66,7 @@ def command(
     def check(text: str, before: int) -> None:
         require_short(bundle.codec.source, [text], str(NAME), before)
         require_known(bundle.codec, [text], str(NAME), before)
-        if has_unknown(bundle.codec, text):
+        if bundle.codec.source is not None and unknown_words(bundle.codec.source, text):
             unknown.append(before + 1)
 
     for texts in line_batches(check=check):

@@ -13,7 +13,7 @@ from allyouneed.decode.translate import as_answers
 from allyouneed.errors import unknown_name
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.engine import Engine
-from allyouneed.serve.errors import Refusal
+from allyouneed.serve.errors import INVALID_KEY, MISSING_KEY, Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.request_record import current_record
@@ -62,11 +62,11 @@ class Backend:
 
     def check_key(self, *given: str | None) -> None:
         """Refuse with 401 unless one of the given keys is valid, or no key is required."""
-        candidates = [key for key in given if key is not None]
+        candidates = [key for key in given if key]
         if self.config.keys and True not in [self.is_valid_key(key) for key in candidates]:
             found = "the API key is invalid" if candidates else "an API key is required"
             message = f"{found}: send Authorization: Bearer KEY, or the field api_key of /translate"
-            raise Refusal(401, message, code="invalid_api_key")
+            raise Refusal(401, message, code=INVALID_KEY if candidates else MISSING_KEY)
 
     def is_valid_key(self, key: str) -> bool:
         """Return True if this is a configured key. Takes the same time whether or not a key matches."""

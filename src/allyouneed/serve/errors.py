@@ -1,7 +1,8 @@
 """Refusals: every error response has a status, a type and a message.
 
 There are two response formats. LibreTranslate's endpoints send {"error": text}. All others send OpenAI's format,
-{"error": {"message", "type", "param", "code"}}.
+{"error": {"message", "type", "param", "code"}}. The status of a missing or wrong API key differs, too: OpenAI sends 401
+for both; LibreTranslate sends 400 and 403, and its clients compare the words.
 """
 
 import json
@@ -14,6 +15,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 LIBRETRANSLATE = ("/translate", "/detect", "/languages", "/frontend/settings")
+MISSING_KEY, INVALID_KEY = "missing_api_key", "invalid_api_key"  # codes of refusals with 401
+LIBRETRANSLATE_KEYS = {
+    MISSING_KEY: (400, "Please contact the server operator to get an API key"),
+    INVALID_KEY: (403, "Invalid API key"),
+}
 TYPES = {401: "authentication_error", 404: "not_found_error", 413: "too_large_error", 429: "rate_limit_error"}
 
 
@@ -57,6 +63,7 @@ class PlainErrorResponse(BaseModel):
 REASONS = {
     400: "The request is invalid",
     401: "The API key is missing or invalid",
+    403: "The API key is invalid",
     404: "There is no such model",
     408: "The body of the request did not arrive in time",
     413: "The request is too large",
@@ -89,7 +96,10 @@ def error_responses(*statuses: int, plain: bool = False) -> dict[int | str, dict
 def refusal_response(request: Request, refusal: Exception) -> Response:
     """Return a refusal in the format of its endpoint."""
     assert isinstance(refusal, Refusal)
-    tree = {"error": refusal.message} if request.url.path in LIBRETRANSLATE else refusal.tree
+    plain = request.url.path in LIBRETRANSLATE
+    if plain and refusal.code in LIBRETRANSLATE_KEYS:
+        refusal = Refusal(*LIBRETRANSLATE_KEYS[refusal.code])
+    tree = {"error": refusal.message} if plain else refusal.tree
     headers = {} if refusal.retry is None else {"Retry-After": str(refusal.retry)}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -9,19 +9,31 @@ is simply the fraction of the text's tokens that are in its vocabulary.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, StrictStr, ValidationError, field_validator
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from allyouneed.config import Config
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
-from allyouneed.serve.errors import Refusal, error_responses, fail_with, validation_refusal
+from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
+from allyouneed.serve.translate_schema import (
+    Detected,
+    DetectRequest,
+    FrontendSettings,
+    Language,
+    LanguageName,
+    Languages,
+    TranslateRequest,
+    TranslateResponse,
+)
+from allyouneed.serve.unknown import unknown_words_of
 from allyouneed.text.specials import UNK
 
 AUTO = "auto"
@@ -30,85 +42,6 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FIELDS = 100  # of a form
 Body = TypeVar("Body", bound=Config)
 Pairs = dict[tuple[str, str], Served]  # models by source and target language
-
-
-class TranslateRequest(Config):
-    """Texts to translate."""
-
-    q: Annotated[StrictStr | list[StrictStr], fail_with("should be a text or a list of texts")]
-    source: StrictStr
-    target: StrictStr
-    format: Literal["text", "html"] = "text"
-    alternatives: Annotated[int, Field(ge=0)] = 0
-    api_key: StrictStr | None = None
-    secret: StrictStr | None = None  # sent by LibreTranslate's own page; not needed here
-
-    @field_validator("alternatives", mode="before")
-    @classmethod
-    def _parse_number(cls, value: Any) -> Any:
-        """Convert the digits that a form sends."""
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-            return int(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError("should be a whole number")
-        return value
-
-
-class DetectRequest(Config):
-    """A text whose language is to be detected."""
-
-    q: StrictStr
-    api_key: StrictStr | None = None
-
-
-class Detected(BaseModel):
-    """A language, and the confidence in percent."""
-
-    confidence: float
-    language: str
-
-
-class TranslateResponse(BaseModel):
-    """The translation of a text, or lists for a list of texts."""
-
-    translatedText: str | list[str]
-    detectedLanguage: Detected | list[Detected] | None = None
-    alternatives: list[str] | list[list[str]] | None = None
-
-
-class Language(BaseModel):
-    """A language, and the languages into which it can be translated."""
-
-    code: str
-    name: str
-    targets: list[str]
-
-
-class LanguageName(BaseModel):
-    """A language."""
-
-    code: str
-    name: str
-
-
-class Languages(BaseModel):
-    """The languages that a page selects at first."""
-
-    source: LanguageName
-    target: LanguageName
-
-
-class FrontendSettings(BaseModel):
-    """The settings of LibreTranslate's page."""
-
-    apiKeys: bool
-    charLimit: int
-    filesTranslation: bool
-    frontendTimeout: int
-    keyRequired: bool
-    language: Languages
-    suggestions: bool
-    supportedFilesFormat: list[str]
 
 
 def router(backend: Backend) -> APIRouter:
@@ -131,12 +64,11 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         "/translate",
         openapi_extra=_form_or_json(TranslateRequest),
         response_model_exclude_none=True,
-        responses=error_responses(400, 401, 408, 413, 429, 500, 503, plain=True),
+        responses=error_responses(400, 403, 408, 413, 429, 500, 503, plain=True),
     )
     async def translate(request: Request) -> TranslateResponse:
         """Translate texts from one language into another."""
-        body = await _body(request, TranslateRequest)
-        backend.check_key(_bearer(request), body.api_key)
+        body = await _body(backend, request, TranslateRequest)
         texts = [body.q] if isinstance(body.q, str) else body.q
         if body.format == "html":
             raise Refusal(400, "format html is not supported; send text", param="format")
@@ -146,23 +78,24 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         backend.check_texts(texts, "q")
         found = await cancel_on_disconnect(request, _translate(backend, _pairs(backend), body, texts))
         single = isinstance(body.q, str)
-        best, others = [text for text, _, _ in found], [more for _, more, _ in found]
-        detected = [language for _, _, language in found if language is not None]
+        best, others = [one.text for one in found], [one.alternatives for one in found]
+        detected = [one.detected for one in found if one.detected is not None]
+        unknown = [one.unknown for one in found]
         return TranslateResponse(
             translatedText=best[0] if single else best,
             detectedLanguage=None if body.source != AUTO else detected[0] if single else detected,
             alternatives=None if not body.alternatives else others[0] if single else others,
+            unknown=None if not any(unknown) else unknown[0] if single else unknown,
         )
 
     @router.post(
         "/detect",
         openapi_extra=_form_or_json(DetectRequest),
-        responses=error_responses(400, 401, 408, 413, 500, 503, plain=True),
+        responses=error_responses(400, 403, 408, 413, 500, 503, plain=True),
     )
     async def detect(request: Request) -> list[Detected]:
         """Guess the language of a text, among the source languages of the served models."""
-        body = await _body(request, DetectRequest)
-        backend.check_key(_bearer(request), body.api_key)
+        body = await _body(backend, request, DetectRequest)
         backend.check_texts([body.q], "q")
         return await asyncio.to_thread(_detect, list(_pairs(backend).values()), body.q)
 
@@ -228,8 +161,8 @@ async def _form(request: Request, kind: str) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in tree.items()}
 
 
-async def _body(request: Request, model: type[Body]) -> Body:
-    """Parse the body of a request, a form or JSON."""
+async def _body(backend: Backend, request: Request, model: type[Body]) -> Body:
+    """Parse the body of a request, a form or JSON. Its key is checked before anything else in it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
@@ -244,9 +177,14 @@ async def _body(request: Request, model: type[Body]) -> Body:
         raise Refusal(error.status_code, str(error.detail)) from None
     if not isinstance(tree, dict):
         raise Refusal(400, "the body should be an object with q, source and target")
+    key = tree.get("api_key")
+    backend.check_key(_bearer(request), key if isinstance(key, str) else None)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
+        missing = [str(one["loc"][0]) for one in error.errors() if one["type"] == "missing"]
+        if missing:
+            raise Refusal(400, f"Invalid request: missing {missing[0]} parameter") from None
         raise validation_refusal(error.errors()) from None
 
 
@@ -255,10 +193,18 @@ def _bearer(request: Request) -> str | None:
     return key if kind.lower() == "bearer" else None
 
 
-async def _translate(
-    backend: Backend, pairs: Pairs, body: TranslateRequest, texts: Sequence[str]
-) -> list[tuple[str, list[str], Detected | None]]:
-    """Return for each text its translation, the alternatives, and the detected language."""
+@dataclass(frozen=True)
+class Translated:
+    """A translation, its alternatives, the detected language, and the words of the source that are unknown."""
+
+    text: str
+    alternatives: list[str]
+    detected: Detected | None
+    unknown: list[str]
+
+
+async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, texts: Sequence[str]) -> list[Translated]:
+    """Return the translation of each text."""
     known = {code for pair in pairs for code in pair}
     for code in (body.source, body.target):
         if code not in known and code != AUTO:
@@ -289,9 +235,10 @@ async def _translate(
         contents = [lines[number][line] for number, line in places]
         for (number, line), best in zip(places, await _search(backend, served, contents, body), strict=True):
             translated[number][line] = best
+    unknown = await unknown_words_of([(served, text) for (served, _), text in zip(chosen, texts, strict=True)])
     return [
-        (*_join_lines(texts[number], translated[number], body.alternatives), detected)
-        for number, (_, detected) in enumerate(chosen)
+        Translated(*_join_lines(text, lines, body.alternatives), detected, words)
+        for text, lines, (_, detected), words in zip(texts, translated, chosen, unknown, strict=True)
     ]
 
 

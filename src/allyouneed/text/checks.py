@@ -1,6 +1,7 @@
 """Checks of a text before a model reads it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from allyouneed.errors import DataError
 from allyouneed.text.codec import Codec
@@ -8,6 +9,7 @@ from allyouneed.text.specials import UNK
 from allyouneed.text.tokenizer import Tokenizer
 
 LONGEST = 4096  # tokens of a text that a model reads; memory and time grow with its square
+SPELLED, SHORTEST_SPELLED = 1.5, 4  # bytes per token of a word that is spelled, and the fewest bytes of such a word
 
 
 def require_short(tokenizer: Tokenizer | None, texts: Sequence[str], where: str, before: int = 0) -> None:
@@ -34,6 +36,32 @@ def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 
             check_known(text, codec.encode_source(text), f"{where}: line {number}")
 
 
-def has_unknown(codec: Codec, text: str) -> bool:
-    """Return whether the model reads a part of the text as UNK."""
-    return UNK in codec.encode_source(text)
+def unknown_words(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return the words of a text that the vocabulary cannot represent, each once.
+
+    A word between blanks is unknown if a part of it becomes UNK. Tokenisers of bytes have no UNK. There a word of
+    letters is unknown if it is spelled: if its tokens have fewer than `SPELLED` bytes on average. Text of the domain
+    has 0 to 0.5 % of such words with vocabularies of 4,000 and 10,000 tokens; number words read by a model of captions,
+    or another language, have 2 to 50 %. Tokenisers of single letters and bytes spell everything, so they report
+    characters that are UNK and nothing else.
+    """
+    spans = [span for span in tokenizer.spans(text) if span[1] < span[2]]
+    found = {word: None for word, ids in _words(r"\S+", text, spans) if UNK in ids}
+    if tokenizer.kind in ("bpe", "unigram"):
+        for word, ids in _words(r"\w+", text, spans):
+            size = len(word.encode("utf-8", "surrogatepass"))
+            if SHORTEST_SPELLED <= size < SPELLED * len(ids) and UNK not in ids:
+                found[word] = None
+    return list(found)
+
+
+def _words(pattern: str, text: str, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the matches of a pattern, with the ids of the tokens that overlap each."""
+    first = 0  # matches and tokens are both in the order of the text
+    for match in re.finditer(pattern, text):
+        while first < len(spans) and spans[first][2] <= match.start():
+            first += 1
+        behind = first
+        while behind < len(spans) and spans[behind][1] < match.end():
+            behind += 1
+        yield match.group(), [token for token, _, _ in spans[first:behind]]

@@ -99,6 +99,14 @@ class Tokenizer:
             text: str = self._library.decode(kept, skip_special_tokens=False)
         return text
 
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Return each id with the start and the end of its characters in the text."""
+        if self._characters is not None:
+            return [(token, place, place + 1) for place, token in enumerate(self._encode_characters(text))]
+        with _no_panic():
+            found = self._library.encode(text, add_special_tokens=False)
+        return [(token, start, end) for token, (start, end) in zip(found.ids, found.offsets, strict=True)]
+
     def surely_longer(self, text: str, length: int) -> bool:
         """Return whether a text must have more than `length` ids, without encoding it."""
         return len(text) > self._longest * length > 0

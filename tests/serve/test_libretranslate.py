@@ -1,0 +1,121 @@
+"""LibreTranslate's documented requests, with and without keys, and the responses on which its clients rely."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from libretranslatepy import LibreTranslateAPI
+from serve_folders import running, translator
+
+pytestmark = pytest.mark.no_shapes
+KEY = "123e4567-e89b-12d3-a456-426614174000"
+
+
+@pytest.fixture(scope="module")
+def keyed(folders: list[Path]) -> Iterator[str]:
+    with running(folders[:3], keys=[KEY]) as (url, _):
+        yield url
+
+
+def post(url: str, path: str = "/translate", **body: Any) -> tuple[int, Any]:
+    response = requests.post(url + path, json=body, timeout=60)
+    return response.status_code, response.json()
+
+
+def test_documented_requests(url: str) -> None:
+    status, simple = post(url, q="two dogs", source="en", target="de")
+    assert status == 200
+    assert simple.keys() == {"translatedText"}
+    status, auto = post(url, q="two dogs", source="auto", target="de")
+    assert auto == {**simple, "detectedLanguage": {"confidence": 100.0, "language": "en"}}
+    status, several = post(url, q=["two dogs", "seven"], source="auto", target="de", format="text")
+    assert several["translatedText"][0] == simple["translatedText"]
+    assert [one["language"] for one in several["detectedLanguage"]] == ["en", "en"]
+    status, more = post(url, q="two dogs", source="en", target="fr", format="text", alternatives=3, api_key="")
+    assert 1 <= len(more["alternatives"]) <= 3
+    assert more["translatedText"] not in more["alternatives"]
+    assert post(url, "/detect", q="two dogs") == (200, [{"confidence": 100.0, "language": "en"}])
+    languages = requests.get(f"{url}/languages").json()
+    assert {"code": "fr", "name": "French", "targets": []} in languages
+    settings = requests.get(f"{url}/frontend/settings").json()
+    assert (settings["apiKeys"], settings["keyRequired"], settings["charLimit"]) == (False, False, 20000)
+    assert requests.get(f"{url}/health").json()["status"] == "ok"
+
+
+def test_forms_are_as_good_as_json(url: str) -> None:
+    wanted = post(url, q="two dogs", source="en", target="de")
+    form = {"q": "two dogs", "source": "en", "target": "de", "format": "text", "alternatives": "0", "api_key": ""}
+    plain = requests.post(f"{url}/translate", data=form)
+    assert (plain.status_code, plain.json()) == wanted
+    parts = requests.post(f"{url}/translate", files={name: (None, value) for name, value in form.items()})
+    assert (parts.status_code, parts.json()) == wanted
+
+
+@pytest.mark.parametrize("body", [{"q": ""}, {"q": []}, {}])
+def test_an_empty_text_is_a_missing_one(url: str, body: dict[str, Any]) -> None:
+    missing = (400, {"error": "Invalid request: missing q parameter"})
+    assert post(url, **body, source="en", target="de") == missing
+    assert post(url, "/detect", **(body if body.get("q") != [] else {})) == missing
+    assert requests.post(f"{url}/translate", data={"q": "", "source": "en", "target": "de"}).json() == missing[1]
+
+
+@pytest.mark.parametrize("field", ["source", "target"])
+def test_missing_languages(url: str, field: str) -> None:
+    body = {"q": "two", "source": "en", "target": "de"}
+    del body[field]
+    assert post(url, **body) == (400, {"error": f"Invalid request: missing {field} parameter"})
+
+
+def test_unsupported_languages_and_formats(url: str) -> None:
+    assert post(url, q="two", source="en", target="xx") == (400, {"error": "xx is not supported"})
+    assert post(url, q="two", source="en", target="de", format=None)[0] == 200
+    assert post(url, q="two", source="en", target="de", format="odt")[0] == 400
+
+
+def test_keys(keyed: str) -> None:
+    body = {"q": "two dogs", "source": "en", "target": "de"}
+    wrong, missing = {"error": "Invalid API key"}, {"error": "Please contact the server operator to get an API key"}
+    for path, fields in (("/translate", body), ("/detect", {"q": "two"}), ("/translate", {})):
+        assert post(keyed, path, **fields, api_key="wrong") == (403, wrong)
+        assert post(keyed, path, **fields) == (400, missing)
+        assert post(keyed, path, **fields, api_key="") == (400, missing)
+    assert post(keyed, **body, api_key=KEY)[0] == 200
+    assert requests.post(f"{keyed}/translate", data={**body, "api_key": KEY}).status_code == 200
+    assert requests.post(f"{keyed}/translate", data={**body, "api_key": "wrong"}).json() == wrong
+    header = {"Authorization": f"Bearer {KEY}"}
+    assert requests.post(f"{keyed}/translate", json=body, headers=header).status_code == 200
+    assert requests.get(f"{keyed}/languages").status_code == 200
+    settings = requests.get(f"{keyed}/frontend/settings").json()
+    assert (settings["apiKeys"], settings["keyRequired"]) == (True, True)
+
+
+def test_libretranslatepy_with_keys(keyed: str) -> None:
+    client = LibreTranslateAPI(keyed, api_key=KEY)
+    assert (
+        client.translate("two dogs", "en", "de")
+        == post(keyed, q="two dogs", source="en", target="de", api_key=KEY)[1]["translatedText"]
+    )
+    assert client.detect("two")[0]["language"] == "en"
+    assert {language["code"] for language in client.languages()} == {"en", "de", "fr", "es"}
+    with pytest.raises(Exception, match="403"):
+        LibreTranslateAPI(keyed, api_key="wrong").translate("two", "en", "de")
+    with pytest.raises(Exception, match="400"):
+        LibreTranslateAPI(keyed).translate("two", "en", "de")
+
+
+def test_unknown_words_are_stated(url: str) -> None:
+    status, found = post(url, q="Hello, how are you?", source="en", target="de")
+    assert status == 200
+    assert found["unknown"] == ["Hello,", "you?"]  # this vocabulary has small letters only
+    assert "unknown" not in post(url, q="how are you", source="en", target="de")[1]
+    status, several = post(url, q=["how are you", "42 dogs"], source="en", target="de")
+    assert several["unknown"] == [[], ["42"]]
+
+
+def test_words_spelled_byte_by_byte_are_unknown(tmp_path: Path) -> None:
+    with running([translator(tmp_path, "numbers", kind="bpe")]) as (url, _):
+        assert "unknown" not in post(url, q="seven hundred and forty", source="en", target="de")[1]
+        found = post(url, q="seven zebras, quickly! forty", source="en", target="de")[1]
+        assert found["unknown"] == ["zebras", "quickly"]
