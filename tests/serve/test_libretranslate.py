@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
-import requests
 from libretranslatepy import LibreTranslateAPI
 from serve_folders import running, translator
 
@@ -20,7 +20,7 @@ def keyed(folders: list[Path]) -> Iterator[str]:
 
 
 def post(url: str, path: str = "/translate", **body: Any) -> tuple[int, Any]:
-    response = requests.post(url + path, json=body, timeout=60)
+    response = httpx.post(url + path, json=body, timeout=60)
     return response.status_code, response.json()
 
 
@@ -37,19 +37,19 @@ def test_documented_requests(url: str) -> None:
     assert 1 <= len(more["alternatives"]) <= 3
     assert more["translatedText"] not in more["alternatives"]
     assert post(url, "/detect", q="two dogs") == (200, [{"confidence": 100.0, "language": "en"}])
-    languages = requests.get(f"{url}/languages").json()
+    languages = httpx.get(f"{url}/languages").json()
     assert {"code": "fr", "name": "French", "targets": []} in languages
-    settings = requests.get(f"{url}/frontend/settings").json()
+    settings = httpx.get(f"{url}/frontend/settings").json()
     assert (settings["apiKeys"], settings["keyRequired"], settings["charLimit"]) == (False, False, 20000)
-    assert requests.get(f"{url}/health").json()["status"] == "ok"
+    assert httpx.get(f"{url}/health").json()["status"] == "ok"
 
 
 def test_forms_are_as_good_as_json(url: str) -> None:
     wanted = post(url, q="two dogs", source="en", target="de")
     form = {"q": "two dogs", "source": "en", "target": "de", "format": "text", "alternatives": "0", "api_key": ""}
-    plain = requests.post(f"{url}/translate", data=form)
+    plain = httpx.post(f"{url}/translate", data=form)
     assert (plain.status_code, plain.json()) == wanted
-    parts = requests.post(f"{url}/translate", files={name: (None, value) for name, value in form.items()})
+    parts = httpx.post(f"{url}/translate", files={name: (None, value) for name, value in form.items()})
     assert (parts.status_code, parts.json()) == wanted
 
 
@@ -58,7 +58,7 @@ def test_an_empty_text_is_a_missing_one(url: str, body: dict[str, Any]) -> None:
     missing = (400, {"error": "Invalid request: missing q parameter"})
     assert post(url, **body, source="en", target="de") == missing
     assert post(url, "/detect", **(body if body.get("q") != [] else {})) == missing
-    assert requests.post(f"{url}/translate", data={"q": "", "source": "en", "target": "de"}).json() == missing[1]
+    assert httpx.post(f"{url}/translate", data={"q": "", "source": "en", "target": "de"}).json() == missing[1]
 
 
 @pytest.mark.parametrize("field", ["source", "target"])
@@ -82,12 +82,12 @@ def test_keys(keyed: str) -> None:
         assert post(keyed, path, **fields) == (400, missing)
         assert post(keyed, path, **fields, api_key="") == (400, missing)
     assert post(keyed, **body, api_key=KEY)[0] == 200
-    assert requests.post(f"{keyed}/translate", data={**body, "api_key": KEY}).status_code == 200
-    assert requests.post(f"{keyed}/translate", data={**body, "api_key": "wrong"}).json() == wrong
+    assert httpx.post(f"{keyed}/translate", data={**body, "api_key": KEY}).status_code == 200
+    assert httpx.post(f"{keyed}/translate", data={**body, "api_key": "wrong"}).json() == wrong
     header = {"Authorization": f"Bearer {KEY}"}
-    assert requests.post(f"{keyed}/translate", json=body, headers=header).status_code == 200
-    assert requests.get(f"{keyed}/languages").status_code == 200
-    settings = requests.get(f"{keyed}/frontend/settings").json()
+    assert httpx.post(f"{keyed}/translate", json=body, headers=header).status_code == 200
+    assert httpx.get(f"{keyed}/languages").status_code == 200
+    settings = httpx.get(f"{keyed}/frontend/settings").json()
     assert (settings["apiKeys"], settings["keyRequired"]) == (True, True)
 
 
