@@ -9,6 +9,10 @@
 
 A folder is untrusted data: every byte is compared with the manifest, the architecture is looked up in the closed table
 `MODELS`, and names, shapes and dtypes of all tensors must be exactly those of that architecture.
+
+A run folder stands for the model in it. A run that is not finished has an `outline`, a model folder without weights and
+card; its weights are those of its best checkpoint, or of the newest one if none was evaluated. Reading them does not
+disturb the run.
 """
 
 import html
@@ -16,6 +20,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -44,10 +49,13 @@ from allyouneed.storage import (
     read_manifest,
     write_tensors,
 )
+from allyouneed.storage.checkpoints import averaged_weights, usable_checkpoint
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.codec import Codec
 from allyouneed.version import __version__
+from allyouneed.words import printable
 
+OUTLINE = "outline"  # in a run folder
 CONFIG, WEIGHTS, CARD, SHORTLIST = "config.json", "model.safetensors", "README.md", "shortlist.safetensors"
 FORMAT: Final = 1
 # Kinds of folders with a manifest, by the files that only they have; exports by their names in `--to`.
@@ -93,6 +101,7 @@ class Bundle:
     sha256: str = ""  # of the weights file
     shortlist: Shortlist | None = None  # for `decode.translate`, if the folder has one
     files: Mapping[str, Entry] = field(default_factory=dict)  # as listed in its manifest
+    step: int | None = None  # of its checkpoint, if its run is not finished
 
     def __repr__(self) -> str:
         size = f"{self.model.config.type}, {self.model.parameter_count():,} parameters"
@@ -112,6 +121,27 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     """
     if is_optimized(model):
         raise ConfigError("a model that is optimized for inference cannot be saved; load the plain one: load_folder")
+    text = _config_text(model, recipe)
+    with new_folder(Path(path)) as folder:
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        write_tensors(folder / WEIGHTS, model_tensors(model))
+        codec.save(folder)
+        (folder / CARD).write_text(card, encoding="utf-8")
+    return Path(path)
+
+
+def save_outline(run: Path, model: Model, codec: Codec, recipe: Config) -> None:
+    """Write what a run folder needs, beside a checkpoint, for its model to be used before the run is finished."""
+    text = _config_text(model, recipe)
+    with suppress(FolderError):
+        if open_folder(run / OUTLINE).read_text(CONFIG) == text:
+            return
+    with new_folder(run / OUTLINE) as folder:
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+        codec.save(folder)
+
+
+def _config_text(model: Model, recipe: Config) -> str:
     built: Any = model  # every architecture keeps what it was built from
     config = FolderConfig(
         format=FORMAT,
@@ -120,13 +150,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
         sizes=FolderSizes(**asdict(built.sizes)),
         recipe=recipe.model_dump(mode="json"),
     )
-    with new_folder(Path(path)) as folder:
-        text = json.dumps(config.model_dump(mode="json"), indent=1, ensure_ascii=False)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        write_tensors(folder / WEIGHTS, model_tensors(model))
-        codec.save(folder)
-        (folder / CARD).write_text(card, encoding="utf-8")
-    return Path(path)
+    return json.dumps(config.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
 def add_shortlist(bundle: Bundle, shortlist: Shortlist) -> None:
@@ -159,13 +183,19 @@ def _copy_owners(old: Path, new: Path) -> None:
 
 
 def load_folder(
-    path: str | Path, device: str | torch.device = "cpu", sets: Sequence[str] = (), *, shortlist: bool = True
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    sets: Sequence[str] = (),
+    *,
+    shortlist: bool = True,
+    announce: bool = True,
 ) -> Bundle:
-    """Load the plain model of a model folder, or of the run folder that contains one, in evaluation mode.
+    """Load the plain model of a model folder, or of a run folder, in evaluation mode.
 
     The model can be trained, hooked and inspected. `allyouneed.load` returns a faster one for inference. `sets` change
     settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
-    shortlist is not read, so that a damaged one does not matter.
+    shortlist is not read, so that a damaged one does not matter. If a run is not finished, its best checkpoint is used,
+    and with `announce` a line on standard error states this.
 
     Hooks run when a module is called. Decoding calls the encoder with all its modules, the head, and the decoder's
     attention, norms and linear layers. It does not call the model, the target embedding, the decoder, or the decoder's
@@ -175,20 +205,33 @@ def load_folder(
     if not isinstance(path, str | Path):
         raise FolderError(f"model folder: of type {type(path).__name__}; should be a path")
     check_device(device)
-    sealed = open_folder(_model_folder(Path(path)), without=[] if shortlist else [SHORTLIST])
+    folder = _model_folder(Path(path))
+    if folder.name == OUTLINE and not (folder / WEIGHTS).exists():
+        return _load_unfinished(folder, device, sets, announce)
+    sealed = open_folder(folder, without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
-    config = _read_config(sealed, sets)
-    for name in sealed.files.keys() - {WEIGHTS, SHORTLIST}:
-        sealed.read(name)  # the codec opens its files itself; they are checked against the manifest here
-    model = _read_model(sealed, config)
-    codec = Codec.load(sealed.path)
-    _require_ids_fit(codec, config, sealed.path)
-    card = sealed.read_text(CARD) if CARD in sealed.files else ""
+    config, card = _read_config(sealed, sets), sealed.read_text(CARD) if CARD in sealed.files else ""
+    model = _build(sealed, config, sealed.read_tensors(WEIGHTS), sealed.path / WEIGHTS).to(device).eval()
+    codec = _read_codec(sealed, config)
     sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
-    ready = model.to(device).eval()
-    return Bundle(sealed.path, ready, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
+    return Bundle(sealed.path, model, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
+
+
+def _load_unfinished(outline: Path, device: str | torch.device, sets: Sequence[str], announce: bool) -> Bundle:
+    """Return the model of a run that is not finished, with the weights of its best checkpoint."""
+    sealed = open_folder(outline)
+    config, saved = _read_config(sealed, sets), usable_checkpoint(outline.parent)
+    model = _build(sealed, config, averaged_weights(saved), outline.parent / "checkpoints").to(device).eval()
+    codec = _read_codec(sealed, config)
+    which = "best" if saved.best else "newest"
+    line = f"{outline.parent}: not finished; using its {which} checkpoint of step {saved.step:,}"
+    if announce:
+        print(printable(line), file=sys.stderr, flush=True)
+    card = f"# {config.model.type}\n\n{line}\n"
+    whole = (config.recipe, card, config.allyouneed, saved.sha256, None, sealed.files, saved.step)
+    return Bundle(outline, model, codec, *whole)
 
 
 def kind_of(path: Path) -> str | None:
@@ -201,8 +244,10 @@ def kind_of(path: Path) -> str | None:
 
 
 def folder_recipe(path: str | Path) -> tuple[Tree, str]:
-    """Return the recipe of a model folder and the sha256 of its weights, without reading the weights."""
+    """Return the recipe of a model folder, or of a run folder, and the sha256 of its weights."""
     sealed = open_folder(_model_folder(Path(path)))
+    if sealed.path.name == OUTLINE and WEIGHTS not in sealed.files:
+        return _read_config(sealed).recipe, usable_checkpoint(sealed.path.parent).sha256
     if WEIGHTS not in sealed.files:
         raise FolderError(f"{sealed.path}: has no {WEIGHTS}; it is not a model folder")
     return _read_config(sealed).recipe, sealed.files[WEIGHTS].sha256
@@ -224,15 +269,18 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> 
 
 
 def _model_folder(path: Path) -> Path:
-    """Return the folder itself, or `model` inside a run folder."""
+    """Return the folder itself, or in a run folder `model` or, until that is written, `outline`."""
     if not path.is_dir() or (path / MANIFEST).exists():
         return path
-    if (path / "model").is_symlink():
-        raise FolderError(f"{path / 'model'}: is a link; a run folder must hold its model itself")
-    if (path / "model").is_dir():
-        return path / "model"
+    for name in ("model", OUTLINE):
+        if (path / name).is_symlink():
+            raise FolderError(f"{path / name}: is a link; a run folder must hold its model itself")
+        if (path / name).is_dir():
+            return path / name
     if (path / "checkpoints").is_dir():
-        raise FolderError(f"{path}: a run that has not written its model folder yet; wait for the end of training")
+        raise FolderError(
+            f"{path}: a run of an earlier version, not finished; the `allyouneed train` that began it resumes it"
+        )
     raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
 
 
@@ -257,15 +305,22 @@ def _with_settings(tree: Tree, sets: Sequence[str]) -> Tree:
     return {**tree, **override({"model": tree.get("model")}, of_model), "recipe": recipe}
 
 
-def _read_model(sealed: Sealed, config: FolderConfig) -> Model:
-    tensors = sealed.read_tensors(WEIGHTS)
+def _read_codec(sealed: Sealed, config: FolderConfig) -> Codec:
+    for name in sealed.files.keys() - {WEIGHTS, SHORTLIST}:
+        sealed.read(name)  # the codec opens its files itself; they are checked against the manifest here
+    codec = Codec.load(sealed.path)
+    _require_ids_fit(codec, config, sealed.path)
+    return codec
+
+
+def _build(sealed: Sealed, config: FolderConfig, tensors: Mapping[str, Tensor], where: Path) -> Model:
     try:
         # Loading a model does not advance the caller's random generator.
         with torch.random.fork_rng(devices=[]), size_guard(tensors):
             model = config.model.build(Sizes(**config.sizes.model_dump()))
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
-    fill_model(model, tensors, sealed.path / WEIGHTS)
+    fill_model(model, tensors, where)
     return model
 
 

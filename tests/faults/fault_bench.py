@@ -13,7 +13,7 @@ from typing import Any
 from kill import ROOT, ForkedRun, Process, compare, outcome, temporaries, wait, write_recipe
 
 from allyouneed.storage import verify
-from allyouneed.training.checkpoint import checkpoint_paths
+from allyouneed.storage.checkpoints import checkpoint_paths
 
 STEPS = 60
 WIDE = ("width = 16\nhidden = 24", "width = 112\nhidden = 256")  # checkpoints of about 5 MB

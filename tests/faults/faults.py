@@ -38,7 +38,7 @@ from fault_numbers import nan_gradients, spikes
 from kill import temporaries, wait, write_recipe
 from shim import build
 
-from allyouneed.training.checkpoint import checkpoint_paths
+from allyouneed.storage.checkpoints import checkpoint_paths
 
 
 def disk_full(folder: Path) -> tuple[Bench, str]:

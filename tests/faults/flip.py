@@ -21,8 +21,9 @@ import torch
 from allyouneed.config import parse
 from allyouneed.errors import FolderError, UserError
 from allyouneed.folder import load_folder
+from allyouneed.storage.checkpoints import checkpoint_paths
 from allyouneed.training import Recipe, train
-from allyouneed.training.checkpoint import Checkpoints, checkpoint_paths
+from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.log import Log, read_log
 
 RECIPE = {

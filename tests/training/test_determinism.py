@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 import allyouneed
 from allyouneed.config import merge, parse
 from allyouneed.errors import ConfigError, FolderError, StorageError
+from allyouneed.storage.checkpoints import checkpoint_paths
 from allyouneed.storage.manifest import write_manifest
 from allyouneed.training import Interrupted, Recipe, train, validation
-from allyouneed.training.checkpoint import checkpoint_paths
 from allyouneed.training.determinism import determinism_lines
 from allyouneed.training.evaluate import evaluate
 from allyouneed.training.progress import SilentListener

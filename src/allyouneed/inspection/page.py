@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.folder import Bundle
+from allyouneed.folder import OUTLINE, Bundle
 from allyouneed.inspection.drawing import TITLE_LENGTH, paint, paint_labelled, png_bytes, shorten
 from allyouneed.inspection.pictures import INK
 from allyouneed.inspection.result import PART_ORDER, Inspection, LayerMaps, as_json
@@ -47,7 +47,7 @@ def inspection_html(bundle: Bundle, text: str, found: Inspection) -> str:
         "about": str(bundle.recipe.get("about", "")),
         "architecture": model.config.type,
         "parameters": model.parameter_count(),
-        "path": bundle.path.name if bundle.path.name != "model" else bundle.path.parent.name,
+        "path": bundle.path.parent.name if bundle.path.name in ("model", OUTLINE) else bundle.path.name,
         "look": as_json(found),
     }
     # Inside a script element only "<" could end it or start another element.

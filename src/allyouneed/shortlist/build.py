@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allyouneed.errors import ConfigError, DataError, UserError
+from allyouneed.errors import ConfigError, DataError, FolderError, UserError
 from allyouneed.evaluation.measure import task_data
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle, load_folder
@@ -40,6 +40,8 @@ def open_for_shortlist(path: str | Path) -> Iterator[Bundle]:
             sweep(run)
         bundle = load_folder(path, shortlist=False)  # it will be replaced
         require_translator(bundle)
+        if bundle.step is not None:
+            raise FolderError(f"{path}: the run is not finished; a shortlist is added to its model when it is")
         require_replaceable(bundle.path)
         if run is None:
             folder = bundle.path.resolve()

@@ -14,33 +14,25 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from allyouneed.errors import FolderError
-from allyouneed.storage import Sealed, discard, new_folder, open_folder, sweep, verify, write_tensors, writing
+from allyouneed.storage import discard, new_folder, sweep, verify, write_tensors, writing
+from allyouneed.storage.checkpoints import (
+    FORMAT,
+    STATE,
+    Checkpoint,
+    checkpoint_head,
+    checkpoint_paths,
+    load_checkpoint,
+    part_files,
+    was_best,
+)
 
-STATE = "state.json"
-FORMAT = 1
-MOST_SHARDS = 4096
-_NAME = re.compile(r"step-(\d{8,})")
 _PART = re.compile(r"[a-z][a-z0-9_-]*")
-
-Parts = dict[str, dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint in memory."""
-
-    step: int
-    best: bool  # whether it was the best one when it was saved
-    tensors: Parts  # on the CPU
-    state: dict[str, Any]
 
 
 class Checkpoints:
@@ -96,7 +88,7 @@ class Checkpoints:
     def best(self) -> Path | None:
         """Return the newest intact checkpoint that was the best one when it was saved."""
         for path in reversed(self._paths()):
-            if _was_best(path) and self._is_good(path):
+            if was_best(path) and self._is_good(path):
                 return path
         return None
 
@@ -106,7 +98,7 @@ class Checkpoints:
 
     def _is_good(self, path: Path) -> bool:
         try:
-            _head(verify(path))
+            checkpoint_head(verify(path))
         except FolderError as error:
             line = f"{error}; this checkpoint is skipped"
             self.warnings.append(line)
@@ -125,27 +117,11 @@ class Checkpoints:
         """
         paths = self._paths()
         now = paths.index(self.folder / f"step-{step:08d}")
-        best = next((path for path in reversed(paths[: now + 1]) if _was_best(path)), None)
+        best = next((path for path in reversed(paths[: now + 1]) if was_best(path)), None)
         kept = {best, *paths[max(0, now + 1 - self.keep) : now + 1]}
         for path in paths:
             if path not in kept:
                 discard(path)
-
-
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return all checkpoints in a folder, oldest first. Links are ignored."""
-    if not folder.is_dir():
-        return []
-    numbered = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir() if not path.is_symlink()]
-    return [path for _, path in sorted((int(match[1]), path) for match, path in numbered if match)]
-
-
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint after comparing every byte with its manifest."""
-    sealed = open_folder(path)
-    head = _head(sealed)
-    tensors = {part: _read_part(sealed, part, head.get("shards", 1)) for part in head["parts"]}
-    return Checkpoint(head["step"], head["best"], tensors, head["state"])
 
 
 def write_parts(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], shard: int = 0, shards: int = 1) -> None:
@@ -153,48 +129,6 @@ def write_parts(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], shard
     for part, named in tensors.items():
         if not _PART.fullmatch(part):
             raise ValueError(f"{part!r} cannot name a part of a checkpoint")
-        path = folder / _files(part, shards)[shard]
+        path = folder / part_files(part, shards)[shard]
         with writing(path):
             write_tensors(path, named)
-
-
-def _files(part: str, shards: int) -> list[str]:
-    if shards == 1:
-        return [f"{part}.safetensors"]
-    return [f"{part}-{number:05d}-of-{shards:05d}.safetensors" for number in range(1, shards + 1)]
-
-
-def _read_part(sealed: Sealed, part: str, shards: int) -> dict[str, Tensor]:
-    """Return the whole tensors of a part, concatenated from their shards."""
-    pieces: dict[str, list[Tensor]] = {}
-    for file in _files(part, shards):
-        for name, tensor in sealed.read_tensors(file).items():
-            pieces.setdefault(name, []).append(tensor)
-    for name, found in pieces.items():
-        alike = all(piece.ndim and piece.shape[1:] == found[0].shape[1:] for piece in found)
-        if len(found) > 1 and not (alike and len(found) == shards and len({piece.dtype for piece in found}) == 1):
-            raise FolderError(f"{sealed.path}: the {shards} pieces of {name} in {part} do not fit together")
-    return {name: torch.cat(found) if len(found) > 1 else found[0] for name, found in pieces.items()}
-
-
-def _head(sealed: Sealed) -> dict[str, Any]:
-    head = sealed.read_json(STATE)
-    fields = {"format": int, "step": int, "best": bool, "parts": list, "state": dict}
-    if not isinstance(head, dict) or any(not isinstance(head.get(name), kind) for name, kind in fields.items()):
-        raise FolderError(f"{sealed.path}: is not a checkpoint")
-    if head["format"] != FORMAT:
-        raise FolderError(f"{sealed.path}: format {head['format']}; this version of allyouneed reads format {FORMAT}")
-    shards = head.get("shards", 1)
-    if not isinstance(shards, int) or not 1 <= shards <= MOST_SHARDS:
-        raise FolderError(f"{sealed.path / STATE}: shards={shards!r} should be between 1 and {MOST_SHARDS}")
-    for name in (name for part in head["parts"] for name in _files(part, shards)):
-        if name not in sealed.files:
-            raise FolderError(f"{sealed.path}: {name} is missing")
-    return head
-
-
-def _was_best(path: Path) -> bool:
-    try:
-        return bool(_head(open_folder(path))["best"])
-    except FolderError:
-        return False

@@ -22,7 +22,7 @@ import torch
 
 from allyouneed.config import to_toml
 from allyouneed.errors import FolderError, TrainingError, UserError
-from allyouneed.folder import fill_model, save_folder
+from allyouneed.folder import fill_model, save_folder, save_outline
 from allyouneed.models import Model
 from allyouneed.storage import write_atomic
 from allyouneed.training.budget import Spent
@@ -146,7 +146,12 @@ class Run:
 
     def write_recipe(self) -> None:
         """Write the resolved recipe. Not earlier: a failed first attempt must not block the corrected one."""
-        self.group.on_rank0(lambda: write_atomic(self.folder / "recipe.toml", to_toml(self.recipe).encode()))
+
+        def write() -> None:
+            write_atomic(self.folder / "recipe.toml", to_toml(self.recipe).encode())
+            save_outline(self.folder, self.model, self.data.codec, self.recipe)
+
+        self.group.on_rank0(write)
 
     # --- steps ---
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.folder import SizeGuard, model_tensors
+from allyouneed.folder import OUTLINE, SizeGuard, model_tensors
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
@@ -26,7 +26,7 @@ from allyouneed.training.start import StartConfig, describe_start
 from allyouneed.training.workers import Workers, shares
 
 # The names that a run folder uses.
-RUN_NAMES = ("checkpoints", "data", "lock", "log.jsonl", "model", "recipe.toml", "tensorboard")
+RUN_NAMES = ("checkpoints", "data", "lock", "log.jsonl", "model", OUTLINE, "recipe.toml", "tensorboard")
 MAX_TENSORS, MAX_NUMBERS = 1 << 15, 1 << 44  # of a model: a recipe that exceeds them is a mistake, or hostile
 
 

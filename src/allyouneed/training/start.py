@@ -9,6 +9,7 @@ from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import fill_model, load_folder, model_tensors
 from allyouneed.models import Model
 from allyouneed.text.codec import Codec
+from allyouneed.training.process_group import is_rank0
 
 
 class StartConfig(Config):
@@ -19,7 +20,7 @@ class StartConfig(Config):
 
     def fill(self, model: Model, codec: Codec) -> None:
         """Copy the weights into a model whose ids are those of `codec`."""
-        bundle = load_folder(self.folder)
+        bundle = load_folder(self.folder, announce=is_rank0())
         if bundle.sha256 != self.sha256:
             raise FolderError(
                 f"{self.folder}: its weights are not those in the recipe (their sha256 differs); "

@@ -10,7 +10,7 @@ import torch
 from allyouneed.errors import FolderError, UserError
 from allyouneed.folder import load_folder, model_tensors
 from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, is_locked, verify
-from allyouneed.training.checkpoint import checkpoint_paths, load_checkpoint
+from allyouneed.storage.checkpoints import checkpoint_paths, load_checkpoint
 from allyouneed.training.log import read_log
 from allyouneed.training.recipe_files import read_stored_recipe
 from allyouneed.verification.finding import Finding, attempt
