@@ -225,3 +225,56 @@ def test_mistakes_are_one_line(mistake: str, translator: str, language_model: st
     assert message in str(found.value)
     assert "--" not in str(found.value)
     assert "\n" not in str(found.value)
+
+
+SENTENCES = of_symbols("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz .!", "characters")
+PROSE = "A dog runs. Two men sit!  They wait. No."
+
+
+def prose_translator(path: Path, sentences: int | None) -> str:
+    model = {"type": "encoder-decoder", "encoder_layers": 1, "decoder_layers": 2}
+    task = {"type": "translation", "train": ["t.en", "t.de"], "valid": ["v.en", "v.de"]}
+    codec = Codec(SENTENCES, SENTENCES, sentences=sentences)
+    return save(path / f"p{sentences}", model, task, codec, beam=2, max_length=9)
+
+
+@pytest.mark.parametrize("sentences", [None, 1, 2, 4])
+def test_a_text_of_several_sentences(tmp_path: Path, sentences: int | None, printed: Printed) -> None:
+    """Split by what the training lines held: `sentences` of the codec."""
+    model = allyouneed.load(folder := prose_translator(tmp_path, sentences))
+    pieces = {
+        1: ["A dog runs.", "Two men sit!", "They wait.", "No."],
+        2: ["A dog runs. Two men sit!", "They wait. No."],
+    }
+    gaps = {1: [" ", "  ", " "], 2: ["  "]}
+    whole = model.translate([PROSE], sentences="never")[0]
+    each = {n: model.translate(texts, sentences="never") for n, texts in pieces.items()}
+    joined = {n: "".join(map("".join, zip(each[n], [*gaps[n], ""], strict=True))) for n in pieces}
+    auto = whole if sentences == 4 else joined[sentences or 1]
+    assert whole != auto or sentences == 4
+    assert model.translate([PROSE, "", "Yes."]) == [auto, "", *model.translate(["Yes."], sentences="never")]
+    assert model.translate([PROSE], sentences="always") == [joined[1]]
+    assert printed("translate", folder, stdin=PROSE + "\n") == auto + "\n"
+    assert printed("translate", folder, "--sentences", "never", stdin=PROSE + "\n") == whole + "\n"
+    ranked = model.translate([PROSE], n_best=2)[0]
+    assert ranked[0].text == auto or sentences == 4
+    assert len(ranked) == 2
+    assert ranked[0].score >= ranked[1].score
+
+
+def test_other_tasks_are_not_split(translator: str, classifier: str) -> None:
+    """Number words and classes: a text is read as a whole, unless the caller requires otherwise."""
+    for folder in (translator, classifier):
+        model = allyouneed.load(folder)
+        assert model.translate([PROSE]) == model.translate([PROSE], sentences="never")
+    with pytest.raises(ConfigError, match="sentences: 'always' has no effect with a classifier"):
+        allyouneed.load(classifier).translate([PROSE], sentences="always")
+    with pytest.raises(ConfigError, match=r"unknown name 'Never' \(did you mean 'never'"):
+        allyouneed.load(translator).translate([PROSE], sentences="Never")  # type: ignore[call-overload]
+
+
+def test_only_pieces_have_to_be_short(tmp_path: Path) -> None:
+    model, long = allyouneed.load(prose_translator(tmp_path, 1)), "A dog runs. " * 400
+    assert model.translate([long])[0].count(" ") >= 399
+    with pytest.raises(DataError, match="texts: line 2: a text of more than 4,096 tokens"):
+        model.translate(["Yes.", long], sentences="never")

@@ -17,14 +17,16 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
+from allyouneed.decode.sentences import in_pieces
 from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.evaluation.probabilities import score_rows
-from allyouneed.evaluation.settings import require_generator, require_source, search_config
+from allyouneed.evaluation.settings import require_generator, require_source, search_config, sentence_splitter
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
 from allyouneed.text.checks import require_known, require_short
 from allyouneed.text.lines import Pair
+from allyouneed.text.sentences import Sentences
 from allyouneed.training import Recipe
 
 
@@ -73,12 +75,24 @@ class Pipeline(Bundle):
 
     @overload
     def translate(
-        self, texts: Iterable[str], *, n_best: None = None, shortlist: bool = False, **settings: Unpack[SearchSettings]
+        self,
+        texts: Iterable[str],
+        *,
+        n_best: None = None,
+        shortlist: bool = False,
+        sentences: Sentences = "auto",
+        **settings: Unpack[SearchSettings],
     ) -> list[str]: ...
 
     @overload
     def translate(
-        self, texts: Iterable[str], *, n_best: int, shortlist: bool = False, **settings: Unpack[SearchSettings]
+        self,
+        texts: Iterable[str],
+        *,
+        n_best: int,
+        shortlist: bool = False,
+        sentences: Sentences = "auto",
+        **settings: Unpack[SearchSettings],
     ) -> list[list[Answer]]: ...
 
     def translate(
@@ -87,6 +101,7 @@ class Pipeline(Bundle):
         *,
         n_best: int | None = None,
         shortlist: bool = False,
+        sentences: Sentences = "auto",
         **settings: Unpack[SearchSettings],
     ) -> list[str] | list[list[Answer]]:
         """Return the best translation of each text, or its `n_best` best with their scores.
@@ -94,15 +109,25 @@ class Pipeline(Bundle):
         The search is that of the folder's recipe; `beam`, `length_penalty` and `max_length` change it. A classifier
         answers with the name of a class. An empty text has an empty translation. With `shortlist`, only tokens of the
         folder's shortlist are generated: faster with large vocabularies.
+
+        `sentences`: split a text into sentences, translate each, and join the results. `auto` does so if the text has
+        more sentences than a line of the training data usually had; the score is then the mean of all pieces.
         """
         require_source(self, "translate")
         config = search_config(self, {**settings, "n_best": n_best})
         listed = require_shortlist(self) if shortlist else None
         texts = _texts(texts, "texts")
-        require_short(self.codec.source, texts, "texts")
+        splitter = sentence_splitter(self, sentences)
+        for number, text in enumerate(texts):
+            for piece in splitter.split(text).pieces:
+                require_short(self.codec.source, [piece], "texts", number)
         require_known(self.codec, [text for text in texts if text.strip()], "texts")
         filled = [text for text in texts if text.strip()]
-        found = iter(translate(self.model, self.codec, filled, config, shortlist=listed))
+
+        def whole(pieces: list[str]) -> list[list[Answer]]:
+            return translate(self.model, self.codec, pieces, config, shortlist=listed)
+
+        found = iter(in_pieces(splitter, whole, config.n_best)(filled))
         answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]
         return answers if n_best is not None else [ranked[0].text for ranked in answers]
 

@@ -1,12 +1,13 @@
 """The settings of a finished model: the recipe and the search that its folder stores."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig
-from allyouneed.errors import ConfigError, FolderError, UserError
+from allyouneed.errors import ConfigError, FolderError, UserError, unknown_name
 from allyouneed.folder import Bundle
+from allyouneed.text.sentences import Sentences, SentenceSplitter
 from allyouneed.training import Recipe
 from allyouneed.training.former import without_former_settings
 
@@ -35,6 +36,26 @@ def _require_search(bundle: Bundle, names: Sequence[str]) -> None:
         raise ConfigError(f"{names[0]}: has no effect with a classifier, whose classes need no search; remove it")
     if names and bundle.codec.source is None:
         raise ConfigError(f"{names[0]}: has no effect with a language model, which is scored by its loss; remove it")
+
+
+def sentence_splitter(
+    bundle: Bundle, how: Sentences = "auto", languages: tuple[str, str] | None = None
+) -> SentenceSplitter:
+    """Return how source texts are split before they are translated.
+
+    `auto`: into pieces of as many sentences as a training line usually held, if the task has sentences at all.
+    `languages`: instead of those that the recipe names.
+    """
+    if how not in get_args(Sentences):
+        raise ConfigError(f"sentences: {unknown_name(str(how), get_args(Sentences))}")
+    if how == "always" and (bundle.codec.classes is not None or bundle.codec.target is None):
+        raise ConfigError("sentences: 'always' has no effect with a classifier, which reads each text as a whole")
+    try:
+        task = recipe_of(bundle).task
+    except UserError:  # a folder without the recipe of a run is usable all the same
+        return SentenceSplitter(1 if how == "always" else None, languages)
+    most = 1 if how == "always" else (bundle.codec.sentences or 1) if how == "auto" and task.has_sentences else None
+    return SentenceSplitter(most, languages or task.languages())
 
 
 def require_source(bundle: Bundle, what: str) -> None:

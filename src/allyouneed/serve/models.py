@@ -3,11 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, UserError
-from allyouneed.evaluation.settings import recipe_of
+from allyouneed.evaluation.settings import recipe_of, sentence_splitter
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
@@ -15,6 +16,7 @@ from allyouneed.pipeline import optimized
 from allyouneed.serve.config import ServeConfig
 from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
+from allyouneed.text.sentences import SentenceSplitter
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -29,6 +31,11 @@ class Served:
     search: SearchConfig  # the search settings of its recipe
     ctranslate2: CTranslate2Engine | None = None  # searches instead of torch
     shortlist: Shortlist | None = None  # restricts searches to likely words
+
+    @cached_property
+    def splitter(self) -> SentenceSplitter:
+        """How texts to translate are split into sentences."""
+        return sentence_splitter(self.bundle, languages=self.languages)
 
     @property
     def about(self) -> str:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from allyouneed.config import Config
+from allyouneed.decode.sentences import join_answers
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
@@ -244,13 +245,15 @@ async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, tex
 
 async def _search(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
     """Return the best translations of each text, with the search settings of the model's recipe."""
-    backend.engine_of(served).require_capacity(len(texts), "q")
-    await backend.encode_sources(served, texts, "q")
+    splits = [served.splitter.split(text) for text in texts]
+    pieces = [piece for split in splits for piece in split.pieces]
+    backend.engine_of(served).require_capacity(len(pieces), "q")
+    await backend.encode_sources(served, pieces, "q")
     n_best = 1 + body.alternatives
     search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
-    found = await backend.engine_of(served).run(backend.search(served, search), texts)
+    found = await backend.engine_of(served).run(backend.search(served, search), pieces)
     current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
-    return [[answer.text for answer in answers] for answers in found]
+    return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
 
 
 def _join_lines(text: str, lines: Sequence[Sequence[str]], alternatives: int) -> tuple[str, list[str]]:

@@ -124,6 +124,7 @@ class TaskConfig(Config, ABC):
     kinds: ClassVar[frozenset[str]]  # the kinds of model that can learn it
     per_position: ClassVar[bool] = False  # whether each position of the source has a class
     translates: ClassVar[bool] = False  # whether a text of words becomes another text of words
+    has_sentences: ClassVar[bool] = False  # whether a text consists of sentences that can be translated one by one
 
     type: str
 

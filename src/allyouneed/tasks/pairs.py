@@ -26,6 +26,7 @@ from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, Skips, chunks, filled
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
+from allyouneed.text.sentences import SentenceCounter
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 AnySplit = Literal["train", "valid", "test"]
@@ -101,9 +102,13 @@ def _build(task: PairTask, folder: Path, seed: int) -> None:
 
 
 def _train_tokenizers(task: PairTask, seed: int) -> Codec:
+    counter = SentenceCounter((task.languages() or (None,))[0])
+
     def side(numbers: Sequence[int]) -> Iterator[str]:
         skips = Skips("train")
         for pair in filled(task.rows("train", seed) or iter(()), skips):
+            if task.has_sentences and 0 in numbers:
+                counter.add(pair[0])
             for number in numbers:
                 yield pair[number]
         if not skips.kept:
@@ -111,9 +116,10 @@ def _train_tokenizers(task: PairTask, seed: int) -> Codec:
 
     source, target = task.tokenizers()
     if task.shared:
-        both = train(side((0, 1)), source)
-        return Codec(both, both)
-    return Codec(train(side((0,)), source), train(side((1,)), target))
+        ours = theirs = train(side((0, 1)), source)
+    else:
+        ours, theirs = train(side((0,)), source), train(side((1,)), target)
+    return Codec(ours, theirs, sentences=counter.usual() if task.has_sentences else None)
 
 
 class _SideWriter:

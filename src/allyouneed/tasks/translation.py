@@ -23,6 +23,7 @@ Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1
 class TranslationConfig(PairTask):
     summary = "translation from parallel text files or TSV"
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    has_sentences = True
 
     type: Literal["translation"] = "translation"
     train: Files  # [source file, target file], or one TSV file: source TAB target

@@ -23,6 +23,8 @@ class Codec:
     decoder reads the source as its text and generates id FIRST_CLASS + c for class c of a position.
 
     `frame`: the ids before and after a source, if they are not the default ones (`framing`).
+
+    `sentences`: how many sentences a training line usually held. Longer texts are translated in pieces.
     """
 
     source: Tokenizer | None = None
@@ -30,6 +32,7 @@ class Codec:
     classes: tuple[str, ...] | None = None
     per_position: bool = False
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    sentences: int | None = None
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
@@ -97,6 +100,7 @@ class Codec:
         }
         tree |= {"each": True} if self.per_position else {}
         tree |= {"frame": self.frame} if self.frame is not None else {}
+        tree |= {"sentences": self.sentences} if self.sentences is not None else {}
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
@@ -114,6 +118,9 @@ class Codec:
             if not all(isinstance(name, str) for name in names or ()):
                 raise TypeError("classes should be names")
             frame = None if "frame" not in tree else _frame(tree["frame"])
+            sentences = tree.get("sentences")
+            if sentences is not None and (type(sentences) is not int or sentences < 1):
+                raise TypeError("sentences should be a number of at least 1")
             if not has_source and (not has_target or names is not None):
                 raise ValueError("has neither a source nor a target")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -124,7 +131,7 @@ class Codec:
         if not has_source:
             return Codec(target=first)
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
-        return Codec(source=first, target=second, classes=names, frame=frame)
+        return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences)
 
 
 def _frame(tree: object) -> tuple[tuple[int, ...], tuple[int, ...]]:

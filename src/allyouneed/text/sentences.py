@@ -1,0 +1,94 @@
+"""Sentences of a text: models trained on single sentences translate a longer text sentence by sentence.
+
+A piece is one sentence, or as many as a training line of the model held. Pieces are translated on their own. What they
+become is joined with the whitespace that was between them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import sentencex
+
+Sentences = Literal["auto", "always", "never"]  # auto: unless the model was trained on such texts
+USUAL = 0.05  # a number of sentences is usual if this share of the training lines has it, or more
+# Languages that are written without blanks between sentences.
+_WITHOUT_BLANKS = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
+_BLANK = re.compile(r"[^\S\n]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def split_sentences(text: str, language: str | None = None) -> list[str]:
+    """Return the sentences of a text, each with the whitespace after it; joined, they are the text."""
+    # The library fails at wide blanks in some places. Both replacements keep the number of characters.
+    plain = _BLANK.sub(" ", _SURROGATE.sub("x", text))
+    found: list[str] = []
+    start = 0
+    for sentence in sentencex.segment(_primary(language), plain):
+        end = start + len(sentence)
+        if found and not text[start:end].strip():
+            found[-1] += text[start:end]
+        else:
+            found.append(text[start:end])
+        start = end
+    return found
+
+
+def _primary(language: str | None) -> str:
+    """Return the language without region or script: en for en-US. The rules for English are the default."""
+    return re.split("[-_]", language, maxsplit=1)[0].lower() if language else "en"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A text in pieces, and the whitespace between them."""
+
+    pieces: tuple[str, ...]
+    gaps: tuple[str, ...] = ()  # one less than pieces
+
+    def join(self, translated: Sequence[str]) -> str:
+        """Return the translations of the pieces as one text."""
+        gaps = [*self.gaps, ""]
+        return "".join(text + gap for text, gap in zip(translated, gaps, strict=True))
+
+
+class SentenceSplitter:
+    """A splitter of source texts into pieces of at most `most` sentences; None: texts stay whole."""
+
+    def __init__(self, most: int | None, languages: tuple[str, str] | None = None) -> None:
+        self.most = most
+        self._source = languages[0] if languages else None
+        target = languages[1] if languages else None
+        self._between = "" if _primary(target) in _WITHOUT_BLANKS else " "  # where the source has no blank
+
+    def split(self, text: str) -> Split:
+        """Return a text in pieces. A text that stays whole is not changed at all."""
+        sentences = split_sentences(text, self._source) if self.most is not None else []
+        if self.most is None or len(sentences) <= self.most:
+            return Split((text,))
+        groups = ["".join(sentences[at : at + self.most]) for at in range(0, len(sentences), self.most)]
+        gaps = [group[len(group.rstrip()) :] or self._between for group in groups[:-1]]
+        return Split(tuple(group.strip() for group in groups), tuple(gaps))
+
+
+class SentenceCounter:
+    """A count of the sentences of training lines, from which `usual` decides how many a model reads at once."""
+
+    def __init__(self, language: str | None = None) -> None:
+        self._language, self._lines = language, Counter[int]()
+
+    def add(self, text: str) -> None:
+        """Count the sentences of a line."""
+        self._lines[len(split_sentences(text, self._language))] += 1
+
+    def usual(self) -> int:
+        """Return the largest number of sentences that at least the share `USUAL` of the lines has or exceeds."""
+        total, above, usual = self._lines.total(), 0, 1
+        for count in sorted(self._lines, reverse=True):
+            above += self._lines[count]
+            if above >= USUAL * total:
+                usual = max(1, count)
+                break
+        return usual
