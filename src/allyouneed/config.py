@@ -22,6 +22,7 @@ from allyouneed.errors import ConfigError, unknown_name
 LARGEST_RECIPE = 1 << 20  # bytes; a recipe is a page of text
 DEEPEST_EXTENDS = 8
 DEEPEST_SETTING = 32
+MOST_UNKNOWN = 5  # unknown keys that a message names
 WRONG_SHAPE = "wrong_shape"
 
 Tree = dict[str, Any]
@@ -40,7 +41,8 @@ class Config(BaseModel):
         """Refuse unknown keys here, not in `parse`: the class is known only after `choice` has read the `type`."""
         unknown = [str(name) for name in value if name not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
-            raise ValueError("; ".join(unknown_name(name, cls.model_fields) for name in unknown))
+            more = f"; and {len(unknown) - MOST_UNKNOWN:,} more" if len(unknown) > MOST_UNKNOWN else ""
+            raise ValueError("; ".join(unknown_name(name, cls.model_fields) for name in unknown[:MOST_UNKNOWN]) + more)
         return value
 
     def ineffective_setting(self) -> str | None:

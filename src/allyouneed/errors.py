@@ -7,6 +7,8 @@ its traceback.
 import difflib
 from collections.abc import Iterable
 
+LONGEST_NAME = 100  # characters of an unknown name that a message quotes
+
 
 class UserError(Exception):
     """An error that the user can correct."""
@@ -44,7 +46,7 @@ class TrainingError(UserError):
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
     """Return the message for a name that is not in a closed table, with the nearest known name."""
-    known = sorted(known)
+    known, name = sorted(known), name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown name {name!r}{hint}; known: {', '.join(known)}"

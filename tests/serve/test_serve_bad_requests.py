@@ -260,7 +260,7 @@ def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
         assert httpx.post(url + path, content=chunks(), headers=kind).status_code == 413
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
+        connection.sendall(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
@@ -268,7 +268,7 @@ def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
 def test_endless_headers(url: str, start: bytes) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # earlier requests do not count
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # earlier requests do not count
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
         answer = b""
         with contextlib.suppress(ConnectionError):  # the server may close the connection before everything is sent
@@ -289,7 +289,7 @@ def test_missing_bodies_time_out(folders: list[Path]) -> None:
     with running(folders[:1], arrival=0.3) as (url, _):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(head + b"Content-Length: 50\r\n\r\n{")
             assert connection.recv(100).startswith(b"HTTP/1.1 408")
 

@@ -45,10 +45,8 @@ def send(url: str, body: dict[str, Any], size: int | None = None) -> socket.sock
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
     connection.connect((host, int(port)))
     content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    )
-    connection.sendall(head.encode() + b"\r\n\r\n" + content)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 
 

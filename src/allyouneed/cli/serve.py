@@ -20,6 +20,10 @@ def command(
     models: Annotated[list[str], typer.Argument(help="Model folders or run folders; NAME=FOLDER sets a name.")],
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 chooses a free one.", show_default="8000")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name by which clients may address the server; * allows any. May be repeated."),
+    ] = None,
     languages: Annotated[
         list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. May be repeated.")
     ] = None,
@@ -53,7 +57,12 @@ def command(
     from allyouneed.serve.server import serve
 
     given: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
-    given |= {"deadline": deadline, "cors": cors, "keys": None if keys is None else read_keys(keys)}
+    given |= {
+        "hosts": allow_host,
+        "deadline": deadline,
+        "cors": cors,
+        "keys": None if keys is None else read_keys(keys),
+    }
     check_limits(limit or [])
     tree = override({name: value for name, value in given.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)

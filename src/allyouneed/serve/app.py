@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI, Security
+from fastapi import FastAPI, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -17,10 +17,10 @@ from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import (
     Refusal,
     http_error_response,
-    internal_error_response,
     refusal_response,
     validation_error_response,
 )
+from allyouneed.serve.gate import GateMiddleware
 from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
 from allyouneed.version import __version__
@@ -41,7 +41,8 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     # The framework's documentation pages are off: they load scripts from other hosts. /openapi.json is available.
     app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.backend = backend
-    keyed = [_require_key(backend)] if config.keys else []
+    # Only described here; the gate checks keys before anything of a request is parsed.
+    keyed = [Security(HTTPBearer(auto_error=False))] if config.keys else []
     app.include_router(health.health_router(backend))
     app.include_router(health.metrics_router(backend), dependencies=keyed)
     app.include_router(translate.router(backend))
@@ -54,7 +55,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.add_exception_handler(Refusal, refusal_response)
     app.add_exception_handler(HTTPException, http_error_response)
     app.add_exception_handler(RequestValidationError, validation_error_response)
-    app.add_exception_handler(Exception, internal_error_response)
+    app.add_middleware(GateMiddleware, backend=backend)
     if config.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -65,15 +66,6 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.add_middleware(LimitsMiddleware, backend=backend)
     _remove_422(app)
     return app
-
-
-def _require_key(backend: Backend) -> Any:
-    bearer = HTTPBearer(auto_error=False)
-
-    def check(credentials: HTTPAuthorizationCredentials | None = Security(bearer)) -> None:  # noqa: B008
-        backend.check_key(credentials.credentials if credentials else None)
-
-    return Depends(check)
 
 
 def _remove_422(app: FastAPI) -> None:

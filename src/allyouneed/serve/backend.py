@@ -1,7 +1,6 @@
 """What all endpoints share: the models, their engines, and the checks before a request is processed."""
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -13,7 +12,7 @@ from allyouneed.decode.translate import as_answers
 from allyouneed.errors import unknown_name
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.engine import Engine
-from allyouneed.serve.errors import INVALID_KEY, MISSING_KEY, Refusal
+from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.request_record import current_record
@@ -50,7 +49,7 @@ class Backend:
     def served(self, name: str) -> Served:
         """Return the model with this name, or refuse with 404."""
         if name not in self.models:
-            message = f"model: {unknown_name(name[:100], self.models)}"
+            message = f"model: {unknown_name(name, self.models)}"
             raise Refusal(404, message, param="model", code="model_not_found")
         current_record().model = name
         return self.models[name]
@@ -59,19 +58,6 @@ class Backend:
         """Return the engine of a model that `served` returned."""
         current_record().model = served.name
         return self.engines[served.name]
-
-    def check_key(self, *given: str | None) -> None:
-        """Refuse with 401 unless one of the given keys is valid, or no key is required."""
-        candidates = [key for key in given if key]
-        if self.config.keys and True not in [self.is_valid_key(key) for key in candidates]:
-            found = "the API key is invalid" if candidates else "an API key is required"
-            message = f"{found}: send Authorization: Bearer KEY, or the field api_key of /translate"
-            raise Refusal(401, message, code=INVALID_KEY if candidates else MISSING_KEY)
-
-    def is_valid_key(self, key: str) -> bool:
-        """Return True if this is a configured key. Takes the same time whether or not a key matches."""
-        given = key.encode("utf-8", "surrogatepass")
-        return True in [hmac.compare_digest(one.encode(), given) for one in self.config.keys]
 
     def check_texts(self, texts: Sequence[str], param: str) -> None:
         """Refuse texts that exceed the limits, before anything processes them."""

@@ -56,7 +56,7 @@ def router(backend: Backend) -> APIRouter:
 
 
 def _card(served: Served) -> ModelCard:
-    return ModelCard(id=served.name, created=int((served.bundle.path / "config.json").stat().st_mtime))
+    return ModelCard(id=served.name, created=served.created)
 
 
 async def _prepare(backend: Backend, served: Served, body: CompletionRequest) -> CompletionTask:

@@ -8,9 +8,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from allyouneed.config import Config
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-NOT_LIMITS = ("host", "port", "runs", "keys", "cors")  # fields that `--limit` does not set
-
-
+NOT_LIMITS = ("host", "port", "hosts", "runs", "keys", "cors")  # fields that `--limit` does not set
+HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Browsers send the Origin header in lower case, without a path and without a trailing slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
@@ -20,6 +19,7 @@ class ServeConfig(Config):
 
     host: str = "127.0.0.1"
     port: Port = 8000  # 0: any free port
+    hosts: tuple[str, ...] = ()  # names by which clients may address the server, besides localhost; "*": any name
     runs: str = "runs"  # the folder whose runs are shown
     keys: tuple[str, ...] = ()  # API keys; empty: no key is required
     cors: tuple[str, ...] = ()  # origins whose pages may read responses
@@ -29,7 +29,9 @@ class ServeConfig(Config):
     deadline: PositiveFloat = 60.0  # seconds until a request times out
     arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and between reads of a response
     drain: PositiveFloat = 30.0  # seconds that running requests may take after SIGTERM
-    connections: PositiveInt = 1024  # open connections; more are refused with 503
+    connections: PositiveInt = 1024  # open connections
+    client_connections: PositiveInt = 256  # open connections of one address
+    client_requests: PositiveInt = 256  # requests of one client that are processed in parallel
     threads: PositiveInt = 2  # attention maps and programs that are computed in parallel
 
     max_body: PositiveInt = 1 << 20  # bytes of a request
@@ -48,6 +50,14 @@ class ServeConfig(Config):
         for origin in value:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r} is not an origin; write https://example.org, or * for all")
+        return value
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != "*" and not HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a host name; write example.org without a port, or * for all")
         return value
 
     @field_validator("keys")

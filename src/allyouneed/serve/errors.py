@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 LIBRETRANSLATE = ("/translate", "/detect", "/languages", "/frontend/settings")
 MISSING_KEY, INVALID_KEY = "missing_api_key", "invalid_api_key"  # codes of refusals with 401
@@ -20,7 +21,15 @@ LIBRETRANSLATE_KEYS = {
     MISSING_KEY: (400, "Please contact the server operator to get an API key"),
     INVALID_KEY: (403, "Invalid API key"),
 }
+MAX_MESSAGE, MAX_PARAM = 3 << 10, 64  # bytes of JSON; characters
+LONGEST_ESCAPE = 12  # bytes of one character in JSON: two escaped surrogates
 TYPES = {401: "authentication_error", 404: "not_found_error", 413: "too_large_error", 429: "rate_limit_error"}
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request below the root path of the application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class Refusal(Exception):
@@ -30,13 +39,22 @@ class Refusal(Exception):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
+        self.status, self.code, self.retry = status, code, retry
+        self.message, self.param = _bounded(message), None if param is None else param[:MAX_PARAM]
 
     @property
     def tree(self) -> dict[str, Any]:
         """The body in OpenAI's format."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _bounded(message: str) -> str:
+    """Return a message whose JSON has at most 3 KiB. A message may quote what a client sent."""
+    start = message[:MAX_MESSAGE]
+    if len(start) == len(message) and len(json.dumps(start)) <= MAX_MESSAGE:
+        return message
+    return f"{start[: MAX_MESSAGE // LONGEST_ESCAPE]} ..."
 
 
 class ErrorDetail(BaseModel):
@@ -96,7 +114,7 @@ def error_responses(*statuses: int, plain: bool = False) -> dict[int | str, dict
 def refusal_response(request: Request, refusal: Exception) -> Response:
     """Return a refusal in the format of its endpoint."""
     assert isinstance(refusal, Refusal)
-    plain = request.url.path in LIBRETRANSLATE
+    plain = path_of(request.scope) in LIBRETRANSLATE
     if plain and refusal.code in LIBRETRANSLATE_KEYS:
         refusal = Refusal(*LIBRETRANSLATE_KEYS[refusal.code])
     tree = {"error": refusal.message} if plain else refusal.tree

@@ -29,6 +29,7 @@ class Served:
     bundle: Bundle
     languages: tuple[str, str] | None  # source and target; None: it does not translate
     search: SearchConfig  # the search settings of its recipe
+    created: int  # when the folder was written, in seconds since 1970
     ctranslate2: CTranslate2Engine | None = None  # searches instead of torch
     shortlist: Shortlist | None = None  # restricts searches to likely words
 
@@ -86,7 +87,7 @@ def open_models(
         pair = given.pop(name, None) or _languages(bundle)
         needed = shortlist and (bundle.shortlist is not None or translates(bundle))
         listed = require_shortlist(bundle) if needed else None
-        models[name] = Served(name, bundle, pair, _search(bundle), engine, listed)
+        models[name] = Served(name, bundle, pair, _search(bundle), _created(bundle), engine, listed)
     if given:
         raise ConfigError(f"languages for {', '.join(given)}: no such model; the models are {', '.join(models)}")
     return models
@@ -126,6 +127,11 @@ def _languages(bundle: Bundle) -> tuple[str, str] | None:
         return recipe_of(bundle).task.languages()
     except UserError:
         return None
+
+
+def _created(bundle: Bundle) -> int:
+    """Return when a folder was written. Requests cannot read it: the folder may have been moved meanwhile."""
+    return int((bundle.path / "config.json").stat().st_mtime)
 
 
 def _search(bundle: Bundle) -> SearchConfig:

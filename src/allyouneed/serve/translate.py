@@ -11,16 +11,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
 
 from allyouneed.config import Config
 from allyouneed.decode.sentences import join_answers
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
+from allyouneed.serve.bodies import FORMS, content_type, parse_form, parse_json
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
@@ -39,8 +38,6 @@ from allyouneed.text.specials import UNK
 
 AUTO = "auto"
 DETECTED = 2000  # characters of a text that detection reads
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-MAX_FIELDS = 100  # of a form
 Body = TypeVar("Body", bound=Config)
 Pairs = dict[tuple[str, str], Served]  # models by source and target language
 
@@ -69,7 +66,7 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
     )
     async def translate(request: Request) -> TranslateResponse:
         """Translate texts from one language into another."""
-        body = await _body(backend, request, TranslateRequest)
+        body = await _body(request, TranslateRequest)
         texts = [body.q] if isinstance(body.q, str) else body.q
         if body.format == "html":
             raise Refusal(400, "format html is not supported; send text", param="format")
@@ -96,7 +93,7 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
     )
     async def detect(request: Request) -> list[Detected]:
         """Guess the language of a text, among the source languages of the served models."""
-        body = await _body(backend, request, DetectRequest)
+        body = await _body(request, DetectRequest)
         backend.check_texts([body.q], "q")
         return await asyncio.to_thread(_detect, list(_pairs(backend).values()), body.q)
 
@@ -141,45 +138,17 @@ def _form_or_json(model: type[Config]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 
-async def _form(request: Request, kind: str) -> dict[str, Any]:
-    """Return the fields of a form. A repeated field becomes a list."""
-    pairs: Sequence[tuple[str, Any]]
-    try:
-        # The framework would decode invalid UTF-8, and any unescaped bytes of a form, as Latin-1.
-        text = (await request.body()).decode()
-        if kind == "multipart/form-data":
-            async with request.form(max_files=0, max_fields=MAX_FIELDS) as form:
-                pairs = form.multi_items()
-        else:
-            pairs = parse_qsl(text, keep_blank_values=True, errors="strict")
-    except UnicodeDecodeError:
-        raise Refusal(400, "the form contains bytes that are not UTF-8; encode its texts in UTF-8") from None
-    if len(pairs) > MAX_FIELDS:
-        raise Refusal(400, f"the form has {len(pairs)} fields; at most {MAX_FIELDS} are allowed")
-    tree: dict[str, Any] = {}
-    for name, value in pairs:
-        tree.setdefault(name, []).append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in tree.items()}
-
-
-async def _body(backend: Backend, request: Request, model: type[Body]) -> Body:
-    """Parse the body of a request, a form or JSON. Its key is checked before anything else in it."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if kind == "application/json":
-            tree = await request.json()
-        elif kind in FORMS:
-            tree = await _form(request, kind)
-        else:
-            raise Refusal(400, "the body should be a form or JSON, with a matching Content-Type")
-    except (ValueError, RecursionError):
-        raise Refusal(400, "the body is not JSON") from None
-    except HTTPException as error:
-        raise Refusal(error.status_code, str(error.detail)) from None
+async def _body(request: Request, model: type[Body]) -> Body:
+    """Parse the body of a request, a form or JSON."""
+    kind, content = content_type(request.headers), await request.body()
+    if kind in FORMS:
+        tree = await parse_form(content, request.headers)
+    elif kind == "application/json":
+        tree = parse_json(content)
+    else:
+        raise Refusal(400, "the body should be a form or JSON, with a matching Content-Type")
     if not isinstance(tree, dict):
         raise Refusal(400, "the body should be an object with q, source and target")
-    key = tree.get("api_key")
-    backend.check_key(_bearer(request), key if isinstance(key, str) else None)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -187,11 +156,6 @@ async def _body(backend: Backend, request: Request, model: type[Body]) -> Body:
         if missing:
             raise Refusal(400, f"Invalid request: missing {missing[0]} parameter") from None
         raise validation_refusal(error.errors()) from None
-
-
-def _bearer(request: Request) -> str | None:
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key if kind.lower() == "bearer" else None
 
 
 @dataclass(frozen=True)
