@@ -132,6 +132,29 @@ def test_stop(client: openai.OpenAI, stream: bool) -> None:
     assert choices[-1].finish_reason == "stop"
 
 
+def test_classifiers_obey_max_tokens_and_stop(client: openai.OpenAI) -> None:
+    def complete(**settings: object) -> tuple[str, str, int]:
+        answer = client.completions.create(model="reverse", prompt="abcd", **settings)
+        (choice,) = answer.choices
+        return choice.text, choice.finish_reason, answer.usage.completion_tokens
+
+    assert complete() == complete(max_tokens=4) == ("d c b a", "stop", 4)
+    assert complete(max_tokens=2) == ("d c", "length", 2)
+    assert complete(max_tokens=0) == ("", "length", 0)
+    assert complete(stop=["a", " b"]) == ("d c", "stop", 4)
+    assert complete(stop="a", max_tokens=3) == ("d c b", "length", 3)
+
+
+def test_completions_state_unknown_words(client: openai.OpenAI) -> None:
+    settings = {"model": "numbers-de", "temperature": 0}
+    assert not hasattr(client.completions.create(prompt="seven", **settings), "unknown")
+    assert client.completions.create(prompt="Seven dogs", **settings).unknown == ["Seven"]
+    assert client.completions.create(prompt=["7", "dogs"], **settings).unknown == [["7"], []]
+    first, *rest = client.completions.create(prompt="Seven dogs", stream=True, **settings)
+    assert first.unknown == ["Seven"]
+    assert not any(hasattr(part, "unknown") for part in rest)
+
+
 def test_keys(folders: list[Path]) -> None:
     with running(folders[:1], keys=["open-sesame", "other"]) as (url, _):
         for key in ("wrong", "open-sesam", "open-sesame2"):

@@ -19,6 +19,7 @@ Prompts = Annotated[
     StrictStr | list[StrictStr],
     fail_with("should be a text or a list of texts; token ids are not supported, send text"),
 ]
+Unknown = list[str] | list[list[str]]
 UNSUPPORTED = fail_with("not supported here; leave it out")
 Zero = Annotated[float, Field(ge=0, le=0), UNSUPPORTED]
 
@@ -121,6 +122,12 @@ class Completion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+
+
+class UnknownCompletion(Completion):
+    """A response to a source with words that the model's vocabulary does not have: a list, or one for each prompt."""
+
+    unknown: Unknown
 
 
 class ModelCard(BaseModel):

@@ -14,7 +14,16 @@ from allyouneed.decode.base import FIRST_TOKEN, as_float32
 from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
-from allyouneed.serve.completion_schema import Choice, Completion, CompletionRequest, Finish, Logprobs, Usage
+from allyouneed.serve.completion_schema import (
+    Choice,
+    Completion,
+    CompletionRequest,
+    Finish,
+    Logprobs,
+    Unknown,
+    UnknownCompletion,
+    Usage,
+)
 from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
@@ -39,8 +48,15 @@ class CompletionPart:
 class CompletionTask:
     """Generates the choices of one request."""
 
-    def __init__(self, backend: Backend, served: Served, body: CompletionRequest, ids: list[list[int]]) -> None:
-        self.served, self.body, self.ids = served, body, ids
+    def __init__(
+        self,
+        backend: Backend,
+        served: Served,
+        body: CompletionRequest,
+        ids: list[list[int]],
+        unknown: Unknown | None = None,
+    ) -> None:
+        self.served, self.body, self.ids, self._unknown = served, body, ids, unknown
         self._engine, self._backend = backend.engine_of(served), backend
         self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self._record = current_record()
@@ -52,14 +68,16 @@ class CompletionTask:
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> Completion:
-        """Return the response for some parts."""
-        return Completion(
+        """Return the response for some parts. The first one states the unknown words."""
+        completion = Completion(
             id=self._id,
             created=self._created,
             model=self.served.name,
             choices=[self._choice(part) for part in parts],
             usage=usage,
         )
+        unknown, self._unknown = self._unknown, None
+        return completion if unknown is None else UnknownCompletion(**dict(completion), unknown=unknown)
 
     def _choice(self, part: CompletionPart) -> Choice:
         texts, offsets = [piece.text for piece in part.pieces], []
@@ -169,9 +187,19 @@ class CompletionTask:
         search = self._backend.search(self.served, self.served.search)
         found = await self._engine.run(search, self.body.prompts)
         for prompt, answers in enumerate(found):
+            text, tokens, finish = self._cut_classes(answers[0].text)
             for index in range(prompt * n, (prompt + 1) * n):
-                self._record.completion_tokens += len(answers[0].text.split())
-                yield CompletionPart(index, 0, [TextPiece(answers[0].text)], "stop")
+                self._record.completion_tokens += tokens
+                yield CompletionPart(index, 0, [TextPiece(text)], finish)
+
+    def _cut_classes(self, text: str) -> tuple[str, int, Finish]:
+        """Apply `max_tokens` and `stop` to the classes of a text. Every class counts as one token."""
+        names = text.split() if self.served.bundle.codec.per_position else [text]
+        most = len(names) if self.body.max_tokens is None else self.body.max_tokens
+        kept = text if most >= len(names) else " ".join(names[:most])
+        stop = min((place for stop in self.body.stops if (place := kept.find(stop)) >= 0), default=None)
+        finish: Finish = "stop" if stop is not None or most >= len(names) else "length"
+        return kept[:stop], min(most, len(names)), finish
 
     async def _echoed(self) -> list[list[TextPiece]]:
         """Return the prompts, token by token if log-probabilities are requested."""

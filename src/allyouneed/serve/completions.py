@@ -12,10 +12,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
-from allyouneed.serve.completion_schema import Completion, CompletionRequest, ModelCard, ModelList
+from allyouneed.serve.completion_schema import (
+    Completion,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+    UnknownCompletion,
+)
 from allyouneed.serve.completion_task import CompletionPart, CompletionTask
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
+from allyouneed.serve.unknown import unknown_words_of
 
 
 def router(backend: Backend) -> APIRouter:
@@ -34,7 +41,7 @@ def router(backend: Backend) -> APIRouter:
 
     @router.post(
         "/completions",
-        response_model=Completion,
+        response_model=Completion | UnknownCompletion,
         responses={
             200: {"description": "The completion, or a stream of its parts", "content": {"text/event-stream": {}}},
             **error_responses(400, 401, 404, 408, 413, 429, 500, 503),
@@ -78,11 +85,12 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         message = f"logprobs: {served.name} is a classifier; use /score for the probabilities of its classes"
         raise Refusal(400, message, param="logprobs")
     backend.engine_of(served).require_capacity(n * len(body.prompts), "prompt")
-    if served.takes_source:
-        ids = await backend.encode_sources(served, body.prompts, "prompt")
-    else:
-        ids = await backend.encode_targets(served, body.prompts, "prompt")
-    return CompletionTask(backend, served, body, ids)
+    if not served.takes_source:
+        return CompletionTask(backend, served, body, await backend.encode_targets(served, body.prompts, "prompt"))
+    ids = await backend.encode_sources(served, body.prompts, "prompt")
+    words = await unknown_words_of([(served, prompt) for prompt in body.prompts])
+    unknown = None if not any(words) else words[0] if isinstance(body.prompt, str) else words
+    return CompletionTask(backend, served, body, ids, unknown)
 
 
 async def _events(
