@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from serve_folders import language_model, running, slow_down
+from serve_process import process
 
 from allyouneed.serve.backend import Backend
 
@@ -191,19 +191,6 @@ def test_an_engine_survives_a_bug(folders: list[Path], monkeypatch: pytest.Monke
             found = httpx.post(f"{url}/v1/completions", json=LONG)
             assert (found.status_code, found.json()["error"]["message"]) == (500, "internal error")
         assert httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 3}).status_code == 200
-
-
-@contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
-    """Start `allyouneed serve` as a process, and yield it with its address."""
-    command = [sys.executable, "-m", "allyouneed", "serve", *arguments, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            host, port = server.stdout.readline().split("http://")[1].split()[0].split(":")
-            yield server, host, int(port)
-        finally:
-            server.kill()
 
 
 def test_sigterm_lets_running_requests_finish(folders: list[Path]) -> None:

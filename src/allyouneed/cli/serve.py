@@ -37,6 +37,12 @@ def command(
     batch: Annotated[int | None, typer.Option(help="Rows decoded in parallel.", show_default="64")] = None,
     queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="256")] = None,
     deadline: Annotated[float | None, typer.Option(help="Timeout of a request in seconds.", show_default="60")] = None,
+    access_log: Annotated[
+        str | None, typer.Option(help="Log requests on stderr: text, json or none.", show_default="text")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Log other events from: debug, info, warning, error.", show_default="info")
+    ] = None,
     limit: Annotated[
         list[str] | None, typer.Option(help="Set another limit: max_characters=5000. May be repeated.")
     ] = None,
@@ -57,12 +63,8 @@ def command(
     from allyouneed.serve.server import serve
 
     given: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
-    given |= {
-        "hosts": allow_host,
-        "deadline": deadline,
-        "cors": cors,
-        "keys": None if keys is None else read_keys(keys),
-    }
+    given |= {"hosts": allow_host, "deadline": deadline, "cors": cors, "access_log": access_log, "log_level": log_level}
+    given |= {"keys": None if keys is None else read_keys(keys)}
     check_limits(limit or [])
     tree = override({name: value for name, value in given.items() if value is not None}, limit or [])
     config = parse(ServeConfig, tree)

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from allyouneed.serve import completions, health, inspect, program, runs, score, translate
+from allyouneed.serve.access import AccessMiddleware
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import (
@@ -64,6 +65,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
         )
     app.add_middleware(LimitsMiddleware, backend=backend)
+    app.add_middleware(AccessMiddleware, backend=backend)
     _remove_422(app)
     return app
 

@@ -15,7 +15,7 @@ from allyouneed.serve.engine import Engine
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
-from allyouneed.serve.request_record import current_record
+from allyouneed.serve.request_record import RequestRecord, current_record
 from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.tokenizer import Tokenizer
 
@@ -33,13 +33,16 @@ class Backend:
         check_searches(models, config)
         self.config, self.models, self.metrics = config, models, Metrics()
         self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
+        self.started = False  # all engines run
         self.draining = False  # new requests are refused
         self.active = 0  # requests in progress
+        self.requests: set[RequestRecord] = set()  # the records of requests in progress
 
     def start(self) -> None:
         """Start all engines."""
         for engine in self.engines.values():
             engine.start()
+        self.started = True
 
     def close(self) -> None:
         """Stop all engines, and refuse the requests that are in progress."""

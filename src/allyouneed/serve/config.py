@@ -1,14 +1,15 @@
 """The settings of a server. They bound everything that a client can request."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from allyouneed.config import Config
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-NOT_LIMITS = ("host", "port", "hosts", "runs", "keys", "cors")  # fields that `--limit` does not set
+# Fields that `--limit` does not set.
+NOT_LIMITS = ("host", "port", "hosts", "runs", "keys", "cors", "access_log", "log_level")
 HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Browsers send the Origin header in lower case, without a path and without a trailing slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
@@ -23,6 +24,8 @@ class ServeConfig(Config):
     runs: str = "runs"  # the folder whose runs are shown
     keys: tuple[str, ...] = ()  # API keys; empty: no key is required
     cors: tuple[str, ...] = ()  # origins whose pages may read responses
+    access_log: Literal["text", "json", "none"] = "text"  # a line for each request; json: all lines of the log
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # of the rest of the log
 
     batch: PositiveInt = 64  # rows that a model decodes in parallel
     queue: PositiveInt = 256  # rows that may wait for a model; more are refused with 429

@@ -1,8 +1,8 @@
 """Refusals: every error response has a status, a type and a message.
 
-There are two response formats. LibreTranslate's endpoints send {"error": text}. All others send OpenAI's format,
-{"error": {"message", "type", "param", "code"}}. The status of a missing or wrong API key differs, too: OpenAI sends 401
-for both; LibreTranslate sends 400 and 403, and its clients compare the words.
+There are two response formats. LibreTranslate's endpoints send {"error": text, "request_id": id}. All others send
+OpenAI's format, {"error": {"message", "type", "param", "code", "request_id"}}. The status of a missing or wrong API key
+differs, too: OpenAI sends 401 for both; LibreTranslate sends 400 and 403, and its clients compare the words.
 """
 
 import json
@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, W
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
+
+from allyouneed.serve.request_record import current_record
 
 LIBRETRANSLATE = ("/translate", "/detect", "/languages", "/frontend/settings")
 MISSING_KEY, INVALID_KEY = "missing_api_key", "invalid_api_key"  # codes of refusals with 401
@@ -46,7 +48,8 @@ class Refusal(Exception):
     def tree(self) -> dict[str, Any]:
         """The body in OpenAI's format."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**error, "request_id": current_record().id}}
 
 
 def _bounded(message: str) -> str:
@@ -64,6 +67,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str | None
+    request_id: str
 
 
 class ErrorResponse(BaseModel):
@@ -76,6 +80,7 @@ class PlainErrorResponse(BaseModel):
     """An error in LibreTranslate's format."""
 
     error: str
+    request_id: str
 
 
 REASONS = {
@@ -114,11 +119,12 @@ def error_responses(*statuses: int, plain: bool = False) -> dict[int | str, dict
 def refusal_response(request: Request, refusal: Exception) -> Response:
     """Return a refusal in the format of its endpoint."""
     assert isinstance(refusal, Refusal)
-    plain = path_of(request.scope) in LIBRETRANSLATE
+    plain, request_id = path_of(request.scope) in LIBRETRANSLATE, current_record().id
     if plain and refusal.code in LIBRETRANSLATE_KEYS:
         refusal = Refusal(*LIBRETRANSLATE_KEYS[refusal.code])
-    tree = {"error": refusal.message} if plain else refusal.tree
-    headers = {} if refusal.retry is None else {"Retry-After": str(refusal.retry)}
+    tree = {"error": refusal.message, "request_id": request_id} if plain else refusal.tree
+    headers = {"X-Request-Id": request_id}  # also where no middleware sets it: after an unexpected exception
+    headers |= {} if refusal.retry is None else {"Retry-After": str(refusal.retry)}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     # json.dumps escapes non-ASCII characters: a message may quote text that UTF-8 cannot encode.

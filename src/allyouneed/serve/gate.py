@@ -32,8 +32,13 @@ from allyouneed.serve.hosts import check_host
 from allyouneed.serve.keys import Keys
 from allyouneed.serve.worker import closing
 
-ALWAYS_OPEN = ("/health", "/metrics")  # available during shutdown, and whatever else a client requests
-NO_KEY = ("/", "/health", "/languages", "/frontend/settings", "/openapi.json")
+ALWAYS_OPEN = (
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+)  # available during shutdown, and whatever else a client requests
+NO_KEY = ("/", "/health", "/ready", "/version", "/languages", "/frontend/settings", "/openapi.json")
 PAGE = "/page/"  # the files of the page need no key, either
 KEY_IN_BODY = ("/translate", "/detect")
 

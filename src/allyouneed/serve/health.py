@@ -1,4 +1,4 @@
-"""`/health` and `/metrics`."""
+"""`/health`, `/ready`, `/version` and `/metrics`."""
 
 from typing import Literal
 
@@ -7,6 +7,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 from allyouneed.serve.backend import Backend
+from allyouneed.serve.metrics import VERSIONS
+
+
+class Version(BaseModel):
+    """The versions of the server and of what computes."""
+
+    version: str
+    python: str
+    torch: str
+
+
+class Readiness(BaseModel):
+    """Whether requests should be sent to this server."""
+
+    status: Literal["ready", "starting", "draining"]
+    models: list[str]
 
 
 class Health(BaseModel):
@@ -17,7 +33,7 @@ class Health(BaseModel):
 
 
 def health_router(backend: Backend) -> APIRouter:
-    """Return `/health`, for load balancers. It needs no key."""
+    """Return `/health`, `/ready` and `/version`, for load balancers and operators. They need no key."""
     router = APIRouter(tags=["server"])
 
     @router.get("/health", responses={503: {"description": "The server is shutting down", "model": Health}})
@@ -26,6 +42,20 @@ def health_router(backend: Backend) -> APIRouter:
         if backend.draining:
             response.status_code = 503
         return Health(status="draining" if backend.draining else "ok", models=list(backend.models))
+
+    @router.get("/ready", responses={503: {"description": "Send requests elsewhere", "model": Readiness}})
+    async def ready(response: Response) -> Readiness:
+        """Report whether requests should be sent here: all models are loaded, and the server is not shutting down."""
+        status: Literal["ready", "starting", "draining"] = "ready" if backend.started else "starting"
+        status = "draining" if backend.draining else status
+        if status != "ready":
+            response.status_code = 503
+        return Readiness(status=status, models=list(backend.models))
+
+    @router.get("/version")
+    async def version() -> Version:
+        """Return the versions of the server, of Python and of torch."""
+        return Version(**VERSIONS)
 
     return router
 
@@ -40,7 +70,7 @@ def metrics_router(backend: Backend) -> APIRouter:
         responses={200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}},
     )
     async def metrics() -> Response:
-        """Requests, queues, batch sizes, tokens and latencies."""
+        """Requests, queues, batch sizes, tokens, latencies, connections, and the process."""
         return Response(generate_latest(backend.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -1,10 +1,18 @@
-"""Prometheus metrics: requests, queues, batches, tokens, latencies. Each application has its own registry."""
+"""Prometheus metrics of requests, queues, batches, tokens, times and the process. Each application has a registry."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+import platform
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+
+from allyouneed.serve.request_record import RequestRecord
+from allyouneed.version import __version__
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+VERSIONS = {"version": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
 class Metrics:
@@ -33,6 +41,39 @@ class Metrics:
         self.step_time = Histogram(
             "allyouneed_step_seconds", "Time of a step", model, buckets=STEP_SECONDS, registry=self.registry
         )
+
+        self._add_request_metrics()
+        self.connections = Gauge("allyouneed_connections", "Open connections", registry=self.registry)
+        build = Gauge("allyouneed_build_info", "Versions; always 1", tuple(VERSIONS), registry=self.registry)
+        build.labels(**VERSIONS).set(1)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def _add_request_metrics(self) -> None:
+        model = ("model",)
+        self.prompt_tokens = Counter(
+            "allyouneed_prompt_tokens", "Tokens of prompts and sources", model, registry=self.registry
+        )
+        self.queue_time = Histogram(
+            "allyouneed_queue_seconds", "Time in the queue", model, buckets=SECONDS, registry=self.registry
+        )
+        self.first_token = Histogram(
+            "allyouneed_first_token_seconds",
+            "Time until the first token was generated",
+            model,
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+
+    def observe(self, record: RequestRecord) -> None:
+        """Record a request that is complete."""
+        if record.model is None:
+            return
+        self.prompt_tokens.labels(record.model).inc(record.prompt_tokens)
+        if record.queue_seconds is not None:
+            self.queue_time.labels(record.model).observe(record.queue_seconds)
+        if record.first_token_seconds is not None:
+            self.first_token.labels(record.model).observe(record.first_token_seconds)
 
     def step(self, model: str, rows: int, seconds: float) -> None:
         """Record one step of a batch."""

@@ -17,6 +17,7 @@ import asyncio
 import json
 from typing import Any, Literal
 
+from prometheus_client import Gauge
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from allyouneed.serve.errors import Refusal
@@ -28,9 +29,9 @@ MAX_PIPELINED = 128  # requests of one connection that wait for an earlier respo
 class Protocol(HttpToolsProtocol):
     """A connection."""
 
-    def __init__(self, *args: Any, arrival: float, **settings: Any) -> None:
+    def __init__(self, *args: Any, arrival: float, open_connections: Gauge, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._arrival = arrival
+        self._arrival, self._open_connections = arrival, open_connections
         self._part: Literal["headers", "body"] | None = None  # the part of a request that is being received
         self._head_bytes = 0  # bytes of the current request's head, without the chunk in which the previous one ended
         self._ended = False  # whether a request ended in this chunk
@@ -42,11 +43,13 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
+        self._open_connections.inc()
         self._start_arrival_timer()
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
+        self._open_connections.dec()
         self._stop_arrival_timer()
         if self._read_timer is not None:
             self._read_timer.cancel()
@@ -143,6 +146,8 @@ class Protocol(HttpToolsProtocol):
 
 def _response(refusal: Refusal) -> bytes:
     """Return a refusal as raw HTTP, for requests that have not reached the application."""
-    content = json.dumps(refusal.tree).encode()
-    head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+    tree = refusal.tree
+    content = json.dumps(tree).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n"
+    head += f"x-request-id: {tree['error']['request_id']}\r\n\r\n"
     return STATUS_LINE[refusal.status] + head.encode() + content

@@ -8,7 +8,6 @@ A second signal stops it at once.
 import asyncio
 import logging
 import socket
-import sys
 from functools import partial
 from types import FrameType
 
@@ -19,6 +18,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.serve.app import create_app
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.logs import logging_to_stderr
 from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
 
@@ -74,7 +74,9 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     """Return uvicorn's settings."""
     return uvicorn.Config(
         app,
-        http=partial(Protocol, arrival=config.arrival),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(  # type: ignore[arg-type]  # uvicorn only calls it
+            Protocol, arrival=config.arrival, open_connections=app.state.backend.metrics.connections
+        ),
         ws="none",  # no endpoint needs websockets, and `Protocol` could not watch an upgraded connection
         log_config=None,
         access_log=False,
@@ -88,9 +90,9 @@ def serve(config: ServeConfig, models: dict[str, Served]) -> None:
     """Serve models until a signal arrives."""
     listener = listen(config)
     app = create_app(config, models)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(name)s: %(message)s")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
     print(f"serving {names} on http://{shown}:{port} (Ctrl-C stops it)", flush=True)
-    Server(uvicorn_config(app, config), app.state.backend).run(sockets=[listener])
+    with logging_to_stderr(config):
+        Server(uvicorn_config(app, config), app.state.backend).run(sockets=[listener])
