@@ -1,7 +1,15 @@
-"""Limits for each client: what counts as one client."""
+"""Limits for each client: what counts as one client, and how many connections and requests it may have."""
 
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import httpx2 as httpx
 import pytest
+from serve_folders import running
 
+from allyouneed.serve import connections
 from allyouneed.serve.clients import client_of, key_client
 
 pytestmark = pytest.mark.no_shapes
@@ -27,3 +35,85 @@ def test_the_client_is_the_key_that_was_checked() -> None:
     scope = {"type": "http", "client": ("127.0.0.1", 5), "state": {"client": key_client("open-sesame")}}
     assert client_of(scope) == key_client("open-sesame")
     assert "sesame" not in client_of(scope)
+
+
+def connect(url: str, address: str) -> socket.socket:
+    """Connect from one of the loopback addresses."""
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60, source_address=(address, 0))
+
+
+def status_of(connection: socket.socket, path: str = "/health") -> int | None:
+    """Send a request and return the status of its response, or None if the connection was closed."""
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        answer = connection.recv(1 << 16)
+        return int(answer.split()[1]) if answer else None
+    return None
+
+
+def test_silent_connections_of_one_address_do_not_exclude_others(folders: list[Path]) -> None:
+    """More connections than the server has in total."""
+    with running(folders[:1], connections=40, client_connections=10) as (url, _), contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(connect(url, "127.0.0.2")) for _ in range(60)]
+        refused = opened.enter_context(connect(url, "127.0.0.2"))
+        assert refused.recv(1 << 16).startswith(b"HTTP/1.1 429")
+        for _ in range(3):
+            with connect(url, "127.0.0.1") as connection:
+                assert [status_of(connection) for _ in range(3)] == [200] * 3
+        assert status_of(silent[0]) == 200  # those within the limit are kept, and work
+
+
+def test_new_connections_replace_idle_ones_of_their_address(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "GRACE", 0.0)
+    with running(folders[:1], connections=40, client_connections=10) as (url, _), contextlib.ExitStack() as opened:
+        other = opened.enter_context(connect(url, "127.0.0.1"))
+        assert status_of(other) == 200
+        mine = [opened.enter_context(connect(url, "127.0.0.2")) for _ in range(30)]
+        assert [status_of(one) for one in mine[-10:]] == [200] * 10
+        assert [status_of(one) for one in mine[:20]] == [None] * 20
+        assert status_of(other) == 200
+
+
+def test_all_connections_in_use(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection of the address with the most connections makes room."""
+    monkeypatch.setattr(connections, "GRACE", 0.0)
+    with running(folders[:1], connections=10, client_connections=8) as (url, _), contextlib.ExitStack() as opened:
+        polite = [opened.enter_context(connect(url, "127.0.0.1")) for _ in range(3)]
+        assert [status_of(one) for one in polite] == [200] * 3
+        for _ in range(20):
+            opened.enter_context(connect(url, "127.0.0.2"))
+        for _ in range(2):
+            polite.append(opened.enter_context(connect(url, "127.0.0.3")))
+        assert [status_of(one) for one in polite] == [200] * 5
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/translate"])
+def test_requests_in_progress_of_one_client_are_bounded(folders: list[Path], path: str) -> None:
+    """Their bodies never end. Other clients, and health checks of the same client, are answered."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+    with running(folders[:1], client_requests=3) as (url, backend), contextlib.ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(connect(url, "127.0.0.2")).sendall(head.encode())
+        while backend.active < 3:
+            time.sleep(0.01)
+        greedy, polite = (opened.enter_context(connect(url, f"127.0.0.{place}")) for place in (2, 3))
+        assert [status_of(greedy, where) for where in ("/v1/models", "/health", "/metrics")] == [429, 200, 200]
+        assert status_of(polite, "/v1/models") == 200
+
+
+def test_requests_are_counted_by_key(folders: list[Path]) -> None:
+    """One client with two addresses, and two clients behind one address."""
+    with running(folders[:1], client_requests=1, keys=["one", "two"]) as (url, backend):
+        head = "POST /score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer one\r\nContent-Length: 50\r\n\r\n"
+        with connect(url, "127.0.0.2") as connection:
+            connection.sendall(head.encode())
+            while not backend.active:
+                time.sleep(0.01)
+            for key, status in (("one", 429), ("two", 200)):
+                found = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+                assert found.status_code == status
+                fields = {"q": "one", "source": "en", "target": "de", "api_key": key}
+                assert httpx.post(f"{url}/translate", data=fields).status_code == status

@@ -15,6 +15,8 @@ import uvicorn
 from serve_folders import running, slow_down
 from uvicorn.server import ServerState
 
+from allyouneed.serve import ServeConfig
+from allyouneed.serve.connections import Connections
 from allyouneed.serve.protocol import MAX_PIPELINED, Protocol
 
 pytestmark = pytest.mark.no_shapes
@@ -173,7 +175,9 @@ def test_slow_readers_are_kept(closing: bool) -> None:
     transport.get_extra_info.return_value = None
     transport.is_closing.return_value = closing
     config = uvicorn.Config(MagicMock(), lifespan="off", log_config=None)
-    protocol = Protocol(config, ServerState(), {}, loop, arrival=30.0)
+    protocol = Protocol(
+        config, ServerState(), {}, loop, arrival=30.0, open_connections=Connections(ServeConfig(), loop)
+    )
     protocol.connection_made(transport)
 
     def check(unread: int) -> bool:

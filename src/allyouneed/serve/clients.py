@@ -8,6 +8,8 @@ import ipaddress
 
 from starlette.types import Scope
 
+LOCAL = "local"  # the address of a peer without one, such as a Unix socket
+
 
 def client_of(scope: Scope) -> str:
     """Return the client of a request: a short hash of its valid key, else the address of its peer."""
@@ -18,7 +20,7 @@ def client_of(scope: Scope) -> str:
 def address_of(scope: Scope) -> str:
     """Return the address from which a request was sent. A whole IPv6 network of /64 counts as one address."""
     peer = scope.get("client")
-    return group_address(peer[0]) if peer else "local"
+    return group_address(peer[0]) if peer else LOCAL
 
 
 def group_address(address: str) -> str:

@@ -9,6 +9,8 @@ body, even after its response has been sent.
 Between two requests uvicorn's keep-alive timeout applies. No timeout applies while a response is being produced, or
 while the client keeps reading it. A timeout during a response closes the connection after that response.
 
+The number of open connections is bounded, also for each address (`serve/connections.py`).
+
 Clients may pipeline requests. A pipelined request takes a hundred times the memory that it took on the wire, so their
 number is bounded.
 """
@@ -17,9 +19,10 @@ import asyncio
 import json
 from typing import Any, Literal
 
-from prometheus_client import Gauge
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from allyouneed.serve.clients import LOCAL, group_address
+from allyouneed.serve.connections import Connections
 from allyouneed.serve.errors import Refusal
 
 MAX_HEAD = 1 << 16  # bytes before the body
@@ -29,9 +32,11 @@ MAX_PIPELINED = 128  # requests of one connection that wait for an earlier respo
 class Protocol(HttpToolsProtocol):
     """A connection."""
 
-    def __init__(self, *args: Any, arrival: float, open_connections: Gauge, **settings: Any) -> None:
+    def __init__(self, *args: Any, arrival: float, open_connections: Connections, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._arrival, self._open_connections = arrival, open_connections
+        self._arrival = arrival
+        self._open_connections = open_connections
+        self._address: str | None = None  # under which this connection is counted
         self._part: Literal["headers", "body"] | None = None  # the part of a request that is being received
         self._head_bytes = 0  # bytes of the current request's head, without the chunk in which the previous one ended
         self._ended = False  # whether a request ended in this chunk
@@ -43,13 +48,30 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
-        self._open_connections.inc()
-        self._start_arrival_timer()
+        address = group_address(self.client[0]) if self.client else LOCAL
+        refusal = self._open_connections.add(self, address)
+        if refusal is None:
+            self._address = address
+            self._start_arrival_timer()
+        else:
+            transport.write(_response(refusal))
+            transport.close()
         self._start_read_timer()
+
+    def evict(self) -> None:
+        """Close the connection in favour of a new one."""
+        self._leave()
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        """Stop counting this connection."""
+        if self._address is not None:
+            self._open_connections.remove(self, self._address)
+            self._address = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
-        self._open_connections.dec()
+        self._leave()
         self._stop_arrival_timer()
         if self._read_timer is not None:
             self._read_timer.cancel()
@@ -72,6 +94,8 @@ class Protocol(HttpToolsProtocol):
         """Called by the parser."""
         self._part = "body"
         self._stop_arrival_timer()
+        if self._address is not None:
+            self._open_connections.mark_busy(self, self._address)
         super().on_headers_complete()
         self._open_cycles = [*(cycle for cycle in self._open_cycles if not cycle.response_complete), self.cycle]
         if len(self.pipeline) > MAX_PIPELINED:
@@ -82,6 +106,12 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes, self._part, self._ended = 0, None, True
         self._stop_arrival_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Called after each response. Another request may be waiting."""
+        if self._address is not None and not self.pipeline:
+            self._open_connections.mark_idle(self, self._address)
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
@@ -149,5 +179,6 @@ def _response(refusal: Refusal) -> bytes:
     tree = refusal.tree
     content = json.dumps(tree).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n"
+    head += "" if refusal.retry is None else f"retry-after: {refusal.retry}\r\n"
     head += f"x-request-id: {tree['error']['request_id']}\r\n\r\n"
     return STATUS_LINE[refusal.status] + head.encode() + content

@@ -18,6 +18,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.serve.app import create_app
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.connections import Connections
 from allyouneed.serve.logs import logging_to_stderr
 from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
@@ -75,12 +76,13 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(  # type: ignore[arg-type]  # uvicorn only calls it
-            Protocol, arrival=config.arrival, open_connections=app.state.backend.metrics.connections
+            Protocol,
+            arrival=config.arrival,
+            open_connections=Connections(config, app.state.backend.metrics.connections),
         ),
         ws="none",  # no endpoint needs websockets, and `Protocol` could not watch an upgraded connection
         log_config=None,
         access_log=False,
-        limit_concurrency=config.connections,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         server_header=False,
     )

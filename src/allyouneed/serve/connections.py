@@ -1,0 +1,88 @@
+"""Open connections by address: no address can occupy them all.
+
+A connection beyond a limit takes the place of an idle one: of the same address if that is at its limit, else of the
+address with the most connections. A connection is idle while no request of it is being processed; one that has been
+idle for less than `GRACE` seconds is kept, as its request may be on its way. If no connection is idle, the new one is
+refused. The tables hold open connections only, so their size is bounded.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prometheus_client import Gauge
+
+from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.errors import Refusal
+
+GRACE = 1.0  # seconds
+
+
+class Connection(Protocol):
+    """An open connection."""
+
+    def evict(self) -> None:
+        """Close the connection at once."""
+
+
+@dataclass
+class AddressConnections:
+    """The connections of one address."""
+
+    count: int = 0
+    idle: OrderedDict[Connection, float] = field(default_factory=OrderedDict)  # since when; the longest time first
+
+
+class Connections:
+    """The open connections of a server."""
+
+    def __init__(self, config: ServeConfig, gauge: Gauge) -> None:
+        self._most, self._most_per_address = config.connections, config.client_connections
+        self._by_address: dict[str, AddressConnections] = {}
+        self._count, self._gauge = 0, gauge
+
+    def add(self, connection: Connection, address: str) -> Refusal | None:
+        """Add a new connection, which is idle, or return the reason to refuse it."""
+        mine = self._by_address.get(address, AddressConnections())
+        if mine.count >= self._most_per_address and not self._evict(address):
+            message = f"{mine.count} connections from {address} are open; close one, or reuse them"
+            return Refusal(429, message, code="too_many_connections", retry=1)
+        if self._count >= self._most and not self._evict(max(self._by_address, key=self._connections_of)):
+            return Refusal(503, "too many connections are open; try again", code="too_many_connections", retry=1)
+        mine = self._by_address.setdefault(address, mine)
+        mine.count += 1
+        self._count += 1
+        self._gauge.inc()
+        self.mark_idle(connection, address)
+        return None
+
+    def remove(self, connection: Connection, address: str) -> None:
+        """Remove a connection that `add` accepted."""
+        mine = self._by_address[address]
+        mine.idle.pop(connection, None)
+        mine.count -= 1
+        self._count -= 1
+        self._gauge.dec()
+        if not mine.count:
+            del self._by_address[address]
+
+    def mark_busy(self, connection: Connection, address: str) -> None:
+        """Keep a connection: a request of it is being processed."""
+        self._by_address[address].idle.pop(connection, None)
+
+    def mark_idle(self, connection: Connection, address: str) -> None:
+        """Allow to evict a connection: all of its requests have been answered."""
+        self._by_address[address].idle[connection] = time.monotonic()
+
+    def _connections_of(self, address: str) -> int:
+        return self._by_address[address].count
+
+    def _evict(self, address: str) -> bool:
+        """Close the connection of an address that has been idle for the longest time. Return False if there is none."""
+        idle = self._by_address[address].idle
+        oldest = next(iter(idle), None)
+        if oldest is None or time.monotonic() - idle[oldest] < GRACE:
+            return False
+        oldest.evict()
+        return True
