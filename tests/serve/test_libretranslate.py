@@ -1,5 +1,7 @@
 """LibreTranslate's documented requests, with and without keys, and the responses on which its clients rely."""
 
+import html
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,28 @@ def test_unsupported_languages_and_formats(url: str) -> None:
     assert post(url, q="two", source="en", target="xx") == (400, {"error": "xx is not supported"})
     assert post(url, q="two", source="en", target="de", format=None)[0] == 200
     assert post(url, q="two", source="en", target="de", format="odt")[0] == 400
+
+
+def test_html(url: str) -> None:
+    def translate(*texts: str, **more: Any) -> Any:
+        return post(url, q=list(texts), source="en", target="de", **more)[1]["translatedText"]
+
+    (hello,) = translate("hello dogs")
+    assert translate('<p class="green">hello dogs</p>', format="html") == [f'<p class="green">{html.escape(hello)}</p>']
+    page = "<!doctype html>\n<head><style>p > a {}</style></head><body><p>hello\n dogs<br/>&nbsp;<img alt='two'></p>"
+    assert translate(page, format="html") == [page.replace("hello\n dogs", html.escape(hello))]
+    mixed = '<p>one <a href="/two">dogs</a> &amp; three</p>'
+    (found,) = translate(mixed, format="html")
+    assert re.findall("<.*?>", found) == re.findall("<.*?>", mixed)
+    body = {"q": ["<p>hello dogs</p>", "seven"], "source": "auto", "target": "de", "format": "html", "api_key": None}
+    status, several = post(url, **body, alternatives=2)  # the request of Mastodon, with alternatives
+    assert status == 200
+    assert several["translatedText"][0] == f"<p>{html.escape(hello)}</p>"
+    assert [one["language"] for one in several["detectedLanguage"]] == ["en", "en"]
+    assert several["alternatives"] == [[], []]
+    assert post(url, q="<p>42 dogs</p>", source="en", target="de", format="html")[1]["unknown"] == ["42"]
+    assert post(url, q="<![x y]>", source="en", target="de", format="html")[0] == 400
+    assert post(url, q="<b>x</b><p>" * 99, source="en", target="de", format="html")[0] == 400
 
 
 def test_keys(keyed: str) -> None:

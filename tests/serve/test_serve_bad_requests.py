@@ -34,7 +34,6 @@ pytestmark = pytest.mark.no_shapes
         {"q": "one", "source": "en", "target": "xx"},
         {"q": "one", "source": "de", "target": "en"},
         {"q": "one", "source": "auto", "target": "en"},
-        {"q": "<b>one</b>", "source": "en", "target": "de", "format": "html"},
         {"q": "one", "source": "en", "target": "de", "format": "pdf"},
         {"q": "one", "source": "en", "target": "de", "colour": "red"},
         {"q": "one", "source": "en"},

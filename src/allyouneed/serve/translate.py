@@ -1,7 +1,7 @@
 """LibreTranslate's endpoints: /translate, /languages, /detect, /frontend/settings.
 
-Bodies may be forms or JSON. Texts are translated line by line, because models are trained on lines. `format=html` is
-refused: the model would translate the markup with the text, and the result could not be trusted as markup.
+Bodies may be forms or JSON. Texts are translated line by line, because models are trained on lines. With `format=html`
+the text between the tags is translated (`text/html_document.py`).
 
 Detection chooses the source language whose vocabulary fits the text best. With a single source language, the confidence
 is simply the fraction of the text's tokens that are in its vocabulary.
@@ -10,7 +10,7 @@ is simply the fraction of the text's tokens that are in its vocabulary.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from babel import Locale, UnknownLocaleError
 from fastapi import APIRouter, Request
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from allyouneed.config import Config
 from allyouneed.decode.sentences import join_answers
+from allyouneed.errors import DataError
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.bodies import FORMS, content_type, parse_form, parse_json
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
@@ -34,6 +35,8 @@ from allyouneed.serve.translate_schema import (
     TranslateResponse,
 )
 from allyouneed.serve.unknown import unknown_words_of
+from allyouneed.text.documents import Document, LineDocument
+from allyouneed.text.html_document import HtmlDocument
 from allyouneed.text.specials import UNK
 
 AUTO = "auto"
@@ -68,8 +71,6 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         """Translate texts from one language into another."""
         body = await _body(request, TranslateRequest)
         texts = [body.q] if isinstance(body.q, str) else body.q
-        if body.format == "html":
-            raise Refusal(400, "format html is not supported; send text", param="format")
         most = min(backend.config.max_n, backend.config.max_beam)  # each alternative needs a beam of its own
         if body.alternatives >= most:
             raise Refusal(400, f"alternatives: at most {most - 1}", param="alternatives")
@@ -174,61 +175,78 @@ async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, tex
     for code in (body.source, body.target):
         if code not in known and code != AUTO:
             raise Refusal(400, f"{code[:20]} is not supported")
-    lines = [text.splitlines() for text in texts]
-    if sum(map(len, lines)) > max(backend.config.max_texts, len(texts)):
-        raise Refusal(400, f"q: more than {backend.config.max_texts} lines in one request", param="q")
-    chosen: list[tuple[Served, Detected | None]] = []
-    for text in texts:
-        detected, source = None, body.source
-        if source == AUTO:
-            candidates = [served for (_, target), served in pairs.items() if target == body.target]
-            found = await asyncio.to_thread(_detect, candidates, text)
-            if not found:
-                raise Refusal(400, f"{body.target[:20]} is not supported as a target language")
-            detected, source = found[0], found[0].language
-        if (source, body.target) not in pairs:
-            raise Refusal(400, f"{source[:20]} cannot be translated into {body.target[:20]} here")
-        chosen.append((pairs[source, body.target], detected))
-    translated: list[list[list[str]]] = [[[""] for _ in text_lines] for text_lines in lines]
-    for served in {served.name: served for served, _ in chosen}.values():
-        places = [
-            (number, line)
-            for number, (model, _) in enumerate(chosen)
-            for line, content in enumerate(lines[number])
-            if model is served and content.strip()
-        ]
-        contents = [lines[number][line] for number, line in places]
-        for (number, line), best in zip(places, await _search(backend, served, contents, body), strict=True):
-            translated[number][line] = best
-    unknown = await unknown_words_of([(served, text) for (served, _), text in zip(chosen, texts, strict=True)])
-    return [
-        Translated(*_join_lines(text, lines, body.alternatives), detected, words)
-        for text, lines, (_, detected), words in zip(texts, translated, chosen, unknown, strict=True)
-    ]
+    documents = await _documents(texts, body.format)
+    if sum(len(document.units) for document in documents) > max(backend.config.max_texts, len(texts)):
+        parts = "lines" if body.format == "text" else "pieces of text between tags"
+        raise Refusal(400, f"q: more than {backend.config.max_texts} {parts} in one request", param="q")
+    plain = ["\n".join(document.units) for document in documents]
+    chosen = [await _choose(pairs, body, text) for text in plain]
+    models = [served for served, _ in chosen]
+    found = await _search_all(backend, models, [document.units for document in documents], body)
+    more = [document.further(one) for document, one in zip(documents, found, strict=True)]
+    further = await _search_all(backend, models, more, body)
+    unknown = await unknown_words_of(list(zip(models, plain, strict=True)))
+    translated = []
+    for number, (document, (_, detected)) in enumerate(zip(documents, chosen, strict=True)):
+        best, *others = (
+            document.join(found[number], further[number], rank)
+            for rank in range(min(max(map(len, found[number]), default=1), 1 + body.alternatives))
+        )
+        alternatives = [other for other in dict.fromkeys(others) if other != best]
+        translated.append(Translated(best, alternatives, detected, unknown[number]))
+    return translated
+
+
+async def _documents(texts: Sequence[str], kind: Literal["text", "html"]) -> list[Document]:
+    """Return the texts in units."""
+    if kind == "text":
+        return [LineDocument(text) for text in texts]
+    try:
+        return await asyncio.to_thread(lambda: [HtmlDocument(text) for text in texts])
+    except DataError as error:
+        raise Refusal(400, f"q: {error}", param="q") from None
+
+
+async def _choose(pairs: Pairs, body: TranslateRequest, text: str) -> tuple[Served, Detected | None]:
+    """Return the model that translates a text, and the detected language."""
+    detected, source = None, body.source
+    if source == AUTO:
+        candidates = [served for (_, target), served in pairs.items() if target == body.target]
+        found = await asyncio.to_thread(_detect, candidates, text)
+        if not found:
+            raise Refusal(400, f"{body.target[:20]} is not supported as a target language")
+        detected, source = found[0], found[0].language
+    if (source, body.target) not in pairs:
+        raise Refusal(400, f"{source[:20]} cannot be translated into {body.target[:20]} here")
+    return pairs[source, body.target], detected
+
+
+async def _search_all(
+    backend: Backend, models: Sequence[Served], units: Sequence[Sequence[str]], body: TranslateRequest
+) -> list[list[list[str]]]:
+    """Return the best translations of the units of each document. Each model translates all of its units at once."""
+    found: list[list[list[str]]] = [[] for _ in units]
+    for served in {served.name: served for served in models}.values():
+        numbers = [number for number, model in enumerate(models) if model is served]
+        best = iter(await _search(backend, served, [unit for number in numbers for unit in units[number]], body))
+        for number in numbers:
+            found[number] = [next(best) for _ in units[number]]
+    return found
 
 
 async def _search(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
     """Return the best translations of each text, with the search settings of the model's recipe."""
+    if not texts:
+        return []
     splits = [served.splitter.split(text) for text in texts]
     pieces = [piece for split in splits for piece in split.pieces]
     backend.engine_of(served).require_capacity(len(pieces), "q")
     await backend.encode_sources(served, pieces, "q")
-    n_best = 1 + body.alternatives
+    n_best = 1 + (body.alternatives if body.format == "text" else 0)
     search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
     found = await backend.engine_of(served).run(backend.search(served, search), pieces)
     current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
     return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
-
-
-def _join_lines(text: str, lines: Sequence[Sequence[str]], alternatives: int) -> tuple[str, list[str]]:
-    """Join translated lines, and return the alternatives, too: the k-th uses the k-th best translation of each line."""
-    ends = [line[len(line.splitlines()[0]) :] if line.splitlines() else line for line in text.splitlines(keepends=True)]
-    most = min(max((len(line) for line in lines), default=1), 1 + alternatives)
-    best, *others = (
-        "".join(line[min(rank, len(line) - 1)] + end for line, end in zip(lines, ends, strict=True))
-        for rank in range(most)
-    )
-    return best, [other for other in dict.fromkeys(others) if other != best]
 
 
 def _detect(candidates: Sequence[Served], text: str) -> list[Detected]:
