@@ -10,6 +10,7 @@ from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search,
 from allyouneed.decode.running_batch import GeneratedToken, Row, RunningBatch
 from allyouneed.decode.sample import uniforms
 from allyouneed.errors import DataError
+from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.positions import LearnedConfig
 from allyouneed.text.specials import EOS
 
@@ -67,6 +68,41 @@ def test_rows_generate_what_they_generate_alone(kind, requests, leaving):
         for one in received[place]:
             assert len(one.top) == 2
             assert one.logprob <= one.top[0][1] + 1e-9
+
+
+@pytest.mark.no_shapes
+@settings(max_examples=10)
+@pytest.mark.parametrize("kind", [*KINDS, "fused decoder", "fused encoder-decoder"])
+@given(requests=requests, pauses=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.booleans()), max_size=6))
+def test_suspended_rows_generate_what_they_generate_alone(kind, requests, pauses):
+    """Rows leave the batch at any time and return three steps later, with their state or without it."""
+    torch.manual_seed(5)
+    model = make_model(kind.removeprefix("fused "), V).eval()
+    if kind.startswith("fused "):
+        optimize_for_inference(model)
+    rows = [Row(prompt, source, config, uniforms(config.seed, 0, 0)) for _, prompt, source, config in requests]
+    running, suspended = RunningBatch(model), dict[Row, int]()
+    for now in range(40):
+        fresh = [row for row, (begins, *_) in zip(rows, requests, strict=True) if begins == now]
+        back = [row for row, until in suspended.items() if until == now]
+        fresh += [row for row in back if row.saved is None]
+        if fresh:
+            running.add(fresh)
+        if kept := [row for row in back if row.saved is not None]:
+            running.resume(kept)
+        leaving = {rows[place]: keep for at, place, keep in pauses if at == now and place < len(rows)}
+        leaving = {row: keep for row, keep in leaving.items() if row in running.rows}
+        running.suspend(list(leaving))
+        for row, keep in leaving.items():
+            row.saved = row.saved if keep else None
+        suspended = {row: until for row, until in suspended.items() if until > now} | dict.fromkeys(leaving, now + 3)
+        if running.rows:
+            running.step()
+    assert not running.rows
+    assert not suspended
+    for row, (_, prompt, source, config) in zip(rows, requests, strict=True):
+        (alone,) = sample(model, [prompt], config, [source])[0]
+        assert [token for token in row.ids if token != EOS] == alone.ids
 
 
 def test_a_retried_row_generates_the_same(monkeypatch):

@@ -98,8 +98,8 @@ def test_cancelled_requests_leave_the_queue() -> None:
         long = harness.submit("abcdefgh")
         assert harness.batch() == "abcd"
         harness.submit("x")
-        long.cancelled = True
-        harness.queue.drop_cancelled()
+        harness.queue.cancel(long)
+        assert long.cancelled
         assert [harness.batch(), harness.batch()] == ["x", ""]
         left = harness.submit("y")
         with harness.queue.changed:

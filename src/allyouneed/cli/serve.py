@@ -35,7 +35,7 @@ def command(
         str | None, typer.Option(help="Folder of training runs to show on the page.", show_default="runs")
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Rows decoded in parallel.", show_default="64")] = None,
-    queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="256")] = None,
+    queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="512")] = None,
     deadline: Annotated[float | None, typer.Option(help="Timeout of a request in seconds.", show_default="60")] = None,
     access_log: Annotated[
         str | None, typer.Option(help="Log requests on stderr: text, json or none.", show_default="text")

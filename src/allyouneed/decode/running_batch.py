@@ -3,6 +3,9 @@
 Every row has its own settings, limit and stream of uniform numbers. It generates what `sample` generates, whatever the
 other rows of the batch are. `join_rows` combines rows of different ages: a state defines how.
 
+A row can be suspended: it leaves the batch and joins another one later, with its saved state. Without the state, the
+prompt and the tokens so far are read again. Either way its tokens are those of a row that was never suspended.
+
 Finished rows keep their slot in the state until compaction, when other rows join or many slots are empty: a state is
 copied as a whole, which takes about as long as a step.
 
@@ -28,6 +31,13 @@ EMPTY_SHARE = 8  # at most one slot in this many may be empty
 End = Literal["stop", "length"]  # EOS, or the limit or the model's last position was reached
 
 
+class SavedState(NamedTuple):
+    """The state of a suspended row."""
+
+    token_1: Tensor  # its last token
+    state: State
+
+
 @dataclass(eq=False)
 class Row:
     """One target that is being generated."""
@@ -41,6 +51,7 @@ class Row:
     limit: int = field(default=0, init=False)  # maximum number of tokens, known when it joins
     drawn: list[float] = field(default_factory=list, init=False)  # a uniform number for each token, unless greedy
     sampling_key: Hashable = field(init=False)  # rows with the same key are drawn together
+    saved: SavedState | None = field(default=None, init=False)  # while it is suspended
 
     def __post_init__(self) -> None:
         config = self.config
@@ -56,7 +67,12 @@ class Row:
     @property
     def length(self) -> int:
         """Return how many tokens are read before the first new one."""
-        return 1 + max(len(self.prompt), len(self.source or ()))
+        return 1 + max(len(self.prompt) + len(self.ids), len(self.source or ()))
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Return the target's ids so far, prompt included."""
+        return (*self.prompt, *self.ids)
 
 
 class GeneratedToken(NamedTuple):
@@ -83,14 +99,14 @@ class RunningBatch:
         self._state: State = None
 
     def add(self, rows: Sequence[Row]) -> list[GeneratedToken]:
-        """Add rows and return the first token of each. If this fails, the batch is unchanged."""
+        """Add rows without a saved state and return the next token of each. If this fails, the batch is unchanged."""
         with torch.inference_mode():
-            keys = [(tuple(row.prompt), None if row.source is None else tuple(row.source)) for row in rows]
+            keys = [(row.prefix, None if row.source is None else tuple(row.source)) for row in rows]
             first = {key: place for place, key in reversed(list(enumerate(keys)))}  # equal inputs are read once
             unique = [rows[place] for place in sorted(first.values())]
             state = start_state(self._model, [row.source for row in unique], self._device)
-            if any(row.prompt for row in unique):
-                token_AT, mask_AT = pad_left([[BOS, *row.prompt] for row in unique], self._device)
+            if any(row.prefix for row in unique):
+                token_AT, mask_AT = pad_left([[BOS, *row.prefix] for row in unique], self._device)
                 x_ATD, state = self._model.hidden(token_AT, state, mask_AT)
                 logits = self._model.head(x_ATD[:, -1])
             else:
@@ -126,6 +142,35 @@ class RunningBatch:
             self._state, self._token_B = state, token_B  # nothing below can fail
             self._record(generated)
         return generated
+
+    def suspend(self, rows: Sequence[Row]) -> None:
+        """Remove rows and save their states, so that they can join again by `resume`."""
+        place_of = {id(row): place for row, place in zip(self.rows, self._slots, strict=True)}
+        with torch.inference_mode():
+            for row in rows:
+                slot_1 = torch.tensor([place_of[id(row)]], device=self._device)
+                # A selection may refer to the buffers of the whole batch; joining it copies what the row needs.
+                state = join_rows([select_rows(self._state, slot_1)], torch.ones_like(slot_1))
+                row.saved = SavedState(self._token_B[slot_1], state)
+        self.remove(rows)
+
+    def resume(self, rows: Sequence[Row]) -> None:
+        """Add suspended rows with their saved states. If this fails, the batch is unchanged."""
+        saved = [row.saved for row in rows if row.saved is not None]
+        assert len(saved) == len(rows), "a row without a saved state"
+        with torch.inference_mode():
+            self._compact()
+            parts, counts = [one.state for one in saved], [1] * len(saved)
+            if self.rows:
+                parts, counts = [self._state, *parts], [len(self.rows), *counts]
+            state = join_rows(parts, torch.tensor(counts, device=self._device))
+            token_B = torch.cat([self._token_B, *(one.token_1 for one in saved)])
+        # Nothing below can fail.
+        self._state, self._token_B = state, token_B
+        self.rows = [*self.rows, *rows]
+        self._slots = list(range(len(self.rows)))
+        for row in rows:
+            row.saved = None
 
     def remove(self, rows: Collection[Row]) -> None:
         """Remove rows before they are finished."""

@@ -5,13 +5,15 @@ Requests are split into items. Items of one kind, from several requests, run as 
     the first request in the queue:   as many of its items as fill a batch;  if items remain, it moves to the end
     other requests of its kind:       all of their items, while they fit
 
-A request therefore waits for at most one batch of each earlier request, not for all of their items. A request that
-needs several batches does not delay one that fills only part of a batch.
+Clients take turns, batch by batch, and so do the requests of a client. A client therefore waits for at most one batch
+of each other client, however many requests those have sent. A request that needs several batches does not delay one
+that fills only part of a batch.
 """
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -54,7 +56,7 @@ class BatchWorker(Worker):
     def __init__(self, name: str, queue: RequestQueue, threads: int, rows: int) -> None:
         super().__init__(name, queue, threads)
         self._rows = rows
-        self._split: PendingRequest | None = None  # the request that the last batch served in part
+        self._first: PendingRequest | None = None  # the request that had the last turn
 
     def has_work(self) -> bool:
         """Return True if items are queued."""
@@ -64,25 +66,29 @@ class BatchWorker(Worker):
         """Process one batch."""
         batch: list[tuple[PendingRequest, int]] = []
         with self.queue.changed:
-            queue = self.queue.items
-            if self._split in queue:  # it had its turn: requests that have arrived since come first
-                queue[self._split] = queue.pop(self._split)
-            self._split = None
-            first = next(iter(queue), None)
-            if first is None or first.operation is None:
+            clients = self.queue.items
+            self._end_turn(clients)
+            in_turn = _alternating(clients.values())
+            if not in_turn or in_turn[0].operation is None:
                 return
-            operation = first.operation
-            free = max(1, self._rows // operation.rows)
-            for request in [one for one in queue if one.operation is not None and one.operation.key == operation.key]:
-                if request is first or len(queue[request]) <= free:
-                    items = queue.pop(request)
-                    batch += [(request, item) for item in items[:free]]
-                    if items[free:]:
-                        queue[request], self._split = items[free:], request
-                    free -= len(items[:free])
+            first, operation = in_turn[0], in_turn[0].operation
+            self._first, free = first, max(1, self._rows // operation.rows)
+            for request in [one for one in in_turn if one.operation is not None and one.operation.key == operation.key]:
+                if request is first or len(clients[request.client][request]) <= free:
+                    taken = self.queue.take_items(request, free)
+                    batch += [(request, item) for item in taken]
+                    free -= len(taken)
         for request in {request for request, _ in batch}:
             request.record.mark_taken()
         self.run_batch(batch, lambda part: self._run_items(operation, part))
+
+    def _end_turn(self, clients: dict[str, dict[PendingRequest, list[int]]]) -> None:
+        """Move the last client and its request to the end: those that have arrived since come first."""
+        last, self._first = self._first, None
+        if last is not None and last.client in clients:
+            part = clients[last.client] = clients.pop(last.client)
+            if last in part:
+                part[last] = part.pop(last)
 
     def refuse(self, refusal: Refusal) -> None:
         """Do nothing: between two batches no items are in progress."""
@@ -93,3 +99,9 @@ class BatchWorker(Worker):
         for (request, item), result in zip(batch, results, strict=True):
             request.results[item] = result
             self.emit(request, None)
+
+
+def _alternating(clients: Iterable[Iterable[PendingRequest]]) -> list[PendingRequest]:
+    """Return the first request of each client, then the second of each, and so on."""
+    rounds = zip_longest(*clients)
+    return [request for each in rounds for request in each if request is not None]

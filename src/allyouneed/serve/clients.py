@@ -1,14 +1,17 @@
 """Clients. Limits and turns are per client: a valid API key, or else an address.
 
-The limits middleware stores the client of a request as `scope["state"]["client"]`.
+The gate stores the client of a request as `scope["state"]["client"]`, and as `CURRENT_CLIENT` for code that does not
+see the scope: engines give clients turns, whichever endpoint the work comes from.
 """
 
 import hashlib
 import ipaddress
+from contextvars import ContextVar
 
 from starlette.types import Scope
 
 LOCAL = "local"  # the address of a peer without one, such as a Unix socket
+CURRENT_CLIENT: ContextVar[str] = ContextVar("client", default=LOCAL)
 
 
 def client_of(scope: Scope) -> str:

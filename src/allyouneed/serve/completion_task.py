@@ -11,7 +11,7 @@ import torch
 
 from allyouneed.decode import SampleConfig
 from allyouneed.decode.base import FIRST_TOKEN, as_float32
-from allyouneed.decode.running_batch import Row
+from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.completion_schema import (
@@ -25,9 +25,10 @@ from allyouneed.serve.completion_schema import (
     Usage,
 )
 from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
+from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
-from allyouneed.serve.worker import BatchOperation
+from allyouneed.serve.worker import BatchOperation, bytes_of
 from allyouneed.text.specials import BOS
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -96,9 +97,11 @@ class CompletionTask:
         """Yield the parts of all choices as they become final."""
         n, sent = self.body.n or 1, [0] * (len(self.ids) * (self.body.n or 1))
         if self.body.echo:
-            for prompt, pieces in enumerate(await self._echoed()):
+            echoed, turn = await self._echoed(), self._engine.time_slice()
+            for prompt, pieces in enumerate(echoed):
                 for index in range(prompt * n, (prompt + 1) * n):
                     yield CompletionPart(index, 0, pieces)
+                    await turn.checkpoint()
                     sent[index] = sum(len(piece.text) for piece in pieces)
         generated = self._generate() if self.served.generates_text else self._classify()
         async with aclosing(generated):
@@ -108,14 +111,32 @@ class CompletionTask:
                 yield part
 
     async def whole(self) -> list[CompletionPart]:
-        """Return all choices, each as one part."""
+        """Return all choices, each as one part. Refuse a response that would take too much memory."""
         choices: dict[int, CompletionPart] = {}
+        left = self._backend.config.max_response
         async with aclosing(self.parts()) as parts:
             async for part in parts:
+                left -= sum(bytes_of(len(piece.top)) for piece in part.pieces)
+                if left < 0:
+                    message = f"the response has more than {self._backend.config.max_response:,} bytes of tokens"
+                    message = f"{message}: stream it, or request fewer answers, tokens or log-probabilities"
+                    raise Refusal(400, message, code="response_too_large")
                 whole = choices.setdefault(part.index, CompletionPart(part.index))
                 whole.pieces += part.pieces
                 whole.finish = part.finish or whole.finish
         return [choices[index] for index in sorted(choices)]
+
+    async def dumped(self, choices: Sequence[CompletionPart]) -> str:
+        """Return the response of all choices as JSON. Other requests are served meanwhile, however long it is."""
+        turn, texts = self._engine.time_slice(), []
+        for part in choices:
+            await turn.checkpoint()
+            choice = self._choice(part)
+            await turn.checkpoint()
+            texts.append(choice.model_dump_json())
+        empty = '"choices":[]'
+        before, _, after = self.completion([], self.usage).model_dump_json().partition(empty)
+        return "".join((before, empty[:-1], ",".join(texts), "]", after))
 
     async def _generate(self) -> AsyncGenerator[CompletionPart]:
         body, n = self.body, self.body.n or 1
@@ -132,36 +153,50 @@ class CompletionTask:
                 yield part
 
     async def _stream(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
-        """Yield a part for each token."""
+        """Yield parts as tokens arrive. If several tokens of a choice have arrived, its part contains all of them."""
         streams = [TextStream(Detokenizer(self.served.bundle.codec, row.prompt), self.body.stops) for row in index_of]
-        unfinished = set(index_of.values())
-        async with aclosing(self._engine.generate(list(index_of))) as tokens:
-            async for token in tokens:
-                index = index_of[token.row]
-                if index not in unfinished:  # a stop text has ended it
-                    continue
-                stream, pieces = streams[index], []
-                if token.end != "stop":
-                    self._record.completion_tokens += 1
-                    pieces = stream.push(token.token, token.logprob, _with_token(token.token, token.logprob, token.top))
-                if token.end is not None and not stream.stopped:
-                    pieces += stream.finish()
-                finish: Finish | None = "stop" if stream.stopped else token.end
-                if pieces or finish:
-                    yield CompletionPart(index, 0, pieces, finish)
-                if finish is not None:
-                    unfinished.discard(index)
+        unfinished, turn = set(index_of.values()), self._engine.time_slice()
+        async with aclosing(self._engine.generate(list(index_of))) as batches:
+            async for tokens in batches:
+                turn.begin()
+                parts: dict[int, CompletionPart] = {}
+                for token in tokens:
+                    await turn.checkpoint()
+                    index = index_of[token.row]
+                    if index in unfinished:  # otherwise a stop text has ended it
+                        part = parts.setdefault(index, CompletionPart(index))
+                        self._push(part, streams[index], token)
+                        if part.finish is not None:
+                            unfinished.discard(index)
+                for part in parts.values():
+                    if part.pieces or part.finish:
+                        yield part
+                        await turn.checkpoint()  # the reader of this part has used some time, too
                 if not unfinished:
                     return
 
+    def _push(self, part: CompletionPart, stream: TextStream, token: GeneratedToken) -> None:
+        """Add to a part what is final after one more token."""
+        if token.end != "stop":
+            self._record.completion_tokens += 1
+            top = _with_token(token.token, token.logprob, token.top)
+            part.pieces += stream.push(token.token, token.logprob, top)
+        if token.end is not None and not stream.stopped:
+            part.pieces += stream.finish()
+        part.finish = "stop" if stream.stopped else token.end
+
     async def _generate_whole(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
         """Yield each choice as one part, when no single token is needed."""
-        async with aclosing(self._engine.generate(list(index_of), wait_for_all=True)) as tokens:
-            async for last in tokens:
-                ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
-                self._record.completion_tokens += len(ids)
-                text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
-                yield CompletionPart(index_of[last.row], 0, [TextPiece(text)], last.end)
+        turn = self._engine.time_slice()
+        async with aclosing(self._engine.generate(list(index_of), wait_for_all=True)) as batches:
+            async for tokens in batches:
+                turn.begin()
+                for last in tokens:
+                    await turn.checkpoint()
+                    ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
+                    self._record.completion_tokens += len(ids)
+                    text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
+                    yield CompletionPart(index_of[last.row], 0, [TextPiece(text)], last.end)
 
     def _rows(self) -> list[Row]:
         body, config = self.body, self._backend.config
@@ -212,13 +247,12 @@ class CompletionTask:
 
         found = await self._engine.run(BatchOperation(("echo", most), measure), self.ids)
         echoed = []
+        turn = self._engine.time_slice()
         for ids, measured in zip(self.ids, found, strict=True):
-            stream = TextStream(Detokenizer(self.served.bundle.codec))
-            pieces = [
-                piece
-                for token, (logprob, top) in zip(ids, measured, strict=True)
-                for piece in stream.push(token, logprob, _with_token(token, logprob, top))
-            ]
+            stream, pieces = TextStream(Detokenizer(self.served.bundle.codec)), list[TextPiece]()
+            for token, (logprob, top) in zip(ids, measured, strict=True):
+                await turn.checkpoint()
+                pieces += stream.push(token, logprob, _with_token(token, logprob, top))
             echoed.append([*pieces, *stream.finish()])
         return echoed
 

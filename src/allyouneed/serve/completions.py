@@ -57,7 +57,7 @@ def router(backend: Backend) -> APIRouter:
             first = await cancel_on_disconnect(request, anext(parts))
             return StreamingResponse(_events(task, first, parts), media_type="text/event-stream")
         choices = await cancel_on_disconnect(request, task.whole())
-        return Response(task.completion(choices, task.usage).model_dump_json(), media_type="application/json")
+        return Response(await task.dumped(choices), media_type="application/json")
 
     return router
 

@@ -28,7 +28,8 @@ class ServeConfig(Config):
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # of the rest of the log
 
     batch: PositiveInt = 64  # rows that a model decodes in parallel
-    queue: PositiveInt = 256  # rows that may wait for a model; more are refused with 429
+    queue: PositiveInt = 512  # rows that may wait for a model; more are refused with 429
+    client_queue: PositiveInt = 256  # of these, rows of one client: a valid key, else an address
     deadline: PositiveFloat = 60.0  # seconds until a request times out
     arrival: PositiveFloat = 30.0  # seconds for a request's headers, for its body, and between reads of a response
     drain: PositiveFloat = 30.0  # seconds that running requests may take after SIGTERM
@@ -37,6 +38,8 @@ class ServeConfig(Config):
     client_requests: PositiveInt = 256  # requests of one client that are processed in parallel
     threads: PositiveInt = 2  # attention maps and programs that are computed in parallel
 
+    max_backlog: PositiveInt = 1 << 20  # bytes of tokens that a stream's reader may lag behind; then decoding pauses
+    max_response: PositiveInt = 1 << 25  # bytes of tokens of a response that is not a stream
     max_body: PositiveInt = 1 << 20  # bytes of a request
     max_characters: PositiveInt = 20_000  # of all texts of a request
     max_texts: PositiveInt = 64  # texts of a request, or lines to translate

@@ -15,12 +15,14 @@ from allyouneed.decode.base import device_of
 from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.decode.threads import worker_count
 from allyouneed.serve.batch_worker import BatchWorker
+from allyouneed.serve.clients import CURRENT_CLIENT
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.decode_worker import DecodeWorker, DecodeWorkers
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served
-from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue, Worker, closing, deliver
+from allyouneed.serve.slices import SliceTurns, TimeSlice
+from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue, Worker, bytes_of, closing, deliver
 
 LONGEST_RETRY = 60  # seconds; upper bound of Retry-After
 
@@ -31,6 +33,7 @@ class Engine:
     def __init__(self, served: Served, config: ServeConfig, metrics: Metrics) -> None:
         self.served, self.config, self.metrics = served, config, metrics
         self.queue = RequestQueue()
+        self._turns = SliceTurns()
         self._seconds = 1.0  # moving average of the time of a request
         model, threads = served.bundle.model, torch.get_num_threads()
         self.decode_workers = DecodeWorkers(threads)
@@ -56,13 +59,19 @@ class Engine:
         for worker in self._workers:
             worker.join()
 
-    def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[GeneratedToken]:
-        """Yield the tokens of the rows as they are decoded.
+    def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[list[GeneratedToken]]:
+        """Yield the tokens of the rows as they are decoded: all that have arrived since the last time.
 
         `wait_for_all` yields only the last token of each row, when all rows are done: it is cheaper. Closing the
-        iterator removes the rows from the batch.
+        iterator removes the rows from the batch. Decoding pauses while the tokens that have not been consumed take
+        more than `max_backlog` bytes.
         """
-        return self._events(self._submit(PendingRequest(rows, wait_for_all=wait_for_all)))
+        request = PendingRequest(rows, wait_for_all=wait_for_all, max_backlog=self.config.max_backlog)
+        return self._events(self._submit(request))
+
+    def time_slice(self) -> TimeSlice:
+        """Return the slice of a computation in the event loop, such as that of one long response."""
+        return TimeSlice(self._turns)
 
     async def run(self, operation: BatchOperation, items: Sequence[Any]) -> list[Any]:
         """Return the results of an operation on some items."""
@@ -73,40 +82,59 @@ class Engine:
             pass
         return request.results
 
-    async def _events(self, request: PendingRequest) -> AsyncGenerator[GeneratedToken]:
-        start = request.loop.time()
+    async def _events(self, request: PendingRequest) -> AsyncGenerator[list[GeneratedToken]]:
+        start, left = request.loop.time(), self.config.deadline
         try:
             while True:
                 # The deadline covers the wait alone: time that the reader spends between events does not count.
-                async with asyncio.timeout_at(start + self.config.deadline):
+                before = request.loop.time()
+                async with asyncio.timeout(left):
                     await request.has_events.wait()
+                left -= request.loop.time() - before
                 request.has_events.clear()
                 events, request.events = request.events, []
+                if tokens := [event for event in events if isinstance(event, GeneratedToken)]:
+                    yield tokens
+                    self._count_read(request, tokens)
                 for event in events:
                     if isinstance(event, Refusal):
                         raise event
-                    if event is None:
-                        self._seconds += 0.1 * (request.loop.time() - start - self._seconds)
-                        return
-                    yield event
+                if None in events:
+                    self._seconds += 0.1 * (request.loop.time() - start - self._seconds)
+                    return
         except TimeoutError:
             message = f"not done within {self.config.deadline:g} seconds; send a smaller request, or try again later"
             raise Refusal(503, message, code="deadline_exceeded", retry=self._retry()) from None
         finally:
-            request.cancelled = True
+            with self.queue.changed:
+                self.queue.cancel(request)
+
+    def _count_read(self, request: PendingRequest, tokens: Sequence[GeneratedToken]) -> None:
+        """Let decoding continue if the reader has caught up."""
+        size = 0 if request.wait_for_all else sum(bytes_of(len(token.top)) for token in tokens)
+        if request.backlog.shrink(size):
+            with self.queue.changed:
+                self.queue.changed.notify_all()
 
     def require_capacity(self, size: int, param: str | None = None) -> None:
         """Refuse a request that does not fit into the queue. Also called before tokenization, to refuse cheaply."""
         if self.queue.closed:
             raise closing()
-        if size > self.config.queue:  # it can never fit, so a retry would not help
-            message = f"{size} answers in one request; the queue holds at most {self.config.queue}: request fewer"
-            message = f"{message}, or start the server with a larger --queue"
+        config, client = self.config, CURRENT_CLIENT.get()
+        most, option = min((config.queue, "--queue"), (config.client_queue, "--limit client_queue"))
+        if size > most:  # it can never fit, so a retry would not help
+            message = f"{size} answers in one request; the queue holds at most {most} of a client: request fewer"
+            message = f"{message}, or start the server with a larger {option}"
             raise Refusal(400, f"{param}: {message}" if param else message, param=param, code="larger_than_queue")
-        if len(self.queue) + size > self.config.queue:
-            self.metrics.refused.labels(self.served.name).inc()
-            message = f"the queue is full: {len(self.queue)} of {self.config.queue} answers; try again later"
-            raise Refusal(429, message, code="queue_full", retry=self._retry())
+        # The rows of a lagging reader count for its client only: they do not make others wait.
+        for queued, limit, owner in (
+            (self.queue.size_of(client), most, "your"),
+            (self.queue.ready, config.queue, "the"),
+        ):
+            if queued + size > limit:
+                self.metrics.refused.labels(self.served.name).inc()
+                message = f"{owner} queue is full: {queued} of {limit} answers; try again later"
+                raise Refusal(429, message, code="queue_full", retry=self._retry())
 
     def _submit(self, request: PendingRequest) -> PendingRequest:
         with self.queue.changed:

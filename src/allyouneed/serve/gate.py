@@ -26,7 +26,7 @@ from allyouneed.serve.bodies import (
     read_body,
     too_large,
 )
-from allyouneed.serve.clients import address_of
+from allyouneed.serve.clients import CURRENT_CLIENT, address_of
 from allyouneed.serve.errors import Refusal, internal_error_response, path_of, refusal_response
 from allyouneed.serve.hosts import check_host
 from allyouneed.serve.keys import Keys
@@ -96,6 +96,7 @@ class GateMiddleware:
             if content_type(headers) not in FORMS:
                 check_structure(content)
             scope["state"]["client"] = client
+            CURRENT_CLIENT.set(client)
             await self.app(scope, receive, send)
 
     def _check_head(self, scope: Scope, headers: Headers) -> bool:

@@ -1,7 +1,8 @@
 """The request queue of an engine, and the base class of its worker threads.
 
 The event loop enqueues requests and receives their events. It never blocks on a worker, and a worker never blocks on a
-client: at most one response is buffered for a slow reader. A disconnect or a deadline marks a request as cancelled.
+client: the rows of a reader that lags leave the batch until it has caught up. A disconnect or a deadline marks a
+request as cancelled.
 
 Several workers may process the rows of one request. Its remaining rows are therefore counted in its event loop, where
 events arrive in order: "done" always follows all other events.
@@ -12,7 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ import torch
 
 from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.errors import UserError
+from allyouneed.serve.clients import CURRENT_CLIENT
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.request_record import current_record
 
@@ -48,8 +50,10 @@ class PendingRequest:
         operation: BatchOperation | None = None,
         items: Sequence[Any] = (),
         wait_for_all: bool = True,
+        max_backlog: int = 1 << 20,
     ) -> None:
         self.rows, self.operation, self.items, self.wait_for_all = list(rows), operation, list(items), wait_for_all
+        self.client = CURRENT_CLIENT.get()
         self.results: list[Any] = [None] * len(self.items)
         self.remaining = self.size
         self.cancelled = False
@@ -57,6 +61,7 @@ class PendingRequest:
         self.loop = asyncio.get_running_loop()
         self.events: list[GeneratedToken | Refusal | None] = []  # not consumed yet; None means done
         self.has_events = asyncio.Event()
+        self.backlog = Backlog(max_backlog)
 
     @property
     def size(self) -> int:
@@ -64,43 +69,146 @@ class PendingRequest:
         return len(self.rows) + len(self.items)
 
 
+class Backlog:
+    """The bytes of a response that are generated but not read. Above the limit its reader lags, down to half of it."""
+
+    def __init__(self, limit: int) -> None:
+        self.lags = False
+        self.bytes = 0
+        self._limit, self._lock = limit, threading.Lock()
+
+    def grow(self, size: int) -> None:
+        """Count bytes that were generated. Called by workers."""
+        with self._lock:
+            self.bytes += size
+            self.lags = self.lags or self.bytes > self._limit
+
+    def shrink(self, size: int) -> bool:
+        """Count bytes that were read. Return True if the reader has caught up."""
+        with self._lock:
+            self.bytes -= size
+            caught_up = self.lags and self.bytes <= self._limit // 2
+            self.lags = self.lags and not caught_up
+        return caught_up
+
+
+def bytes_of(alternatives: int) -> int:
+    """Estimate the memory of a token with this many alternatives: its tuple, and for each a tuple, an id, a number."""
+    return 128 + 128 * alternatives
+
+
 Event = GeneratedToken | Refusal | None  # None: an item is done
 
 
 class RequestQueue:
-    """Rows and items that wait for a worker. Hold `changed` while modifying it."""
+    """Rows and items that wait for a worker. Hold `changed` while modifying it.
+
+    Clients take turns, and so do the requests of a client. The rows of a request whose reader lags wait until the
+    reader has caught up.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.rows: deque[tuple[PendingRequest, Row]] = deque()
-        self.items: dict[PendingRequest, list[int]] = {}  # in the order in which requests are served
+        self.rows: dict[str, dict[PendingRequest, deque[Row]]] = {}  # by client and request, both in order of turns
+        self.items: dict[str, dict[PendingRequest, list[int]]] = {}
         self.closed = False
 
     def __len__(self) -> int:
-        return len(self.rows) + sum(map(len, self.items.values()))
+        with self.changed:
+            return sum(map(self.size_of, {*self.rows, *self.items}))
+
+    def size_of(self, client: str) -> int:
+        """Return the number of entries of one client."""
+        with self.changed:
+            parts: list[dict[PendingRequest, Any]] = [self.rows.get(client, {}), self.items.get(client, {})]
+            return sum(len(entries) for part in parts for entries in part.values())
+
+    @property
+    def ready(self) -> int:
+        """Number of entries that a worker could process now."""
+        with self.changed:
+            return self.ready_rows + sum(len(items) for part in self.items.values() for items in part.values())
 
     def add(self, request: PendingRequest) -> None:
         """Enqueue all rows and items of a request."""
-        self.rows.extend((request, row) for row in request.rows)
+        if request.rows:
+            self.rows.setdefault(request.client, {})[request] = deque(request.rows)
         if request.items:
-            self.items[request] = list(range(len(request.items)))
+            self.items.setdefault(request.client, {})[request] = list(range(len(request.items)))
         self.changed.notify_all()
 
-    def drop_cancelled(self) -> None:
-        """Remove the entries of cancelled requests."""
-        if any(request.cancelled for request in self._requests()):
-            self.rows = deque(entry for entry in self.rows if not entry[0].cancelled)
-            self.items = {request: items for request, items in self.items.items() if not request.cancelled}
+    def put_back(self, entries: Sequence[tuple[PendingRequest, Row]]) -> None:
+        """Enqueue suspended rows again, before the other rows of their requests."""
+        for request, row in reversed([entry for entry in entries if not entry[0].cancelled]):
+            self.rows.setdefault(request.client, {}).setdefault(request, deque()).appendleft(row)
+        self.changed.notify_all()
+
+    @property
+    def ready_rows(self) -> int:
+        """Number of rows that may join a batch."""
+        return sum(len(rows) for part in self.rows.values() for request, rows in part.items() if is_ready(request))
+
+    @property
+    def saved_states(self) -> int:
+        """Number of suspended rows that keep their state."""
+        every = (row for part in self.rows.values() for rows in part.values() for row in rows)
+        return sum(row.saved is not None for row in every)
+
+    def next_client(self, running: Mapping[str, int]) -> str | None:
+        """Return the client whose row should join next: the one with the fewest running rows, then by turns."""
+        waiting = [client for client, part in self.rows.items() if any(map(is_ready, part))]
+        return min(waiting, key=lambda client: running.get(client, 0), default=None)
+
+    def next_row(self, client: str) -> tuple[PendingRequest, Row]:
+        """Return the row of a client that should join next."""
+        request = next(filter(is_ready, self.rows[client]))
+        return request, self.rows[client][request][0]
+
+    def take(self, request: PendingRequest) -> None:
+        """Remove the first row of a request. Its client and the request move to the end of their turns."""
+        client, part = request.client, self.rows.pop(request.client)
+        rows = part.pop(request)
+        rows.popleft()
+        if rows:
+            part[request] = rows
+        if part:
+            self.rows[client] = part
+
+    def take_items(self, request: PendingRequest, most: int) -> list[int]:
+        """Remove and return the first items of a request."""
+        part = self.items[request.client]
+        taken, part[request] = part[request][:most], part[request][most:]
+        if not part[request]:
+            self._discard(self.items, request)
+        return taken
+
+    def cancel(self, request: PendingRequest) -> None:
+        """Remove the entries of a request. Rows that are running leave before the next step."""
+        request.cancelled = True
+        self._discard(self.rows, request)
+        self._discard(self.items, request)
+
+    def _discard(self, clients: dict[str, dict[PendingRequest, Unit]], request: PendingRequest) -> None:
+        part = clients.get(request.client, {})
+        part.pop(request, None)
+        if not part:
+            clients.pop(request.client, None)
 
     def close(self) -> set[PendingRequest]:
         """Accept no more requests, and return those that were still waiting."""
         left = self._requests()
-        self.rows, self.items, self.closed = deque(), {}, True
+        self.rows, self.items, self.closed = {}, {}, True
         self.changed.notify_all()
         return left
 
     def _requests(self) -> set[PendingRequest]:
-        return {*(request for request, _ in self.rows), *self.items}
+        parts: list[dict[PendingRequest, Any]] = [*self.rows.values(), *self.items.values()]
+        return {request for part in parts for request in part}
+
+
+def is_ready(request: PendingRequest) -> bool:
+    """Return True if the rows of a request may be decoded now."""
+    return not request.backlog.lags
 
 
 class Worker(ABC):
@@ -128,7 +236,6 @@ class Worker(ABC):
                 self.queue.changed.wait_for(lambda: self.queue.closed or self.has_work())
                 if self.queue.closed:
                     break
-                self.queue.drop_cancelled()
             try:
                 self.work()
             except Exception as error:  # a request must not end the worker
