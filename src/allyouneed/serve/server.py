@@ -6,6 +6,7 @@ A second signal stops it at once.
 """
 
 import asyncio
+import gc
 import logging
 import socket
 from functools import partial
@@ -97,4 +98,6 @@ def serve(config: ServeConfig, models: dict[str, Served]) -> None:
     names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
     print(f"serving {names} on http://{shown}:{port} (Ctrl-C stops it)", flush=True)
     with logging_to_stderr(config):
+        gc.collect()
+        gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
         Server(uvicorn_config(app, config), app.state.backend).run(sockets=[listener])
