@@ -22,8 +22,15 @@ def keyed(folders: list[Path]) -> Iterator[str]:
 
 
 def post(url: str, path: str = "/translate", **body: Any) -> tuple[int, Any]:
-    response = httpx.post(url + path, json=body, timeout=60)
-    return response.status_code, response.json()
+    return answer(httpx.post(url + path, json=body, timeout=60))
+
+
+def answer(response: Any) -> tuple[int, Any]:
+    """Return the status and the body. Errors have a request id, too."""
+    tree = response.json()
+    if response.status_code >= 400:
+        assert tree.pop("request_id") == response.headers["X-Request-Id"]
+    return response.status_code, tree
 
 
 def test_documented_requests(url: str) -> None:
@@ -60,7 +67,7 @@ def test_an_empty_text_is_a_missing_one(url: str, body: dict[str, Any]) -> None:
     missing = (400, {"error": "Invalid request: missing q parameter"})
     assert post(url, **body, source="en", target="de") == missing
     assert post(url, "/detect", **(body if body.get("q") != [] else {})) == missing
-    assert httpx.post(f"{url}/translate", data={"q": "", "source": "en", "target": "de"}).json() == missing[1]
+    assert answer(httpx.post(f"{url}/translate", data={"q": "", "source": "en", "target": "de"})) == missing
 
 
 @pytest.mark.parametrize("field", ["source", "target"])
@@ -107,7 +114,7 @@ def test_keys(keyed: str) -> None:
         assert post(keyed, path, **fields, api_key="") == (400, missing)
     assert post(keyed, **body, api_key=KEY)[0] == 200
     assert httpx.post(f"{keyed}/translate", data={**body, "api_key": KEY}).status_code == 200
-    assert httpx.post(f"{keyed}/translate", data={**body, "api_key": "wrong"}).json() == wrong
+    assert answer(httpx.post(f"{keyed}/translate", data={**body, "api_key": "wrong"})) == (403, wrong)
     header = {"Authorization": f"Bearer {KEY}"}
     assert httpx.post(f"{keyed}/translate", json=body, headers=header).status_code == 200
     assert httpx.get(f"{keyed}/languages").status_code == 200

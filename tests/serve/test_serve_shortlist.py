@@ -33,7 +33,7 @@ def test_translations_use_the_shortlist(tmp_path: Path) -> None:
     bundle, served = load_folder(folder), open_models([str(folder)], shortlist=True)
     (one,) = served.values()
     wanted = translate(bundle.model, bundle.codec, TEXTS, one.search, shortlist=bundle.shortlist)
-    with TestClient(create_app(ServeConfig(), served)) as client:
+    with TestClient(create_app(ServeConfig(), served), base_url="http://localhost") as client:
         answer = client.post("/translate", json={"q": TEXTS, "source": "en", "target": "de"}).json()
     assert answer["translatedText"] == [best[0].text for best in wanted]
     without = translate(bundle.model, bundle.codec, TEXTS, one.search)
