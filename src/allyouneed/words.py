@@ -1,4 +1,4 @@
-"""Text for people: counts with their nouns (1 run, 2 runs), and untrusted text made safe for a terminal."""
+"""Text for people: counts with their nouns (1 run, 2 runs), durations, untrusted text made safe for a terminal."""
 
 import unicodedata
 
@@ -14,6 +14,11 @@ def plural(count: float, noun: str) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: 1 run, 2,000 runs."""
     return f"{count:,} {plural(count, noun)}"
+
+
+def minutes_and_seconds(seconds: float) -> str:
+    """Return a duration such as 1:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def printable(text: str, keep: str = "") -> str:

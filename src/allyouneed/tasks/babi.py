@@ -111,7 +111,7 @@ class BabiConfig(TaskConfig):
         files = self.files()
         names = [name for group in files.values() for name in group]
         key = {"task": self.type, "files": files, "sha256": source_hashes(names)}
-        return BabiData(self, prepared(folder, key, lambda temporary: _build(files, temporary)))
+        return BabiData(self, prepared(folder, key, lambda preparation: _build(files, preparation.folder)))
 
 
 def read_questions(path: Path) -> list[Question]:

@@ -105,7 +105,7 @@ class CaptioningConfig(TaskConfig):
         names = [f"{self.folder}/{font}{end}" for font in self.fonts for end in ("_captions.tsv", "_32px.png")]
         made_from = self.model_dump(include={"type", "fonts", "language", "held_out", "tokenizer"}, mode="json")
         key = {**made_from, "sha256": source_hashes(names)}
-        return CaptioningData(self, prepared(folder, key, self._build))
+        return CaptioningData(self, prepared(folder, key, lambda preparation: self._build(preparation.folder)))
 
     def _build(self, folder: Path) -> None:
         pictures = self.pictures()

@@ -7,8 +7,9 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import Field, model_validator
 
@@ -17,10 +18,11 @@ from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
-from allyouneed.tasks.prepared import prepared, source_hashes
+from allyouneed.tasks.meter import Meter
+from allyouneed.tasks.prepared import Preparation, prepared, source_hashes
 from allyouneed.tasks.scores import accuracy
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import Pair, Skips, chunks, columns, filled, resolve
+from allyouneed.text.lines import Pair, Skips, chunks, columns, filled, merged, resolve
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS
 from allyouneed.text.tokenizer import TokenizerConfig, train
@@ -81,21 +83,42 @@ class ClassificationConfig(TaskConfig):
     def prepare(self, folder: Path, seed: int) -> "ClassificationData":
         settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
         key = {"task": self.type, "files": self.files(), "sha256": source_hashes(self.files().values()), **settings}
-        return ClassificationData(self, prepared(folder, key, lambda temporary: _build(self, temporary)))
+        return ClassificationData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
 
 
-def _build(task: ClassificationConfig, folder: Path) -> None:
-    classes = _classes(task)
-    texts = (text for text, _ in filled(task.rows(task.train), Skips("train"), SIDES))
-    codec = Codec(source=train(texts, task.tokenizer), classes=classes)
-    codec.save(folder)
+def _build(task: ClassificationConfig, preparation: Preparation) -> None:
+    def train_codec(folder: Path) -> int:
+        """Train the tokeniser; return the number of training lines."""
+        classes, read = _classes(task)
+        meter = Meter("reading for the tokeniser", "texts", read)
+        texts = (text for text, _ in meter.over(filled(task.rows(task.train), Skips("train"), SIDES)))
+        tokenizer = train(texts, task.tokenizer, progress=Meter("training the tokeniser", "tokens").set)
+        Codec(source=tokenizer, classes=classes).save(folder)
+        return read
+
+    read = preparation.stage("codec", train_codec)
+    codec = Codec.load(preparation.path("codec"))
+    assert codec.classes is not None
     notes: list[str] = []
     for split, name in task.files().items():
-        notes += _write_split(task, codec, folder, split, name)
-    (folder / "notes.json").write_text(json.dumps(notes, ensure_ascii=False, indent=1), encoding="utf-8")
+
+        def write(folder: Path, rows: Iterator[Pair], split: str = split) -> dict[str, Any]:
+            return _write_part(task, codec, folder, split, rows)
+
+        meter = Meter(f"encoding {split}", "texts", read if split == "train" else None)
+        rows = _checked(task.rows(name), codec.classes, name)
+        skips = merged(preparation.parts(split, rows, write, meter))
+        if not skips.kept:
+            raise DataError(
+                f"{name}: none of {skips.read:,} lines can be used; should hold at least one label with a text"
+            )
+        notes += [f"{split}: {skips.kept:,} texts", *skips.notes()]
+    text = json.dumps(notes, ensure_ascii=False, indent=1)
+    (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
 
-def _classes(task: ClassificationConfig) -> tuple[str, ...]:
+def _classes(task: ClassificationConfig) -> tuple[tuple[str, ...], int]:
+    """Return the labels of the training file, and the number of its lines."""
     names: set[str] = set()
     skips = Skips("train")
     for _, label in filled(task.rows(task.train), skips, SIDES):
@@ -106,15 +129,18 @@ def _classes(task: ClassificationConfig) -> tuple[str, ...]:
         raise DataError(
             f"{task.train}: {counted(len(names), 'label')} in {skips.read:,} lines; there should be at least two"
         )
-    return tuple(sorted(names))
+    return tuple(sorted(names)), skips.read
 
 
-def _write_split(task: ClassificationConfig, codec: Codec, folder: Path, split: str, name: str) -> list[str]:
+def _write_part(
+    task: ClassificationConfig, codec: Codec, folder: Path, split: str, rows: Iterator[Pair]
+) -> dict[str, Any]:
+    """Encode labelled texts into a folder; return what was skipped."""
     assert codec.source is not None
     assert codec.classes is not None
     numbers = {label: number for number, label in enumerate(codec.classes)}
     skips, limit = Skips(split), task.max_length - 1
-    kept = _numbered(filled(task.rows(name), skips, SIDES), numbers, name, skips)
+    kept = ((text, numbers[label]) for text, label in filled(rows, skips, SIDES))
     with (
         RaggedWriter(folder, f"{split}.source", dtype_for(codec.source.size)) as ids,
         RaggedWriter(folder, f"{split}.class", "<u4") as classes,
@@ -130,18 +156,17 @@ def _write_split(task: ClassificationConfig, codec: Codec, folder: Path, split: 
             classes.extend([number] for _, _, number in fitting)
             if split != "train":
                 texts.extend(text.encode("utf-8") for _, text, _ in fitting)
-    if not skips.kept:
-        raise DataError(f"{name}: none of {skips.read:,} lines can be used; should hold at least one label with a text")
-    return [f"{split}: {skips.kept:,} texts", *skips.notes()]
+    return asdict(skips)
 
 
-def _numbered(rows: Iterator[Pair], numbers: dict[str, int], name: str, skips: Skips) -> Iterator[tuple[str, int]]:
-    for text, label in rows:
-        if label not in numbers:
-            known = ", ".join(list(numbers)[:10]) + (", ..." if len(numbers) > 10 else "")
-            # `skips.read` counts the lines read so far, so it is the number of this line.
-            raise DataError(f"{name}: line {skips.read}: label {label!r} does not occur in training; known: {known}")
-        yield text, numbers[label]
+def _checked(rows: Iterator[Pair], classes: tuple[str, ...], name: str) -> Iterator[Pair]:
+    """Yield all rows. Raise DataError at a label that does not occur in training."""
+    labels = frozenset(classes)
+    for number, (text, label) in enumerate(rows, start=1):
+        if text.strip() and label and label not in labels:
+            known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+            raise DataError(f"{name}: line {number}: label {label!r} does not occur in training; known: {known}")
+        yield text, label
 
 
 @final

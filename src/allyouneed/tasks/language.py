@@ -26,13 +26,15 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
-from allyouneed.tasks.prepared import prepared, source_hashes
+from allyouneed.tasks.meter import Meter
+from allyouneed.tasks.prepared import Preparation, prepared, source_hashes
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import as_names, blocks, resolve
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, PAD
-from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
+from allyouneed.text.tokenizer import LONGEST_TRAINED, Tokenizer, TokenizerConfig, train
 
+PART_BLOCKS = 32  # blocks of text, of at most about 1 MiB, in a part of prepared data
 Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1)]
 
 
@@ -94,27 +96,49 @@ class LanguageConfig(TaskConfig):
         files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
         hashes = source_hashes(name for part in (self.train, self.valid, self.test) for name in part or ())
         key = {"task": self.type, "files": files, "sha256": hashes, "tokenizer": self.tokenizer.model_dump()}
-        return LanguageData(self, prepared(folder, key, lambda temporary: _build(self, temporary)))
+        return LanguageData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
 
 
-def _build(task: LanguageConfig, folder: Path) -> None:
-    parts = _parts(task)
-    tokenizer = train(_short(parts["train"]()), task.tokenizer, sentences=False)
-    Codec(target=tokenizer).save(folder)
+def _build(task: LanguageConfig, preparation: Preparation) -> None:
+    splits = _parts(task)
+    learnt = Meter("training the tokeniser", "tokens").set
+
+    def train_codec(folder: Path) -> int:
+        """Train the tokeniser; return the number of blocks that were read for that."""
+        meter = Meter("reading for the tokeniser", "blocks")
+        tokenizer = train(_short(meter.over(splits["train"]())), task.tokenizer, sentences=False, progress=learnt)
+        Codec(target=tokenizer).save(folder)
+        return meter.done
+
+    blocks_read = preparation.stage("codec", train_codec)
+    tokenizer = Codec.load(preparation.path("codec")).target
+    assert tokenizer is not None
     units = {}
-    for name, read in parts.items():
-        tokens = characters = size = 0
-        with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
-            for text in read():
-                ids = [BOS] if text is None else tokenizer.encode(text)
-                stream.extend([ids])
-                if text is not None:
-                    tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
+    for name, read in splits.items():
+
+        def write(folder: Path, texts: Iterator[str | None], name: str = name) -> list[int]:
+            return _write_text(tokenizer, folder, name, texts)
+
+        meter = Meter(f"encoding {name}", "blocks", blocks_read if name == "train" else None)
+        parts = preparation.parts(name, read(), write, meter, PART_BLOCKS)
+        tokens, characters, size = (sum(part[number] for part in parts) for number in range(3))
         if not tokens:
             files = (task.valid if name == "valid" else task.test if name == "test" else None) or task.train
             raise DataError(f"{' and '.join(files)}: the {name} text is empty")
         units[name] = (tokens, characters, size)
-    (folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
+    (preparation.folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
+
+
+def _write_text(tokenizer: Tokenizer, folder: Path, name: str, texts: Iterator[str | None]) -> list[int]:
+    """Encode blocks of text into a folder; return their tokens, characters and bytes."""
+    tokens = characters = size = 0
+    with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
+        for text in texts:
+            ids = [BOS] if text is None else tokenizer.encode(text)
+            stream.extend([ids])
+            if text is not None:
+                tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
+    return [tokens, characters, size]
 
 
 def _parts(task: LanguageConfig) -> dict[str, Any]:

@@ -5,8 +5,10 @@ source = text EOS;    input = BOS target;    output = target EOS
 
 import json
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
@@ -20,11 +22,12 @@ from allyouneed.sizes import Sizes
 from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import pair_batch, text_pair_batch
-from allyouneed.tasks.prepared import prepared
+from allyouneed.tasks.meter import Meter
+from allyouneed.tasks.prepared import PART_ROWS, Preparation, prepared
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import Pair, Skips, chunks, filled
+from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
 from allyouneed.text.sentences import SentenceCounter
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
@@ -32,6 +35,7 @@ from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 AnySplit = Literal["train", "valid", "test"]
 SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
 SIDES = ("source", "target")
+CODEC = "codec"  # the stage of preparation that trains the tokenisers
 
 
 class PairTask(TaskConfig):
@@ -87,39 +91,58 @@ class PairTask(TaskConfig):
         sampled = seed if any(config.dropout for config in self.tokenizers()) else None
         settings = {"tokenizers": tokenizers, "sampled": sampled, "shared": self.shared, "max_length": self.max_length}
         key = {"task": self.type, "sources": self.sources(seed), **settings}
-        return PairData(self, prepared(folder, key, lambda temporary: _build(self, temporary, seed)))
+        return PairData(self, prepared(folder, key, lambda preparation: _build(self, preparation, seed)))
 
 
-def _build(task: PairTask, folder: Path, seed: int) -> None:
-    codec = _train_tokenizers(task, seed)
-    codec.save(folder)
+def _build(task: PairTask, preparation: Preparation, seed: int) -> None:
+    codecs: list[Codec] = []
+
+    def train_codec(folder: Path) -> int:
+        codec, read = _train_tokenizers(task, seed)
+        codec.save(folder)
+        codecs.append(codec)
+        return read
+
+    read = preparation.stage(CODEC, train_codec)
+    codec = codecs[0] if codecs else Codec.load(preparation.path(CODEC))
     notes: list[str] = []
     for split in SPLITS:
         rows = task.rows(split, seed)
         if rows is not None:
-            notes += _write_split(task, codec, folder, split, rows, seed)
-    (folder / "notes.json").write_text(json.dumps(notes, ensure_ascii=False, indent=1), encoding="utf-8")
+            meter = Meter(f"encoding {split}", "pairs", read if split == "train" else None)
+            notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, rows, meter)
+    text = json.dumps(notes, ensure_ascii=False, indent=1)
+    (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
 
-def _train_tokenizers(task: PairTask, seed: int) -> Codec:
+def _train_tokenizers(task: PairTask, seed: int) -> tuple[Codec, int]:
+    """Return the codec, and the number of training pairs that were read."""
     counter = SentenceCounter((task.languages() or (None,))[0])
+    most = 0
 
     def side(numbers: Sequence[int]) -> Iterator[str]:
-        skips = Skips("train")
-        for pair in filled(task.rows("train", seed) or iter(()), skips):
+        nonlocal most
+        skips, meter = Skips("train"), Meter("reading for the tokeniser", "pairs")
+        for pair in meter.over(filled(task.rows("train", seed) or iter(()), skips)):
             if task.has_sentences and 0 in numbers:
                 counter.add(pair[0])
             for number in numbers:
                 yield pair[number]
+        most = skips.read
         if not skips.kept:
             raise DataError(_nothing_left(task, "train", skips))
 
+    def learn(numbers: Sequence[int], config: TokenizerConfig) -> Tokenizer:
+        return train(side(numbers), config, progress=Meter("training the tokeniser", "tokens").set)
+
     source, target = task.tokenizers()
     if task.shared:
-        ours = theirs = train(side((0, 1)), source)
+        ours = theirs = learn((0, 1), source)
     else:
-        ours, theirs = train(side((0,)), source), train(side((1,)), target)
-    return Codec(ours, theirs, sentences=counter.usual() if task.has_sentences else None)
+        ours, theirs = learn((0,), source), learn((1,), target)
+    if task.has_sentences and not most:  # a tokeniser of bytes learns nothing from the text
+        deque(side((0,)), maxlen=0)
+    return Codec(ours, theirs, sentences=counter.usual() if task.has_sentences else None), most
 
 
 class _SideWriter:
@@ -148,26 +171,42 @@ class _SideWriter:
                 file.close()
 
 
-def _write_split(
-    task: PairTask, codec: Codec, folder: Path, split: AnySplit, rows: Iterator[Pair], seed: int
-) -> list[str]:
-    skips = Skips(split)
-    source, target = codec.both()
-    sides = [
-        _SideWriter(folder, split, side, tokenizer, config.dropout)
-        for side, tokenizer, config in zip(SIDES, (source, target), task.tokenizers(), strict=True)
-    ]
-    with ExitStack() as stack:
-        for side in sides:
-            stack.callback(side.close)
-        for chunk in chunks(filled(rows, skips)):
-            fitting = list(_encode(task, codec, chunk))
-            for _ in range(len(chunk) - len(fitting)):
-                skips.skip(f"longer than max_length={task.max_length} tokens")
+@dataclass(frozen=True)
+class _SplitWriter:
+    """What the pairs of a split are encoded with."""
+
+    task: PairTask
+    codec: Codec
+    split: AnySplit
+    seed: int
+
+    def write(self, folder: Path, rows: Iterator[Pair]) -> dict[str, Any]:
+        """Encode pairs into a folder; return what was skipped."""
+        task, skips = self.task, Skips(self.split)
+        sides = [
+            _SideWriter(folder, self.split, side, tokenizer, config.dropout)
+            for side, tokenizer, config in zip(SIDES, self.codec.both(), task.tokenizers(), strict=True)
+        ]
+        with ExitStack() as stack:
+            for side in sides:
+                stack.callback(side.close)
+            for chunk in chunks(filled(rows, skips)):
+                fitting = list(_encode(task, self.codec, chunk))
+                for _ in range(len(chunk) - len(fitting)):
+                    skips.skip(f"longer than max_length={task.max_length} tokens")
+                for number, side in enumerate(sides):
+                    side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
             for number, side in enumerate(sides):
-                side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
-        for number, side in enumerate(sides):
-            side.finish(generator(seed, number, SEGMENTATIONS))
+                side.finish(generator(self.seed, number, SEGMENTATIONS))
+        return asdict(skips)
+
+
+def _write_split(writer: _SplitWriter, preparation: Preparation, rows: Iterator[Pair], meter: Meter) -> list[str]:
+    split, task = writer.split, writer.task
+    # Words of BPE dropout are numbered across the whole text.
+    whole = split == "train" and any(config.dropout for config in task.tokenizers())
+    parts = preparation.parts(split, rows, writer.write, meter, None if whole else PART_ROWS)
+    skips = merged(parts)
     if not skips.kept:
         raise DataError(_nothing_left(task, split, skips))
     return [f"{split}: {skips.kept:,} pairs", *skips.notes()]

@@ -183,6 +183,16 @@ class Skips:
         return [f"{self.where}: {count:,} of {self.read:,} skipped: {why}" for why, count in self.reasons.items()]
 
 
+def merged(parts: Sequence[dict[str, Any]]) -> Skips:
+    """Return the sum of counts of the same split, each as a dictionary."""
+    total = Skips(parts[0]["where"])
+    for part in parts:
+        total.read += part["read"]
+        for reason, count in part["reasons"].items():
+            total.reasons[reason] = total.reasons.get(reason, 0) + count
+    return total
+
+
 def parallel(source: Path, target: Path) -> Iterator[Pair]:
     """Yield the pairs of two files with the same number of lines."""
     ours, theirs = 0, 0

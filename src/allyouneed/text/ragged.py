@@ -6,6 +6,7 @@
 Plain numbers, no pickle.
 """
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,21 @@ class Ragged:
     def text(self, index: int) -> str:
         """Return a sequence of UTF-8 bytes as text."""
         return self[index].tobytes().decode("utf-8")
+
+
+def concatenate(files: Sequence[Path], final: Path) -> None:
+    """Write several `.bin` files, or several `.ends` files, of the same name as one: as a single writer would."""
+    with final.open("xb") as out:
+        if final.suffix == ".bin":
+            for file in files:
+                with file.open("rb") as part:
+                    shutil.copyfileobj(part, out, 1 << 20)
+            return
+        last = 0
+        for file in files:
+            ends = _mapped(file, "<i8") + last
+            out.write(ends.astype("<i8").tobytes())
+            last = int(ends[-1]) if len(ends) else last
 
 
 def padded(rows: Sequence[Array], before: Sequence[int] = (), after: Sequence[int] = (), pad: int = 0) -> Array:

@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from tokenizers import Tokenizer as Library
 
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
+from allyouneed.text.child_training import TrainProgress, train_in_child
 from allyouneed.text.specials import UNK
 from allyouneed.text.tokenizer_file import check_tokenizer_file
 
@@ -36,6 +37,8 @@ LARGEST_FILE = 64 << 20
 MOST_REASON = 200  # characters of the library's error message
 # Characters. Training time grows faster than the length of a word; longer texts are noise or repetition.
 LONGEST_TRAINED = 10_000
+# Characters that are learnt from in this process, within a fraction of a second; more are in a child process.
+TRAINED_HERE = {"bpe": 1 << 18, "unigram": 1 << 15}
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
 AnyKind = Kind | Literal["wordpiece"]  # wordpiece: only imported
 BYTES = 256
@@ -178,10 +181,13 @@ def _no_panic() -> Iterator[None]:
         raise FolderError(f"the tokeniser is broken: {str(error)[:MOST_REASON]}") from None
 
 
-def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True) -> Tokenizer:
+def train(
+    texts: Iterable[str], config: TokenizerConfig, sentences: bool = True, progress: TrainProgress | None = None
+) -> Tokenizer:
     """Train a tokeniser on texts. `sentences`: the first word of each text is treated like any other word.
 
-    A running text (`sentences=False`) arrives in chunks. No blank is added in front of a chunk.
+    A running text (`sentences=False`) arrives in chunks. No blank is added in front of a chunk. `progress` receives
+    the number of tokens that are learnt and to be learnt, if training takes long enough and the library counts them.
     """
     if config.kind == "bytes":
         return Tokenizer(_pieces(models.BPE(vocab=_numbered(sorted(pre_tokenizers.ByteLevel.alphabet())), merges=[])))
@@ -195,7 +201,24 @@ def train(texts: Iterable[str], config: TokenizerConfig, sentences: bool = True)
         for text in texts:
             counts.update(split(text))
         return _closed(_most_common(counts, config.size), "words")
-    return _train_pieces((text[:LONGEST_TRAINED] for text in texts), config, sentences)
+    cut = (text[:LONGEST_TRAINED] for text in texts)
+    first, held = [], 0
+    for text in cut:
+        first.append(text)
+        held += len(text)
+        if held > TRAINED_HERE[config.kind]:
+            return _train_in_child(chain(first, cut), config, sentences, progress)
+    return train_pieces(iter(first), config, sentences)
+
+
+def _train_in_child(
+    texts: Iterable[str], config: TokenizerConfig, sentences: bool, progress: TrainProgress | None
+) -> Tokenizer:
+    """Train in a child process: the library does not return for minutes, and until then no signal would be handled."""
+    answer = train_in_child(texts, {"config": config.model_dump(), "sentences": sentences}, progress)
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return Tokenizer(Library.from_str(answer["tokenizer"]))
 
 
 def of_symbols(symbols: Iterable[str], kind: Literal["characters", "words"]) -> Tokenizer:
@@ -204,7 +227,10 @@ def of_symbols(symbols: Iterable[str], kind: Literal["characters", "words"]) -> 
     return _closed(sorted(marks), kind)
 
 
-def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool) -> Tokenizer:
+def train_pieces(
+    texts: Iterator[str], config: TokenizerConfig, sentences: bool, show_progress: bool = False
+) -> Tokenizer:
+    """Train a BPE or unigram tokeniser in this process. `show_progress`: as JSON on standard error, if possible."""
     options: dict[str, Any] = {
         "vocab_size": config.size,
         "special_tokens": list(SPECIALS),
@@ -217,6 +243,8 @@ def _train_pieces(texts: Iterator[str], config: TokenizerConfig, sentences: bool
     else:
         unigram = trainers.UnigramTrainer(unk_token=SPECIALS[UNK], **options)
         library, trainer = _pieces(models.Unigram()), unigram
+    if show_progress and hasattr(trainer, "progress_format"):
+        trainer.show_progress, trainer.progress_format = True, "json"
     if sentences:
         library.normalizer = normalizers.Prepend(" ")
         library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])

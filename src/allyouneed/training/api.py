@@ -1,12 +1,12 @@
 """What `allyouneed.train` and the commands share: settings laid over a recipe, and a run with its progress shown."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError
+from allyouneed.tasks.meter import reporting_to
 from allyouneed.training.loop import train
 from allyouneed.training.process_group import is_rank0
 from allyouneed.training.progress_display import show_progress
@@ -40,7 +40,9 @@ def train_recipe(
 def train_with_progress(recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True) -> Path:
     """Train, or resume, in a run folder; rank 0 shows the progress on standard error."""
     check_device(device)
-    with show_progress(recipe.train.metric) if progress and is_rank0() else nullcontext() as listener:
+    if not progress or not is_rank0():
+        return train(recipe, folder, None, device)
+    with show_progress(recipe.train.metric) as listener, reporting_to(listener.preparing):
         return train(recipe, folder, listener, device)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from allyouneed.config import to_toml
-from allyouneed.errors import FolderError, TrainingError, UserError
+from allyouneed.errors import FolderError, TrainingError
 from allyouneed.folder import fill_model, save_folder, save_outline
 from allyouneed.models import Model
 from allyouneed.storage import write_atomic
@@ -47,16 +47,10 @@ from allyouneed.training.setup import (
     start_workers,
 )
 from allyouneed.training.shard_files import save_checkpoint
-from allyouneed.training.stopping import stop_signals
+from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.tensorboard import Board
 from allyouneed.training.train_state import TrainState
 from allyouneed.training.validation import record_scores, validation_scores
-
-
-class Interrupted(UserError):
-    """The run was requested to stop, and has saved a checkpoint."""
-
-    status = 130
 
 
 def train(

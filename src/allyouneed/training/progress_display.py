@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.words import printable
+from allyouneed.words import minutes_and_seconds, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -70,6 +70,14 @@ class ProgressLines(_Display):
         self._first: tuple[float, float] | None = None
         self._printed_at = 0.0
 
+    def preparing(self, text: str, fraction: float | None) -> None:
+        """Show the state of a stage of preparation; nothing if preparation ends within the first seconds."""
+        now = time.monotonic()
+        self._printed_at = self._printed_at or now
+        if now - self._printed_at > SECONDS_PER_LINE:
+            self._printed_at = now
+            self.print_line(f"{'    ' if fraction is None else f'{fraction:4.0%}'}  {text}")
+
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
         """Show a logged step or an evaluation."""
         now, summary = time.monotonic(), self.summary(record)
@@ -90,6 +98,12 @@ class ProgressBar(_Display):
     def print_line(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def preparing(self, text: str, fraction: float | None) -> None:
+        """Show the state of a stage of preparation."""
+        # The text holds the time left: the estimate of the bar would run across stages.
+        shown = text if fraction is None else f"{fraction:.0%}  {text}"
+        self._progress.update(self._task, completed=0.0, description=shown)
+
     def progress(self, fraction: float, record: dict[str, Any]) -> None:
         """Show a logged step or an evaluation."""
         self._progress.update(self._task, completed=min(fraction, 1.0), description=self.summary(record))
@@ -103,5 +117,4 @@ def _time_left(then: float, spent: float, now: float, fraction: float) -> str:
     """Return the time left, extrapolated from the speed since `then`."""
     if fraction <= spent:
         return ""
-    seconds = int((now - then) * max(0.0, 1 - fraction) / (fraction - spent))
-    return f"  left {seconds // 60}:{seconds % 60:02d}"
+    return f"  left {minutes_and_seconds((now - then) * max(0.0, 1 - fraction) / (fraction - spent))}"

@@ -23,6 +23,7 @@ from allyouneed.training.progress import ProgressListener
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.recipe_files import require_same_recipe
 from allyouneed.training.start import StartConfig, describe_start
+from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.workers import Workers, shares
 
 # The names that a run folder uses.
@@ -60,8 +61,12 @@ def _is_finished(folder: Path, listener: ProgressListener) -> bool:
 
 
 def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
-    """Return the task's data. Rank 0 prepares the files, the others read them."""
-    data = group.rank0_first(lambda: recipe.task.prepare(folder / "data", recipe.seed))
+    """Return the task's data. Rank 0 prepares the files, the others read them.
+
+    A signal raises Interrupted at once: what is prepared already is kept in stages.
+    """
+    with stop_signals(_StopPreparation(group), keep_handling=group.size > 1):
+        data = group.rank0_first(lambda: recipe.task.prepare(folder / "data", recipe.seed))
     known = names_of_scores(data, recipe.model.kind)
     if recipe.train.metric not in known:
         group.fail(
@@ -73,6 +78,18 @@ def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
             ConfigError("a decoder reads source and target as one text: it needs one vocabulary, task.shared=true")
         )
     return data
+
+
+class _StopPreparation:
+    """What a signal does during preparation: it ends the work of rank 0, once. The other ranks wait for rank 0."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._works = group.is_rank0
+
+    def __call__(self) -> None:
+        if self._works:
+            self._works = False
+            raise Interrupted("stopped while preparing the data; the same command continues from there")
 
 
 def newest_checkpoint(checkpoints: Checkpoints, group: ProcessGroup) -> Path | None:

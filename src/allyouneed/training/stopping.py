@@ -5,6 +5,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from allyouneed.errors import UserError
+
+
+class Interrupted(UserError):
+    """The run was requested to stop. The same command continues from a checkpoint, or a stage of preparation."""
+
+    status = 130
+
 
 class stop_signals:
     """Call `stop` on SIGINT and SIGTERM while this context is open; by default a second signal ends the run at once.
