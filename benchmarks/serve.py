@@ -38,9 +38,9 @@ from allyouneed.config import parse
 from allyouneed.decode.running_batch import Row
 from allyouneed.folder import save_folder
 from allyouneed.malloc import keep_freed_memory
-from allyouneed.serve import ServeConfig, open_models
 from allyouneed.serve.decode_worker import DecodeWorker
 from allyouneed.serve.server import serve
+from allyouneed.serve.setup import Setup, Source
 from allyouneed.serve.worker import PendingRequest
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
@@ -76,8 +76,8 @@ def run_server(mode: str, folder: str, batch: int) -> None:
             return [] if self.owner else admitted(self)
 
         DecodeWorker._admitted = admitted_to_empty  # type: ignore[method-assign]
-    config = ServeConfig(port=0, batch=1 if mode == "one" else batch, queue=1024, deadline=600)
-    serve(config, open_models([f"model={folder}"]))
+    settings = {"port": 0, "batch": 1 if mode == "one" else batch, "queue": 1024, "deadline": 600, "access_log": "none"}
+    serve(parse(Setup, {**settings, "models": {"model": str(folder)}}), Source())
 
 
 @dataclass(frozen=True)

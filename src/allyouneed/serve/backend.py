@@ -33,6 +33,7 @@ class Backend:
         check_searches(models, config)
         self.config, self.models, self.metrics = config, models, Metrics()
         self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
+        self.retired: list[Engine] = []  # of models that were replaced; requests in progress still use them
         self.started = False  # all engines run
         self.draining = False  # new requests are refused
         self.active = 0  # requests in progress
@@ -46,8 +47,29 @@ class Backend:
 
     def close(self) -> None:
         """Stop all engines, and refuse the requests that are in progress."""
-        for engine in self.engines.values():
+        for engine in [*self.engines.values(), *self.retired]:
             engine.close()
+
+    def replace_models(self, models: dict[str, Served]) -> list[Engine]:
+        """Serve these models from now on, and return the engines of those that are no longer served.
+
+        Requests in progress keep their models: `retire` an engine when they have ended.
+        """
+        engines = {name: self.engines[name] for name in models if self.models.get(name) is models[name]}
+        for name in models.keys() - engines.keys():
+            engines[name] = Engine(models[name], self.config, self.metrics)
+            engines[name].start()
+        old = [engine for name, engine in self.engines.items() if engines.get(name) is not engine]
+        self.models, self.engines = models, {name: engines[name] for name in models}
+        self.retired += old
+        for name in {engine.served.name for engine in old} - models.keys():
+            self.metrics.forget(name)
+        return old
+
+    def retire(self, engine: Engine) -> None:
+        """Stop an engine that no request uses any more."""
+        engine.close()
+        self.retired.remove(engine)
 
     def served(self, name: str) -> Served:
         """Return the model with this name, or refuse with 404."""
@@ -60,7 +82,9 @@ class Backend:
     def engine_of(self, served: Served) -> Engine:
         """Return the engine of a model that `served` returned."""
         current_record().model = served.name
-        return self.engines[served.name]
+        if self.models.get(served.name) is served:
+            return self.engines[served.name]
+        return next(engine for engine in self.retired if engine.served is served)  # it was replaced meanwhile
 
     def check_texts(self, texts: Sequence[str], param: str) -> None:
         """Refuse texts that exceed the limits, before anything processes them."""

@@ -1,5 +1,6 @@
 """The settings of a server. They bound everything that a client can request."""
 
+import ipaddress
 import re
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from allyouneed.config import Config
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 # Fields that `--limit` does not set.
-NOT_LIMITS = ("host", "port", "hosts", "runs", "keys", "cors", "access_log", "log_level")
+NOT_LIMITS = ("host", "port", "hosts", "runs", "keys", "cors", "access_log", "log_level", "root_path", "trust_proxy")
 HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 # Browsers send the Origin header in lower case, without a path and without a trailing slash.
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
@@ -26,6 +27,9 @@ class ServeConfig(Config):
     cors: tuple[str, ...] = ()  # origins whose pages may read responses
     access_log: Literal["text", "json", "none"] = "text"  # a line for each request; json: all lines of the log
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # of the rest of the log
+
+    root_path: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""  # below which a proxy shows the server
+    trust_proxy: tuple[str, ...] = ()  # addresses of proxies whose X-Forwarded-* headers are used
 
     batch: PositiveInt = 64  # rows that a model decodes in parallel
     queue: PositiveInt = 512  # rows that may wait for a model; more are refused with 429
@@ -64,6 +68,16 @@ class ServeConfig(Config):
         for name in value:
             if name != "*" and not HOST_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name; write example.org without a port, or * for all")
+        return value
+
+    @field_validator("trust_proxy")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                raise ValueError(f"{address!r} is not an address; write 10.0.0.1, or a network: 10.0.0.0/8") from None
         return value
 
     @field_validator("keys")

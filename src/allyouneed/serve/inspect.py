@@ -7,6 +7,7 @@ computes them also serializes them; the framework does not process them again.
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse
@@ -100,14 +101,14 @@ def router(backend: Backend) -> APIRouter:
     routes = APIRouter(tags=["page"])
     config = backend.config
     pool = ThreadPool(config)
-    infos: dict[str, tuple[Served, ModelInfo]] = {}
+    infos: WeakKeyDictionary[Served, ModelInfo] = WeakKeyDictionary()  # models may be replaced
 
     def all_infos() -> list[dict[str, Any]]:
         found = []
-        for name, served in backend.models.items():
-            if name not in infos or infos[name][0] is not served:  # a model may have been replaced
-                infos[name] = served, model_info(served)
-            found.append(infos[name][1].model_dump())
+        for served in backend.models.values():
+            if served not in infos:
+                infos[served] = model_info(served)
+            found.append(infos[served].model_dump())
         return found
 
     def maps_of(served: Served, request: AttentionRequest) -> Response:

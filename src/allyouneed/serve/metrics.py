@@ -65,6 +65,11 @@ class Metrics:
             registry=self.registry,
         )
 
+    def forget(self, model: str) -> None:
+        """Remove the gauges of a model that is no longer served. Counters stay."""
+        for gauge in (self.waiting, self.running):
+            gauge.remove(model)
+
     def observe(self, record: RequestRecord) -> None:
         """Record a request that is complete."""
         if record.model is None:

@@ -21,7 +21,7 @@ from allyouneed.text.sentences import SentenceSplitter
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Served:
     """A model folder and the name under which it is served."""
 
@@ -54,6 +54,37 @@ class Served:
         return self.bundle.codec.target is not None and self.bundle.codec.classes is None
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How models are loaded.
+
+    With `ctranslate2`, that engine searches for translations. With `shortlist`, searches are restricted to the words
+    of the folders' shortlists. Everything else runs in torch with the full vocabulary.
+    """
+
+    device: str = "cpu"
+    int8: bool = False
+    ctranslate2: bool = False
+    shortlist: bool = False
+
+
+def open_model(name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions) -> Served:
+    """Load a model. `languages` replace those of its recipe."""
+    bundle = load_folder(folder, options.device)
+    if options.ctranslate2:
+        refuse_shortlist(options.shortlist)
+        if bundle.codec.source is None:
+            raise ConfigError(
+                f"{folder}: --engine ctranslate2 serves translators only, and this is a language model; "
+                "use --engine torch"
+            )
+    engine = CTranslate2Engine(bundle, options.int8) if options.ctranslate2 else None
+    bundle = optimized(bundle, options.int8)
+    needed = options.shortlist and (bundle.shortlist is not None or translates(bundle))
+    listed = require_shortlist(bundle) if needed else None
+    return Served(name, bundle, languages or _languages(bundle), _search(bundle), _created(bundle), engine, listed)
+
+
 def open_models(
     folders: Sequence[str],
     languages: Mapping[str, tuple[str, str]] | None = None,
@@ -63,34 +94,20 @@ def open_models(
     ctranslate2: bool = False,
     shortlist: bool = False,
 ) -> dict[str, Served]:
-    """Load the models of `folder` or `name=folder`, in the given order. The default name is that of the folder.
+    """Load the models of `folder` or `name=folder`, in the given order. The default name is that of the folder."""
+    options, pairs = ModelOptions(device, int8, ctranslate2, shortlist), languages or {}
+    return {name: open_model(name, folder, pairs.get(name), options) for name, folder in name_models(folders).items()}
 
-    With `ctranslate2`, that engine searches for translations. With `shortlist`, searches are restricted to the words
-    of the folders' shortlists. Everything else runs in torch with the full vocabulary.
-    """
-    given = dict(languages or {})
-    models: dict[str, Served] = {}
+
+def name_models(folders: Sequence[str]) -> dict[str, str]:
+    """Return the folders of `folder` or `name=folder` by name. Raise ConfigError if a name occurs twice."""
+    found: dict[str, str] = {}
     for entry in folders:
         name, folder = parse_model_argument(entry)
-        if name in models:
+        if name in found:
             raise ConfigError(f"{entry}: a model named {name!r} is already served; choose another name: other={folder}")
-        bundle = load_folder(folder, device)
-        if ctranslate2:
-            refuse_shortlist(shortlist)
-            if bundle.codec.source is None:
-                raise ConfigError(
-                    f"{folder}: --engine ctranslate2 serves translators only, and this is a language model; "
-                    "use --engine torch"
-                )
-        engine = CTranslate2Engine(bundle, int8) if ctranslate2 else None
-        bundle = optimized(bundle, int8)
-        pair = given.pop(name, None) or _languages(bundle)
-        needed = shortlist and (bundle.shortlist is not None or translates(bundle))
-        listed = require_shortlist(bundle) if needed else None
-        models[name] = Served(name, bundle, pair, _search(bundle), _created(bundle), engine, listed)
-    if given:
-        raise ConfigError(f"languages for {', '.join(given)}: no such model; the models are {', '.join(models)}")
-    return models
+        found[name] = folder
+    return found
 
 
 def check_searches(models: Mapping[str, Served], config: ServeConfig) -> None:

@@ -1,4 +1,4 @@
-"""The server process: it listens, and shuts down gracefully on SIGTERM or Ctrl-C.
+"""The server process: it listens, reloads on SIGHUP, and shuts down gracefully on SIGTERM or Ctrl-C.
 
     new requests get a 503;  running ones finish within `drain` seconds;  exit status 0
 
@@ -8,7 +8,9 @@ A second signal stops it at once.
 import asyncio
 import gc
 import logging
+import signal
 import socket
+import threading
 from functools import partial
 from types import FrameType
 
@@ -23,17 +25,30 @@ from allyouneed.serve.connections import Connections
 from allyouneed.serve.logs import logging_to_stderr
 from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
+from allyouneed.serve.reload import Reloader
+from allyouneed.serve.setup import Setup, Source
 
 POLL = 0.05  # seconds
 SHUTDOWN_TIMEOUT = 2  # seconds to send the responses of requests that were aborted
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, except that the first signal drains it: running requests finish, new ones are refused."""
+    """uvicorn's server, except that the first signal drains it: running requests finish, new ones are refused.
 
-    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+    `hangup` is set by SIGHUP.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        backend: Backend,
+        reloader: Reloader | None = None,
+        hangup: threading.Event | None = None,
+    ) -> None:
         super().__init__(config)
-        self.backend = backend
+        self.backend, self._reloader = backend, reloader
+        self._hangup = hangup or threading.Event()
+        self._reloading: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start draining on the first signal, and exit at once on the second."""
@@ -48,7 +63,14 @@ class Server(uvicorn.Server):
         if self.backend.draining and not self.should_exit:
             await self._drain()
             self.should_exit = True
+        elif self._reloader is not None and self._hangup.is_set() and not self._is_reloading:
+            self._hangup.clear()
+            self._reloading = asyncio.create_task(self._reloader.reload())
         return await super().on_tick(counter)
+
+    @property
+    def _is_reloading(self) -> bool:
+        return self._reloading is not None and not self._reloading.done()
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
@@ -86,18 +108,30 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         server_header=False,
+        root_path=config.root_path,
+        proxy_headers=bool(config.trust_proxy),
+        forwarded_allow_ips=list(config.trust_proxy),
     )
 
 
-def serve(config: ServeConfig, models: dict[str, Served]) -> None:
-    """Serve models until a signal arrives."""
-    listener = listen(config)
-    app = create_app(config, models)
+def serve(setup: Setup, source: Source) -> None:
+    """Serve models until a signal arrives. SIGHUP reads the setup from its source again."""
+    hangup = threading.Event()  # also if SIGHUP arrives before the server is ready
+    signal.signal(signal.SIGHUP, lambda *_: hangup.set())
+    models = {name: setup.open(name) for name in setup.models}
+    listener = listen(setup)
+    announce(listener, models)
+    app = create_app(setup, models)
+    reloader = Reloader(app.state.backend, setup, source.read)
+    with logging_to_stderr(setup):
+        gc.collect()
+        gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
+        Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup).run(sockets=[listener])
+
+
+def announce(listener: socket.socket, models: dict[str, Served]) -> None:
+    """Print what is served where."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
     print(f"serving {names} on http://{shown}:{port} (Ctrl-C stops it)", flush=True)
-    with logging_to_stderr(config):
-        gc.collect()
-        gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
-        Server(uvicorn_config(app, config), app.state.backend).run(sockets=[listener])

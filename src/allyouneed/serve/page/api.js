@@ -32,7 +32,7 @@ async function failure(response) {
 async function request(method, path, body, signal) {
   let response;
   try {
-    response = await fetch(path, { method, headers: headers(), body: body && JSON.stringify(body), signal });
+    response = await fetch(`.${path}`, { method, headers: headers(), body: body && JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server is not responding. Is it still running?", 0);

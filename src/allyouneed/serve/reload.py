@@ -1,0 +1,95 @@
+"""Reload keys and models on SIGHUP, without losing a request.
+
+    read the setup again;  load the models whose folders changed;  serve them;  stop the old ones when they are idle
+
+Requests in progress finish on the model that they began with. A folder that fails to load keeps the model that is
+served. Other settings need a restart.
+"""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from allyouneed.errors import UserError
+from allyouneed.serve.backend import Backend
+from allyouneed.serve.engine import Engine
+from allyouneed.serve.models import Served, check_searches
+from allyouneed.serve.request_record import RequestRecord
+from allyouneed.serve.setup import ModelEntry, Setup
+from allyouneed.storage import read_manifest
+
+log = logging.getLogger(__name__)
+POLL = 0.05  # seconds
+RELOADED = {"keys", "models"}  # settings that a reload changes
+
+
+class Reloader:
+    """Reloads the keys and models of a backend."""
+
+    def __init__(self, backend: Backend, setup: Setup, read: Callable[[], Setup]) -> None:
+        self.backend, self._setup, self._read = backend, setup, read
+        self._entries: dict[str, ModelEntry] = dict(setup.models)  # what the served models were loaded from
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def reload(self) -> None:
+        """Apply the setup as it is now. Errors are logged, one line each, and change nothing."""
+        try:
+            setup = await asyncio.to_thread(self._read)
+        except UserError as error:
+            log.error("reload: nothing was changed: %s", error)
+            return
+        backend, before = self.backend, self._setup
+        differing = [
+            name
+            for name in Setup.model_fields
+            if name not in RELOADED and getattr(setup, name) != getattr(before, name)
+        ]
+        if differing:
+            log.warning("reload: changed, but applied only after a restart: %s", ", ".join(differing))
+        backend.config = backend.config.model_copy(update={"keys": setup.keys})
+        self._setup = before.model_copy(update={"keys": setup.keys, "models": setup.models})
+        models = {name: served for name in setup.models if (served := await self._current(name)) is not None}
+        new = [name for name in models if backend.models.get(name) is not models[name]]
+        removed = [name for name in backend.models if name not in models]
+        snapshot = set(backend.requests)
+        for engine in backend.replace_models(models):
+            task = asyncio.create_task(self._retire(engine, snapshot))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        changes = [f"loaded {name}" for name in new] + [f"removed {name}" for name in removed]
+        log.info("reload: %d keys; models: %s", len(setup.keys), "; ".join(changes) or "unchanged")
+
+    async def _current(self, name: str) -> Served | None:
+        """Return a model as its folder is now. If that fails, log why and return the model that is served, if any."""
+        served, entry = self.backend.models.get(name), self._setup.models[name]
+        if served is not None and self._entries.get(name) == entry and await asyncio.to_thread(_is_current, served):
+            return served
+        try:
+            found = await asyncio.to_thread(self._setup.open, name)
+            check_searches({name: found}, self.backend.config)
+        except Exception as error:
+            outcome = "is not served" if served is None else "is served as before"
+            log.error("reload: the model %s %s: %s", name, outcome, str(error) or repr(error))
+            return served
+        self._entries[name] = entry
+        return found
+
+    async def _retire(self, engine: Engine, requests: set[RequestRecord]) -> None:
+        """Stop an engine when the requests that were in progress at the reload have ended."""
+        while not self.backend.requests.isdisjoint(requests):
+            await asyncio.sleep(POLL)
+        await asyncio.to_thread(self.backend.retire, engine)
+        gc.unfreeze()  # the old model was frozen (`server.py`): collect it
+        gc.collect()
+        gc.freeze()
+
+
+def _is_current(served: Served) -> bool:
+    """Return True if the folder of a model is unchanged. That of an unfinished run never is."""
+    bundle = served.bundle
+    try:
+        return bundle.step is None and read_manifest(Path(bundle.path)) == bundle.files
+    except (UserError, OSError):
+        return False
