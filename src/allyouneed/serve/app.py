@@ -16,6 +16,10 @@ from allyouneed.serve.access import AccessMiddleware
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import (
+    LIBRETRANSLATE,
+    REASONS,
+    ErrorResponse,
+    PlainErrorResponse,
     Refusal,
     http_error_response,
     refusal_response,
@@ -66,19 +70,24 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
         )
     app.add_middleware(LimitsMiddleware, backend=backend)
     app.add_middleware(AccessMiddleware, backend=backend)
-    _remove_422(app)
+    _describe_errors(app)
     return app
 
 
-def _remove_422(app: FastAPI) -> None:
-    """Remove status 422 from the OpenAPI description: here invalid requests get a 400."""
+def _describe_errors(app: FastAPI) -> None:
+    """Add to the OpenAPI description what the gate may answer to any request, and remove 422: here it is a 400."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         tree = generate()
-        for path in tree["paths"].values():
-            for operation in path.values():
+        for path, operations in tree["paths"].items():
+            kind = PlainErrorResponse if path in LIBRETRANSLATE else ErrorResponse
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+            for operation in operations.values():
                 operation["responses"].pop("422", None)
+                for status in (400, 429):
+                    described = {"description": REASONS[status], "content": content}
+                    operation["responses"].setdefault(str(status), described)
         for name in ("HTTPValidationError", "ValidationError"):
             tree["components"]["schemas"].pop(name, None)
         return tree

@@ -90,7 +90,7 @@ REASONS = {
     404: "There is no such model",
     408: "The body of the request did not arrive in time",
     413: "The request is too large",
-    429: "The queue is full; try again after Retry-After seconds",
+    429: "The queue is full, or a limit of this client is reached; try again after Retry-After seconds",
     500: "A bug in the server",
     503: "The server is shutting down, or the request exceeded its deadline",
 }
