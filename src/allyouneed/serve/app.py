@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from allyouneed.serve import completions, health, inspect, program, runs, score, translate
+from allyouneed.serve import completions, embeddings, health, inspect, program, runs, score, tokens, translate
 from allyouneed.serve.access import AccessMiddleware
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
@@ -52,7 +52,9 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(health.metrics_router(backend), dependencies=keyed)
     app.include_router(translate.router(backend))
     app.include_router(completions.router(backend), dependencies=keyed)
+    app.include_router(embeddings.router(backend), dependencies=keyed)
     app.include_router(score.router(backend), dependencies=keyed)
+    app.include_router(tokens.router(backend), dependencies=keyed)
     app.include_router(inspect.page_router())
     app.include_router(inspect.router(backend), dependencies=keyed)
     app.include_router(program.router(config), dependencies=keyed)

@@ -102,6 +102,10 @@ class Tokenizer:
             text: str = self._library.decode(kept, skip_special_tokens=False)
         return text
 
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Return the names of ids in the vocabulary."""
+        return [self._library.id_to_token(number) or "" for number in ids]
+
     def spans(self, text: str) -> list[tuple[int, int, int]]:
         """Return each id with the start and the end of its characters in the text."""
         if self._characters is not None:
