@@ -33,6 +33,7 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".s
 PATH_TOKENS = 32  # tokens between which a path is measured
 PATH_WIDTH = 32  # minimum width of the measured layers; the path does not depend on it
 EXAMPLE_LENGTH = 60  # characters of a language model's example
+GREETING = "Hello, how are you?"  # the example of a model whose data are not here
 
 
 class AttentionRequest(Config):
@@ -83,6 +84,7 @@ class ModelInfo(BaseModel):
 
     name: str
     kind: str
+    task: str | None  # the type of its recipe's task; null: it was not trained here
     about: str
     architecture: str
     parameters: int
@@ -165,12 +167,13 @@ def model_info(served: Served) -> ModelInfo:
     """Return what the page shows about a model. The path is measured; the example comes from its held-out data."""
     model = served.bundle.model
     layers = model.config.source_mixers()
-    text = example(served.bundle)
+    text = example(served.bundle) or (GREETING if served.generates_text else "")
     path, steps = _measured_path(layers) if layers else (None, None)
     names = list(dict.fromkeys(layer.type for layer in layers)) or [model.config.type]
     return ModelInfo(
         name=served.name,
         kind=model.kind,
+        task=_task_name(served.bundle),
         about=served.about,
         architecture=model.config.describe(),
         parameters=model.parameter_count(),
@@ -183,6 +186,13 @@ def model_info(served: Served) -> ModelInfo:
         languages=None if served.languages is None else list(served.languages),
         example=text,
     )
+
+
+def _task_name(bundle: Bundle) -> str | None:
+    try:
+        return recipe_of(bundle).task.type
+    except UserError:
+        return None
 
 
 def _measured_path(layers: list[MixerConfig]) -> tuple[int | None, int | None]:

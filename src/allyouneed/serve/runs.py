@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi import Path as PathPart
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.thread_pool import ThreadPool, json_response
+from allyouneed.storage import is_locked
 
 MAX_POINTS = 2_000  # of a curve
 MAX_RUNS = 500  # in the list, newest first
@@ -32,7 +33,7 @@ class RunInfo(BaseModel):
     """The progress of a run."""
 
     name: str
-    finished: bool
+    state: Literal["running", "stopped", "finished"]  # stopped: no process writes to it, and it has not finished
     step: int
     fraction: float | None  # of its budget
     updated: str
@@ -93,11 +94,12 @@ def _info(path: Path, changed: float, records: list[Record]) -> RunInfo:
     step = next((one for one in reversed(records) if one.get("kind") == "step"), {})
     measured = next((one for one in reversed(records) if one.get("kind") == "evaluation"), {})
     newest = max((_step(one) for one in records), default=0)
+    finished = end is not None and _step(end) >= newest
     return RunInfo(
         name=path.name,
-        finished=end is not None and _step(end) >= newest,
+        state="finished" if finished else "running" if is_locked(path) else "stopped",
         step=newest,
-        fraction=1.0 if end is not None else _fraction(_recipe(path), {**measured, **step}),
+        fraction=1.0 if finished else _fraction(_recipe(path), {**measured, **step}),
         updated=datetime.fromtimestamp(changed, UTC).isoformat(timespec="seconds"),
         last={**measured, **step, **(end or {})},
     )

@@ -2,8 +2,9 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from allyouneed.errors import StorageError
@@ -22,7 +23,7 @@ def lock(folder: Path) -> Iterator[None]:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(file)
         except BlockingIOError:
             owner = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
             raise StorageError(
@@ -36,14 +37,24 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def _take(file: int) -> None:
+    """Take the lock, or raise BlockingIOError. Try again for a moment: `is_locked` holds it for an instant."""
+    for _ in range(10):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(0.02)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def is_locked(folder: Path) -> bool:
-    """Return True if a process is writing to a run folder now."""
+    """Return True if a process is writing to a run folder now. Read permission is enough."""
     try:
-        file = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -10,13 +10,21 @@ export class ServerError extends Error {
 const KEY = "allyouneed key";
 const END = "< eos >"; // the API's name of the end-of-sequence token; it never occurs in a text
 
+// Events: "lost" (the server does not respond), "locked" (a key is required or was refused), "changed" (a model is gone).
+export const connection = new EventTarget();
+
 export function setKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export function hasKey() {
+  return Boolean(sessionStorage.getItem(KEY));
+}
+
 function headers() {
   const key = sessionStorage.getItem(KEY);
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  // A header holds ASCII only. A key with other characters is sent as text that no key equals, and is refused.
+  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${/^[!-~]+$/.test(key) ? key : encodeURIComponent(key)}` } : {}) };
 }
 
 async function failure(response) {
@@ -35,10 +43,21 @@ async function request(method, path, body, signal) {
     response = await fetch(`.${path}`, { method, headers: headers(), body: body && JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    connection.dispatchEvent(new Event("lost"));
     throw new ServerError("The server is not responding. Is it still running?", 0);
   }
+  if (response.status === 401) connection.dispatchEvent(new Event("locked"));
+  if (response.status === 404) connection.dispatchEvent(new Event("changed"));
   if (!response.ok) throw await failure(response);
   return response;
+}
+
+export async function isHealthy() {
+  try {
+    return (await fetch("./health")).ok;
+  } catch {
+    return false;
+  }
 }
 
 export async function get(path, signal) {
@@ -49,11 +68,12 @@ export async function post(path, body, signal) {
   return (await request("POST", path, body, signal)).json();
 }
 
-// Yields each token of a completion as it arrives: {text, logprob, best}. The last item is {finish, usage}.
+// Yields each token of a completion as it arrives: {text, logprob, best, whole}. `whole` is the text so far, decoded: it is
+// not always the sum of the tokens' texts. The last item is {finish, usage, whole}.
 export async function* complete(body, signal) {
   const full = { ...body, stream: true, logprobs: 5, stream_options: { include_usage: true } };
   const response = await request("POST", "/v1/completions", full, signal);
-  let finish = null, usage = null;
+  let finish = null, usage = null, whole = "";
   for await (const line of lines(response.body)) {
     if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
     const chunk = JSON.parse(line.slice(6));
@@ -62,13 +82,14 @@ export async function* complete(body, signal) {
     const choice = chunk.choices?.[0];
     if (!choice) continue;
     finish = choice.finish_reason ?? finish;
+    whole += choice.text ?? "";
     const logprobs = choice.logprobs;
     for (let place = 0; place < (logprobs?.tokens?.length ?? 0); place += 1) {
       const best = Object.entries(logprobs.top_logprobs?.[place] ?? {}).sort((a, b) => b[1] - a[1]).map(([text, logprob]) => [text === END ? "end" : text, logprob]);
-      yield { text: logprobs.tokens[place], logprob: logprobs.token_logprobs[place] ?? 0, best };
+      yield { text: logprobs.tokens[place], logprob: logprobs.token_logprobs[place] ?? 0, best, whole };
     }
   }
-  yield { finish, usage };
+  yield { finish, usage, whole };
 }
 
 async function* lines(stream) {

@@ -1,7 +1,7 @@
 // View 2: the attention maps of one model.
 import { el, readable } from "./dom.js";
 import { post } from "./api.js";
-import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
+import { modelChoice, modelFacts, promptField, unknownNote, Status, empty } from "./parts.js";
 import "./maps.js";
 
 class AttentionView extends HTMLElement {
@@ -25,21 +25,14 @@ class AttentionView extends HTMLElement {
   build() {
     this.status = new Status();
     this.facts = el("div", {}, modelFacts(this.model));
-    this.area = textField("Text", this.values.text, (text) => this.set("text", text));
-    this.target = textField("Output", this.values.target, (text) => this.set("target", text), 1);
+    this.area = promptField("Text", this.values.text, (text) => this.set("text", text), () => this.run());
+    this.target = promptField("Output", this.values.target, (text) => this.set("target", text), () => this.run(), 1);
     this.target.placeholder = "leave empty for the model's own output";
     this.targetField = el("details", { open: this.values.target !== "" }, el("summary", {}, "Set the output"), this.target);
     this.maps = el("map-explorer");
     this.maps.addEventListener("choose", (event) => this.set("map", event.detail));
     this.answer = el("p", { class: "answer" });
-    for (const area of [this.area, this.target]) {
-      area.addEventListener("keydown", (event) => {
-        if (event.key === "Enter" && !event.shiftKey) {
-          event.preventDefault();
-          this.run();
-        }
-      });
-    }
+    this.unknown = el("div");
     const change = (name) => {
       const before = this.model;
       this.model = this.models.find((model) => model.name === name);
@@ -55,7 +48,7 @@ class AttentionView extends HTMLElement {
       el("p", { class: "lead" }, "Each small map is one head. Rows are tokens that read, columns are tokens that are read. Choose a map, then point at a token."),
       el("div", { class: "query" }, modelChoice(this.models, this.model.name, change), el("div", { class: "field" }, el("span", {}, "Text"), this.area),
         el("button", { class: "act", type: "button", onclick: () => this.run() }, "Show")),
-      this.facts, this.targetField, this.status.node, this.answer, this.maps);
+      this.facts, this.targetField, this.status.node, this.unknown, this.answer, this.maps);
   }
 
   set(name, value) {
@@ -72,10 +65,12 @@ class AttentionView extends HTMLElement {
       const body = { model: this.model.name, text: this.values.text, target: this.model.target && this.values.target ? this.values.target : null };
       const result = await post("/attention", body, stop.signal);
       this.answer.replaceChildren(...(result.answer ? ["→ ", el("bdi", {}, readable(result.answer))] : []));
+      this.unknown.replaceChildren(...[unknownNote(result.unknown)].filter(Boolean));
       this.maps.show(result, this.values.map);
       this.status.set("");
     } catch (error) {
-      if (error.name !== "AbortError") this.maps.replaceChildren();
+      if (error.name === "AbortError") return;
+      for (const part of [this.maps, this.answer, this.unknown]) part.replaceChildren(); // nothing of the last text stays
       this.status.fail(error);
     }
   }

@@ -1,7 +1,7 @@
 // View 3: the same text in several models, with their outputs, speeds, path lengths and maps.
 import { el, count, readable } from "./dom.js";
 import { complete, post } from "./api.js";
-import { textField, Status, empty } from "./parts.js";
+import { promptField, unknownNote, Status, empty } from "./parts.js";
 import { weightsOf, mainMap, labelsOf } from "./maps.js";
 
 class BesideView extends HTMLElement {
@@ -14,7 +14,7 @@ class BesideView extends HTMLElement {
     }
     const named = (values.models ?? "").split(",").filter((name) => models.some((model) => model.name === name));
     const first = models.find((model) => model.name === values.model) ?? models[0];
-    const alike = models.filter((model) => model.source === first.source && model.kind === first.kind && model.target === first.target);
+    const alike = models.filter((model) => taskOf(model) === taskOf(first));
     this.chosen = new Set(named.length ? named : alike.slice(0, 4).map((model) => model.name));
     this.text = values.text ?? first.example;
     this.build();
@@ -27,7 +27,7 @@ class BesideView extends HTMLElement {
 
   build() {
     this.status = new Status();
-    const choices = this.models.map((model) => {
+    const chip = (model) => {
       const box = el("input", { type: "checkbox", checked: this.chosen.has(model.name), onchange: () => {
         if (box.checked) this.chosen.add(model.name);
         else this.chosen.delete(model.name);
@@ -35,21 +35,20 @@ class BesideView extends HTMLElement {
         this.run();
       } });
       return el("label", { class: "chip" }, box, el("span", {}, model.name));
-    });
-    this.area = textField("Text", this.text, (text) => { this.text = text; this.remember(); });
-    this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey) {
-        event.preventDefault();
-        this.run();
-      }
-    });
+    };
+    const tasks = [...new Set(this.models.map(taskOf))];
+    const choices = tasks.map((task) => el("fieldset", { class: "chips" }, el("legend", {}, tasks.length > 1 ? `Task: ${task}` : "Models"),
+      this.models.filter((model) => taskOf(model) === task).map(chip)));
+    this.area = promptField("Text", this.text, (text) => { this.text = text; this.remember(); }, () => this.run());
+    this.unlike = el("p", { class: "warning", hidden: true });
+    this.legend = el("heat-legend", { hidden: true });
     this.cards = el("div", { class: "cards" });
     this.append(
       el("h1", {}, "Side by side"),
       el("p", { class: "lead" }, "One text, several architectures: the output of each, its speed, its attention, and the number of layers between the first token and the last."),
-      el("fieldset", { class: "chips" }, el("legend", {}, "Models"), choices),
+      el("div", { class: "tasks" }, choices),
       el("div", { class: "query two" }, el("div", { class: "field" }, el("span", {}, "Text"), this.area), el("button", { class: "act", type: "button", onclick: () => this.run() }, "Compare")),
-      this.status.node, this.cards);
+      this.status.node, this.unlike, this.legend, this.cards);
   }
 
   remember() {
@@ -63,6 +62,10 @@ class BesideView extends HTMLElement {
     const models = this.models.filter((model) => this.chosen.has(model.name));
     const cards = models.map((model) => new Card(model));
     this.cards.replaceChildren(...cards.map((card) => card.node));
+    const tasks = [...new Set(models.map(taskOf))];
+    this.unlike.hidden = tasks.length < 2;
+    this.unlike.textContent = `These models have different tasks: ${tasks.join("; ")}. Do not compare their outputs and speeds.`;
+    this.legend.hidden = !models.length;
     // One after another: models that run at the same time would slow each other down.
     for (const [place, card] of cards.entries()) {
       this.status.set(`${card.model.name}, ${place + 1} of ${cards.length} …`);
@@ -74,16 +77,24 @@ class BesideView extends HTMLElement {
 }
 customElements.define("view-beside", BesideView);
 
+// What a model was made for, in words. Outputs and speeds are comparable only between models with the same task.
+function taskOf(model) {
+  const languages = model.languages ? `, ${model.languages.join(" → ")}` : "";
+  const does = model.target ? (model.source ? "" : ", continues a text") : ", classifies";
+  return `${model.task ?? "unknown"}${languages}${does}`;
+}
+
 class Card {
   constructor(model) {
     this.model = model;
     this.answer = el("p", { class: "answer" }, "…");
-    this.map = el("heat-map");
+    this.map = el("div", { class: "map" });
+    this.unknown = el("div");
     this.note = el("p", { class: "note" });
     this.speed = el("dd", {}, "…");
     const path = model.path === null ? "–" : `${model.path} layer${model.path === 1 ? "" : "s"}`;
     const steps = model.steps === null ? "–" : count(model.steps);
-    this.node = el("article", { class: "card" }, el("h3", {}, model.name), el("p", { class: "note" }, model.architecture), this.answer,
+    this.node = el("article", { class: "card" }, el("h3", {}, model.name), el("p", { class: "note" }, model.architecture), el("div", {}, this.answer, this.unknown),
       el("dl", { class: "numbers" },
         el("div", {}, el("dt", {}, "tokens per second"), this.speed),
         el("div", { title: "layers until the first of 32 tokens can influence the last" }, el("dt", {}, "path of 32 tokens"), el("dd", {}, path)),
@@ -100,6 +111,7 @@ class Card {
         this.answer.replaceChildren(el("bdi", {}, readable(result.answer)));
         this.speed.textContent = "–";
       }
+      this.unknown.replaceChildren(...[unknownNote(result.unknown)].filter(Boolean));
       this.draw(result);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -111,13 +123,12 @@ class Card {
 
   async generate(text, signal) {
     const start = performance.now();
-    let output = "", tokens = 0;
+    let tokens = 0;
     const body = { model: this.model.name, prompt: text, temperature: 0, max_tokens: this.model.source ? 200 : 32 };
     for await (const token of complete(body, signal)) {
       if (token.text === undefined) continue;
-      output += token.text;
       tokens += 1;
-      this.answer.replaceChildren(el("bdi", {}, readable(output)));
+      this.answer.replaceChildren(el("bdi", {}, readable(token.whole)));
     }
     const seconds = (performance.now() - start) / 1000;
     if (!tokens) this.answer.textContent = "(empty output)";
@@ -127,11 +138,12 @@ class Card {
   draw(result) {
     const number = mainMap(result.maps);
     this.note.textContent = result.note;
-    if (number < 0) return this.map.remove();
-    const map = result.maps[number];
+    if (number < 0) return;
+    const map = result.maps[number], large = el("heat-map");
     const heads = map.weights.length > 1 ? `, mean of ${map.weights.length} heads` : "";
     if (!result.note) this.note.textContent = `${map.part === "cross" ? "Cross-attention" : "Attention"}, layer ${map.layer}${heads}.`;
-    this.map.data = { weights: weightsOf(map, -1), rows: labelsOf(result, map.rows), columns: labelsOf(result, map.columns),
+    this.map.replaceChildren(large);
+    large.data = { weights: weightsOf(map, -1), rows: labelsOf(result, map.rows), columns: labelsOf(result, map.columns),
       verb: map.name === "influence" ? "is influenced by" : "reads", label: `${this.model.name}: arrow keys move between cells` };
   }
 }

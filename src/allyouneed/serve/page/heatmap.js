@@ -3,10 +3,17 @@
 import { el, visible, share } from "./dom.js";
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
+const LINE = 13; // pixels from a label to the next, at least
+const TICKS = [0, 0.05, 0.25, 0.5, 1]; // weights that the legend names
 
 function colourOf(name) {
   const probe = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   return [1, 3, 5].map((at) => parseInt(probe.slice(at, at + 2), 16));
+}
+
+// Weights are shares of a row, so most are small. The square root keeps them visible.
+function heatOf(weight) {
+  return Math.sqrt(Math.min(1, Math.max(0, Number(weight))));
 }
 
 export function paintWeights(canvas, weights) {
@@ -20,8 +27,7 @@ export function paintWeights(canvas, weights) {
   let at = 0;
   for (const row of weights) {
     for (const weight of row) {
-      // Weights are shares of a row, so most are small. The square root keeps them visible.
-      const heat = Math.sqrt(Math.min(1, Math.max(0, Number(weight))));
+      const heat = heatOf(weight);
       for (let part = 0; part < 3; part += 1) image.data[at + part] = none[part] + (full[part] - none[part]) * heat;
       image.data[at + 3] = 255;
       at += 4;
@@ -56,9 +62,34 @@ class HeatThumb extends HTMLElement {
 }
 customElements.define("heat-thumb", HeatThumb);
 
+// The colours of weights, with numbers. They are placed by the square root, as on the maps.
+class HeatLegend extends HTMLElement {
+  connectedCallback() {
+    DARK.addEventListener("change", this.redraw = () => this.draw());
+    this.draw();
+  }
+
+  disconnectedCallback() {
+    DARK.removeEventListener("change", this.redraw);
+  }
+
+  draw() {
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    paintWeights(canvas, [Array.from({ length: 128 }, (_, place) => (place / 127) ** 2)]);
+    const ticks = TICKS.map((weight) => {
+      const tick = el("span", {}, weight ? `${100 * weight} %` : "0");
+      tick.style.left = `${100 * heatOf(weight)}%`;
+      return tick;
+    });
+    this.replaceChildren(el("span", { class: "name" }, "Weight, on a square-root scale"), el("div", { class: "scale" }, canvas, el("div", { class: "ticks" }, ticks)));
+  }
+}
+customElements.define("heat-legend", HeatLegend);
+
 // A map whose labels stay visible while it scrolls. Pointer, focus and arrow keys select a cell.
 class HeatMap extends HTMLElement {
   // {weights, rows, columns, verb, label}: rows and columns are lists of texts, or null for positions without names.
+  // Weights are numbers, or true and false.
   set data(data) {
     this.given = data;
     this.draw();
@@ -82,15 +113,17 @@ class HeatMap extends HTMLElement {
     this.rowCount = weights.length;
     this.columnCount = weights[0]?.length ?? 0;
     this.canvas = el("canvas", { "aria-hidden": "true" });
-    this.rowBand = el("div", { class: "band" });
-    this.columnBand = el("div", { class: "band" });
+    this.rowBand = el("div", { class: "band", hidden: true });
+    this.columnBand = el("div", { class: "band", hidden: true });
     this.body = el("div", { class: "cells", tabindex: "0", role: "application", "aria-label": this.given.label ?? "Map: arrow keys move between cells" },
       this.canvas, this.rowBand, this.columnBand);
     this.rowLabels = this.labelled(this.given.rows, this.rowCount, "rows");
     this.columnLabels = this.labelled(this.given.columns, this.columnCount, "columns");
     const inner = el("div", { class: "frame" }, el("div", { class: "corner" }), this.columnLabels, this.rowLabels, this.body);
     this.readout = el("p", { class: "readout", "aria-live": "polite" }, "\u00a0");
-    this.replaceChildren(el("div", { class: "scroll" }, inner), this.readout);
+    this.tip = el("p", { class: "tip", "aria-hidden": "true", hidden: true }); // what the readout says, at the cell
+    this.replaceChildren(el("div", { class: "scroll" }, inner), this.tip, this.readout);
+    this.querySelector(".scroll").addEventListener("scroll", () => this.placeTip());
     paintWeights(this.canvas, weights);
     this.at = null;
     this.listen();
@@ -102,6 +135,7 @@ class HeatMap extends HTMLElement {
     const longest = texts.reduce((most, text) => Math.max(most, [...visible(text)].length), 1);
     const box = el("div", { class: `labels ${side}`, "aria-hidden": "true" }, texts.map((text) => el("bdi", {}, visible(text))));
     box.style.setProperty("--longest", String(Math.min(11, Math.max(2, longest))));
+    box.classList.toggle("upright", side === "columns" && longest === 1);
     return box;
   }
 
@@ -109,9 +143,10 @@ class HeatMap extends HTMLElement {
     if (!this.canvas || !this.clientWidth) return;
     const labels = Math.min(0.36 * this.clientWidth, this.rowLabels.offsetWidth || 60);
     const few = this.columnCount <= this.rowCount / 2;
-    const cell = Math.max(7, Math.min(few ? 46 : 30, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
-    // Square cells, except for maps with many more rows than columns, which would not fit on a screen.
-    const high = Math.max(8, few ? Math.min(24, Math.floor(520 / this.rowCount)) : Math.min(cell, 30));
+    const cell = Math.max(7, Math.min(few ? 64 : 34, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
+    // Square cells, except for maps with many more rows than columns, which would not fit on a screen. Up to 64 rows
+    // keep a label each.
+    const high = Math.max(few && this.rowCount <= 64 ? LINE : 8, few ? Math.min(24, Math.floor(520 / this.rowCount)) : Math.min(cell, 34));
     if (cell === this.cell && high === this.high && this.placed === this.canvas) return;
     Object.assign(this, { cell, high, placed: this.canvas });
     const size = (node, width, height) => {
@@ -129,10 +164,9 @@ class HeatMap extends HTMLElement {
     size(this.columnBand, cell, high * this.rowCount);
     // Labels are thinned where they would overlap. The label of the selected cell is always shown.
     for (const [box, axis, step] of [[this.rowLabels, "top", high], [this.columnLabels, "left", cell]]) {
-      const every = Math.max(1, Math.ceil(13 / step));
+      const every = Math.max(1, Math.ceil(LINE / step));
       [...box.children].forEach((label, place) => {
-        label.style[axis] = `${place * step}px`;
-        label.style.setProperty("--cell", `${step}px`);
+        label.style[axis] = `${(place + 0.5) * step}px`; // the middle: a label may be higher than its cell
         label.classList.toggle("thinned", place % every !== 0);
       });
     }
@@ -157,30 +191,59 @@ class HeatMap extends HTMLElement {
     });
   }
 
+  // Selects a cell and announces it. `null` selects nothing.
   point(row, column, follow = false) {
-    for (const label of this.querySelectorAll(".labels .on")) label.classList.remove("on");
-    this.body.classList.toggle("pointed", row !== null);
     if (row === null) {
       this.at = null;
-      this.readout.textContent = "\u00a0";
+      this.mark(null, null);
     } else {
-      row = Math.max(0, Math.min(this.rowCount - 1, row));
-      column = Math.max(0, Math.min(this.columnCount - 1, column));
-      this.at = [row, column];
-      this.rowBand.style.transform = `translateY(${row * this.high}px)`;
-      this.columnBand.style.transform = `translateX(${column * this.cell}px)`;
-      const names = [this.rowLabels.children[row], this.columnLabels.children[column]];
-      names.forEach((label) => label.classList.add("on"));
-      this.report(names[0].textContent, names[1].textContent, Number(this.given.weights[row][column]));
-      if (follow) this.reveal(row, column);
+      this.at = [Math.max(0, Math.min(this.rowCount - 1, row)), Math.max(0, Math.min(this.columnCount - 1, column))];
+      this.mark(...this.at);
+      if (follow) this.reveal(...this.at);
     }
+    this.report();
     this.dispatchEvent(new CustomEvent("point", { detail: this.at }));
   }
 
-  report(row, column, weight) {
-    const verb = this.given.verb ?? "reads";
-    this.readout.replaceChildren(el("bdi", { class: "tok" }, row), ` ${verb} `, el("bdi", { class: "tok" }, column), "  ",
-      el("strong", {}, share(weight)));
+  // Draws a frame around a row, a column, both or neither (null), and shows their labels.
+  mark(row, column) {
+    for (const label of this.querySelectorAll(".labels .on")) label.classList.remove("on");
+    this.rowBand.hidden = row === null;
+    this.columnBand.hidden = column === null;
+    if (row !== null) {
+      this.rowBand.style.transform = `translateY(${row * this.high}px)`;
+      this.rowLabels.children[row].classList.add("on");
+    }
+    if (column !== null) {
+      this.columnBand.style.transform = `translateX(${column * this.cell}px)`;
+      this.columnLabels.children[column].classList.add("on");
+    }
+  }
+
+  report() {
+    this.tip.hidden = !this.at;
+    if (!this.at) {
+      this.readout.textContent = "\u00a0";
+      return;
+    }
+    const [row, column] = this.at, weight = this.given.weights[row][column], verb = this.given.verb ?? "reads";
+    const names = [this.rowLabels.children[row], this.columnLabels.children[column]].map((label) => label.textContent);
+    const words = () => (typeof weight === "boolean"
+      ? [el("bdi", { class: "tok" }, names[0]), weight ? ` ${verb} ` : ` does not ${verb.replace(/s$/, "")} `, el("bdi", { class: "tok" }, names[1])]
+      : [el("bdi", { class: "tok" }, names[0]), ` ${verb} `, el("bdi", { class: "tok" }, names[1]), "  ", el("strong", {}, share(weight))]);
+    this.readout.replaceChildren(...words());
+    this.tip.replaceChildren(...words());
+    this.placeTip();
+  }
+
+  // Above the cell, or below it where there is no room; never outside the map's own width.
+  placeTip() {
+    if (!this.at || this.tip.hidden) return;
+    const [row, column] = this.at, own = this.getBoundingClientRect(), cells = this.body.getBoundingClientRect();
+    const top = cells.top - own.top + row * this.high, left = cells.left - own.left + (column + 0.5) * this.cell;
+    const above = top - this.tip.offsetHeight - 8;
+    this.tip.style.top = `${cells.top + row * this.high - this.tip.offsetHeight < 12 ? top + this.high + 8 : above}px`;
+    this.tip.style.left = `${Math.max(0, Math.min(this.clientWidth - this.tip.offsetWidth, left - this.tip.offsetWidth / 2))}px`;
   }
 
   reveal(row, column) {

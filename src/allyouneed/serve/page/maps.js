@@ -50,6 +50,7 @@ class TokenStrip extends HTMLElement {
     this.replaceChildren(el("h4", {}, name), row);
   }
 
+  // Shades each token by its weight, and marks one token.
   shade(weights, on = null) {
     this.items?.forEach((item, place) => {
       const weight = weights ? Math.min(1, weights[place] ?? 0) : 0;
@@ -77,12 +78,13 @@ class MapExplorer extends HTMLElement {
     this.head = known ? head : -1;
     this.large = el("heat-map");
     this.large.addEventListener("point", (event) => this.shade(event.detail?.[0] ?? null, null));
+    this.readings = el("p", { class: "note readings" });
     this.title_ = el("h3");
     this.about = el("p", { class: "note" });
     this.reader = el("token-strip");
     this.read = el("token-strip");
     const side = el("div", { class: "side" }, this.parts());
-    const main = el("div", { class: "main" }, this.title_, this.about, el("div", { class: "strips" }, this.reader, this.read), this.large);
+    const main = el("div", { class: "main" }, this.title_, this.about, el("div", { class: "strips" }, this.reader, this.read, this.readings), el("heat-legend"), this.large);
     const note = result.note ? [el("p", { class: "note" }, result.note)] : [];
     this.replaceChildren(...note, el("div", { class: result.maps.length > 1 || result.maps[0].weights.length > 1 ? "explorer" : "explorer one" }, main, side));
     this.choose(this.map, this.head, true);
@@ -142,13 +144,13 @@ class MapExplorer extends HTMLElement {
     }
     const rows = labelsOf(this.result, map.rows), columns = labelsOf(this.result, map.columns);
     this.title_.textContent = this.nameOf(map, head);
-    this.about.textContent = map.name === "influence" ? "How much each token influences each output token" : `${PARTS[map.part][1]} · ${map.name}`;
+    this.about.textContent = map.name === "influence" ? "How much each token influences each output token" : PARTS[map.part][1];
     this.large.data = { weights, rows, columns, verb: map.name === "influence" ? "is influenced by" : "reads", label: `${this.nameOf(map, head)}: arrow keys move between cells` };
     this.weights = weights;
     this.reader.hidden = !rows;
     this.read.hidden = !columns;
-    if (rows) this.reader.show(this.sideName(map, "rows"), rows, (place) => this.shade(place, null));
-    if (columns) this.read.show(this.sideName(map, "columns"), columns, (place) => this.shade(null, place));
+    if (rows) this.reader.show(this.sideName(map, "rows"), rows, (place) => this.follow(place, null));
+    if (columns) this.read.show(this.sideName(map, "columns"), columns, (place) => this.follow(null, place));
     this.shade(null, null);
     if (!silent) this.dispatchEvent(new CustomEvent("choose", { detail: `${number}.${head}`, bubbles: true }));
   }
@@ -159,18 +161,37 @@ class MapExplorer extends HTMLElement {
     return `${names[map[side]]} · ${side === "rows" ? reader : read}`;
   }
 
+  // A selected token marks its row or column on the map, too.
+  follow(row, column) {
+    this.shade(row, column);
+    this.large.mark(row, column);
+  }
+
   // A selected row shades the tokens that it reads. A selected column shades the tokens that read it.
   shade(row, column) {
+    const map = this.result.maps[this.map], influence = map.name === "influence";
+    const rows = labelsOf(this.result, map.rows), columns = labelsOf(this.result, map.columns);
     if (row !== null) {
       this.reader.shade(null, row);
       this.read.shade(this.weights[row]);
+      this.list(rows?.[row] ?? String(row + 1), influence ? "is influenced by" : "reads", columns, this.weights[row]);
     } else if (column !== null) {
+      const weights = this.weights.map((line) => line[column]);
       this.read.shade(null, column);
-      this.reader.shade(this.weights.map((line) => line[column]));
+      this.reader.shade(weights);
+      this.list(columns?.[column] ?? String(column + 1), influence ? "influences" : "is read by", rows, weights);
     } else {
       this.reader.shade(null);
       this.read.shade(null);
+      this.readings.textContent = "Point at a token or a cell to see its weights.";
     }
+  }
+
+  // The largest weights of a token, in words.
+  list(token, verb, names, weights) {
+    const order = weights.map((_, place) => place).sort((a, b) => weights[b] - weights[a]).slice(0, 3).filter((place) => weights[place] >= 0.005);
+    const parts = order.flatMap((place, number) => [number ? ", " : " ", el("bdi", { class: "tok" }, visible(names?.[place] ?? String(place + 1))), ` ${share(weights[place])}`]);
+    this.readings.replaceChildren(el("bdi", { class: "tok" }, visible(token)), ` ${verb}`, ...(parts.length ? parts : [" nothing in particular"]));
   }
 }
 customElements.define("map-explorer", MapExplorer);

@@ -1,7 +1,7 @@
 // View 4: a RASP program, its values on an input, and the attention of the compiled model.
 import { el, visible, count, debounced } from "./dom.js";
 import { get, post } from "./api.js";
-import { textField, Status } from "./parts.js";
+import { textField, runOnEnter, Status } from "./parts.js";
 import { labelsOf } from "./maps.js";
 
 const DEFAULT_PROGRAM = `# Reverse the sequence.
@@ -29,6 +29,7 @@ class RaspView extends HTMLElement {
     this.program.maxLength = 20000;
     this.input = el("input", { "aria-label": "Input", spellcheck: "false", maxlength: "64", oninput: (event) => this.change("input", event.target.value) });
     this.input.value = this.values.input;
+    runOnEnter(this.input, () => this.run());
     this.choice = el("select", { onchange: (event) => this.load(event.target.value) });
     this.flow = el("div", { class: "flow" });
     this.model = el("div", { class: "compiled" });
@@ -90,6 +91,9 @@ class RaspView extends HTMLElement {
       }
       this.draw(response);
     } catch (error) {
+      if (error.name === "AbortError") return;
+      this.flow.replaceChildren(); // values and weights of an earlier program would contradict the error
+      this.drawModel({ compiled: null });
       this.status.fail(error);
     }
   }
@@ -102,7 +106,7 @@ class RaspView extends HTMLElement {
     const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values" }, el("table", { class: "values" }, el("thead", {}, row("tokens", tokens)), el("tbody", {}, rows)));
     const maps = selectors.map((one) => el("figure", {}, this.map(one.matrix, tokens, tokens, "selects", one.name), el("figcaption", { class: one.inside ? "inside" : "" }, el("bdi", {}, one.name))));
     this.flow.replaceChildren(...[el("h4", {}, "s-ops: one value per position"), table, maps.length ? el("h4", {}, "selectors: which position selects which") : null, el("div", { class: "figures" }, maps)].filter(Boolean));
-    if (!response.error || response.compiled) this.drawModel(response);
+    this.drawModel(response);
   }
 
   map(weights, rows, columns, verb, label) {
@@ -112,7 +116,7 @@ class RaspView extends HTMLElement {
   }
 
   drawModel({ compiled, tokens, result }) {
-    if (!compiled) return this.model.replaceChildren();
+    if (!compiled) return this.model.replaceChildren(el("h2", {}, "As a Transformer"), el("p", { class: "note" }, "There is none until the error above is corrected."));
     if (compiled.refused) return this.model.replaceChildren(el("h2", {}, "As a Transformer"), el("p", { class: "note" }, `This program does not compile: ${compiled.refused}`));
     const facts = [`${compiled.layers} layer${compiled.layers === 1 ? "" : "s"}`, `${compiled.heads} head${compiled.heads === 1 ? "" : "s"}`, `width ${compiled.width}`, `${count(compiled.parameters)} parameters`, "not trained"];
     const output = el("p", { class: "answer" }, el("bdi", {}, `${result}: ${compiled.output.map(shown).join(" ")}`), el("span", { class: compiled.equal ? "good" : "wrong" }, compiled.equal ? " the same as the program" : " differs from the program"));
@@ -121,7 +125,7 @@ class RaspView extends HTMLElement {
       el("figure", {}, this.map(weights, labelsOf(labels, map.rows), labelsOf(labels, map.columns), "reads", map.heads[head]),
         el("figcaption", {}, el("span", { class: "note" }, `layer ${map.layer} · head ${head + 1} `), el("bdi", {}, map.heads[head])))));
     const box = el("div", { class: "figures" }, figures);
-    this.model.replaceChildren(el("h2", {}, "As a Transformer"), el("p", { class: "note" }, facts.join(" · ")), output, box,
+    this.model.replaceChildren(el("h2", {}, "As a Transformer"), el("p", { class: "note" }, facts.join(" · ")), output, el("heat-legend"), box,
       el("p", { class: "note" }, "A head that selects nothing attends to the column start."));
   }
 }

@@ -92,9 +92,10 @@ class RunsView extends HTMLElement {
       const place = this.chosen.indexOf(run.name);
       const box = el("input", { type: "checkbox", checked: place >= 0, "data-run": run.name, onchange: () => this.toggle(run.name) });
       const key = el("span", { class: place >= 0 ? `key key-${place % MAX_CURVES}` : "key" });
-      const how = run.finished ? "finished" : run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
+      const at = run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
+      const how = { finished: "finished", running: `running${at && `, ${at}`}`, stopped: `stopped${at && ` at ${at}`}` }[run.state];
       const loss = typeof run.last.loss === "number" ? `loss ${number(run.last.loss)}` : "";
-      return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, [how, `step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
+      return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, el("span", { class: `state ${run.state}` }, how), [` · step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
     }));
     if (focused) this.list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
   }

@@ -13,12 +13,14 @@ class TokenRun extends HTMLElement {
     this.panel = el("div", { class: "choices", "aria-live": "polite" });
     this.hint = el("p", { class: "note" }, note);
     roving(this.text, ".tok");
-    this.replaceChildren(this.text, this.hint, this.panel);
+    this.title_ = el("h4", { hidden: true }, "Tokens");
+    this.replaceChildren(this.title_, this.text, this.hint, this.panel);
   }
 
   // {text, logprob, best: [[text, logprob], ..], given}
   add(token) {
     const place = this.tokens.push(token) - 1;
+    this.title_.hidden = false;
     const probability = Math.exp(token.logprob);
     const item = el("button", { type: "button", class: token.given ? "tok given" : "tok", tabindex: place ? "-1" : "0", "aria-label": `${visible(token.text)}, ${share(probability)}` },
       el("bdi", {}, visible(token.text)));

@@ -1,8 +1,10 @@
 // View 1: the output of a model, token by token, with probabilities and alternatives.
 import { el, count } from "./dom.js";
 import { complete, post } from "./api.js";
-import { modelChoice, modelFacts, textField, Status, empty } from "./parts.js";
+import { modelChoice, modelFacts, promptField, unknownNote, CopyText, Status, empty } from "./parts.js";
 import "./tokens.js";
+
+const MAX_TOKENS = 200;
 
 class TranslateView extends HTMLElement {
   start({ models, values, keep }) {
@@ -16,7 +18,7 @@ class TranslateView extends HTMLElement {
     this.text = values.text ?? this.model.example;
     this.temperature = Math.min(2, Math.max(0, Number(values.temperature ?? (this.model.source ? 0 : 0.8)) || 0));
     this.build();
-    if (values.text !== undefined) this.run();
+    if (this.text) this.run(); // an example of the model's own data, if the address holds no text
   }
 
   disconnectedCallback() {
@@ -26,10 +28,10 @@ class TranslateView extends HTMLElement {
   build() {
     this.status = new Status();
     this.facts = el("div", {}, modelFacts(this.model));
-    this.area = textField("Text", this.text, (text) => { this.text = text; this.remember(); }, 3);
-    this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) this.run();
-    });
+    this.area = promptField("Text", this.text, (text) => { this.text = text; this.remember(); }, () => this.run(), 3);
+    this.area.placeholder = "Type a text, then press Enter";
+    this.unknown = el("div");
+    this.plain = new CopyText("Output");
     this.act = el("button", { class: "act", type: "button", onclick: () => (this.running ? this.stop.abort() : this.run()) });
     const slider = el("input", { type: "range", min: "0", max: "1.5", step: "0.1", value: String(this.temperature), oninput: (event) => {
       this.temperature = Number(event.target.value);
@@ -44,17 +46,25 @@ class TranslateView extends HTMLElement {
       this.model = this.models.find((model) => model.name === name);
       if (this.text === before.example || !this.text) this.area.value = this.text = this.model.example;
       this.facts.replaceChildren(modelFacts(this.model));
-      this.output.clear();
       this.updateButton();
-      this.remember();
+      if (this.text) this.run();
+      else this.clear();
     };
     this.append(
       el("h1", {}, "Generate"),
       el("p", { class: "lead" }, "The output appears token by token. A thick underline marks an uncertain token. Point at a token to see the alternatives."),
       el("div", { class: "bar-of-fields" }, modelChoice(this.models, this.model.name, change), this.temperatureField), this.facts, this.area,
-      el("div", { class: "actions" }, this.act, this.status.node), this.output);
-    this.output.clear();
+      el("div", { class: "actions" }, this.act, this.status.node), this.unknown, this.plain.node, this.output);
+    this.clear();
     this.updateButton();
+  }
+
+  clear() {
+    this.stop?.abort();
+    this.output.clear();
+    this.plain.set("");
+    this.unknown.replaceChildren();
+    this.status.set("");
   }
 
   updateButton() {
@@ -67,19 +77,20 @@ class TranslateView extends HTMLElement {
   }
 
   async run() {
-    this.stop?.abort();
+    this.clear();
     const stop = this.stop = new AbortController();
     this.running = true;
     this.updateButton();
     this.remember();
-    this.output.clear();
     this.status.set("…");
     const start = performance.now();
     try {
       const tokens = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
       const seconds = (performance.now() - start) / 1000;
-      this.status.set(`${count(tokens)} token${tokens === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(tokens / seconds))} per second`);
+      const cut = tokens === MAX_TOKENS && this.model.target ? `, cut at ${MAX_TOKENS}` : "";
+      this.status.set(`${count(tokens)} token${tokens === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(tokens / seconds))} per second${cut}`);
     } catch (error) {
+      if (this.stop !== stop) return; // another request has replaced this one
       if (error.name === "AbortError") this.status.set("Stopped.");
       else this.status.fail(error);
     }
@@ -91,8 +102,10 @@ class TranslateView extends HTMLElement {
 
   async stream(signal) {
     let tokens = 0;
-    const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: 200 };
+    const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: MAX_TOKENS };
     for await (const token of complete(body, signal)) {
+      signal.throwIfAborted();
+      this.plain.set(token.whole);
       if (token.text === undefined) continue;
       this.output.add(token);
       tokens += 1;
@@ -105,6 +118,7 @@ class TranslateView extends HTMLElement {
 
   async classes(signal) {
     const result = await post("/attention", { model: this.model.name, text: this.text }, signal);
+    this.plain.set(result.answer);
     for (const token of result.said) this.output.add(token);
     this.output.openLeastCertain();
     return result.said.length;
