@@ -1,9 +1,11 @@
-"""A server with models of all kinds, shared by the tests that need no special settings."""
+"""A server with models of all kinds, for the tests that need no special settings; a browser for those of the page."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from page_browser import CHROMIUM, Browser
 from serve_folders import language_model, reverser, running, translator
 
 from allyouneed.serve.backend import Backend
@@ -30,3 +32,21 @@ def server(folders: list[Path]) -> Iterator[tuple[str, Backend]]:
 @pytest.fixture
 def url(server: tuple[str, Backend]) -> str:
     return server[0]
+
+
+@pytest.fixture(scope="module")  # not longer: other tests start event loops, and playwright's runs in this thread
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: `apt-get install chromium`")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Browser]:
+    browser = Browser(chromium)
+    yield browser
+    assert browser.close() == []

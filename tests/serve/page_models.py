@@ -19,6 +19,8 @@ from allyouneed.folder import save_folder
 from allyouneed.rasp.compiler import compile_file
 from allyouneed.serve import ServeConfig, create_app, open_models
 from allyouneed.training import Recipe
+from allyouneed.training.budget import Spent
+from allyouneed.training.card import model_card
 
 SMALL = {"width": 16, "hidden": 16, "mixer": {"type": "softmax", "heads": 2}}
 NUMBERS = {"type": "numbers", "up_to": 99, "pairs": 60, "valid": 10, "test": 20}
@@ -36,7 +38,9 @@ def save_random(folder: Path, task: dict[str, Any], model: dict[str, Any], about
     recipe = parse(Recipe, {"about": about, "task": task, "model": model})
     torch.manual_seed(1)
     data = recipe.task.prepare(folder / "data", recipe.seed)
-    return save_folder(folder / "model", recipe.model.build(data.sizes), data.codec, recipe, f"# {about}\n")
+    built = recipe.model.build(data.sizes)
+    card = model_card(recipe, built, Spent(), 0, [], [], [])
+    return save_folder(folder / "model", built, data.codec, recipe, card)
 
 
 def make_folders(folder: Path) -> list[str]:
@@ -66,12 +70,13 @@ def write_run(folder: Path, steps: int, *, end: bool = False) -> None:
 
 
 @contextmanager
-def serving(folders: list[str], runs: Path, **settings: Any) -> Iterator[str]:
-    """Run a real server on a free port, in a thread, and yield its address."""
+def serving(folders: list[str], runs: Path, port: int = 0, **settings: Any) -> Iterator[str]:
+    """Run a real server in a thread, and yield its address. Port 0: any free port."""
     config = ServeConfig(runs=str(runs), **settings)
     app = create_app(config, open_models(folders))
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

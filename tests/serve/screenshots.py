@@ -7,61 +7,46 @@ named after the scene, the width and the colour scheme: `attention-1280-light.pn
 """
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
+from page_browser import CHROMIUM, NARROW, WIDE, idle, link
 from page_models import make_folders, serving, write_run
 from playwright.sync_api import Page, sync_playwright
 
 from allyouneed.serve.models import parse_model_argument
 
-SIZES = ({"width": 1280, "height": 860}, {"width": 360, "height": 740})
 TIMEOUT = 120_000  # milliseconds
 BROKEN = "flip = select(indices, length - indices - 1, ==);\nreverse = aggregate(flip;\n"
 Scene = Callable[[Page, str, list[str]], None]
 
 
-def link(server: str, view: str, **values: str) -> str:
-    """Return the address of a view."""
-    return f"{server}/#/{view}?{urlencode(values)}"
-
-
-def settle(page: Page) -> None:
-    """Wait until a view is idle."""
-    for _ in range(TIMEOUT // 50):
-        if not page.evaluate("/…$/.test(document.querySelector('.status')?.textContent ?? '…')"):
-            return
-        page.wait_for_timeout(50)
-
-
 def opening(page: Page, server: str, names: list[str]) -> None:
     """The page as it opens."""
     page.goto(server)
-    settle(page)
+    idle(page)
 
 
 def output(page: Page, server: str, names: list[str]) -> None:
     """A finished output."""
     page.goto(link(server, "translate", model=names[0], text="four hundred and forty-one"))
     page.wait_for_selector(".output-tokens .tok")
-    settle(page)
+    idle(page)
 
 
 def unknown_input(page: Page, server: str, names: list[str]) -> None:
     """A text that the model has not seen the like of."""
     page.goto(link(server, "translate", model=names[0], text="Hello, how are you?"))
-    settle(page)
+    idle(page)
 
 
 def maps(page: Page, server: str, names: list[str]) -> None:
     """All maps, with a cell selected."""
     page.goto(link(server, "attention", model=names[0], text="four hundred and forty-one"))
     page.wait_for_selector("heat-map .cells")
-    settle(page)
+    idle(page)
     page.locator("heat-map .cells").first.hover(position={"x": 100, "y": 60})
 
 
@@ -69,7 +54,7 @@ def token(page: Page, server: str, names: list[str]) -> None:
     """All maps, with a token selected."""
     page.goto(link(server, "attention", model=names[0], text="four hundred and forty-one"))
     page.wait_for_selector("heat-map .cells")
-    settle(page)
+    idle(page)
     page.locator("token-strip").first.locator(".tok").nth(2).hover()
 
 
@@ -78,28 +63,28 @@ def thin_maps(page: Page, server: str, names: list[str]) -> None:
     text = "nine hundred and ninety-nine thousand three hundred and seventy-three"
     page.goto(link(server, "attention", model=names[0], text=text))
     page.wait_for_selector("heat-map .cells")
-    settle(page)
+    idle(page)
 
 
 def two_models(page: Page, server: str, names: list[str]) -> None:
     """Two models side by side."""
     page.goto(link(server, "beside", models=",".join(names[:2]), text="four hundred and forty-one"))
     page.wait_for_selector(".card")
-    settle(page)
+    idle(page)
 
 
 def all_models(page: Page, server: str, names: list[str]) -> None:
     """All models side by side, whatever their tasks."""
     page.goto(link(server, "beside", models=",".join(names), text="four hundred and forty-one"))
     page.wait_for_selector(".card")
-    settle(page)
+    idle(page)
 
 
 def program(page: Page, server: str, names: list[str]) -> None:
     """A program and its Transformer."""
     page.goto(link(server, "rasp", example="sort", input="hello"))
     page.wait_for_selector(".compiled figure")
-    settle(page)
+    idle(page)
 
 
 def broken_program(page: Page, server: str, names: list[str]) -> None:
@@ -114,7 +99,7 @@ def runs(page: Page, server: str, names: list[str]) -> None:
     """Learning curves."""
     page.goto(link(server, "runs"))
     page.wait_for_selector(".run")
-    settle(page)
+    idle(page)
 
 
 SCENES: dict[str, Scene] = {
@@ -137,16 +122,15 @@ def wrong_key(page: Page, server: str, names: list[str]) -> None:
     page.goto(server)
     page.fill("input[type=password]", "wrong")
     page.keyboard.press("Enter")
-    page.wait_for_timeout(1500)
+    page.wait_for_selector("[role=alert]")
 
 
 def shoot(scenes: dict[str, Scene], server: str, names: list[str], out: Path) -> None:
     """Write the pictures of some scenes."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
-            for size in SIZES:
+            for size in (WIDE, NARROW):
                 for name, scene in scenes.items():
                     context: Any = browser.new_context(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                     context.set_default_timeout(TIMEOUT)

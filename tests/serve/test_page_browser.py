@@ -5,30 +5,21 @@ and any request to another origin.
 """
 
 import json
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if CHROMIUM is None:
-    pytest.skip("chromium is not installed: `apt-get install chromium`", allow_module_level=True)
 
-from page_models import PROGRAM, make_folders, serving, write_run  # noqa: E402
+from page_browser import NARROW, WIDE, Browser, fits, idle, link, until
+from page_models import PROGRAM, make_folders, serving, write_run
 
-from allyouneed.folder import load_folder  # noqa: E402
-from allyouneed.inspection.inspect import inspect_text  # noqa: E402
-from allyouneed.inspection.page import write_inspection  # noqa: E402
+from allyouneed.folder import load_folder
+from allyouneed.inspection.inspect import inspect_text
+from allyouneed.inspection.page import write_inspection
 
 pytestmark = pytest.mark.no_shapes
-WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
-TIMEOUT = 60_000  # milliseconds: starting a program process is slow on a busy machine
 HOSTILE = {
     "script": "<script>window.hacked = 1; alert(1)</script>",
     "image": '<img src=x onerror="window.hacked = 1; alert(1)">',
@@ -52,74 +43,6 @@ def server(folder: Path) -> Iterator[str]:
         yield url
 
 
-class Browser:
-    """A browser that records what goes wrong in its pages."""
-
-    def __init__(self, browser: Any) -> None:
-        self.browser = browser
-        self.errors: list[str] = []
-
-    def open(self, url: str, origin: str, size: dict[str, int] = WIDE, dark: bool = False) -> Any:
-        """Open a page in a new context."""
-        context = self.browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
-        context.set_default_timeout(TIMEOUT)
-        page = context.new_page()
-        page.on("console", lambda entry: entry.type == "error" and self.errors.append(f"console: {entry.text}"))
-        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda sent: sent.url.startswith(origin) or self.errors.append(f"request: {sent.url}"))
-        page.goto(url)
-        return page
-
-    def expect(self, status: int) -> None:
-        """Remove the console messages of an expected status. The browser logs it whatever the page does."""
-        self.errors = [one for one in self.errors if f"status of {status}" not in one]
-
-    def close(self) -> list[str]:
-        """Close all pages, and return their errors."""
-        for context in self.browser.contexts:
-            context.close()
-        errors, self.errors = self.errors, []
-        return errors
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def browser(chromium: Any) -> Iterator[Browser]:
-    browser = Browser(chromium)
-    yield browser
-    assert browser.close() == []
-
-
-def link(server: str, view: str, **values: str) -> str:
-    return f"{server}/#/{view}?{urlencode(values)}"
-
-
-def fits(page: Any) -> bool:
-    """Return True if the page itself does not scroll sideways."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for a condition. Playwright's own wait would evaluate a string in the page, which its policy forbids."""
-    deadline = time.monotonic() + TIMEOUT / 1000
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, f"timed out: {condition}"
-        page.wait_for_timeout(40)
-
-
-def idle(page: Any) -> None:
-    """Wait until a view is idle."""
-    until(page, "!/…$/.test(document.querySelector('.status')?.textContent ?? '…')")
-
-
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +63,7 @@ def test_tokens_are_streamed_with_their_probabilities(server: str, browser: Brow
     page.fill("textarea", "abcd")
     page.click(".act")
     until(page, "document.querySelectorAll('.output-tokens .tok').length === 4")
+    browser.expect(400)  # the program cannot read the text of the translator
     assert fits(page)
 
 
@@ -295,7 +219,8 @@ def test_a_text_that_is_too_long_is_reported(server: str, browser: Browser) -> N
 
 def test_keyboard_only(server: str, browser: Browser) -> None:
     page = browser.open(f"{server}/#/translate", server)
-    page.wait_for_selector("textarea")
+    page.wait_for_selector(".output-tokens .tok")
+    idle(page)
     seen = []
     for _ in range(14):
         page.keyboard.press("Tab")
@@ -308,8 +233,9 @@ def test_keyboard_only(server: str, browser: Browser) -> None:
     assert "Attention" in seen
     assert seen[-1] == "act"
     page.keyboard.press("Enter")
-    page.wait_for_selector(".output-tokens .tok")
     idle(page)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Copy"
     page.keyboard.press("Tab")
     page.keyboard.press("End")
     assert page.evaluate("document.activeElement === [...document.querySelectorAll('.output-tokens .tok')].at(-1)")

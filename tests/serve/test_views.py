@@ -10,17 +10,23 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from page_models import PROGRAM, make_folders, request, serving, write_run
+from safetensors.torch import load_file
 
 from allyouneed.errors import DataError
 from allyouneed.serve.program import START_TIMEOUT, ProgramProcesses, example_programs, parse_input
 from allyouneed.serve.runs import MAX_POINTS, list_runs, read_run, thinned
+from allyouneed.storage import lock
 
 pytestmark = pytest.mark.no_shapes  # the server runs in another thread
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("served")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[str]:
     write_run(folder / "runs" / "one", 100, end=True)
     with serving(make_folders(folder), folder / "runs", max_attention_tokens=40) as url:
         yield url
@@ -34,12 +40,22 @@ def test_every_model_is_described(server: str) -> None:
     transformer, lstm, language = models["transformer"], models["lstm"], models["language"]
     assert transformer["architecture"] == "encoder-decoder, softmax, 2+2 layers"
     assert transformer["languages"] == ["en", "de"]
+    assert [one["task"] for one in found] == ["numbers", "numbers", "numbers", "language", "rasp"]
     assert (transformer["path"], transformer["steps"], transformer["maps"]) == (1, 1, True)
     assert (lstm["path"], lstm["steps"], lstm["maps"]) == (1, 32, False)
     assert transformer["example"]
     assert (language["kind"], language["source"], language["target"]) == ("decoder", False, True)
     assert "cat" in language["example"] or "mat" in language["example"]
     assert (models["reverse"]["source"], models["reverse"]["target"]) == (True, False)
+
+
+def test_page_and_card_count_parameters_alike(server: str, folder: Path) -> None:
+    _, found = request(f"{server}/api/models")
+    for one in found[:-1]:  # the last is a compiled program, whose card lists its layers instead
+        card = (folder / one["name"] / "model" / "README.md").read_text(encoding="utf-8")
+        assert f"\n{one['parameters']:,} parameters, trained" in card  # the server's weights are packed, the card's not
+    weights = load_file(folder / "transformer" / "model" / "model.safetensors")
+    assert found[0]["parameters"] == sum(weight.numel() for weight in weights.values())  # a tied weight is stored once
 
 
 @pytest.mark.parametrize("model", ["transformer", "bahdanau", "lstm", "language", "reverse"])
@@ -52,6 +68,14 @@ def test_maps_fit_their_tokens(server: str, model: str) -> None:
         for axis, size in ((one["rows"], len(one["weights"][0])), (one["columns"], len(one["weights"][0][0]))):
             assert axis == "other" or len(found[axis]) == size
     assert bool(found["note"]) == (model == "lstm")
+    assert found["unknown"] == []
+
+
+def test_unknown_words_of_maps(server: str) -> None:
+    _, found = request(f"{server}/attention", {"model": "transformer", "text": "Hello, forty people?"})
+    assert found["unknown"] == ["Hello,", "people?"]
+    _, found = request(f"{server}/attention", {"model": "language", "text": "Hello, forty people?"})
+    assert found["unknown"] == []
 
 
 def test_a_given_target_is_inspected(server: str) -> None:
@@ -185,7 +209,7 @@ def test_runs_and_their_curves(server: str) -> None:
     status, found = request(f"{server}/runs")
     assert status == 200
     (one,) = found
-    assert (one["name"], one["finished"], one["step"], one["fraction"]) == ("one", True, 100, 1.0)
+    assert (one["name"], one["state"], one["step"], one["fraction"]) == ("one", "finished", 100, 1.0)
     status, log = request(f"{server}/runs/one")
     assert [record["step"] for record in log["steps"]] == list(range(10, 101, 10))
     assert log["end"]["chosen"] == 100
@@ -222,7 +246,10 @@ def test_incomplete_and_damaged_logs(tmp_path: Path) -> None:
     assert found is not None
     assert found.steps[-1] == {"kind": "step", "step": 60, "loss": None}
     (one,) = list_runs(tmp_path)
-    assert (one.finished, one.step, one.fraction) == (False, 60, 0.06)
+    assert (one.state, one.step, one.fraction) == ("stopped", 60, 0.06)
+    with lock(tmp_path / "live"):
+        assert list_runs(tmp_path)[0].state == "running"
+    assert list_runs(tmp_path)[0].state == "stopped"
     assert list_runs(tmp_path / "nowhere") == []
 
 

@@ -1,5 +1,6 @@
 """One writer for a folder."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.errors import StorageError
-from allyouneed.storage import lock
+from allyouneed.storage import is_locked, lock
 
 pytestmark = pytest.mark.no_shapes
 
@@ -47,3 +48,15 @@ def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
 def test_importing_storage_imports_no_torch() -> None:
     code = "import sys, allyouneed.storage; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_look_at_a_lock_does_not_refuse_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lock(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+    # `is_locked` holds a shared lock for an instant. Here it ends while the writer waits.
+    looking = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("allyouneed.storage.locks.time.sleep", lambda seconds: os.close(looking))
+    with lock(tmp_path):
+        assert is_locked(tmp_path)

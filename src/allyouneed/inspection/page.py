@@ -117,5 +117,5 @@ def png(found: Inspection, text: str) -> bytes:
 def _draw_main_map(axes: "Axes", one: LayerMaps, found: Inspection) -> None:
     paint_labelled(axes, one.weights_HTS.mean(dim=0), found.labels(one.rows), found.labels(one.columns))
     heads = f", mean of {len(one.heads)} heads" if len(one.heads) > 1 else ""
-    label = f"{one.name}, layer {one.layer}{heads}: rows read columns"
+    label = f"{one.title}{heads}: rows read columns"
     axes.set_xlabel(label, fontsize=8, color=INK, parse_math=False)

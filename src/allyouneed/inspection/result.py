@@ -18,6 +18,12 @@ from allyouneed.text.tokenizer import Tokenizer
 Part = Literal["encoder", "decoder", "cross", "other"]
 Axis = Literal["source", "target", "input", "other"]
 PART_ORDER: tuple[Part, ...] = ("cross", "decoder", "encoder", "other")  # the most informative part first
+PART_NAMES: dict[Part, str] = {
+    "cross": "cross-attention",
+    "decoder": "decoder self-attention",
+    "encoder": "encoder self-attention",
+    "other": "other map",
+}
 ANSWER_LENGTH = 500  # characters shown in a notebook
 
 
@@ -32,6 +38,11 @@ class LayerMaps:
     columns: Axis
     heads: list[str]
     weights_HTS: Tensor
+
+    @property
+    def title(self) -> str:
+        """The name for people, as on the page. `name` counts layers from 0, as in Python."""
+        return self.name if self.name == "influence" else f"{PART_NAMES[self.part]}, layer {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Inspection:
         if main is None:
             return f"<div>{line}{note}</div>"
         rows, columns = self.labels(main.rows), self.labels(main.columns)
-        return f"<div>{line}{weights_html(main.weights_HTS, rows, columns, main.name)}{note}</div>"
+        return f"<div>{line}{weights_html(main.weights_HTS, rows, columns, main.title)}{note}</div>"
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -27,6 +27,7 @@ from allyouneed.serve.backend import Backend
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.thread_pool import ThreadPool, json_response
+from allyouneed.text.checks import unknown_words
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -74,6 +75,7 @@ class AttentionResponse(BaseModel):
     target: list[str] | None
     input: list[str] | None
     answer: str
+    unknown: list[str]  # words of the text that the vocabulary cannot represent
     said: list[OutputTokenJSON]
     maps: list[LayerMapsJSON]
     note: str
@@ -117,7 +119,8 @@ def router(backend: Backend) -> APIRouter:
         bundle, longest = served.bundle, config.max_attention_tokens
         new = min(MAX_ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
         found = inspect_text(bundle, request.text, request.target, longest=longest, new_tokens=new)
-        return json_response({"model": request.model, **as_json(found)})
+        unknown = [] if bundle.codec.source is None else unknown_words(bundle.codec.source, request.text)
+        return json_response({"model": request.model, "unknown": unknown, **as_json(found)})
 
     @routes.get("/api/models", responses={200: {"model": list[ModelInfo]}, **error_responses(401, 429, 500, 503)})
     async def list_models() -> Response:

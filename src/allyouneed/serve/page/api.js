@@ -69,16 +69,18 @@ export async function post(path, body, signal) {
 }
 
 // Yields each token of a completion as it arrives: {text, logprob, best, whole}. `whole` is the text so far, decoded: it is
-// not always the sum of the tokens' texts. The last item is {finish, usage, whole}.
+// not always the sum of the tokens' texts. The last item is {finish, usage, whole, unknown}; `unknown` lists the words
+// of the prompt that the model's vocabulary cannot represent.
 export async function* complete(body, signal) {
   const full = { ...body, stream: true, logprobs: 5, stream_options: { include_usage: true } };
   const response = await request("POST", "/v1/completions", full, signal);
-  let finish = null, usage = null, whole = "";
+  let finish = null, usage = null, whole = "", unknown = [];
   for await (const line of lines(response.body)) {
     if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
     const chunk = JSON.parse(line.slice(6));
     if (chunk.error) throw new ServerError(chunk.error.message ?? "The request failed on the server.", 500);
     usage = chunk.usage ?? usage;
+    unknown = chunk.unknown ?? unknown;
     const choice = chunk.choices?.[0];
     if (!choice) continue;
     finish = choice.finish_reason ?? finish;
@@ -89,7 +91,7 @@ export async function* complete(body, signal) {
       yield { text: logprobs.tokens[place], logprob: logprobs.token_logprobs[place] ?? 0, best, whole };
     }
   }
-  yield { finish, usage, whole };
+  yield { finish, usage, whole, unknown };
 }
 
 async function* lines(stream) {

@@ -106,7 +106,10 @@ class TranslateView extends HTMLElement {
     for await (const token of complete(body, signal)) {
       signal.throwIfAborted();
       this.plain.set(token.whole);
-      if (token.text === undefined) continue;
+      if (token.text === undefined) {
+        this.unknown.replaceChildren(...[unknownNote(token.unknown)].filter(Boolean));
+        continue;
+      }
       this.output.add(token);
       tokens += 1;
       this.status.set(`${count(tokens)} tokens …`);
@@ -119,6 +122,7 @@ class TranslateView extends HTMLElement {
   async classes(signal) {
     const result = await post("/attention", { model: this.model.name, text: this.text }, signal);
     this.plain.set(result.answer);
+    this.unknown.replaceChildren(...[unknownNote(result.unknown)].filter(Boolean));
     for (const token of result.said) this.output.add(token);
     this.output.openLeastCertain();
     return result.said.length;
