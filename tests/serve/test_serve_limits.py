@@ -1,7 +1,10 @@
 """Limits for each client: what counts as one client, and how many connections and requests it may have."""
 
 import contextlib
+import resource
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -88,6 +91,36 @@ def test_all_connections_in_use(folders: list[Path], monkeypatch: pytest.MonkeyP
         for _ in range(2):
             polite.append(opened.enter_context(connect(url, "127.0.0.3")))
         assert [status_of(one) for one in polite] == [200] * 5
+
+
+def test_a_trusted_proxy_may_open_all_connections(folders: list[Path]) -> None:
+    """Its connections belong to many clients. Requests are counted by the address that it forwards."""
+    settings = {"connections": 20, "client_connections": 2, "client_requests": 1, "trust_proxy": ["127.0.0.2"]}
+    with running(folders[:1], **settings) as (url, backend), contextlib.ExitStack() as opened:
+        some = [opened.enter_context(connect(url, "127.0.0.2")) for _ in range(12)]
+        assert [status_of(one) for one in some] == [200] * 12
+        head = "POST /score HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 10.0.0.5\r\nContent-Length: 50\r\n\r\n"
+        some[0].sendall(head.encode())
+        while not backend.active:
+            time.sleep(0.01)
+        some[1].sendall(head.encode())
+        assert some[1].recv(1 << 16).startswith(b"HTTP/1.1 429")
+        assert status_of(some[2], "/v1/models") == 200
+
+
+def test_the_limit_of_open_files_is_raised() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = "import resource; from allyouneed.serve.connections import raise_file_limit; raise_file_limit(300); "
+    code += "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    small = min(hard, 400)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (small, hard)),
+    )
+    assert int(done.stdout) == min(hard, 556)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/translate"])

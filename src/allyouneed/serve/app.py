@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Security
+from fastapi import FastAPI, Response, Security
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -28,6 +29,7 @@ from allyouneed.serve.errors import (
 from allyouneed.serve.gate import GateMiddleware
 from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
+from allyouneed.serve.thread_pool import json_response
 from allyouneed.version import __version__
 
 
@@ -44,7 +46,15 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             await asyncio.to_thread(backend.close)
 
     # The framework's documentation pages are off: they load scripts from other hosts. /openapi.json is available.
-    app = FastAPI(title="allyouneed", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="allyouneed",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        servers=[{"url": config.root_path}] if config.root_path else None,
+    )
     app.state.backend = backend
     # Only described here; the gate checks keys before anything of a request is parsed.
     keyed = [Security(HTTPBearer(auto_error=False))] if config.keys else []
@@ -69,11 +79,21 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             allow_origins=list(config.cors),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["Retry-After", "X-Request-Id"],
         )
     app.add_middleware(LimitsMiddleware, backend=backend)
     app.add_middleware(AccessMiddleware, backend=backend)
     _describe_errors(app)
+    _add_description(app)
     return app
+
+
+def _add_description(app: FastAPI) -> None:
+    """Add `/openapi.json`. The framework would generate it in the event loop, which takes 0.1 s."""
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return json_response(await run_in_threadpool(app.openapi))
 
 
 def _describe_errors(app: FastAPI) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from allyouneed.serve.clients import LOCAL, group_address
+from allyouneed.serve.clients import LOCAL
 from allyouneed.serve.connections import Connections
 from allyouneed.serve.errors import Refusal
 
@@ -48,12 +48,10 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
         super().connection_made(transport)
-        address = group_address(self.client[0]) if self.client else LOCAL
-        refusal = self._open_connections.add(self, address)
-        if refusal is None:
-            self._address = address
+        try:
+            self._address = self._open_connections.add(self, self.client[0] if self.client else LOCAL)
             self._start_arrival_timer()
-        else:
+        except Refusal as refusal:
             transport.write(_response(refusal))
             transport.close()
         self._start_read_timer()

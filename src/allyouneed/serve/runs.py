@@ -55,10 +55,16 @@ def router(config: ServeConfig) -> APIRouter:
     routes = APIRouter(tags=["runs"])
     pool, folder = ThreadPool(config), Path(config.runs)
 
+    def curves(name: str, after: int) -> Response:
+        found = read_run(folder, name, after)
+        if found is None:
+            raise Refusal(404, f"runs: there is no run {name!r}", param="name")
+        return json_response(found.model_dump())
+
     @routes.get("/runs", responses={200: {"model": list[RunInfo]}, **error_responses(401, 429, 500, 503)})
     async def runs() -> Response:
         """List all runs, the most recently changed first."""
-        return json_response([one.model_dump() for one in await pool.run(list_runs, folder)])
+        return await pool.run(lambda: json_response([one.model_dump() for one in list_runs(folder)]))
 
     @routes.get("/runs/{name}", responses={200: {"model": RunLog}, **error_responses(400, 401, 404, 429, 500, 503)})
     async def run(
@@ -66,10 +72,7 @@ def router(config: ServeConfig) -> APIRouter:
         after: Annotated[int, Query(ge=-1, le=1 << 60, description="return only records of later steps")] = -1,
     ) -> Response:
         """Return the curves of a run."""
-        found = await pool.run(read_run, folder, name, after)
-        if found is None:
-            raise Refusal(404, f"runs: there is no run {name!r}", param="name")
-        return json_response(found.model_dump())
+        return await pool.run(curves, name, after)
 
     return routes
 

@@ -21,7 +21,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.serve.app import create_app
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
-from allyouneed.serve.connections import Connections
+from allyouneed.serve.connections import Connections, raise_file_limit
 from allyouneed.serve.logs import logging_to_stderr
 from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
@@ -119,6 +119,7 @@ def serve(setup: Setup, source: Source) -> None:
     hangup = threading.Event()  # also if SIGHUP arrives before the server is ready
     signal.signal(signal.SIGHUP, lambda *_: hangup.set())
     models = {name: setup.open(name) for name in setup.models}
+    raise_file_limit(setup.connections)
     listener = listen(setup)
     announce(listener, models)
     app = create_app(setup, models)
