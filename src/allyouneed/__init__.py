@@ -1,12 +1,14 @@
 """allyouneed: is attention all you need? Try it on your own data.
 
-`import allyouneed` stays cheap: torch is imported when something needs it, so that `allyouneed --help` is quick.
+`import allyouneed` stays cheap: torch is imported when something needs it, so that `allyouneed --help` is quick. It
+sets how OpenMP's threads wait (`openmp.py`), which has an effect only before torch is imported.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allyouneed.openmp import wait_passively
 from allyouneed.version import __version__
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from allyouneed.training import Recipe
 
 __all__ = ["__version__", "load", "train"]
+
+wait_passively()
 
 
 def load(folder: str | Path, *, device: str = "cpu", int8: bool = False, sets: Sequence[str] = ()) -> "Pipeline":

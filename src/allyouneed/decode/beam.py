@@ -18,6 +18,7 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, section 6.1; Wu et al. 2016, arXiv
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -41,7 +42,7 @@ from allyouneed.decode.base import (
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import BatchShortlist
-from allyouneed.decode.threads import run_concurrently, worker_count
+from allyouneed.decode.threads import one_core, run_concurrently, worker_count
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
@@ -102,15 +103,18 @@ def search(
             allowed = None if shortlist is None else BatchShortlist(model, shortlist, chosen, config.beam)
             if config.beam == 1:
                 return greedy_batch(model, chosen, limits, config.length_penalty, allowed)
-            return _Beams(model, chosen, limits, config, allowed).run()
+            beams = _Beams(model, chosen, limits, config, allowed)
+            with one_core(model, len(chosen) * config.beam):
+                return beams.run()
 
         lengths = [len(source) for source in sources]
         batches = pack(lengths, config.beam, config.batch_tokens, parts=worker_count(device))
-        for batch, found in run_concurrently(decode, batches, device):
-            for item, hypotheses in zip(batch, found, strict=True):
-                results[item] = hypotheses
-            if progress is not None:
-                progress(len(batch))
+        with closing(run_concurrently(decode, batches, device)) as decoded:  # `progress` may raise
+            for batch, found in decoded:
+                for item, hypotheses in zip(batch, found, strict=True):
+                    results[item] = hypotheses
+                if progress is not None:
+                    progress(len(batch))
     return results
 
 

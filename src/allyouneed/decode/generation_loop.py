@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode.base import Hypothesis, as_float32, top_tokens
+from allyouneed.decode.threads import one_core
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.text.specials import EOS
@@ -26,6 +27,18 @@ def generation_loop(
 
     Whenever some rows have ended, `on_drop` is called with the places (N) of the rows that remain.
     """
+    with one_core(model, len(limits)):
+        return _generate(model, logits_BV, state, limits, choose, on_drop)
+
+
+def _generate(
+    model: Model,
+    logits_BV: Tensor,
+    state: State,
+    limits: Sequence[int],
+    choose: Choose,
+    on_drop: Callable[[Tensor], None] | None,
+) -> list[Hypothesis]:
     device = logits_BV.device
     row_B = torch.arange(len(limits), device=device)
     limit_B = torch.tensor(limits, device=device)

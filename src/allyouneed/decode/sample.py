@@ -29,6 +29,7 @@ from allyouneed.decode.base import (
     start_state,
 )
 from allyouneed.decode.generation_loop import best_token, generation_loop
+from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.errors import DataError
 from allyouneed.inference.tokens import draw_tokens
 from allyouneed.mixers import select_rows
@@ -79,9 +80,14 @@ def sample(
             return results
         pairs = list(zip(prompts, sources if sources is not None else [None] * len(prompts), strict=True))
         lengths = [1 + max(len(prompt), len(source or ())) for prompt, source in pairs]
-        for batch in pack(lengths, config.n, config.batch_tokens):
+        device = device_of(model)
+
+        def draw(batch: list[int]) -> list[Hypothesis]:
             streams = UniformStreams(config, [(item, number) for item in batch for number in range(config.n)])
-            found = _sample_batch(model, [pairs[item] for item in batch], config, streams)
+            return _sample_batch(model, [pairs[item] for item in batch], config, streams)
+
+        batches = pack(lengths, config.n, config.batch_tokens, parts=worker_count(device))
+        for batch, found in run_concurrently(draw, batches, device):
             for place, item in enumerate(batch):
                 results[item] = found[place * config.n : (place + 1) * config.n]
     return results

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from allyouneed.decode.base import as_float32, device_of, generating, pack, pad_right, start_state
+from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.mixers import State
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
@@ -41,13 +42,18 @@ def score(model: Model, pairs: Sequence[Pair], *, ended: bool = True, batch_toke
     targets = [_with_end(target) if ended else list(target) for _, target in pairs]
     lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
     results = [Scored(0.0, 0, [])] * len(pairs)
+    device = device_of(model)
+
+    def score_items(items: list[int]) -> list[list[float]]:
+        return _score_batch(model, [pairs[item][0] for item in items], [targets[item] for item in items])
+
     with generating(model):
         for with_source in (True, False):
             chosen = [item for item, (source, _) in enumerate(pairs) if (source is not None) is with_source]
-            for batch in pack([lengths[item] for item in chosen], 1, batch_tokens):
-                items = [chosen[place] for place in batch]
-                sources = [pairs[item][0] for item in items]
-                for item, row in zip(items, _score_batch(model, sources, [targets[i] for i in items]), strict=True):
+            packed = pack([lengths[item] for item in chosen], 1, batch_tokens, parts=worker_count(device))
+            batches = [[chosen[place] for place in batch] for batch in packed]
+            for items, rows in run_concurrently(score_items, batches, device):
+                for item, row in zip(items, rows, strict=True):
                     results[item] = Scored(sum(row), len(row), row)
     return results
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from allyouneed.decode.base import Hypothesis, device_of, evaluating, pad_right
+from allyouneed.decode.base import Hypothesis, device_of, evaluation_mode, pad_right
 from allyouneed.decode.beam import SearchConfig, search
+from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.errors import ConfigError
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
@@ -76,14 +77,20 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
         for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
             check_known(text, ids, f"text {number}")
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    for begin in range(0, len(order), ROWS):
-        chosen = order[begin : begin + ROWS]
-        source_BS, mask_BS = pad_right([sources[i] for i in chosen], device_of(model))
-        with evaluating(model):
-            logprobs = list(_logprobs(model, source_BS, mask_BS, len(codec.classes)))
+    device, classes = device_of(model), len(codec.classes)
+    rows = min(ROWS, max(1, -(-len(order) // worker_count(device))))
+
+    def classify(chosen: list[int]) -> list[Tensor]:
+        source_BS, mask_BS = pad_right([sources[i] for i in chosen], device)
+        with torch.inference_mode():  # not in the code between two yields
+            logprobs = list(_logprobs(model, source_BS, mask_BS, classes))
         if codec.per_position:  # BOS and EOS have no classes
             logprobs = [one_SV[codec.text_slice(len(sources[i]))] for i, one_SV in zip(chosen, logprobs, strict=True)]
-        yield chosen, logprobs
+        return logprobs
+
+    with evaluation_mode(model):
+        batches = [order[begin : begin + rows] for begin in range(0, len(order), rows)]
+        yield from run_concurrently(classify, batches, device)
 
 
 def _logprobs(model: Model, source_BS: Tensor, mask_BS: Tensor | None, classes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.decode.base import device_of, evaluating
+from allyouneed.decode.threads import run_concurrently
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks import Score, TaskData
@@ -31,14 +33,19 @@ def held_out_loss(
     model: Model, data: TaskData, split: Split, progress: Callable[[int], None] | None = None
 ) -> list[Score]:
     """Return the loss in nats per prediction, and the scores derived from it."""
-    total, count = 0.0, 0
-    with evaluating(model):
-        for batch in data.held_out(split):
-            loss = batch_loss(model, to_device(batch, device_of(model)))
-            total += float(loss.total)
-            count += loss.count
+    device, losses = device_of(model), dict[int, tuple[float, int]]()
+
+    def measure(numbered: tuple[int, Batch]) -> tuple[float, int]:
+        loss = batch_loss(model, to_device(numbered[1], device))
+        return float(loss.total), loss.count
+
+    with evaluating(model), closing(run_concurrently(measure, enumerate(data.held_out(split)), device)) as measured:
+        for (number, _), loss in measured:
+            losses[number] = loss
             if progress is not None:
                 progress(0)  # progress counts texts, and these were counted before
+    # In the order of the batches: the sum does not depend on which of them was done first.
+    total, count = sum(losses[number][0] for number in range(len(losses))), sum(n for _, n in losses.values())
     units = data.units(split)
     how = f"{units.how}|" if units is not None and units.how else ""
     signature = f"split:{split}|n:{count}|{how}allyouneed:{__version__}"
