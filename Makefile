@@ -3,7 +3,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup browser demo test test-fast sanitize check format bench faults clean
+.PHONY: setup browser nginx demo test test-fast sanitize check format bench faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,15 @@ browser:
 	  echo "chromium could not be installed: the tests of the page will be skipped"; \
 	else echo "no chromium here (as root: apt-get install chromium): the tests of the page will be skipped"; fi
 
+# nginx is the proxy of the tests of deploy/. Without it they are skipped.
+nginx:
+	@if command -v nginx >/dev/null || [ -x /usr/sbin/nginx ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing nginx for the tests of the server"; \
+	  { apt-get update -qq && apt-get install -y -qq nginx-light; } >/dev/null 2>&1 || \
+	  echo "nginx could not be installed: the tests behind a proxy will be skipped"; \
+	else echo "no nginx here (as root: apt-get install nginx-light): the tests behind a proxy will be skipped"; fi
+
 $(STAMP): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
@@ -36,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(VENV)/bin/allyouneed demo --out runs/demo
 
-test: setup browser
+test: setup browser nginx
 	$(PY) -m pytest -n 2
 
 test-fast: setup
@@ -46,7 +55,7 @@ test-fast: setup
 SANITIZED := -m pytest -n 2 --no-shapes tests/kernels tests/inference tests/serve
 runtime    = $(shell gcc -print-file-name=$(1))
 
-sanitize: setup browser
+sanitize: setup browser nginx
 	ALLYOUNEED_SANITIZE=address PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$(call runtime,libasan.so) $(call runtime,libstdc++.so.6)" $(PY) $(SANITIZED)
 	ALLYOUNEED_SANITIZE=thread TOKENIZERS_PARALLELISM=false LD_PRELOAD=$(call runtime,libtsan.so) \
@@ -79,6 +88,7 @@ faults: setup
 	$(PY) tests/faults/faults.py
 	$(PY) tests/faults/flip.py --changes 3000
 	$(PY) tests/faults/corpora.py
+	$(PY) tests/faults/rolling_restart.py || [ $$? = 77 ]
 	for reader in recipe tokenizer codec manifest safetensors; do \
 	  $(PY) tests/faults/fuzz_readers.py $$reader $(FUZZ) -len_control=0 -max_len=400 || exit 1; done
 	$(PY) tests/faults/fuzz_rasp.py $(FUZZ)

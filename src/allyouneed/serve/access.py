@@ -43,6 +43,8 @@ class AccessMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = record.id
+                if self.backend.draining:
+                    headers["Connection"] = "close"  # the client, or a proxy, then connects elsewhere
                 if headers.get("content-type", "").startswith("text/event-stream"):
                     headers["X-Accel-Buffering"] = "no"  # nginx then passes events on as they arrive
             await send(message)
