@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 SIZE = (1 << 20) - 200  # bytes; just within `max_body`
+ALLOWED = 32_700  # values of a body that is parsed
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
 PART = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
@@ -12,9 +13,9 @@ def _filled(start: bytes, piece: bytes, end: bytes) -> bytes:
     return start + piece * ((SIZE - len(start) - len(end)) // len(piece)) + end
 
 
-def _numbered(start: bytes, piece: bytes, end: bytes) -> bytes:
+def _numbered(start: bytes, piece: bytes, end: bytes, most: int = SIZE) -> bytes:
     """Return a body whose pieces all differ."""
-    count = (SIZE - len(start) - len(end)) // (len(piece) + 4)
+    count = min(most, (SIZE - len(start) - len(end)) // (len(piece) + 4))
     return start + b"".join(piece % (b"%06d" % number) for number in range(count)) + end
 
 
@@ -26,6 +27,9 @@ FIELDS = {
     "/score": (b'"model":"language"', b"text"),
     "/attention": (b'"model":"language"', b"text"),
     "/rasp": (b'"input":"abc"', b"program"),
+    "/v1/embeddings": (b'"model":"language"', b"input"),
+    "/tokenize": (b'"model":"language"', b"text"),
+    "/detokenize": (b'"model":"language"', b"ids"),
 }
 
 
@@ -43,7 +47,10 @@ def json_bodies(path: str) -> dict[str, bytes]:
         "empty texts": _filled(start + b"[", b'"",', b'""]}'),
         "empty lists": _filled(start + b"[", b"[],", b"[]]}"),
         "empty objects": _filled(start + b"[", b"{},", b"{}]}"),
-        "as many values as allowed": start + b"[" + b"1," * 4000 + b"1]}",
+        "as many numbers as allowed": start + b"[" + b"1," * ALLOWED + b"1]}",
+        "as many texts as allowed": start + b"[" + b'"a",' * ALLOWED + b"1]}",
+        "as many objects as allowed": start + b"[" + b"{}," * (ALLOWED // 2) + b"1]}",
+        "as many fields as allowed": _numbered(b"{" + fields, b',"%b":1', b"}", ALLOWED),
         "nested lists": start + b"[" * (SIZE // 2) + b"]" * (SIZE // 2 - 100) + b"}",
         "nested objects": _filled(start, b'{"a":', b"1}"),
         "a nested model": _filled(b'{"model":', b'{"a":', b"1}"),

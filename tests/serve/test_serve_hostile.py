@@ -27,7 +27,7 @@ def test_errors_are_short(url: str, path: str) -> None:
         if where == path:
             tried += 1
             found = httpx.post(url + path, content=content, headers={"Content-Type": kind})
-            assert found.status_code in (400, 404), (name, found.status_code)
+            assert found.status_code in (400, 404) or (path, found.status_code) == ("/detokenize", 200), name
             assert len(found.content) <= LARGEST_ERROR, name
     assert tried > 20
 
@@ -49,7 +49,7 @@ def test_values_are_counted(first: str) -> None:
         if allowed:
             check_structure(content)
         else:
-            with pytest.raises(Refusal, match="more than 4,096 values"):
+            with pytest.raises(Refusal, match="more than 32,768 values"):
                 check_structure(content)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from serve_folders import running
 
 from allyouneed.serve import connections
 from allyouneed.serve.clients import client_of, key_client
+from allyouneed.serve.gate import BODIES
 
 pytestmark = pytest.mark.no_shapes
 
@@ -135,6 +137,26 @@ def test_requests_in_progress_of_one_client_are_bounded(folders: list[Path], pat
         greedy, polite = (opened.enter_context(connect(url, f"127.0.0.{place}")) for place in (2, 3))
         assert [status_of(greedy, where) for where in ("/v1/models", "/health", "/metrics")] == [429, 200, 200]
         assert status_of(polite, "/v1/models") == 200
+
+
+def test_bodies_of_one_client_are_bounded(folders: list[Path]) -> None:
+    """Bodies of which the last byte is missing. Their memory is free again when the client has gone."""
+    head = "POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10000\r\n\r\n"
+    with running(folders[:1], max_body=10_000) as (url, backend), contextlib.ExitStack() as opened:
+        some = [opened.enter_context(connect(url, "127.0.0.2")) for _ in range(BODIES + 3)]
+        for one in some:
+            one.sendall(head.encode() + b"a" * 9_999)
+        answers = [one.recv(1 << 16) for one in select.select(some, [], [], 30)[0]]
+        assert answers
+        assert all(answer.startswith(b"HTTP/1.1 429") for answer in answers)
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as other:
+            assert other.post(f"{url}/score", json={"model": "none", "text": "a" * 8_000}).status_code == 404
+        for one in some:
+            one.close()
+        while backend.active:
+            time.sleep(0.01)
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as same:
+            assert same.post(f"{url}/score", json={"model": "none", "text": "a" * 8_000}).status_code == 404
 
 
 def test_requests_are_counted_by_key(folders: list[Path]) -> None:

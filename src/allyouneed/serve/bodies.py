@@ -7,7 +7,7 @@ values, not with its bytes, so `check_structure` bounds their number before anyt
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,13 +20,17 @@ from allyouneed.serve.errors import Refusal
 MULTIPART = "multipart/form-data"
 FORMS = ("application/x-www-form-urlencoded", MULTIPART)
 MAX_FIELDS = 100  # of a form
-MAX_VALUES = 4096  # fields and list elements of JSON
+MAX_VALUES = 1 << 15  # fields and list elements of JSON; a text of `max_characters` may have as many token ids
 INLINE_BYTES = 1 << 14  # larger forms are parsed in a thread: unescaping 1 MiB takes 0.2 s
+Reserve = Callable[[int], None]
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
-async def read_body(receive: Receive, most: int, seconds: float) -> bytes:
-    """Return the body of a request. Refuse one that is too large or too slow, or whose client disconnects."""
+async def read_body(receive: Receive, most: int, seconds: float, reserve: Reserve) -> bytes:
+    """Return the body of a request. Refuse one that is too large or too slow, or whose client disconnects.
+
+    `reserve` is called with the bytes of each chunk, and may refuse them.
+    """
     chunks, size = [], 0
     try:
         async with asyncio.timeout(seconds):
@@ -38,6 +42,7 @@ async def read_body(receive: Receive, most: int, seconds: float) -> bytes:
                 size += len(chunks[-1])
                 if size > most:
                     raise too_large(most)
+                reserve(len(chunks[-1]))
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:

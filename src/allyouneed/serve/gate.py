@@ -6,9 +6,9 @@ Keys come before bodies: without a valid key nothing of a request is parsed. Lib
 field of the body; for them only the field is looked up. Plain ASGI; responses are not buffered.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
@@ -19,6 +19,7 @@ from allyouneed.serve.backend import Backend
 from allyouneed.serve.bodies import (
     FORMS,
     MAX_FIELDS,
+    Reserve,
     check_structure,
     content_type,
     parse_form,
@@ -32,15 +33,19 @@ from allyouneed.serve.hosts import check_host
 from allyouneed.serve.keys import Keys
 from allyouneed.serve.worker import closing
 
-ALWAYS_OPEN = (
-    "/health",
-    "/ready",
-    "/version",
-    "/metrics",
-)  # available during shutdown, and whatever else a client requests
+ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also during shutdown, and to a client at its limit
 NO_KEY = ("/", "/health", "/ready", "/version", "/languages", "/frontend/settings", "/openapi.json")
 PAGE = "/page/"  # the files of the page need no key, either
 KEY_IN_BODY = ("/translate", "/detect")
+BODIES = 32  # bodies of the largest size that a client may send in parallel
+
+
+@dataclass
+class InProgress:
+    """The requests of one client that are being processed, and the bytes of their bodies."""
+
+    requests: int = 0
+    bytes: int = 0
 
 
 class GateMiddleware:
@@ -49,7 +54,7 @@ class GateMiddleware:
     def __init__(self, app: ASGIApp, backend: Backend) -> None:
         self.app, self.backend = app, backend
         self.keys = Keys(lambda: backend.config.keys)
-        self._in_progress: Counter[str] = Counter()  # requests by client
+        self._in_progress: dict[str, InProgress] = {}  # by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,18 +86,17 @@ class GateMiddleware:
         in_body = needs_key and path in KEY_IN_BODY and self.keys.find(given) is None
         client = self.keys.check(address, given) if needs_key and not in_body else address
         with ExitStack() as slots:
-            if path not in ALWAYS_OPEN:
-                slots.enter_context(self._slot(client))
+            content = b""
             if has_body:
-                config = self.backend.config
-                content = await read_body(receive, config.max_body, config.arrival)
+                config, reserve = self.backend.config, slots.enter_context(self._slot(client))
+                content = await read_body(receive, config.max_body, config.arrival, reserve)
                 receive = _replayed(content, receive)
-            else:
-                content = b""
+            elif path not in ALWAYS_OPEN:
+                slots.enter_context(self._slot(client))
             if in_body:
                 client = self.keys.check(address, [*given, *await _keys_in(scope, headers, content)])
                 slots.close()
-                slots.enter_context(self._slot(client))
+                slots.enter_context(self._slot(client))(len(content))
             if content_type(headers) not in FORMS:
                 check_structure(content)
             scope["state"]["client"] = client
@@ -110,18 +114,28 @@ class GateMiddleware:
         return int(length) > 0 or "transfer-encoding" in headers
 
     @contextmanager
-    def _slot(self, client: str) -> Iterator[None]:
-        """Count a request in progress, or refuse it with 429."""
-        most = self.backend.config.client_requests
-        if self._in_progress[client] >= most:
-            message = f"{most} requests of this client are in progress; try again when one has ended"
+    def _slot(self, client: str) -> Iterator[Reserve]:
+        """Count a request in progress, or refuse it with 429. Yield the function that reserves memory for its body."""
+        config, mine, reserved = self.backend.config, self._in_progress.setdefault(client, InProgress()), 0
+
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            if mine.bytes + size > BODIES * config.max_body:
+                message = f"{mine.bytes:,} bytes of this client are being processed; try again when a request has ended"
+                raise Refusal(429, message, code="too_many_requests", retry=1)
+            mine.bytes += size
+            reserved += size
+
+        if mine.requests >= config.client_requests:
+            message = f"{mine.requests} requests of this client are in progress; try again when one has ended"
             raise Refusal(429, message, code="too_many_requests", retry=1)
-        self._in_progress[client] += 1
+        mine.requests += 1
         try:
-            yield
+            yield reserve
         finally:
-            self._in_progress[client] -= 1
-            if not self._in_progress[client]:
+            mine.requests -= 1
+            mine.bytes -= reserved
+            if not mine.requests:
                 del self._in_progress[client]
 
 
