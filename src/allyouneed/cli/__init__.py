@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -59,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "import": import_.command,
     "export": export.command,
 }
+INTERRUPTED = 130  # exit status after SIGINT or SIGTERM
 LONG_RUNS = ("train", "distill", "demo", "compare", "claims", "scaling", "cost", "flow", "serve")
 # What typer raises for a wrong option. The name of the class moves between modules from version to version.
 UsageError: Any = typer.BadParameter.__base__
@@ -93,7 +95,17 @@ def main() -> None:
         # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader. Not in
         # `run`: in a process that continues, writing to a closed connection would kill it without a message.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(run(arguments))
+    status = run(arguments)
+    if status == INTERRUPTED:  # torch's teardown takes seconds on a busy machine; everything is saved and closed
+        _exit_at_once(status)
+    sys.exit(status)
+
+
+def _exit_at_once(status: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def run(arguments: list[str]) -> int:
@@ -110,7 +122,7 @@ def run(arguments: list[str]) -> int:
         known = [name for name in arguments[:1] if name in COMMANDS or name == "rasp"]
         return _print_error(f"{message} ({' '.join(['allyouneed', *known, '--help'])})", 2)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return INTERRUPTED
     except OSError as error:
         _discard_output()
         where = f"{error.filename}: " if error.filename is not None else "standard output: "

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import IO, Any
 
 END = b"\xff\xff\xff\xff"
@@ -45,6 +46,8 @@ def train_in_child(
             child.kill()
             raise
         finally:
+            with suppress(OSError):  # texts that were not sent are lost with the child
+                child.stdin.close()
             child.wait()
             follower.join()
     if not answer:
