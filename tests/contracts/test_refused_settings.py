@@ -32,6 +32,7 @@ from allyouneed.training.setup import require_buildable
         ),
         ("workers=3", r"train\.workers=3: a step has 2 micro-batches"),
         ("patience=4", r"train\.patience=4: at most 3 evaluations follow"),
+        ("evaluation_share=0.2", r"train\.evaluation_share=0\.2: has no effect with a budget in steps"),
     ],
 )
 def test_settings_without_effect_are_refused(setting: str, message: str) -> None:

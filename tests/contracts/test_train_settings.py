@@ -33,6 +33,7 @@ OTHERS: dict[str, Any] = {
     "log_every": 2,
 }
 EXEMPT = {
+    "evaluation_share": "needs a budget in minutes: tests/training/test_pace.py",
     "parallel": "needs several processes: tests/training/test_distributed.py",
     "patience": "needs a run that stops improving: tests/training/test_loop.py",
     "spike": "needs a running mean of many gradients: tests/training/test_loop.py",

@@ -18,7 +18,7 @@ from allyouneed.storage.checkpoints import checkpoint_paths
 from allyouneed.storage.manifest import write_manifest
 from allyouneed.training import Interrupted, Recipe, train, validation
 from allyouneed.training.determinism import determinism_lines
-from allyouneed.training.evaluate import evaluate
+from allyouneed.training.evaluate import Measurement
 from allyouneed.training.progress import SilentListener
 from helpers import file_hash
 
@@ -111,10 +111,10 @@ def test_a_signal_during_an_evaluation_stops_at_once_and_the_resumed_run_repeats
         calls.append(1)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments)
+        return Measurement(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(validation, "evaluate", signalled)
+        patch.setattr(validation, "Measurement", signalled)
         with pytest.raises(Interrupted, match="step 4"):
             train(recipe(), tmp_path / "run")
     evaluated = [json.loads(line)["kind"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

@@ -1,5 +1,6 @@
 """`allyouneed train`: train a recipe, or a task with a model. The same command line resumes the run."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ def command(
         typer.Option("--from", help="Start from the weights of this model folder, and use its recipe."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Budget: minutes of wall-clock time.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget: minutes of wall-clock time, to the end.")] = None,
     steps: Annotated[int | None, typer.Option(help="Budget: optimizer steps.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Budget: predicted tokens.")] = None,
     flops: Annotated[float | None, typer.Option(help="Budget: floating-point operations.")] = None,
@@ -42,6 +43,7 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
 ) -> None:
     """Train a model. After an interruption, the same command resumes."""
+    began = time.monotonic()  # a budget in minutes also counts the imports below
     from allyouneed.training.api import changes, train_with_progress
     from allyouneed.training.process_group import is_rank0, report_once
     from allyouneed.training.recipe_files import require_effective_if_new, resolve_recipe
@@ -58,7 +60,7 @@ def command(
         folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
         _check_resume(folder, resume)
         require_effective_if_new(whole, folder)
-    finished = train_with_progress(whole, folder, device)
+    finished = train_with_progress(whole, folder, device, began=began)
     if is_rank0():
         print_scores(finished)
         print(f"model: {finished}")
@@ -90,10 +92,10 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
 
 def print_scores(folder: Path) -> None:
     """Print the scores of a finished model with their signatures, as its model card states them."""
-    from allyouneed.folder import load_folder
+    from allyouneed.folder import CARD
+    from allyouneed.storage import open_folder
 
-    card = load_folder(folder).card
-    for line in card.partition("\n## Scores\n")[2].partition("\n## ")[0].splitlines():
+    for line in open_folder(folder).read_text(CARD).partition("\n## Scores\n")[2].partition("\n## ")[0].splitlines():
         if line.startswith("- "):
             print(line.removeprefix("- ").replace("`", " ").rstrip())
 

@@ -37,13 +37,15 @@ def train_recipe(
     return train_with_progress(whole, Path(folder), device, progress)
 
 
-def train_with_progress(recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True) -> Path:
-    """Train, or resume, in a run folder; rank 0 shows the progress on standard error."""
+def train_with_progress(
+    recipe: Recipe, folder: Path, device: str = "cpu", progress: bool = True, began: float | None = None
+) -> Path:
+    """Train, or resume, in a run folder; rank 0 shows the progress on standard error. `began`: as in `train`."""
     check_device(device)
     if not progress or not is_rank0():
-        return train(recipe, folder, None, device)
+        return train(recipe, folder, None, device, began=began)
     with show_progress(recipe.train.metric) as listener, reporting_to(listener.preparing):
-        return train(recipe, folder, listener, device)
+        return train(recipe, folder, listener, device, began=began)
 
 
 def changes(budget: Budget, seed: int | None = None) -> dict[str, Any]:

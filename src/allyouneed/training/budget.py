@@ -13,7 +13,7 @@ class BudgetConfig(Config):
 
     steps: PositiveInt | None = None
     tokens: PositiveInt | None = None  # predictions in the loss: target tokens, or classified texts
-    minutes: PositiveFloat | None = None  # of wall-clock time, preparation and evaluation included
+    minutes: PositiveFloat | None = None  # of wall-clock time, up to the finished model
     flops: PositiveFloat | None = None  # forward and backward, as the model declares them
 
     @model_validator(mode="after")
@@ -41,6 +41,10 @@ class Spent:
         self.tokens += tokens
         self.flops += flops
         self.tick()
+
+    def count_from(self, moment: float) -> None:
+        """Count the time since this moment of the monotonic clock."""
+        self._since = moment
 
     def tick(self) -> None:
         """Add the time since the last call."""

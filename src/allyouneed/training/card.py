@@ -14,9 +14,16 @@ def _from(start: StartConfig | None) -> str:
 
 
 def model_card(
-    recipe: Recipe, model: Model, spent: Spent, step: int, scores: list[Score], notes: list[str], how: list[str]
+    recipe: Recipe,
+    model: Model,
+    spent: Spent,
+    step: int,
+    scores: list[Score],
+    notes: list[str],
+    how: list[str],
+    part: str = "",
 ) -> str:
-    """Return the text of the model card."""
+    """Return the text of the model card. `part`: which part of the held-out items the scores are of, if not of all."""
     lines = [
         f"# {recipe.task.type}: {recipe.model.type}",
         "",
@@ -33,6 +40,7 @@ def model_card(
         "",
         *(f"- {score.name} = {score.value:.4f} `{score.signature}`" for score in scores),
         "",
+        *([part, ""] if part else []),
     ]
     if notes:
         lines += ["## Data", "", *(f"- {note}" for note in notes), ""]

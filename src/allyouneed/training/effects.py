@@ -87,6 +87,18 @@ def _restart(recipe: Recipe) -> str | None:
     return None
 
 
+def _evaluation_share(recipe: Recipe) -> str | None:
+    # The default is accepted: resolved recipes write every setting out.
+    share, budget = recipe.train.evaluation_share, recipe.train.budget
+    if budget.minutes is None and share != type(recipe.train)().evaluation_share:
+        unit = "steps" if budget.steps else "tokens" if budget.tokens else "flops"
+        return (
+            f"train.evaluation_share={share:g}: has no effect with a budget in {unit}, which is independent of the "
+            "time; remove it, or give the budget in minutes"
+        )
+    return None
+
+
 def _loss_per(recipe: Recipe) -> str | None:
     if recipe.train.loss_per == "example" and recipe.model.kind == "encoder" and not recipe.task.traits().per_position:
         return (
@@ -127,6 +139,7 @@ CHECKS: tuple[Callable[[Recipe], str | None], ...] = (
     _workers,
     _patience,
     _restart,
+    _evaluation_share,
     _loss_per,
     _search,
     _vocabulary,

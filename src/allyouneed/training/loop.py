@@ -22,17 +22,16 @@ import torch
 
 from allyouneed.config import to_toml
 from allyouneed.errors import FolderError, TrainingError
-from allyouneed.folder import fill_model, save_folder, save_outline
+from allyouneed.folder import save_outline
 from allyouneed.models import Model
 from allyouneed.storage import write_atomic
 from allyouneed.training.budget import Spent
-from allyouneed.training.card import model_card
 from allyouneed.training.checkpoint import Checkpoints
-from allyouneed.training.determinism import determinism_lines, deterministic
-from allyouneed.training.evaluate import evaluate
+from allyouneed.training.determinism import deterministic
+from allyouneed.training.finish import ModelWriter
 from allyouneed.training.gradients import Gradients, mix_seed
 from allyouneed.training.guards import MAX_SKIPS, accept_gradient, should_restart
-from allyouneed.training.log import read_log
+from allyouneed.training.pace import PROBE_SHARE, TimePlan
 from allyouneed.training.parallel import parallelize, require_divisible
 from allyouneed.training.process_group import ProcessGroup, report_once
 from allyouneed.training.progress import Progress, ProgressListener, SilentListener
@@ -44,13 +43,14 @@ from allyouneed.training.setup import (
     open_run_folder,
     prepare_data,
     require_buildable,
+    runs_blocks_twice,
     start_workers,
 )
 from allyouneed.training.shard_files import save_checkpoint
 from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.tensorboard import Board
 from allyouneed.training.train_state import TrainState
-from allyouneed.training.validation import record_scores, validation_scores
+from allyouneed.training.validation import Validator, record_scores
 
 
 def train(
@@ -59,12 +59,15 @@ def train(
     listener: ProgressListener | None = None,
     device: str = "cpu",
     cores: int | None = None,
+    began: float | None = None,
 ) -> Path:
     """Train, or resume, in a run folder; return the finished model folder.
 
-    `cores`: the number of cores to use; by default all that this process may run on. Under torchrun every process calls
-    this, and rank 0 alone writes to the folder and to the listener.
+    `cores`: the number of cores to use; by default all that this process may run on. `began`: since when a budget in
+    minutes counts, by the monotonic clock; by default since now. Under torchrun every process calls this, and rank 0
+    alone writes to the folder and to the listener.
     """
+    began = time.monotonic() if began is None else began
     with report_once():
         group = ProcessGroup(recipe.train.parallel)
         require_divisible(recipe.train, group)
@@ -75,7 +78,7 @@ def train(
         if group.on_rank0(lambda: open_run_folder(held, recipe, folder, listener)):
             listener.note(f"{folder}: this run is finished; its model is in {folder / 'model'}")
         else:
-            _train(Run(recipe, folder, listener, where, cores, group))
+            _train(Run(recipe, folder, listener, where, cores, group, began))
     group.leave()
     return folder / "model"
 
@@ -105,8 +108,10 @@ class Run:
         device: torch.device,
         cores: int | None = None,
         group: ProcessGroup | None = None,
+        began: float | None = None,
     ) -> None:
-        self.progress = Progress()  # first: its clock counts the preparation
+        began = time.monotonic() if began is None else began  # first: preparation counts, too
+        self.progress = Progress()
         self.recipe, self.config, self.folder, self.listener = recipe, recipe.train, folder, listener
         self.group = group = group or ProcessGroup()
         self.data = prepare_data(recipe, folder, group)
@@ -119,7 +124,7 @@ class Run:
         if newest is None:
             load_start(recipe.start, self.model, self.data.codec, group, listener)
         with report_once():
-            twice = self._runs_blocks_twice()
+            twice = runs_blocks_twice(recipe, self.model, self.data)
             parallelism = parallelize(self.model, self.config, group, device, runs_twice=twice)
             self.state = TrainState(self.model, self.config, parallelism)
         self.log = open_log(folder, group)
@@ -128,15 +133,16 @@ class Run:
             self.log.rewind(-1)
         else:
             group.on_every_rank(lambda: self._resume(newest))
+        self.progress.spent.count_from(began)
+        self.plan = TimePlan(self.config, self.progress.pace) if self.config.budget.minutes is not None else None
+        self.validator = Validator(recipe, self.data, parallelism, group)
         self.workers = start_workers(recipe, self.model, parallelism, group, cores, self.log, self.progress.spent.steps)
         self.gradients = Gradients(recipe, self.data, parallelism, self.workers, group)
-        self._stop_requested = False
+        self._stop_requested, self._is_late, self._given_up_at = False, False, -1
         self._saved_at = time.monotonic()
         self._logged_at, self._logged_tokens = time.monotonic(), self.progress.spent.tokens
-
-    def _runs_blocks_twice(self) -> bool:
-        """Return whether blocks run more than once for one loss: in a decoder that reads a source as its own text."""
-        return self.model.kind == "decoder" and self.data.batch(self.recipe.seed, 0).source_BS is not None
+        if self.plan is not None and not self.progress.spent.steps and self.plan.is_over(self._clock()):
+            listener.note(self.plan.describe_late_start(self.progress.spent.seconds))
 
     def write_recipe(self) -> None:
         """Write the resolved recipe. Not earlier: a failed first attempt must not block the corrected one."""
@@ -156,7 +162,11 @@ class Run:
             self._save_and_stop()
         if self.config.patience and self.progress.since_best >= self.config.patience:
             return False
-        return self.progress.spent.fraction(self.config.budget) < 1
+        return self._fraction() < 1
+
+    def _fraction(self) -> float:
+        """Return the fraction of the budget at the end of the last step: of steps, tokens, FLOPs or time for steps."""
+        return self.progress.spent.fraction(self.config.budget) if self.plan is None else self.progress.pace.fraction
 
     def step(self) -> None:
         """Make one update of the weights."""
@@ -175,11 +185,10 @@ class Run:
         self._record_step(totals.loss, norm, factor)
 
     def _learning_rate_factor(self, tokens: int) -> float:
-        """Return the schedule's factor for the step in progress, which predicts `tokens`.
-
-        Its time is not known yet: a budget in minutes counts what was spent before the step.
-        """
+        """Return the schedule's factor for the step in progress, which predicts `tokens`."""
         spent = self.progress.spent
+        if self.plan is not None:
+            return self.config.schedule.factor(self.plan.begin_step(spent.seconds, self.progress.evaluations))
         after = Spent(spent.steps + 1, spent.tokens + tokens, spent.seconds, spent.flops)
         return self.config.schedule.factor(after.fraction(self.config.budget))
 
@@ -216,20 +225,13 @@ class Run:
     def _record_step(self, loss: float, norm: float, factor: float) -> None:
         progress, spent = self.progress, self.progress.spent
         progress.losses.append(loss)
-        if spent.steps % self.config.log_every:
+        if spent.steps % self.config.log_every and not (self.plan is not None and self._fraction() == 1):
             return
         now = time.monotonic()
-        record = {
-            "kind": "step",
-            "step": spent.steps,
-            "loss": sum(progress.losses) / len(progress.losses),
-            "lr_factor": factor,
-            "norm": norm,
-            "tokens": spent.tokens,
-            "seconds": round(spent.seconds, 3),
-            "flops": spent.flops,
-            "tokens_per_second": round((spent.tokens - self._logged_tokens) / max(now - self._logged_at, 1e-9), 1),
-        }
+        speed = (spent.tokens - self._logged_tokens) / max(now - self._logged_at, 1e-9)
+        record = {"kind": "step", "step": spent.steps, "loss": sum(progress.losses) / len(progress.losses)}
+        record |= {"lr_factor": factor, "norm": norm, "tokens": spent.tokens, "seconds": round(spent.seconds, 3)}
+        record |= {"flops": spent.flops, "tokens_per_second": round(speed, 1)}
         progress.losses, self._logged_at, self._logged_tokens = [], now, spent.tokens
         self._publish(record)
 
@@ -248,7 +250,11 @@ class Run:
     def evaluate_or_save_if_due(self) -> None:
         """Evaluate after each `evaluate_every` of the budget, which also saves; otherwise save every few minutes."""
         save, stop = self._agree()
-        if self._evaluations_due() > self.progress.evaluations:
+        if self.plan is not None:
+            self.plan.end_step(self.progress.spent.seconds)
+            if self.plan.probe_is_due() and not stop:
+                self._test_cost(self.plan)
+        if self._evaluations_due() > self.progress.evaluations and self._may_evaluate():
             if stop:  # perhaps only another process knows, and rank 0, which evaluates, does not
                 self._save_and_stop()
             self.evaluate(stoppable=True)
@@ -256,22 +262,50 @@ class Run:
             self.save()
 
     def _evaluations_due(self) -> int:
-        return int(self.progress.spent.fraction(self.config.budget) / self.config.evaluate_every + 1e-9)
+        return int(self._fraction() / self.config.evaluate_every + 1e-9)
+
+    def _may_evaluate(self) -> bool:
+        """Return whether the time allows an evaluation that is due; report once that it does not."""
+        if self.plan is None or self.plan.may_evaluate():
+            return True
+        if not self._is_late:
+            self._is_late = True
+            self.listener.note(self.plan.describe_delay(self.progress.spent.steps))
+        return False
+
+    def _test_cost(self, plan: TimePlan) -> None:
+        """Measure a few items, to know how long an evaluation and the final measurement will take."""
+        before = self._clock()
+        with self.state.averaged(), self.workers.at_rest():
+            found = self.validator.predict(lambda: self._stop_requested, PROBE_SHARE * plan.allowance)
+        if found is not None:
+            plan.learn_cost(*found, self._clock() - before, self.progress.evaluations)
 
     def evaluate(self, *, stoppable: bool = False) -> None:
         """Score the (averaged) weights on the validation split; save a checkpoint, marked if it is the best so far.
 
         `stoppable`: a request to stop ends the evaluation between two batches; it is repeated when the run resumes.
         """
+        before = self._clock()
         with self.state.averaged(), self.workers.at_rest():
-            scores = validation_scores(
-                self.recipe, self.data, self.state.parallelism, self.group, lambda: stoppable and self._stop_requested
+            found = self.validator.evaluate(
+                lambda: stoppable and self._stop_requested, self.plan, before, self.progress.evaluations
             )
-        if scores is None:
+        if found is None:
             self._save_and_stop()
+        self.progress.evaluations = self._evaluations_due()
+        if self.plan is not None:
+            first = self.plan.learn_evaluation(found.items, self._clock() - before)
+            if first and found.items < found.of:
+                self.listener.note(self.plan.describe_part(found.items, found.of))
+            if not found.scores:
+                self.listener.note(self.plan.describe_given_up(self.progress.spent.steps))
+                self._given_up_at = self.progress.spent.steps
+                self.save()
+                return
+        scores = found.scores
         with report_once():
             is_best = record_scores(self.progress, scores, self.config.metric)
-        self.progress.evaluations = self._evaluations_due()
         spent = self.progress.spent
         spent.tick()
         record = {"kind": "evaluation", "step": spent.steps, "tokens": spent.tokens, "best": is_best}
@@ -281,10 +315,13 @@ class Run:
 
     def save(self) -> None:
         """Save a checkpoint, marked if the evaluation of this step was the best so far."""
+        began = time.monotonic()
         self.progress.spent.tick()
         step, state = self.progress.spent.steps, self.progress.as_dict()
         best, sharded = self.progress.best_step == step, self.state.parallelism.sharded
         save_checkpoint(self.checkpoints, self.group, step, self.state.tensors(), state, best, sharded=sharded)
+        if self.plan is not None:
+            self.progress.pace.saving = self.group.from_rank0(time.monotonic() - began)
         self._saved_at = time.monotonic()
 
     def _resume(self, path: Path) -> None:
@@ -293,6 +330,8 @@ class Run:
             checkpoint = self.checkpoints.load(path)
             self.state.load_tensors(checkpoint.tensors, path)
             self.progress = Progress.from_dict(checkpoint.state)
+            if "pace" not in checkpoint.state:  # of an earlier version
+                self.progress.pace.fraction = min(1.0, self.progress.spent.fraction(self.config.budget))
         except (FolderError, LookupError, TypeError, ValueError, AttributeError) as error:  # intact, of another run
             reason = str(error) if isinstance(error, FolderError) else f"{type(error).__name__}: {error}"
             raise FolderError(
@@ -312,8 +351,14 @@ class Run:
         """
         save = time.monotonic() - self._saved_at > 60 * self.config.save_minutes
         spent = self.progress.spent
+        spent.tick()
         spent.seconds, save, stop = self.group.agree(spent.seconds, save, self._stop_requested)
         return save, stop
+
+    def _clock(self) -> float:
+        """Return the seconds spent so far, the same for all processes."""
+        self._agree()
+        return self.progress.spent.seconds
 
     def _save_and_stop(self) -> NoReturn:
         self.save()
@@ -324,30 +369,19 @@ class Run:
 
     def finish(self) -> Path:
         """Write the best weights, scored with the recipe's own search, as a model folder."""
-        if self.progress.evaluated_at != self.progress.spent.steps:
+        if self.progress.spent.steps not in (self.progress.evaluated_at, self._given_up_at):
             self.evaluate()
         self.workers.close()  # decoding may use all cores again
         model = self.state.parallelism.gather()
-        self.group.on_rank0(lambda: self._write_model(model))
-        return self.folder / "model"
+        parts = (self.data, self.checkpoints, self.progress, self.plan, self.log, self.listener)
+        writer = ModelWriter(self.recipe, self.folder, *parts)
 
-    def _write_model(self, model: Model | None) -> None:
-        path = self.checkpoints.best() or self.checkpoints.latest()
-        assert path is not None, "an evaluation has just saved one"
-        assert model is not None, "rank 0 has it"
-        checkpoint, spent = self.checkpoints.load(path), self.progress.spent
-        fill_model(model, checkpoint.tensors["model"], path)
-        average = self.config.average.build(model)
-        average.load_tensors(checkpoint.tensors.get("average", {}))
-        self.listener.note("measuring the best weights on the validation split")
-        with average.swapped_in():
-            scores = evaluate(model, self.data, "valid", self.recipe.decode)
-            how = determinism_lines(self.recipe, read_log(self.log.path))
-            card = model_card(self.recipe, model, spent, checkpoint.step, scores, self.data.notes, how)
-            end = {"kind": "end", "step": spent.steps, "chosen": checkpoint.step, **spent.as_dict()}
-            # Before the model, whose presence marks the run as finished: the log of a finished run has its scores.
-            self.log.append(end | {score.name: score.value for score in scores})
-            save_folder(self.folder / "model", model, self.data.codec, self.recipe, card)
+        def write() -> None:
+            assert model is not None, "rank 0 has it"
+            writer.write(model)
+
+        self.group.on_rank0(write)
+        return self.folder / "model"
 
     def close(self) -> None:
         """End the threads and close the log."""

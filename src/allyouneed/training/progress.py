@@ -1,10 +1,11 @@
 """The progress of a run: the numbers that a checkpoint stores beside tensors, and the interface for showing them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 from allyouneed.training.budget import Spent
+from allyouneed.training.pace import Pace
 
 
 @dataclass
@@ -22,16 +23,18 @@ class Progress:
     usual_norm: float = 0.0  # running mean of the gradient norm, for the spike guard
     skips: int = 0  # consecutive steps whose gradient was not applied
     losses: list[float] = field(default_factory=list)  # of the steps since the last log record
+    pace: Pace = field(default_factory=Pace)  # of a run whose budget is in minutes
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**values, "spent": self.spent.as_dict()}
+        return {**values, "spent": self.spent.as_dict(), "pace": asdict(self.pace)}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> "Progress":
-        """Read what `as_dict` wrote. Checkpoints of older versions lack `held_out_loss` and `best_loss`."""
+        """Read what `as_dict` wrote. Checkpoints of older versions lack `held_out_loss`, `best_loss` and `pace`."""
         values: dict[str, Any] = {"held_out_loss": 0.0, "best_loss": None, **state}
+        values["pace"] = Pace.from_dict(state["pace"]) if "pace" in state else Pace()
         spent = {name: state["spent"][name] + 0 for name in ("steps", "tokens", "seconds", "flops")}  # + 0: a number
         return cls(**{each.name: values[each.name] for each in fields(cls)} | {"spent": Spent(**spent)})
 

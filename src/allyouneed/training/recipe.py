@@ -34,6 +34,9 @@ class TrainConfig(Config):
     spike: NonNegativeFloat = 20.0  # skip a gradient this many times above its running mean; 0: never
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for accelerators
     evaluate_every: Annotated[float, Field(gt=0, le=1)] = 0.1  # fraction of the budget
+    # Most of a budget in minutes that evaluations may take: they use fewer items, or are fewer. Other budgets are
+    # repeatable, so their evaluations do not depend on the time.
+    evaluation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     metric: str = "loss"  # chooses the best checkpoint: loss, or a score of the task (decoded greedily)
     patience: NonNegativeInt = 0  # end the run after this many evaluations without a new best; 0: never
     # Restart from other random weights if the held-out loss of an evaluation in the first half of the budget is above

@@ -103,6 +103,11 @@ def newest_checkpoint(checkpoints: Checkpoints, group: ProcessGroup) -> Path | N
     return None if found is None else checkpoints.folder / found
 
 
+def runs_blocks_twice(recipe: Recipe, model: Model, data: TaskData) -> bool:
+    """Return whether blocks run more than once for one loss: in a decoder that reads a source as its own text."""
+    return model.kind == "decoder" and data.batch(recipe.seed, 0).source_BS is not None
+
+
 def load_start(
     start: StartConfig | None, model: Model, codec: Codec, group: ProcessGroup, listener: ProgressListener
 ) -> None:

@@ -24,6 +24,7 @@ from allyouneed.verification.finding import Finding
 CLOSE = {"loss": 1e-4, "perplexity": 1e-3, "bits_per_char": 1e-4}
 CLOSE_DECODED = 0.01
 _SCORE = re.compile(r"- (\w+) = (-?[0-9.]+|nan|inf) `([^`]*)`")
+_ITEMS = re.compile(r"\|items:(\d+)/")
 _VERSION = re.compile(r"\|allyouneed:[^|]*")  # the number must not depend on the version
 
 
@@ -60,7 +61,7 @@ def check_scores(bundle: Bundle) -> Iterator[Finding]:
         if not recorded:
             yield Finding("score", where, "skipped", "the card states no score")
             return
-        measured = {score.name: score for score in _measure(bundle)}
+        measured = {score.name: score for score in _measure(bundle, _items(recorded))}
     except DataError as error:
         yield Finding("score", where, "skipped", f"the data is missing or has changed: {error}")
         return
@@ -71,7 +72,13 @@ def check_scores(bundle: Bundle) -> Iterator[Finding]:
         yield _compared(where, score, measured.get(score.name))
 
 
-def _measure(bundle: Bundle) -> list[Score]:
+def _items(recorded: list[Recorded]) -> int | None:
+    """Return how many held-out items the scores are of, if not of all."""
+    found = _ITEMS.search(recorded[0].signature)
+    return None if found is None else int(found[1])
+
+
+def _measure(bundle: Bundle, items: int | None) -> list[Score]:
     recipe, beside = recipe_of(bundle), bundle.path.parent / "data" / "prepared"
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         if beside.is_dir():
@@ -80,7 +87,7 @@ def _measure(bundle: Bundle) -> list[Score]:
         if not data.codec.same_ids_as(bundle.codec):
             raise DataError("the tokenisers of its task differ")
         data.codec = bundle.codec
-        return evaluate(bundle.model, data, "valid", recipe.decode)
+        return evaluate(bundle.model, data, "valid", recipe.decode, items=items)
 
 
 def _compared(where: str, recorded: Recorded, measured: Score | None) -> Finding:

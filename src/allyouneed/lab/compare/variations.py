@@ -17,7 +17,7 @@ from allyouneed.training import Recipe
 TABLE_3 = "table3"
 OPEN, CLOSE = "[{", "]}"
 # Training settings shared by all recipes: otherwise the best weights would be selected from more or fewer evaluations.
-SHARED_TRAINING = ("budget", "evaluate_every", "metric", "patience")
+SHARED_TRAINING = ("budget", "evaluate_every", "evaluation_share", "metric", "patience")
 HELD_OUT = ("type", "valid", "test", "split", "held_out", "lengths", "test_lengths")  # settings of the held-out set
 HELD = {
     "seed": "use --seeds",
