@@ -51,6 +51,9 @@ def command(
     limit: Annotated[
         list[str] | None, typer.Option(help="Set another limit: max_characters=5000. May be repeated.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the port and the cores.", show_default="1")
+    ] = None,
     root_path: Annotated[
         str | None, typer.Option(help="Path below which a proxy shows the server: /models.", show_default="")
     ] = None,
@@ -78,11 +81,15 @@ def command(
     given: dict[str, Any] = {"host": host, "port": port, "runs": runs, "batch": batch, "queue": queue}
     given |= {"hosts": allow_host, "deadline": deadline, "cors": cors, "access_log": access_log, "log_level": log_level}
     given |= {"keys": keys, "root_path": root_path, "trust_proxy": trust_proxy, "engine": engine, "device": device}
-    given |= {"int8": int8 or None, "shortlist": shortlist or None}
+    given |= {"int8": int8 or None, "shortlist": shortlist or None, "workers": workers}
     options = {name: value for name, value in given.items() if value is not None}
     source = Source(config, options, limit or (), models or (), languages or ())
     setup = source.read()
     check_engine(setup.engine, setup.device, setup.shortlist)
+    if setup.workers > 1:
+        from allyouneed.serve.supervisor import supervise
+
+        raise typer.Exit(supervise(setup, source))
     keep_freed_memory()
     serve(setup, source)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from allyouneed.serve.errors import Refusal
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.request_record import RequestRecord, current_record
+from allyouneed.serve.shared_metrics import SharedMetrics
 from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ class Backend:
         self.engines = {name: Engine(served, config, self.metrics) for name, served in models.items()}
         self.retired: list[Engine] = []  # of models that were replaced; requests in progress still use them
         self.started = False  # all engines run
+        self.shared_metrics: SharedMetrics | None = None  # of all workers, if there are several
         self.draining = False  # new requests are refused
         self.active = 0  # requests in progress
         self.requests: set[RequestRecord] = set()  # the records of requests in progress
@@ -44,6 +47,11 @@ class Backend:
         for engine in self.engines.values():
             engine.start()
         self.started = True
+
+    def share_metrics(self, folder: Path, worker: int) -> SharedMetrics:
+        """Return the metrics of all workers from `/metrics`."""
+        self.shared_metrics = SharedMetrics(self.metrics.registry, folder, worker)
+        return self.shared_metrics
 
     def close(self) -> None:
         """Stop all engines, and refuse the requests that are in progress."""

@@ -1,5 +1,6 @@
 """`/health`, `/ready`, `/version` and `/metrics`."""
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter, Response
@@ -71,6 +72,10 @@ def metrics_router(backend: Backend) -> APIRouter:
     )
     async def metrics() -> Response:
         """Requests, queues, batch sizes, tokens, latencies, connections, and the process."""
-        return Response(generate_latest(backend.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        if backend.shared_metrics is None:
+            text = generate_latest(backend.metrics.registry)
+        else:
+            text = await asyncio.to_thread(backend.shared_metrics.read)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -11,7 +11,10 @@ import logging
 import signal
 import socket
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -23,19 +26,28 @@ from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.connections import Connections, raise_file_limit
 from allyouneed.serve.logs import logging_to_stderr
-from allyouneed.serve.models import Served
 from allyouneed.serve.protocol import Protocol
 from allyouneed.serve.reload import Reloader
 from allyouneed.serve.setup import Setup, Source
 
 POLL = 0.05  # seconds
 SHUTDOWN_TIMEOUT = 2  # seconds to send the responses of requests that were aborted
+TICKS_PER_WRITE = 10  # a second
+
+
+@dataclass(frozen=True)
+class WorkerRole:
+    """What a server does as one of several workers."""
+
+    number: int  # from 1
+    metrics: Path  # the folder where all workers write their metrics
+    report_ready: Callable[[], None]  # called when it accepts connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, except that the first signal drains it: running requests finish, new ones are refused.
 
-    `hangup` is set by SIGHUP.
+    `hangup` is set by SIGHUP. As a worker, it stops accepting connections when it drains: other workers accept them.
     """
 
     def __init__(
@@ -44,15 +56,18 @@ class Server(uvicorn.Server):
         backend: Backend,
         reloader: Reloader | None = None,
         hangup: threading.Event | None = None,
+        role: WorkerRole | None = None,
     ) -> None:
         super().__init__(config)
+        self._role = role
+        self._shared = None if role is None else backend.share_metrics(role.metrics, role.number)
         self.backend, self._reloader = backend, reloader
         self._hangup = hangup or threading.Event()
         self._reloading: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start draining on the first signal, and exit at once on the second."""
-        if self.backend.draining:
+        """Start draining on the first signal, and exit at once on the second; a worker on SIGINT."""
+        if self.backend.draining if self._role is None else sig == signal.SIGINT:
             self.should_exit = self.force_exit = True
             # Every aborted request would log a traceback, which is noise after a forced exit.
             logging.getLogger("uvicorn.error").disabled = True
@@ -66,7 +81,15 @@ class Server(uvicorn.Server):
         elif self._reloader is not None and self._hangup.is_set() and not self._is_reloading:
             self._hangup.clear()
             self._reloading = asyncio.create_task(self._reloader.reload())
+        if self._shared is not None and counter % TICKS_PER_WRITE == 0:
+            await asyncio.to_thread(self._shared.write)
         return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        if self._role is not None and self.started:
+            self._role.report_ready()
 
     @property
     def _is_reloading(self) -> bool:
@@ -75,6 +98,9 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self.backend.config.drain
+        if self._role is not None:
+            for server in self.servers:
+                server.close()
         while self.backend.active and loop.time() < until and not self.force_exit:
             await asyncio.sleep(POLL)
         if self.backend.active:
@@ -114,25 +140,31 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     )
 
 
-def serve(setup: Setup, source: Source) -> None:
-    """Serve models until a signal arrives. SIGHUP reads the setup from its source again."""
+def serve(
+    setup: Setup,
+    source: Source,
+    open_listener: Callable[[ServeConfig], socket.socket] = listen,
+    role: WorkerRole | None = None,
+) -> None:
+    """Serve models in this process until a signal arrives. SIGHUP reads the setup from its source again."""
     hangup = threading.Event()  # also if SIGHUP arrives before the server is ready
     signal.signal(signal.SIGHUP, lambda *_: hangup.set())
     models = {name: setup.open(name) for name in setup.models}
     raise_file_limit(setup.connections)
-    listener = listen(setup)
-    announce(listener, models)
+    listener = open_listener(setup)
+    if role is None:
+        announce(listener, [f"{name} (shortlist)" if one.shortlist else name for name, one in models.items()])
     app = create_app(setup, models)
     reloader = Reloader(app.state.backend, setup, source.read)
     with logging_to_stderr(setup):
         gc.collect()
         gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
-        Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup).run(sockets=[listener])
+        Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup, role).run(sockets=[listener])
 
 
-def announce(listener: socket.socket, models: dict[str, Served]) -> None:
+def announce(listener: socket.socket, models: Sequence[str], workers: int = 1) -> None:
     """Print what is served where."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    names = ", ".join(f"{name} (shortlist)" if served.shortlist else name for name, served in models.items())
-    print(f"serving {names} on http://{shown}:{port} (Ctrl-C stops it)", flush=True)
+    by = f", {workers} workers" if workers > 1 else ""
+    print(f"serving {', '.join(models)} on http://{shown}:{port} (Ctrl-C stops it{by})", flush=True)

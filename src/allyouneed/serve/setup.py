@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from allyouneed.config import Config, override, parse, read_recipe
 from allyouneed.errors import ConfigError, unknown_name
@@ -63,6 +63,7 @@ class Setup(ServeConfig):
     int8: bool = False
     shortlist: bool = False
     device: str = "cpu"
+    workers: Annotated[int, Field(ge=1, le=256)] = 1  # processes that share the port
 
     @field_validator("models")
     @classmethod
