@@ -48,6 +48,7 @@ class Row:
     config: SampleConfig  # how its tokens are drawn, and the maximum number (at least 1)
     uniforms: np.random.Generator  # from `sample.uniforms`
     top: int = 0  # number of alternatives to return for each token
+    begin: int = BOS  # the id that is read first
     ids: list[int] = field(default_factory=list, init=False)  # generated so far, EOS included
     limit: int = field(default=0, init=False)  # maximum number of tokens, known when it joins
     drawn: list[float] = field(default_factory=list, init=False)  # a uniform number for each token, unless greedy
@@ -102,16 +103,17 @@ class RunningBatch:
     def add(self, rows: Sequence[Row]) -> list[GeneratedToken]:
         """Add rows without a saved state and return the next token of each. If this fails, the batch is unchanged."""
         with torch.inference_mode():
-            keys = [(row.prefix, None if row.source is None else tuple(row.source)) for row in rows]
+            keys = [(row.begin, row.prefix, None if row.source is None else tuple(row.source)) for row in rows]
             first = {key: place for place, key in reversed(list(enumerate(keys)))}  # equal inputs are read once
             unique = [rows[place] for place in sorted(first.values())]
             state = start_state(self._model, [row.source for row in unique], self._device)
             if any(row.prefix for row in unique):
-                token_AT, mask_AT = pad_left([[BOS, *row.prefix] for row in unique], self._device)
+                token_AT, mask_AT = pad_left([[row.begin, *row.prefix] for row in unique], self._device)
                 x_ATD, state = self._model.hidden(token_AT, state, mask_AT)
                 logits = self._model.head(x_ATD[:, -1])
             else:
-                logits, state = self._model.advance(torch.full((len(unique),), BOS, device=self._device), state)
+                begin_A = torch.tensor([row.begin for row in unique], device=self._device)
+                logits, state = self._model.advance(begin_A, state)
             if len(unique) < len(rows):
                 numbers = {key: number for number, key in enumerate(sorted(first, key=lambda key: first[key]))}
                 group_B = torch.tensor([numbers[key] for key in keys], device=self._device)

@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from allyouneed.serve import completions, embeddings, health, inspect, program, runs, score, tokens, translate
+from allyouneed.serve import chat, completions, embeddings, health, inspect, program, runs, score, tokens, translate
 from allyouneed.serve.access import AccessMiddleware
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
@@ -62,6 +62,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(health.metrics_router(backend), dependencies=keyed)
     app.include_router(translate.router(backend))
     app.include_router(completions.router(backend), dependencies=keyed)
+    app.include_router(chat.router(backend), dependencies=keyed)
     app.include_router(embeddings.router(backend), dependencies=keyed)
     app.include_router(score.router(backend), dependencies=keyed)
     app.include_router(tokens.router(backend), dependencies=keyed)

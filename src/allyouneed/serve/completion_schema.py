@@ -31,11 +31,10 @@ class StreamOptions(Config):
     include_obfuscation: StrictBool | None = None  # padding against traffic analysis; accepted, never sent
 
 
-class CompletionRequest(Config):
-    """OpenAI's request, plus `top_k` and `min_p`. Unsupported fields accept only their neutral value."""
+class CompletionSettings(Config):
+    """The fields that OpenAI's requests have in common, plus `top_k` and `min_p`."""
 
     model: StrictStr
-    prompt: Prompts
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None  # None: 16, or with a source its length + 50
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -43,14 +42,10 @@ class CompletionRequest(Config):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[StrictInt, Field(ge=1)] | None = None
     stop: Stops | None = None
-    logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
-    echo: StrictBool | None = None
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 63)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None  # accepted and ignored
-    best_of: StrictInt | None = None
-    suffix: Annotated[StrictStr, Field(max_length=0), UNSUPPORTED] | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0), UNSUPPORTED] | None = None
@@ -62,13 +57,6 @@ class CompletionRequest(Config):
             raise ValueError(f"too close to 0; use 0 (the most probable token) or at least {MIN_TEMPERATURE}")
         return value
 
-    @field_validator("best_of")
-    @classmethod
-    def _equals_n(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and value != (info.data.get("n") or 1):
-            raise ValueError("should equal n; leave it out")
-        return value
-
     @field_validator("stream_options")
     @classmethod
     def _requires_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
@@ -77,14 +65,31 @@ class CompletionRequest(Config):
         return value
 
     @property
-    def prompts(self) -> list[str]:
-        """All prompts."""
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
-
-    @property
     def stops(self) -> list[str]:
         """All texts that end a completion."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class CompletionRequest(CompletionSettings):
+    """OpenAI's request. Unsupported fields accept only their neutral value."""
+
+    prompt: Prompts
+    logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
+    echo: StrictBool | None = None
+    best_of: StrictInt | None = None
+    suffix: Annotated[StrictStr, Field(max_length=0), UNSUPPORTED] | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _equals_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != (info.data.get("n") or 1):
+            raise ValueError("should equal n; leave it out")
+        return value
+
+    @property
+    def prompts(self) -> list[str]:
+        """All prompts."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
 class Logprobs(BaseModel):

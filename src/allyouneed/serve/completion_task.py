@@ -1,29 +1,20 @@
 """One request for completions, from the ids of its prompts to the parts of its choices."""
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from allyouneed.decode import SampleConfig
 from allyouneed.decode.base import FIRST_TOKEN, as_float32
 from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
-from allyouneed.serve.completion_schema import (
-    Choice,
-    Completion,
-    CompletionRequest,
-    Finish,
-    Logprobs,
-    Unknown,
-    UnknownCompletion,
-    Usage,
-)
+from allyouneed.serve.completion_format import CompletionFormat, CompletionPart, ResponseFormat
+from allyouneed.serve.completion_schema import CompletionRequest, Finish, Unknown, Usage
 from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
@@ -36,18 +27,10 @@ MAX_TOKENS_BEYOND_SOURCE = 50
 TopTokens = list[tuple[int, float]]  # the most probable tokens and their log-probabilities
 
 
-@dataclass
-class CompletionPart:
-    """The next pieces of one choice. The last part of a choice has a `finish`."""
-
-    index: int
-    offset: int = 0  # characters of the choice before this part
-    pieces: list[TextPiece] = field(default_factory=list)
-    finish: Finish | None = None
-
-
 class CompletionTask:
     """Generates the choices of one request."""
+
+    has_first = False  # whether the ids contain the first one that is read, which is BOS otherwise
 
     def __init__(
         self,
@@ -56,10 +39,11 @@ class CompletionTask:
         body: CompletionRequest,
         ids: list[list[int]],
         unknown: Unknown | None = None,
+        response_format: ResponseFormat | None = None,
     ) -> None:
         self.served, self.body, self.ids, self._unknown = served, body, ids, unknown
         self._engine, self._backend = backend.engine_of(served), backend
-        self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self._format = response_format or CompletionFormat(served.name, body)
         self._record = current_record()
 
     @property
@@ -68,30 +52,10 @@ class CompletionTask:
         read, written = sum(map(len, self.ids)), self._record.completion_tokens
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
-    def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> Completion:
+    def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> BaseModel:
         """Return the response for some parts. The first one states the unknown words."""
-        completion = Completion(
-            id=self._id,
-            created=self._created,
-            model=self.served.name,
-            choices=[self._choice(part) for part in parts],
-            usage=usage,
-        )
         unknown, self._unknown = self._unknown, None
-        return completion if unknown is None else UnknownCompletion(**dict(completion), unknown=unknown)
-
-    def _choice(self, part: CompletionPart) -> Choice:
-        texts, offsets = [piece.text for piece in part.pieces], []
-        offset = part.offset
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        logprobs = None
-        if self.body.logprobs is not None:
-            top = [dict(piece.top) for piece in part.pieces] if self.body.logprobs else None
-            values: list[float | None] = [piece.logprob for piece in part.pieces]
-            logprobs = Logprobs(tokens=texts, token_logprobs=values, top_logprobs=top, text_offset=offsets)
-        return Choice(index=part.index, text="".join(texts), logprobs=logprobs, finish_reason=part.finish)
+        return self._format.response(parts, usage, unknown)
 
     async def parts(self) -> AsyncGenerator[CompletionPart]:
         """Yield the parts of all choices as they become final."""
@@ -131,7 +95,7 @@ class CompletionTask:
         turn, texts = self._engine.time_slice(), []
         for part in choices:
             await turn.checkpoint()
-            choice = self._choice(part)
+            choice = self._format.choice(part)
             await turn.checkpoint()
             texts.append(choice.model_dump_json())
         empty = '"choices":[]'
@@ -212,8 +176,9 @@ class CompletionTask:
                 max_length=min(default, config.max_tokens) if body.max_tokens is None else body.max_tokens,
             )
             source, start = (ids, []) if self.served.takes_source else (None, ids)
+            begin, start = (start[0], start[1:]) if self.has_first and start else (BOS, start)
             for sample in range(body.n or 1):
-                rows.append(Row(start, source, sampling, uniforms(seed, prompt, sample), body.logprobs or 0))
+                rows.append(Row(start, source, sampling, uniforms(seed, prompt, sample), body.logprobs or 0, begin))
         return rows
 
     async def _classify(self) -> AsyncGenerator[CompletionPart]:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
+from allyouneed.serve.completion_format import CompletionPart
 from allyouneed.serve.completion_schema import (
     Completion,
     CompletionRequest,
@@ -19,7 +20,7 @@ from allyouneed.serve.completion_schema import (
     ModelList,
     UnknownCompletion,
 )
-from allyouneed.serve.completion_task import CompletionPart, CompletionTask
+from allyouneed.serve.completion_task import CompletionTask
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.unknown import unknown_words_of
@@ -50,16 +51,20 @@ def router(backend: Backend) -> APIRouter:
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue a text, or generate the target of a source."""
         served = backend.served(body.model)
-        task = await _prepare(backend, served, body)
-        if body.stream:
-            # Wait for the first part before sending a status: a full queue is a 429, not a stream.
-            parts = task.parts()
-            first = await cancel_on_disconnect(request, anext(parts))
-            return StreamingResponse(_events(task, first, parts), media_type="text/event-stream")
-        choices = await cancel_on_disconnect(request, task.whole())
-        return Response(await task.dumped(choices), media_type="application/json")
+        return await respond(request, await _prepare(backend, served, body))
 
     return router
+
+
+async def respond(request: Request, task: CompletionTask) -> Response:
+    """Run a task and return its response, or a stream of its parts."""
+    if task.body.stream:
+        # Wait for the first part before sending a status: a full queue is a 429, not a stream.
+        parts = task.parts()
+        first = await cancel_on_disconnect(request, anext(parts))
+        return StreamingResponse(_events(task, first, parts), media_type="text/event-stream")
+    choices = await cancel_on_disconnect(request, task.whole())
+    return Response(await task.dumped(choices), media_type="application/json")
 
 
 def _card(served: Served) -> ModelCard:

@@ -46,8 +46,9 @@ class Detokenizer:
 
 
 def _context(prompt: Sequence[int]) -> list[int]:
-    """Return the last ids of a prompt: spaces depend on the tokens before them."""
-    return list(prompt[-2 * LONGEST_CHARACTER :])
+    """Return the last ids of a prompt, after its last EOS: spaces depend on the tokens before them."""
+    ids = list(prompt[-2 * LONGEST_CHARACTER :])
+    return ids if EOS not in ids else ids[len(ids) - ids[::-1].index(EOS) :]
 
 
 def whole_text(codec: Codec, prompt: Sequence[int], ids: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 """Text <-> ids for a finished model: the part of its task that a model folder stores, instead of training data.
 
-Files: `tokenizer.json`; `tokenizer.target.json` if the target has a separate vocabulary; `codec.json` with the rest.
+Files: `tokenizer.json`; `tokenizer.target.json` if the target has a separate vocabulary; `codec.json` with the rest;
+`chat_template.json` of an imported language model that has one.
 """
 
 import json
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allyouneed.errors import FolderError
+from allyouneed.text.chat_template import ChatTemplate
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import LARGEST_FILE, Tokenizer
 
@@ -24,6 +26,8 @@ class Codec:
 
     `frame`: the ids before and after a source, if they are not the default ones (`framing`).
 
+    `chat`: the template of conversations, if an imported language model has one.
+
     `sentences`: how many sentences a training line usually held. Longer texts are translated in pieces.
     """
 
@@ -33,6 +37,7 @@ class Codec:
     per_position: bool = False
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     sentences: int | None = None
+    chat: ChatTemplate | None = None
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
@@ -102,6 +107,8 @@ class Codec:
         tree |= {"frame": self.frame} if self.frame is not None else {}
         tree |= {"sentences": self.sentences} if self.sentences is not None else {}
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        if self.chat is not None:
+            self.chat.save(folder)
 
     @staticmethod
     def load(folder: Path) -> "Codec":
@@ -129,7 +136,7 @@ class Codec:
         if not has_target:
             return Codec(source=first, classes=names, per_position=per_position, frame=frame)
         if not has_source:
-            return Codec(target=first)
+            return Codec(target=first, chat=ChatTemplate.load(folder, first))
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
         return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences)
 

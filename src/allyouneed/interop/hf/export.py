@@ -14,7 +14,7 @@ from torch import Tensor
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle, model_tensors
-from allyouneed.interop.export_notes import shortlist_note
+from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of
 from allyouneed.interop.hf.architectures.bert import class_of
@@ -76,7 +76,7 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
         write_tensors(folder / WEIGHTS, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
     opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
-    return [opened, *shortlist_note(bundle, "transformers has no shortlists")]
+    return [opened, *shortlist_note(bundle, "transformers has no shortlists"), *chat_note(bundle)]
 
 
 def _target_architecture(config: Any) -> Architecture:

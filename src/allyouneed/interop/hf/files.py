@@ -1,8 +1,9 @@
-"""Reads a folder from an untrusted source. Nothing in it is executed; only three kinds of file are opened.
+"""Reads a folder from an untrusted source. Nothing in it is executed; only four kinds of file are opened.
 
     config.json, generation_config.json, tokenizer_config.json, tokenizer.json     JSON of bounded size
     model.safetensors                                                              tensors, without pickle
     model.safetensors.index.json                                                   lists the files of a sharded model
+    chat_template.jinja                                                            text, run only in a sandbox
 
 A file must be in the folder itself: names with a path and links that leave the folder are refused.
 """
@@ -20,7 +21,7 @@ from allyouneed.storage import LARGEST_TENSORS, parse_tensors
 from allyouneed.text.tokenizer import LARGEST_FILE
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 4 << 20  # bytes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -16,6 +16,7 @@ from allyouneed.errors import ConfigError, FolderError, unknown_name
 from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, save_folder, size_guard
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
+from allyouneed.interop.hf.chat import read_chat_template
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, ForeignFolder
 from allyouneed.interop.hf.rules import Rule, join_all
@@ -79,13 +80,17 @@ def read_folder(folder: Path) -> Imported:
     classes = _classes(tree, config, name)
     tokenizer = ForeignTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
-    parts = replace(parts, unknown=tokenizer.unknown(_tokenizer_settings(foreign)))
+    named = _tokenizer_settings(foreign)
+    parts = replace(parts, unknown=tokenizer.unknown(named))
     size = fields.number("vocab_size")
     vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
         config = config.model_copy(update={"output_bias": True})
     model = _model(architecture, config, vocabulary, foreign)
     codec = _codec(config, vocabulary, frame, classes, name)
+    if isinstance(config, DecoderConfig):
+        chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
+        codec, notes = replace(codec, chat=chat), [*notes, *left_out]
     return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
 
 
