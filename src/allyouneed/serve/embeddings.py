@@ -34,7 +34,7 @@ class EmbeddingRequest(Config):
     truncate: StrictBool = False
 
 
-class Embedding(BaseModel):
+class TextEmbedding(BaseModel):
     """The vector of a text: numbers, or their bytes as little-endian float32 in base64."""
 
     object: Literal["embedding"] = "embedding"
@@ -54,7 +54,7 @@ class EmbeddingResponse(BaseModel):
     """The vectors of all texts, in order."""
 
     object: Literal["list"] = "list"
-    data: list[Embedding]
+    data: list[TextEmbedding]
     model: str
     usage: EmbeddingUsage
 
@@ -110,9 +110,9 @@ async def _encode(
     return ids, left_out
 
 
-def _data(vectors: Sequence[Tensor], left_out: Sequence[int], as_bytes: bool) -> list[Embedding]:
+def _data(vectors: Sequence[Tensor], left_out: Sequence[int], as_bytes: bool) -> list[TextEmbedding]:
     return [
-        Embedding(
+        TextEmbedding(
             index=index,
             embedding=_base64(vector_D) if as_bytes else vector_D.tolist(),
             truncated=truncated or None,
