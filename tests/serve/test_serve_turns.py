@@ -1,0 +1,148 @@
+"""Clients take turns: in the batch, in the queue, and in searches."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from serve_folders import running
+from test_serve_fairness import Harness, with_harness
+
+from allyouneed.models.decoder import Decoder
+from allyouneed.serve.backend import Backend
+from allyouneed.serve.clients import CURRENT_CLIENT
+from allyouneed.serve.worker import PendingRequest
+
+pytestmark = pytest.mark.no_shapes
+
+# Greedy: this random model then generates until its limit.
+LONG: dict[str, Any] = {
+    "model": "language",
+    "prompt": [f"to be {number}" for number in range(32)],
+    "n": 8,
+    "temperature": 0,
+}
+SHORT = {"model": "language", "prompt": "to be", "max_tokens": 2, "temperature": 0}
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.01)
+
+
+def post_from(address: str, url: str, body: dict[str, Any]) -> httpx.Response:
+    """Send a request from one of the loopback addresses: each is a client."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=120) as client:
+        return client.post(f"{url}/v1/completions", json=body)
+
+
+@contextmanager
+def posting(address: str, url: str, body: dict[str, Any]) -> Iterator[list[httpx.Response]]:
+    """Send a request in another thread."""
+    found: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: found.append(post_from(address, url, body)))
+    thread.start()
+    yield found
+    thread.join()
+
+
+def running_clients(backend: Backend) -> list[str]:
+    workers = backend.engines["language"].decode_workers.workers
+    return [request.client for worker in workers for request in list(worker.owner.values())]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each step. Steps are slow, like those of a large model."""
+    seen: list[int] = []
+    advance = Decoder.advance
+
+    def counted(self: Decoder, token_B: Any, state: Any) -> Any:
+        time.sleep(0.005)
+        seen.append(len(token_B))
+        return advance(self, token_B, state)
+
+    monkeypatch.setattr(Decoder, "advance", counted)
+    return seen
+
+
+def test_a_short_request_joins_a_full_batch(folders: list[Path], steps: list[int]) -> None:
+    """It waits for a few steps of both workers, not for the rows of the other client. All texts are as if alone."""
+    body = {**LONG, "max_tokens": 100}
+    with running(folders[3:4]) as (url, backend):
+        wanted = post_from("127.0.0.2", url, SHORT).json()["choices"][0]["text"]
+        alone = post_from("127.0.0.1", url, {**body, "n": 1}).json()["choices"]
+        with posting("127.0.0.1", url, body) as greedy:
+            until(lambda: running_clients(backend).count("127.0.0.1") == 64)
+            before = len(steps)
+            assert post_from("127.0.0.2", url, SHORT).json()["choices"][0]["text"] == wanted
+            waited = len(steps) - before
+            assert not greedy
+        assert waited < 60  # of at least 800
+        texts = [choice["text"] for choice in greedy[0].json()["choices"]]
+        assert texts == [choice["text"] for choice in alone for _ in range(8)]
+
+
+@pytest.mark.usefixtures("steps")
+def test_clients_share_the_batch_evenly(folders: list[Path]) -> None:
+    body = {**LONG, "prompt": LONG["prompt"][:6], "max_tokens": 40}
+    with running(folders[3:4], batch=12, queue=600) as (url, backend), posting("127.0.0.1", url, body) as first:
+        until(lambda: running_clients(backend).count("127.0.0.1") == 12)
+        with posting("127.0.0.2", url, {**body, "n": 1}) as second:
+            until(lambda: sorted(running_clients(backend)) == ["127.0.0.1"] * 6 + ["127.0.0.2"] * 6)
+    texts = [choice["text"] for choice in first[0].json()["choices"]]
+    assert texts == [choice["text"] for choice in second[0].json()["choices"] for _ in range(8)]
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_client_fills_only_its_part_of_the_queue(folders: list[Path]) -> None:
+    body = {**SHORT, "max_tokens": 80}
+    with running(folders[3:4], batch=1, queue=4, client_queue=2) as (url, backend):
+        queue = backend.engines["language"].queue
+        with posting("127.0.0.1", url, body), posting("127.0.0.1", url, body), posting("127.0.0.1", url, body):
+            until(lambda: len(queue) == 2)
+            refused = post_from("127.0.0.1", url, body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert "your queue is full: 2 of 2" in refused.json()["error"]["message"]
+            assert post_from("127.0.0.2", url, SHORT).status_code == 200
+        larger = post_from("127.0.0.2", url, {**SHORT, "n": 3})
+        assert (larger.status_code, larger.json()["error"]["code"]) == (400, "larger_than_queue")
+        assert "--limit client_queue" in larger.json()["error"]["message"]
+
+
+def submit(harness: Harness, client: str, items: str, key: str = "search") -> PendingRequest:
+    token = CURRENT_CLIENT.set(client)
+    try:
+        return harness.submit(items, key)
+    finally:
+        CURRENT_CLIENT.reset(token)
+
+
+def test_searches_take_turns_by_client() -> None:
+    """The second client waits for one batch, although the first one has sent three requests before."""
+
+    def scenario(harness: Harness) -> None:
+        for items in ("abcd", "efgh", "ijkl"):
+            submit(harness, "first", items)
+        submit(harness, "second", "uvwxyz")
+        assert [harness.batch() for _ in range(5)] == ["abcd", "uvwx", "efgh", "yz", "ijkl"]
+        assert not harness.queue.items
+
+    with_harness(scenario)
+
+
+def test_small_searches_of_all_clients_share_a_batch_evenly() -> None:
+    def scenario(harness: Harness) -> None:
+        for item in "abcdef":
+            submit(harness, "first", item)
+        for item in "xyz":
+            submit(harness, "second", item)
+        assert [harness.batch() for _ in range(3)] == ["axby", "zcde", "f"]
+
+    with_harness(scenario)
