@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peers import marian
+from peers import marian, peer_environment
 
 from allyouneed.decode import SearchConfig, search
 from allyouneed.folder import load_folder
@@ -74,7 +74,10 @@ class Side:
     def __init__(self, name: str, threads: int, label: str | None = None) -> None:
         self.name = label or name
         command = [sys.executable, __file__, name, str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = None if name.startswith("ours") else peer_environment()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def decode(self, request: Request) -> tuple[Ids, tuple[float, float]]:
         """Return the targets, and the CPU and wall-clock seconds of decoding them."""

@@ -1,14 +1,24 @@
 """The same Transformer in torch.nn and in Hugging Face Marian, with our weights: the peers of the benchmarks."""
 
+import os
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from allyouneed.models.encoder_decoder import EncoderDecoder
+from allyouneed.openmp import WAITING
 from allyouneed.text.specials import BOS, EOS, PAD
 
 Named = dict[str, Tensor]
+LIBGOMP_SPINS = "300000"  # its default
+
+
+def peer_environment() -> dict[str, str]:
+    """Return the environment for a peer: its threads wait as OpenMP does by default, unless the user has decided."""
+    ours = WAITING.items() <= os.environ.items()
+    others = {name: value for name, value in os.environ.items() if not ours or name not in WAITING}
+    return others | {"GOMP_SPINCOUNT": LIBGOMP_SPINS} if ours else others
 
 
 class TorchTransformer(nn.Module):
