@@ -130,6 +130,17 @@ def test_a_damaged_best_checkpoint_gives_way_to_the_newest(stopped: Path, tmp_pa
         load_folder(tmp_path / "x")
 
 
+def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(stopped: Path, run: Commands, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "x")
+    folder = str(tmp_path / "x")
+    done = run("train", f"{folder}/recipe.toml", "--out", folder, "--steps", "20")
+    assert done.status == 2
+    assert "train.budget.steps is 30 there, 20 now" in done.err
+    done = run("train", f"{folder}/recipe.toml", "--out", folder, "--steps", "40")
+    assert done.status == 0, done.err
+    assert "resuming from step 12 with a larger budget: 40 steps" in done.err
+
+
 def test_a_shortlist_waits_for_the_end_of_the_run(stopped: Path, run: Commands) -> None:
     done = run("shortlist", str(stopped))
     assert done.status == 2

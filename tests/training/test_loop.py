@@ -160,11 +160,11 @@ def test_a_first_attempt_that_failed_does_not_block_the_folder(tmp_path: Path) -
 
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    train(recipe(budget={"steps": 1}), tmp_path)
-    with pytest.raises(ConfigError, match=r"another recipe: train\.budget\.steps is 1 there, 8 now; choose another"):
-        train(recipe(), tmp_path)
+    train(recipe(budget={"steps": 2}), tmp_path)
+    with pytest.raises(ConfigError, match=r"another recipe: train\.budget\.steps is 2 there, 1 now; choose another"):
+        train(recipe(budget={"steps": 1}), tmp_path)
     other = parse(
-        Recipe, merge(TINY, {"seed": 2, "train": {"budget": {"steps": 1}, "clip": 2.0, "spike": 1.0, "patience": 3}})
+        Recipe, merge(TINY, {"seed": 2, "train": {"budget": {"steps": 2}, "clip": 2.0, "spike": 1.0, "patience": 3}})
     )
     with pytest.raises(ConfigError, match=r"seed is 1 there, 2 now; .*; and 1 more; choose"):
         train(other, tmp_path)

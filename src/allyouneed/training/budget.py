@@ -7,6 +7,8 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from allyouneed.config import Config
 
+UNITS = ("steps", "tokens", "minutes", "flops")
+
 
 class BudgetConfig(Config):
     """Exactly one of these. Steps, tokens and FLOPs are repeatable to the bit; minutes depend on the machine."""
@@ -18,11 +20,28 @@ class BudgetConfig(Config):
 
     @model_validator(mode="after")
     def _one(self) -> "BudgetConfig":
-        given = [name for name in ("steps", "tokens", "minutes", "flops") if getattr(self, name) is not None]
+        given = [name for name in UNITS if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none" if not given else " and ".join(given)
             raise ValueError(f"give exactly one of steps, tokens, minutes, flops; found {found}")
         return self
+
+    @property
+    def unit(self) -> str:
+        """The unit of the budget."""
+        return next(name for name in UNITS if getattr(self, name) is not None)
+
+    @property
+    def amount(self) -> float:
+        """The amount of that unit."""
+        return float(getattr(self, self.unit))
+
+    def of(self, amount: float) -> "BudgetConfig":
+        """Return a budget of this amount in the same unit."""
+        return self.model_copy(update={self.unit: type(getattr(self, self.unit))(amount)})
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.12g} {self.unit}"
 
 
 @dataclass

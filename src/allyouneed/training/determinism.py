@@ -91,6 +91,10 @@ def not_repeatable(recipe: Recipe, records: list[Record]) -> list[str]:
     reasons = []
     if recipe.train.budget.minutes is not None:
         reasons.append("the budget is in minutes: the number of steps depends on the load of the machine")
+    for record in records:
+        if record.get("kind") == "extension":
+            raised = f"from {record['from']:,.12g} to {record['to']:,.12g} {record['unit']} at step {record['step']:,}"
+            reasons.append(f"its budget was raised {raised}; the warm-up is that of the first budget")
     starts = [record for record in records if record.get("kind") == "start"]
     for name in SAME:
         seen = list(dict.fromkeys(str(record[name]) for record in starts if name in record))

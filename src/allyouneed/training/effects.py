@@ -91,10 +91,9 @@ def _evaluation_share(recipe: Recipe) -> str | None:
     # The default is accepted: resolved recipes write every setting out.
     share, budget = recipe.train.evaluation_share, recipe.train.budget
     if budget.minutes is None and share != type(recipe.train)().evaluation_share:
-        unit = "steps" if budget.steps else "tokens" if budget.tokens else "flops"
         return (
-            f"train.evaluation_share={share:g}: has no effect with a budget in {unit}, which is independent of the "
-            "time; remove it, or give the budget in minutes"
+            f"train.evaluation_share={share:g}: has no effect with a budget in {budget.unit}, which is independent of "
+            "the time; remove it, or give the budget in minutes"
         )
     return None
 

@@ -28,6 +28,7 @@ from allyouneed.storage import write_atomic
 from allyouneed.training.budget import Spent
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.determinism import deterministic
+from allyouneed.training.extension import begin_budget, extend_budget, schedule_of
 from allyouneed.training.finish import ModelWriter
 from allyouneed.training.gradients import Gradients, mix_seed
 from allyouneed.training.guards import MAX_SKIPS, accept_gradient, should_restart
@@ -36,6 +37,7 @@ from allyouneed.training.parallel import parallelize, require_divisible
 from allyouneed.training.process_group import ProcessGroup, report_once
 from allyouneed.training.progress import Progress, ProgressListener, SilentListener
 from allyouneed.training.recipe import Recipe
+from allyouneed.training.recipe_files import read_stored_recipe
 from allyouneed.training.setup import (
     load_start,
     newest_checkpoint,
@@ -131,9 +133,11 @@ class Run:
         self.board = Board(folder / "tensorboard", enabled=group.is_rank0)
         if newest is None:
             self.log.rewind(-1)
+            begin_budget(self.progress, self.config.budget)
         else:
             group.on_every_rank(lambda: self._resume(newest))
         self.progress.spent.count_from(began)
+        self.schedule = schedule_of(self.progress, self.config)
         self.plan = TimePlan(self.config, self.progress.pace) if self.config.budget.minutes is not None else None
         self.validator = Validator(recipe, self.data, parallelism, group)
         self.workers = start_workers(recipe, self.model, parallelism, group, cores, self.log, self.progress.spent.steps)
@@ -188,9 +192,9 @@ class Run:
         """Return the schedule's factor for the step in progress, which predicts `tokens`."""
         spent = self.progress.spent
         if self.plan is not None:
-            return self.config.schedule.factor(self.plan.begin_step(spent.seconds, self.progress.evaluations))
+            return self.schedule.factor(self.plan.begin_step(spent.seconds, self.progress.evaluations))
         after = Spent(spent.steps + 1, spent.tokens + tokens, spent.seconds, spent.flops)
-        return self.config.schedule.factor(after.fraction(self.config.budget))
+        return self.schedule.factor(after.fraction(self.config.budget))
 
     def _restart(self) -> None:
         """Start again from other random weights; what was spent stays spent.
@@ -337,8 +341,14 @@ class Run:
             raise FolderError(
                 f"{path}: is not a checkpoint of this recipe: {reason.removeprefix(f'{path}: ')}"
             ) from None
+        if not self.progress.budget:  # of an earlier version
+            begin_budget(self.progress, read_stored_recipe(self.folder / "recipe.toml").train.budget)
+        extension = extend_budget(self.progress, self.recipe, self.folder)
         self.log.rewind(self.progress.spent.steps)
-        self.listener.note(f"resuming from step {self.progress.spent.steps:,}")
+        longer = "" if extension is None else f" with a larger budget: {self.config.budget}"
+        self.listener.note(f"resuming from step {self.progress.spent.steps:,}{longer}")
+        if extension is not None:
+            self.log.append(extension)
 
     def stop(self) -> None:
         """Request to save and stop after the present step."""

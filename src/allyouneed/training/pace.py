@@ -136,8 +136,9 @@ class TimePlan:
         return max(3 * pace.evaluation, (self.allowance - pace.evaluating - self._final()) / 2)
 
     def final_seconds(self, seconds: float) -> float:
-        """Return the seconds that are left for the final measurement."""
-        return self.total - seconds - self.pace.saving - self._closing
+        """Return the seconds that are left for the final measurement: of the minutes, and of the evaluations' share."""
+        share = max(self.allowance / 2, self.allowance - self.pace.evaluating)
+        return min(share, self.total - seconds - self.pace.saving - self._closing)
 
     def learn_cost(self, evaluation: float, final: float, taken: float, evaluations: int) -> None:
         """Learn the predicted seconds of a whole evaluation and of the final measurement; `taken`: by this test."""

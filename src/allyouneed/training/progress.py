@@ -23,6 +23,8 @@ class Progress:
     usual_norm: float = 0.0  # running mean of the gradient norm, for the spike guard
     skips: int = 0  # consecutive steps whose gradient was not applied
     losses: list[float] = field(default_factory=list)  # of the steps since the last log record
+    first_budget: float = 0.0  # amount that the run began with: the warm-up is a fraction of it
+    budget: float = 0.0  # present amount; 0: a checkpoint of an older version
     pace: Pace = field(default_factory=Pace)  # of a run whose budget is in minutes
 
     def as_dict(self) -> dict[str, Any]:
@@ -32,8 +34,8 @@ class Progress:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> "Progress":
-        """Read what `as_dict` wrote. Checkpoints of older versions lack `held_out_loss`, `best_loss` and `pace`."""
-        values: dict[str, Any] = {"held_out_loss": 0.0, "best_loss": None, **state}
+        """Read what `as_dict` wrote. Checkpoints of older versions lack some of them."""
+        values: dict[str, Any] = {"held_out_loss": 0.0, "best_loss": None, "first_budget": 0.0, "budget": 0.0, **state}
         values["pace"] = Pace.from_dict(state["pace"]) if "pace" in state else Pace()
         spent = {name: state["spent"][name] + 0 for name in ("steps", "tokens", "seconds", "flops")}  # + 0: a number
         return cls(**{each.name: values[each.name] for each in fields(cls)} | {"spent": Spent(**spent)})

@@ -85,16 +85,22 @@ def read_stored_recipe(file: Path) -> Recipe:
     return parse(Recipe, without_former_settings(read_recipe(file)), str(file))
 
 
-def require_same_recipe(folder: Path, recipe: Recipe) -> None:
-    """Raise ConfigError, naming the differences, if a run folder was started with another recipe."""
+def require_same_recipe(folder: Path, recipe: Recipe, *, or_larger: bool = False) -> None:
+    """Raise ConfigError, naming the differences, if a run folder was started with another recipe.
+
+    `or_larger`: accept a larger budget of the same unit.
+    """
     file = folder / "recipe.toml"
     if not file.exists():
         return
     began, advice = read_stored_recipe(file), f"choose another run folder, or remove {folder}"
     # Initial weights are identified by their hash, wherever they are stored.
     if (began.start and began.start.sha256) != (recipe.start and recipe.start.sha256):
-        old, new = describe_start(began.start), describe_start(recipe.start)
-        raise ConfigError(f"{file}: this run started from {old}, not from {new}; {advice}")
+        was, is_now = describe_start(began.start), describe_start(recipe.start)
+        raise ConfigError(f"{file}: this run started from {was}, not from {is_now}; {advice}")
+    old, new = began.train.budget, recipe.train.budget
+    if or_larger and old.unit == new.unit and old.amount < new.amount:
+        began = began.model_copy(update={"train": began.train.model_copy(update={"budget": new})})
     differing = differences(_comparable(began), _comparable(recipe))
     if differing:
         what = "; ".join(differing[:MAX_DIFFERENCES])

@@ -35,6 +35,10 @@ class ScheduleConfig(Config):
         """Return the factor at a fraction of the budget after the warm-up."""
         raise NotImplementedError
 
+    def extends_from(self, fraction: float) -> bool:
+        """Return whether the factors up to this fraction would be the same if the budget were larger."""
+        return True
+
     def progress(self, fraction: float) -> float:
         """Return the progress from the end of the warm-up (0) to the end of the budget (1)."""
         return (fraction - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 1.0
@@ -61,6 +65,9 @@ class CosineConfig(ScheduleConfig):
     type: Literal["cosine"] = "cosine"
     floor: Share = 0.0  # of the peak, at the end
 
+    def extends_from(self, fraction: float) -> bool:
+        return fraction <= self.warmup
+
     def after_warmup(self, fraction: float) -> float:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * self.progress(fraction))) / 2
 
@@ -70,6 +77,9 @@ class LinearDecayConfig(ScheduleConfig):
 
     type: Literal["linear"] = "linear"
     floor: Share = 0.0  # of the peak, at the end
+
+    def extends_from(self, fraction: float) -> bool:
+        return fraction <= self.warmup
 
     def after_warmup(self, fraction: float) -> float:
         return 1 - (1 - self.floor) * self.progress(fraction)
@@ -90,6 +100,9 @@ class StableDecayConfig(ScheduleConfig):
 
     def ineffective_setting(self) -> str | None:
         return None if self.decay else "decay=0: never decays; use a larger one, or type 'constant'"
+
+    def extends_from(self, fraction: float) -> bool:
+        return fraction <= 1 - self.decay
 
     def after_warmup(self, fraction: float) -> float:
         if fraction <= 1 - self.decay:  # always if decay is 0

@@ -16,6 +16,7 @@ from allyouneed.text.codec import Codec
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.determinism import conditions, require_same_conditions
 from allyouneed.training.evaluate import names_of_scores
+from allyouneed.training.extension import is_extended
 from allyouneed.training.log import Log, NoLog, read_log
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.process_group import ProcessGroup
@@ -44,8 +45,8 @@ def open_run_folder(held: ExitStack, recipe: Recipe, folder: Path, listener: Pro
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, RUN_NAMES)
     held.enter_context(lock(folder))
-    require_same_recipe(folder, recipe)
-    return _is_finished(folder, listener)
+    require_same_recipe(folder, recipe, or_larger=True)
+    return _is_finished(folder, listener) and not is_extended(folder, recipe)
 
 
 def _is_finished(folder: Path, listener: ProgressListener) -> bool:
