@@ -1,6 +1,7 @@
 """/v1/embeddings by OpenAI's client, /tokenize and /detokenize."""
 
 import base64
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from allyouneed.decode.embed import embed
 from allyouneed.serve.backend import Backend
 
 pytestmark = pytest.mark.no_shapes
+send = partial(httpx.post, timeout=60)  # the machine may be busy
 TEXTS = ["two dogs", "seven", "one " * 60]
 
 
@@ -86,26 +88,48 @@ def test_compiled_programs_have_vectors_too(client: openai.OpenAI) -> None:
 def test_tokenize(url: str, server: tuple[str, Backend]) -> None:
     target = server[1].models["language"].bundle.codec.target
     assert target is not None
-    found = httpx.post(f"{url}/tokenize", json={"model": "language", "text": "to be 🙂"}).json()
+    found = send(f"{url}/tokenize", json={"model": "language", "text": "to be 🙂"}).json()
     (text,) = found["texts"]
     assert text["ids"] == target.encode("to be 🙂")
     assert text["count"] == len(text["ids"]) == len(text["tokens"])
     assert [target.vocabulary[token] for token in text["tokens"]] == text["ids"]
-    back = httpx.post(f"{url}/detokenize", json={"model": "language", "ids": text["ids"]}).json()
+    back = send(f"{url}/detokenize", json={"model": "language", "ids": text["ids"]}).json()
     assert back == {"model": "language", "side": "target", "text": "to be 🙂"}
-    found = httpx.post(f"{url}/tokenize", json={"model": "numbers-de", "text": ["ab", ""]}).json()
+    found = send(f"{url}/tokenize", json={"model": "numbers-de", "text": ["ab", ""]}).json()
     assert found["side"] == "source"
     assert [text["tokens"] for text in found["texts"]] == [["a", "b", "< eos >"], ["< eos >"]]
-    found = httpx.post(f"{url}/tokenize", json={"model": "numbers-de", "text": "a" * 2000, "side": "target"}).json()
+    found = send(f"{url}/tokenize", json={"model": "numbers-de", "text": "a" * 2000, "side": "target"}).json()
     assert found["texts"][0]["count"] == 2000  # counting needs no split
 
 
 def test_tokenize_refuses(url: str) -> None:
     def status(path: str, **body: Any) -> int:
-        return httpx.post(url + path, json=body).status_code
+        return send(url + path, json=body).status_code
 
     assert status("/tokenize", model="other", text="x") == 404
     assert status("/tokenize", model="language", text="x", side="source") == 400
     assert status("/tokenize", model="language", text="x" * 30000) == 400
     assert status("/detokenize", model="language", ids=[10**6]) == 400
     assert status("/detokenize", model="language", ids=["x"]) == 400
+
+
+def test_keys(folders: list[Path]) -> None:
+    chat = [{"role": "user", "content": "x"}]
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/chat/completions", {"messages": chat, "max_tokens": 2}),
+        ("/tokenize", {"text": "x"}),
+        ("/detokenize", {"ids": [4]}),
+    ]
+    with running([folders[3]], keys=["open-sesame"]) as (url, _):
+        for path, body in requests:
+            tree = {"model": "language", **body}
+            assert send(url + path, json=tree).status_code == 401
+            assert send(url + path, json=tree, headers={"Authorization": "Bearer wrong"}).status_code == 401
+            right = {"Authorization": "Bearer open-sesame"}
+            assert send(url + path, json=tree, headers=right).status_code == 200
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="open-sesame")
+        assert client.embeddings.create(model="language", input="x").data
+        assert client.chat.completions.create(model="language", messages=chat, max_tokens=2).choices
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").embeddings.create(model="language", input="x")

@@ -43,6 +43,7 @@ def translated(text: str, translate: Callable[[str], str] = lambda unit: GERMAN.
         ("a &lt; b &amp; c &eacute;&#33;", "A &lt; B &amp; C É!"),
         ("AT&T 1 < 2", "AT&amp;T 1 &lt; 2"),
         ("<b>&nbsp;</b> &copy; <hr> \n", "<b>&nbsp;</b> &copy; <hr> \n"),
+        ("</>x</>y", "</>X</>Y"),
         ("done <b attr='", "DONE <b attr='"),
         ("", ""),
     ],

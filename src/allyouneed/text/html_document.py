@@ -78,14 +78,17 @@ class _Tokenizer(HTMLParser):
             self.feed(text + " ")
         except AssertionError as error:
             raise DataError(f"not HTML: {str(error)[:100]}") from None
-        places = [place for place, _ in self._tokens]
         rest = len(text) + 1 - len(self.rawdata)
-        if self.rawdata and (not places or places[-1] < rest):
+        if self.rawdata and (not self._tokens or self._tokens[-1][0] < rest):
             self._tokens.append((rest, _Token("boundary", "")))
-            places.append(rest)
-        for (start, token), end in zip(self._tokens, [*places[1:], len(text)], strict=True):
-            token.raw = text[start:end]
-        self.tokens = [token for _, token in self._tokens if token.raw]
+        self._tokens.insert(0, (0, _Token("boundary", "")))  # what the parser ignores at the start
+        ends = [*(place for place, _ in self._tokens[1:]), len(text)]
+        self.tokens: list[_Token] = []
+        for (start, token), end in zip(self._tokens, ends, strict=True):
+            # The parser ignores </> without calling anything.
+            for raw in re.split("(</>)", text[start:end]) if token.kind == "text" else [text[start:end]]:
+                if raw:
+                    self.tokens.append(_Token("boundary" if raw == "</>" else token.kind, raw, token.name))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called by the parser."""
