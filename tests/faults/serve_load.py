@@ -1,10 +1,17 @@
-"""Serve 200 concurrent clients, some slow, some that disconnect, and send SIGTERM under load.
+"""Serve 200 polite clients, alone and beside clients without manners, and send SIGTERM under load.
 
-    python tests/faults/serve_load.py --clients 200 --seconds 60
+    python tests/faults/serve_load.py [--clients 200] [--seconds 60] [--busy]
 
-Every response is 200, 429 or 503; every 200 has the right text for its seed; /health responds within a second; memory
-stays flat; after SIGTERM the server drains and exits with 0. Prints the counts, and exits with 1 if any of this is
-violated. Not part of `make test`, because it needs the whole machine.
+First the polite clients are alone, for a third of the time. Some read slowly, some hang up. Then the same clients run
+beside unread streams, slow readers, hostile bodies, idle connections and a greedy client (`rude_clients.py`). Required:
+
+    every response of a polite client is 200, 429 or 503, and every 200 has the right text for its seed
+    the polite clients get at least half as many responses per second as alone
+    /health takes less than 0.5 s at the 99.9th percentile; with --busy, beside a busy loop on one core, 1.5 s
+    memory stays flat, and every refusal of a hostile body has at most 4 KiB
+    after SIGTERM the server drains and exits with 0
+
+Prints the numbers, and exits with 1 if any of this is violated. Not part of `make test`: it needs the whole machine.
 """
 
 import argparse
@@ -18,13 +25,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 from serve_folders import language_model, translator
 
 SEEDS = 40  # different requests
+HEALTH_SECONDS = {False: 0.5, True: 1.5}  # at the 99.9th percentile; True: beside a busy loop
+BESIDE = Path(__file__).with_name("rude_clients.py")
 
 
 class Load:
@@ -35,8 +47,7 @@ class Load:
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.right: dict[int, str] = {}
-        self.slowest_health = 0.0
-        self.terminated = threading.Event()
+        self.ending, self.terminated = threading.Event(), threading.Event()
 
     def body(self, seed: int, stream: bool) -> dict[str, Any]:
         """Return a request whose response depends only on its seed."""
@@ -44,14 +55,14 @@ class Load:
         request = {"model": "language", "prompt": prompt, "seed": seed, "max_tokens": 10 + 5 * (seed % 20)}
         return {**request, "temperature": 0.9, "stream": stream}
 
-    def send(self, seed: int, manner: str) -> None:
-        """Send one request: plain, streamed, read slowly, or disconnected early ("rude")."""
+    def send(self, seed: int, manner: str, address: str = "127.0.0.1") -> None:
+        """Send one request: plain, streamed, read slowly, or disconnected early ("leaving")."""
         stream = manner != "plain"
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=120)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=120, source_address=(address, 0))
         try:
             content = json.dumps(self.body(seed, stream))
             connection.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
-            if manner == "rude":
+            if manner == "leaving":
                 time.sleep(random.random() * 0.2)
                 self.seen["hung up"] += 1
                 connection.close()
@@ -68,8 +79,9 @@ class Load:
                     time.sleep(wait * random.random())
         except (OSError, http.client.HTTPException) as error:
             # Once the server has drained, connections are refused.
-            name = "refused at the end" if self.terminated.is_set() else f"broken: {error!r}"
+            name = "refused at the end" if self.ending.is_set() else f"broken: {error!r}"
             self.seen[name] += 1
+            time.sleep(0.1)
         finally:
             connection.close()
 
@@ -88,20 +100,42 @@ class Load:
 
     def client(self, number: int) -> None:
         """Send requests until the server is terminated."""
-        manner = ("plain", "stream", "slow", "rude")[number % 4]
+        manner = ("plain", "stream", "slow", "leaving")[number % 4]
         while not self.terminated.is_set():
-            self.send(random.randrange(SEEDS), manner)
+            self.send(random.randrange(SEEDS), manner, f"127.0.{1 + number // 200}.{1 + number % 200}")
 
-    def watch(self) -> None:
-        """Poll /health and record its slowest response."""
-        while not self.terminated.is_set():
-            started = time.monotonic()
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            connection.close()
-            self.slowest_health = max(self.slowest_health, time.monotonic() - started)
-            time.sleep(0.2)
+    def rate(self, seconds: float) -> float:
+        """Return the right responses per second during some seconds from now."""
+        before, started = self.seen["200"], time.monotonic()
+        time.sleep(seconds)
+        return (self.seen["200"] - before) / (time.monotonic() - started)
+
+
+class Beside:
+    """A process of `rude_clients.py`."""
+
+    def __init__(self, role: str, load: Load) -> None:
+        command = [sys.executable, str(BESIDE), role, load.host, str(load.port)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end(self) -> Any:
+        """Stop it and return what it has printed."""
+        found, _ = self.process.communicate()
+        return json.loads(found)
+
+
+@contextmanager
+def busy_loop(wanted: bool) -> Iterator[None]:
+    """Run a busy loop on one core, if it is wanted."""
+    if not wanted:
+        yield
+        return
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def text_of(text: str, stream: bool) -> str:
@@ -124,34 +158,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--busy", action="store_true", help="run a busy loop on one core")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folders = [language_model(Path(temporary)), translator(Path(temporary), "numbers")]
-        command = [sys.executable, "-m", "allyouneed", "serve", *map(str, folders), "--port", "0", "--queue", "100"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        command = [sys.executable, "-m", "allyouneed", "serve", *map(str, folders), "--port", "0"]
+        command += ["--access-log", "none", "--log-level", "warning"]
+        with busy_loop(options.busy), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                return run(server, options.clients, options.seconds)
+                return run(server, options.clients, options.seconds, options.busy)
             finally:
                 server.kill()
 
 
-def run(server: "subprocess.Popen[str]", clients: int, seconds: float) -> int:
+def run(server: "subprocess.Popen[str]", clients: int, seconds: float, busy: bool) -> int:
     """Run all clients against a server, terminate it, and print the verdict."""
     assert server.stdout is not None
     host, port = server.stdout.readline().split("http://")[1].split()[0].split(":")
     load = Load(host, int(port))
     for seed in range(SEEDS):  # each alone, as the reference
         load.send(seed, "plain")
-    alone = load.seen["200"]
     threads = [threading.Thread(target=load.client, args=(number,)) for number in range(clients)]
-    threads.append(threading.Thread(target=load.watch))
     for thread in threads:
         thread.start()
-    time.sleep(seconds * 0.3)
+    time.sleep(seconds * 0.05)
+    quiet = Beside("watch", load)
+    alone = load.rate(seconds / 3)
+    health_alone = quiet.end()
+    rude, watch = Beside("rude", load), Beside("watch", load)
+    time.sleep(seconds * 0.1)
+    first = load.rate(seconds * 0.3)
     early = memory(server.pid)
-    time.sleep(seconds * 0.5)
+    second = load.rate(seconds * 0.6)
     late = memory(server.pid)
-    together = load.seen["200"] - alone
+    health, manners = watch.end(), rude.end()
+    load.ending.set()
     server.send_signal(signal.SIGTERM)
     started = time.monotonic()
     time.sleep(0.5)
@@ -160,16 +201,34 @@ def run(server: "subprocess.Popen[str]", clients: int, seconds: float) -> int:
         thread.join()
     status = server.wait(timeout=60)
     drained = time.monotonic() - started
-    print(f"responses: {dict(load.seen)}; wrong: {len(load.wrong)}; slowest /health {load.slowest_health:.2f} s")
+    beside = (first + 2 * second) / 3
+    print(f"polite clients: {dict(load.seen)}; wrong: {len(load.wrong)}")
+    print(f"rude clients: {manners}")
+    print(f"responses per second: {alone:.1f} alone, {beside:.1f} beside the rude ones ({beside / alone:.2f})")
+    print(f"/health alone: {percentiles(health_alone)}; beside: {percentiles(health)}")
     print(f"memory {early:.0f} -> {late:.0f} MiB; SIGTERM to exit {status} in {drained:.1f} s")
     known = {"200", "429", "503", "hung up", "refused at the end"}
     bad = [*load.wrong[:5], *(name for name in load.seen if name not in known)]
-    bad += ["/health took too long"] if load.slowest_health > 1 else []
+    bad += [name for name in manners if name.startswith("WRONG")]
+    bad += [f"/health took too long: {at(health, 0.999):.2f} s"] if at(health, 0.999) > HEALTH_SECONDS[busy] else []
     bad += ["memory grew"] if late > early * 1.2 + 20 else []
-    bad += [] if together > SEEDS else [f"only {together} responses: too few to be conclusive"]
+    bad += ["the polite clients lost more than half of their throughput"] if beside < alone / 2 else []
+    bad += [] if (first + second) * seconds > SEEDS else ["too few responses to be conclusive"]
     bad += [f"exit status {status}"] if status else []
     print("\n".join(["FAILED:", *bad]) if bad else "ok")
     return 1 if bad else 0
+
+
+def at(values: Sequence[float], share: float) -> float:
+    """Return a quantile."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def percentiles(values: Sequence[float]) -> str:
+    """Format the distribution of some seconds."""
+    return (
+        f"median {median(values):.3f}, 99 % {at(values, 0.99):.2f}, 99.9 % {at(values, 0.999):.2f} s (n {len(values)})"
+    )
 
 
 if __name__ == "__main__":

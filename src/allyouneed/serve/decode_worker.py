@@ -28,6 +28,9 @@ PREFILL_TOKENS = 4096  # tokens of prompts and sources that one prefill reads
 # A join copies the whole state. A batch therefore waits until the joining rows are at least 1 in ROWS_PER_JOIN of the
 # running ones, but for at most MAX_JOIN_DELAY steps.
 ROWS_PER_JOIN, MAX_JOIN_DELAY = 4, 8
+# While several clients have work, rows beyond the equal share of a client leave one slot in FREE_SHARE empty, so that
+# the next row of another client need not replace one of them. They return when twice as many slots are empty.
+FREE_SHARE = 8
 
 
 @dataclass
@@ -119,7 +122,7 @@ class DecodeWorker(Worker):
         """Take the rows that join now from the queue: as many as fit into the batch and into one prefill."""
         admitted: list[tuple[PendingRequest, Row]] = []
         replaced: list[Row] = []
-        rows, running = len(self._running.rows), Counter(request.client for request in self.owner.values())
+        rows = len(self._running.rows)
         with self.queue.changed:
             ready = self.queue.ready_rows
             free = min(self.capacity, self._group.share(ready)) - rows
@@ -127,13 +130,19 @@ class DecodeWorker(Worker):
                 self._delayed += 1
                 return admitted
             longest, self._delayed = 0, 0
-            full = self._group.rows() >= self._group.capacity
+            running = Counter(request.client for request in self.owner.values())
+            full, reserve = self._group.rows() >= self._group.capacity, self.capacity // FREE_SHARE
+            clients = len(running.keys() | self.queue.ready_clients())
+            beyond_share = free if clients < 2 else free - reserve if free >= 2 * reserve else 0
             while (client := self.queue.next_client(running)) is not None:
                 request, row = self.queue.next_row(client)
                 longest = max(longest, 0 if row.saved else row.length)
                 if admitted and longest * (len(admitted) + 1) > PREFILL_TOKENS:
                     break
-                if len(admitted) - len(replaced) >= free:
+                joining = len(admitted) - len(replaced)
+                if running[client] * clients >= self.capacity and joining >= beyond_share:
+                    break
+                if joining >= free:
                     victim = self._replaceable(running, client, replaced) if full else None
                     if victim is None:
                         break

@@ -31,6 +31,7 @@ from allyouneed.serve.reload import Reloader
 from allyouneed.serve.setup import Setup, Source
 
 POLL = 0.05  # seconds
+SEND_BUFFER = 1 << 18  # bytes of a response in the kernel; by default it grows to megabytes that nothing counts
 SHUTDOWN_TIMEOUT = 2  # seconds to send the responses of requests that were aborted
 TICKS_PER_WRITE = 10  # a second
 
@@ -113,6 +114,7 @@ def listen(config: ServeConfig) -> socket.socket:
     try:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # inherited by its connections
         listener.bind((config.host, config.port))
         listener.listen(2048)  # connections made before the server is ready wait in the backlog
     except OSError as error:

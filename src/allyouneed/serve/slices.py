@@ -4,27 +4,31 @@ Detokenizing and serializing a response of many tokens takes seconds. A thread w
 holds the interpreter's lock. So such work is cut:
 
     an iteration of the event loop:   everything that is short;  one slice of one long computation
+
+Clients take turns, so that many long responses of one client do not delay those of others.
 """
 
 import asyncio
 import time
 from collections import deque
 
-SLICE = 0.003  # seconds
+from allyouneed.serve.clients import CURRENT_CLIENT
+
+SLICE = 0.002  # seconds
 
 
 class SliceTurns:
     """The long computations of an event loop. Each iteration of the loop continues one of them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client, in order of turns
         self._scheduled = False
 
-    async def next_turn(self) -> None:
+    async def next_turn(self, client: str) -> None:
         """Wait until this computation may continue, in a later iteration of the loop."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        self._waiting.append(turn)
+        self._waiting.setdefault(client, deque()).append(turn)
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._pass_on, loop)
@@ -32,7 +36,11 @@ class SliceTurns:
 
     def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
+            client = next(iter(self._waiting))
+            waiting = self._waiting.pop(client)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[client] = waiting
             if not turn.done():  # otherwise it was cancelled
                 turn.set_result(None)
                 loop.call_soon(self._pass_on, loop)
@@ -44,7 +52,7 @@ class TimeSlice:
     """The current slice of one computation."""
 
     def __init__(self, turns: SliceTurns) -> None:
-        self._turns = turns
+        self._turns, self._client = turns, CURRENT_CLIENT.get()
         self.begin()
 
     def begin(self) -> None:
@@ -54,5 +62,5 @@ class TimeSlice:
     async def checkpoint(self) -> None:
         """End the slice if its time is over, and wait for the next one. Call it every millisecond or more often."""
         if time.perf_counter() - self._begun > SLICE:
-            await self._turns.next_turn()
+            await self._turns.next_turn(self._client)
             self.begin()

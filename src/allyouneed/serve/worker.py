@@ -154,10 +154,13 @@ class RequestQueue:
         every = (row for part in self.rows.values() for rows in part.values() for row in rows)
         return sum(row.saved is not None for row in every)
 
+    def ready_clients(self) -> list[str]:
+        """Return the clients whose rows may join a batch, in order of turns."""
+        return [client for client, part in self.rows.items() if any(map(is_ready, part))]
+
     def next_client(self, running: Mapping[str, int]) -> str | None:
         """Return the client whose row should join next: the one with the fewest running rows, then by turns."""
-        waiting = [client for client, part in self.rows.items() if any(map(is_ready, part))]
-        return min(waiting, key=lambda client: running.get(client, 0), default=None)
+        return min(self.ready_clients(), key=lambda client: running.get(client, 0), default=None)
 
     def next_row(self, client: str) -> tuple[PendingRequest, Row]:
         """Return the row of a client that should join next."""
