@@ -66,3 +66,14 @@ def until(page: Any, condition: str) -> None:
 def idle(page: Any) -> None:
     """Wait until a view is idle."""
     until(page, "!/…$/.test(document.querySelector('main .status')?.textContent ?? '…')")
+
+
+def wait_for_compiled(page: Any) -> None:
+    """Wait for the Transformer of a program. On a very busy machine a program may time out: then run it again."""
+    figures, wrong = page.locator(".compiled figure"), page.locator(".status.wrong")
+    deadline = time.monotonic() + 3 * TIMEOUT / 1000
+    while not figures.count():
+        assert time.monotonic() < deadline, "the program was not compiled"
+        if wrong.count() and "took more than" in wrong.inner_text():
+            page.press("input[aria-label=Input]", "Enter")
+        page.wait_for_timeout(100)

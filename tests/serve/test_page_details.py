@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
-from page_browser import NARROW, WIDE, Browser, fits, idle, link, until
+from page_browser import NARROW, WIDE, Browser, fits, idle, link, until, wait_for_compiled
 from page_models import PROGRAM, make_folders, request, serving, write_run
 
 pytestmark = pytest.mark.no_shapes
@@ -46,13 +46,13 @@ def server(folder: Path) -> Iterator[str]:
 
 def test_a_broken_program_shows_no_transformer(server: str, browser: Browser) -> None:
     page = browser.open(link(server, "rasp", program=PROGRAM, input="hello"), server)
-    page.wait_for_selector(".compiled figure")
+    wait_for_compiled(page)
     page.fill("textarea.code", BROKEN)
     page.wait_for_selector(".status.wrong")
     until(page, "document.querySelectorAll('.compiled figure').length === 0")
     assert "until the error above is corrected" in page.inner_text(".compiled")
     page.fill("textarea.code", PROGRAM)
-    page.wait_for_selector(".compiled figure")
+    wait_for_compiled(page)
     page.fill("input[aria-label=Input]", "")
     page.wait_for_selector(".status.wrong")
     assert page.locator(".flow *, .compiled figure").count() == 0
@@ -225,6 +225,10 @@ def test_the_first_view_opens_with_an_output_to_copy(server: str, browser: Brows
     until(page, "document.querySelector('.copy').textContent === 'Copied'")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() == shown.strip() or "U+" in shown  # control characters are shown as code points
+    # Without HTTPS there is no clipboard: the text is selected, and the browser copies what is selected.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.click(".copy")
+    assert page.evaluate("getSelection().toString()").strip() == shown.strip()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +272,7 @@ def test_the_models_of_a_restarted_server_appear(folder: Path, browser: Browser)
         until(page, "document.querySelectorAll('select option').length === 2")
         until(page, "document.querySelector('body > .warning').hidden")
         assert page.input_value("textarea") == "two"
+        until(page, "document.querySelector('.status').textContent.includes('token')")  # the request that failed
         idle(page)
     # The tab gets the focus again.
     with serving([str(folder / "language")], folder / "runs", port):
@@ -289,6 +294,7 @@ def test_a_killed_run_is_stopped(server: str, folder: Path, browser: Browser) ->
         assert page.inner_text(".run .state") == "running, 41 %"
         process.kill()
     until(page, "document.querySelector('.run .state').textContent === 'stopped at 41 %'")
+    assert "ago" in page.inner_text(".run .note")
 
 
 def test_every_address_of_the_page_is_relative() -> None:

@@ -98,7 +98,11 @@ async function* lines(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      connection.dispatchEvent(new Event("lost"));
+      throw new ServerError("The connection broke before the output was complete.", 0);
+    });
     if (done) break;
     const found = (rest + value).split("\n");
     rest = found.pop();

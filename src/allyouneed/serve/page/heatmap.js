@@ -146,7 +146,7 @@ class HeatMap extends HTMLElement {
     const cell = Math.max(7, Math.min(few ? 64 : 34, Math.floor((this.clientWidth - labels - 6) / Math.max(1, this.columnCount))));
     // Square cells, except for maps with many more rows than columns, which would not fit on a screen. Up to 64 rows
     // keep a label each; the map scrolls if there is no room for them.
-    const room = Math.min(0.76 * innerHeight, 736) - this.columnLabels.offsetHeight - 6;
+    const room = parseFloat(getComputedStyle(this.querySelector(".scroll")).maxHeight) - this.columnLabels.offsetHeight - 6;
     const high = few ? Math.max(this.rowCount <= 64 ? LINE : 8, Math.min(24, Math.floor(room / this.rowCount))) : Math.max(8, Math.min(cell, 34));
     if (cell === this.cell && high === this.high && this.placed === this.canvas) return;
     Object.assign(this, { cell, high, placed: this.canvas });

@@ -79,8 +79,9 @@ async function start() {
   show();
 }
 
-// Fetches the models again: the server may have been restarted with others. The view is built again only if they differ.
-async function refresh() {
+// Fetches the models again: the server may have been restarted with others. The view is built again if they differ, or
+// if its last request failed.
+async function refresh(failed = false) {
   if (main.querySelector("form")) return; // a key is required first
   if (models === null) return start();
   let found;
@@ -89,7 +90,7 @@ async function refresh() {
   } catch {
     return; // the view itself reports it
   }
-  if (JSON.stringify(found) === JSON.stringify(models)) return;
+  if (!failed && JSON.stringify(found) === JSON.stringify(models)) return;
   models = found;
   show();
 }
@@ -103,13 +104,13 @@ async function wait() {
   away.hidden = false;
   while (!(await isHealthy())) await new Promise((done) => setTimeout(done, RETRY));
   away.hidden = true;
-  refresh();
+  refresh(true);
 }
 
 connection.addEventListener("lost", wait);
-connection.addEventListener("changed", refresh);
+connection.addEventListener("changed", () => refresh());
 connection.addEventListener("locked", () => models && !main.querySelector("form") && askForKey(hasKey() ? "The server no longer accepts this key." : ""));
-addEventListener("focus", refresh);
+addEventListener("focus", () => refresh());
 addEventListener("hashchange", () => models && show());
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 start();

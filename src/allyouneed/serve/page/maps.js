@@ -56,7 +56,8 @@ class TokenStrip extends HTMLElement {
       const weight = weights ? Math.min(1, weights[place] ?? 0) : 0;
       item.style.setProperty("--w", String(Math.round(100 * Math.sqrt(weight)) / 100));
       item.classList.toggle("read", weight > 0.005);
-      item.classList.toggle("strong", weight > 0.3);
+      item.classList.toggle("middling", weight > 0.28); // where dark text is easier to read, in the dark scheme
+      item.classList.toggle("strong", weight > 0.48); // where light text is easier to read, in the light scheme
       item.classList.toggle("on", place === on);
       item.title = weights && weight > 0.0005 ? share(weight) : "";
     });

@@ -65,9 +65,9 @@ export class CopyText {
 // A line for words that the model's vocabulary cannot represent.
 export function unknownNote(words) {
   if (!words?.length) return null;
-  const shown = words.slice(0, 8).flatMap((word, place) => [place ? ", " : "", el("bdi", { class: "tok" }, readable(word))]);
+  const shown = words.slice(0, 8).flatMap((word) => [" ", el("bdi", { class: "tok" }, readable(word))]);
   const more = words.length > 8 ? ` and ${words.length - 8} more` : "";
-  return el("p", { class: "warning" }, "Not in this model's vocabulary: ", ...shown, `${more}. The output does not depend on what ${words.length === 1 ? "it means" : "they mean"}.`);
+  return el("p", { class: "warning" }, "Not in this model's vocabulary:", ...shown, `${more}. The model outputs something all the same; do not rely on it.`);
 }
 
 // The status line of a view: progress or an error.

@@ -94,8 +94,9 @@ class RunsView extends HTMLElement {
       const key = el("span", { class: place >= 0 ? `key key-${place % MAX_CURVES}` : "key" });
       const at = run.fraction === null ? "" : `${Math.round(100 * run.fraction)} %`;
       const how = { finished: "finished", running: `running${at && `, ${at}`}`, stopped: `stopped${at && ` at ${at}`}` }[run.state];
+      const last = run.state === "stopped" ? `last record ${ago(run.updated)}` : "";
       const loss = typeof run.last.loss === "number" ? `loss ${number(run.last.loss)}` : "";
-      return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, el("span", { class: `state ${run.state}` }, how), [` · step ${count(run.step)}`, loss].filter(Boolean).join(" · ")));
+      return el("label", { class: "run" }, box, key, el("span", { class: "title" }, run.name), el("span", { class: "note" }, el("span", { class: `state ${run.state}` }, how), ["", `step ${count(run.step)}`, loss, last].filter((part, place) => !place || part).join(" · ")));
     }));
     if (focused) this.list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
   }
@@ -135,6 +136,14 @@ class RunsView extends HTMLElement {
   }
 }
 customElements.define("view-runs", RunsView);
+
+// The time since a moment, in its largest unit.
+function ago(moment) {
+  const seconds = Math.max(0, (Date.now() - Date.parse(moment)) / 1000);
+  const [size, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"]].find(([size]) => seconds >= size) ?? [1, "second"];
+  const whole = Math.floor(seconds / size);
+  return `${whole} ${unit}${whole === 1 ? "" : "s"} ago`;
+}
 
 function points(records, x, y) {
   return records.filter((one) => Number.isFinite(one[x]) && Number.isFinite(one[y])).map((one) => [one[x], one[y]]);
