@@ -88,6 +88,7 @@ faults: setup
 	$(PY) tests/faults/faults.py
 	$(PY) tests/faults/flip.py --changes 3000
 	$(PY) tests/faults/corpora.py
+	$(PY) tests/faults/hostile_requests.py
 	$(PY) tests/faults/rolling_restart.py || [ $$? = 77 ]
 	for reader in recipe tokenizer codec manifest safetensors; do \
 	  $(PY) tests/faults/fuzz_readers.py $$reader $(FUZZ) -len_control=0 -max_len=400 || exit 1; done

@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="send only bodies whose line contains this text")
-    parser.add_argument("--most", type=float, default=0.1, help="seconds that /health may take")
+    parser.add_argument("--most", type=float, default=0.2, help="seconds that /health may take")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         keys = Path(temporary) / "keys"

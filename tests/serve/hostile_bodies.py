@@ -24,6 +24,7 @@ FIELDS = {
     "/translate": (b'"source":"en","target":"de"', b"q"),
     "/detect": (b'"api_key":null', b"q"),
     "/v1/completions": (b'"model":"language"', b"prompt"),
+    "/v1/chat/completions": (b'"model":"language"', b"messages"),
     "/score": (b'"model":"language"', b"text"),
     "/attention": (b'"model":"language"', b"text"),
     "/rasp": (b'"input":"abc"', b"program"),
@@ -69,6 +70,15 @@ def json_bodies(path: str) -> dict[str, bytes]:
         "not UTF-8": _filled(start + b'"', b"\xff", b'"}'),
         "UTF-16": _filled(b'{"a":[', b"1,", b"1]}")[: SIZE // 2].decode().encode("utf-16"),
     }
+    if path == "/v1/chat/completions":
+        turn = b'{"role":"user","content":"a"},'
+        bodies["wrong turns"] = start + b"[" + turn * 9_000 + b"{}]}"
+        bodies["wrong turns at first"] = start + b"[" + b'{"role":1},' * 10_000 + b"{}]}"
+        bodies["turns"] = start + b"[" + turn * 9_000 + turn[:-1] + b"]}"
+        bodies["parts"] = _filled(start + b'[{"role":"user","content":[', b'{"type":"image"},', b"1]}]}")
+        bodies["some parts"] = start + b'[{"role":"user","content":[' + b'{"type":"image"},' * 16_000 + b"1]}]}"
+        bodies["tools"] = start + b'[{"role":"user","content":"a"}],"tools":[' + b"{}," * 16_000 + b"1]}"
+        bodies["modalities"] = start + b'[{"role":"user","content":"a"}],"modalities":[' + b"1," * ALLOWED + b"1]}"
     if path == "/v1/completions":
         beside = start + b'"a",'
         bodies["stops"] = _filled(beside + b'"stop":[', b'"a",', b'"a"]}')

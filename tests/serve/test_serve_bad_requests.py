@@ -49,7 +49,7 @@ pytestmark = pytest.mark.no_shapes
 def test_translate_refuses(url: str, body: Any) -> None:
     found = httpx.post(f"{url}/translate", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert found.status_code == 400
-    assert list(found.json()) == ["error"]
+    assert list(found.json()) == ["error", "request_id"]
     assert isinstance(found.json()["error"], str)
 
 
@@ -126,7 +126,7 @@ def test_alternatives_are_limited_by_the_beam(folders: list[Path]) -> None:
         for alternatives, status in ((2, 200), (3, 400)):
             found = httpx.post(f"{url}/translate", json={**body, "alternatives": alternatives})
             assert found.status_code == status
-        assert found.json() == {"error": "alternatives: at most 2"}
+        assert found.json()["error"] == "alternatives: at most 2"
 
 
 def test_forms_json_lists_lines_and_alternatives(url: str) -> None:
@@ -189,7 +189,7 @@ def test_completions_refuse(url: str, change: dict[str, Any]) -> None:
     body = json.dumps({"model": "language", "prompt": "a", **change})
     found = httpx.post(f"{url}/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert found.status_code == 400, found.text
-    assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+    assert set(found.json()["error"]) == {"message", "type", "param", "code", "request_id"}
     assert found.json()["error"]["type"] == "invalid_request_error"
 
 

@@ -7,13 +7,16 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx2 as httpx
+import hypothesis
 import pytest
 from hostile_bodies import FIELDS, JSON, all_bodies
+from hypothesis import strategies as st
 from serve_folders import running
 
-from allyouneed.serve.bodies import MAX_VALUES, check_structure
+from allyouneed.serve.bodies import MAX_VALUES, check_structure, parse_pairs
 from allyouneed.serve.errors import Refusal
 
 pytestmark = pytest.mark.no_shapes
@@ -51,6 +54,14 @@ def test_values_are_counted(first: str) -> None:
         else:
             with pytest.raises(Refusal, match="more than 32,768 values"):
                 check_structure(content)
+
+
+@hypothesis.given(
+    st.lists(st.sampled_from(["%", "%4", "%41", "%c3%BC", "%25", "+", "&", "=", "\\\\", "\\x41", "ü", "a", "%%"]))
+)
+def test_forms_are_decoded_as_by_urllib(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert parse_pairs(text.encode()) == parse_qsl(text, keep_blank_values=True, errors="strict")
 
 
 @pytest.fixture(scope="module")

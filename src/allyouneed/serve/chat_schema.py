@@ -22,7 +22,10 @@ class Message(Config):
     """One turn of a conversation."""
 
     role: Annotated[Role, fail_with("should be system, developer, user or assistant")]
-    content: Annotated[StrictStr | list[TextContent], fail_with("should be a text, or a list of texts")]
+    content: Annotated[
+        StrictStr | Annotated[list[TextContent], Field(fail_fast=True)],
+        fail_with("should be a text, or a list of texts"),
+    ]
     name: StrictStr | None = None  # accepted and ignored
     refusal: None = None  # of an earlier response
 
@@ -41,7 +44,7 @@ class TextFormat(Config):
 class ChatRequest(CompletionSettings):
     """OpenAI's request, plus `top_k` and `min_p`. Unsupported fields accept only their neutral value."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]  # one error, not one for each
     max_completion_tokens: Annotated[StrictInt, Field(ge=0)] | None = None  # None: all that the server allows
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None

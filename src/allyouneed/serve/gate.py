@@ -9,7 +9,7 @@ field of the body; for them only the field is looked up. Plain ASGI; responses a
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,12 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.bodies import (
     FORMS,
-    MAX_FIELDS,
     Reserve,
     check_structure,
     content_type,
     parse_form,
     parse_json,
+    parse_pairs,
     read_body,
     too_large,
 )
@@ -146,13 +146,9 @@ def _bearer_keys(headers: Headers) -> list[str]:
 
 async def _keys_in(scope: Scope, headers: Headers, content: bytes) -> list[str]:
     """Return the values of the field `api_key` in the query and in the body. Whatever cannot be read has none."""
-    found = []
-    with suppress(ValueError):
-        found += [
-            value
-            for name, value in parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=MAX_FIELDS)
-            if name == "api_key"
-        ]
+    found: list[Any] = []
+    with suppress(Refusal, UnicodeDecodeError):
+        found += [value for name, value in parse_pairs(scope["query_string"]) if name == "api_key"]
     with suppress(Refusal):
         if content_type(headers) in FORMS:
             tree = await parse_form(content, headers)
