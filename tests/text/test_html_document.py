@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.errors import DataError
@@ -81,6 +81,7 @@ TEXTS = ["two", "big", "dogs", " ", "\n", "&lt;", "&", "<", ">", "'", '"', "&#x3
 PARTS = [*TAGS, *TEXTS]
 
 
+@settings(max_examples=200)
 @given(
     st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.sampled_from(["<b>x</b>", "a", "", "</p>&", "-->"])
 )
@@ -90,6 +91,7 @@ def test_markup_is_exactly_that_of_the_input(text: str, translation: str) -> Non
     assert translated(text, lambda unit: unit) is not None
 
 
+@settings(max_examples=200)
 @given(
     st.lists(
         st.sampled_from([part for part in PARTS if "code" not in part and "script" not in part and "no" not in part]),
