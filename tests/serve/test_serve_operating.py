@@ -149,6 +149,17 @@ def test_the_access_log_as_text_counts_disconnects(folders: list[Path]) -> None:
     assert re.search(line, log, re.MULTILINE)
 
 
+def test_the_access_log_names_keys_by_a_hash(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="allyouneed.access")
+    with running(folders[3:4], keys=["secret-key"]) as (url, _):
+        for key in ("secret-key", "wrong-key"):
+            httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        until(lambda: len(caplog.records) == 2)
+    valid, wrong = (record.__dict__["entry"] for record in caplog.records)
+    assert (valid["status"], valid["client"][:4], wrong["status"], wrong["client"]) == (200, "key:", 401, "127.0.0.1")
+    assert "secret-key" not in caplog.text
+
+
 def test_a_log_that_is_not_read_does_not_block_the_server(folders: list[Path]) -> None:
     """The pipe of stderr is never read, and the log exceeds its 64 KiB."""
     with process(str(folders[0]), "--access-log", "text") as (server, host, port):

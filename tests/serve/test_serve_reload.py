@@ -1,11 +1,18 @@
 """`serve --config`, SIGHUP, and the options for a proxy in front of the server."""
 
+import asyncio
+import fcntl
+import gc
 import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +25,9 @@ from serve_process import process
 from test_serve_lifecycle import LONG, send, until
 
 from allyouneed.errors import ConfigError
+from allyouneed.serve import create_app
+from allyouneed.serve.reload import Reloader
+from allyouneed.serve.request_record import RequestRecord
 from allyouneed.serve.setup import Source
 
 pytestmark = pytest.mark.no_shapes
@@ -225,6 +235,66 @@ def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path, folders: l
             thread.join()
     assert len(statuses) > 20
     assert set(statuses) == {200}
+
+
+def test_a_replaced_model_is_freed(tmp_path: Path, folders: list[Path]) -> None:
+    """Models are frozen for the garbage collector (`server.py`), which must not keep every old model."""
+    shutil.copytree(folders[0], tmp_path / "model")
+    source = Source(models=[f"m={tmp_path / 'model'}"])
+    setup = source.read()
+
+    async def replace() -> None:
+        backend = create_app(setup, {"m": setup.open("m")}).state.backend
+        backend.start()
+        gc.collect()
+        gc.freeze()
+        try:
+            old = weakref.ref(backend.models["m"].bundle.model)
+            engine = backend.engine_of(backend.models["m"])
+            await engine.run(backend.search(backend.models["m"], backend.models["m"].search), ["one"])
+            del engine
+            request = RequestRecord()
+            backend.requests.add(request)
+            shutil.rmtree(tmp_path / "model")
+            shutil.copytree(folders[1], tmp_path / "model")
+            await Reloader(backend, setup, source.read).reload()
+            await asyncio.sleep(0.2)
+            assert old() is not None  # a request in progress may use it
+            assert len(backend.retired) == 1
+            backend.requests.discard(request)
+            for _ in range(1000):
+                if old() is None:
+                    break
+                await asyncio.sleep(0.01)
+            assert (old(), backend.retired) == (None, [])
+        finally:
+            gc.unfreeze()
+            backend.close()
+
+    asyncio.run(replace())
+
+
+def test_a_server_ends_with_its_terminal(folders: list[Path]) -> None:
+    """SIGHUP is also the signal of a terminal that was closed."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "allyouneed", "serve", str(folders[3]), "--port", "0"]
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        command, stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=take_terminal
+    ) as server:
+        try:
+            os.close(slave)
+            assert server.stdout is not None
+            address = server.stdout.readline().decode().split("http://")[1].split()[0]
+            assert httpx.get(f"http://{address}/ready", timeout=60).status_code == 200
+            os.close(master)
+            assert server.wait(timeout=60) == 0
+        finally:
+            server.kill()
 
 
 # --- behind a proxy --------------------------------------------------------------------------------------------------

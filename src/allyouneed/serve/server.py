@@ -8,6 +8,7 @@ A second signal stops it at once.
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import threading
@@ -150,7 +151,7 @@ def serve(
 ) -> None:
     """Serve models in this process until a signal arrives. SIGHUP reads the setup from its source again."""
     hangup = threading.Event()  # also if SIGHUP arrives before the server is ready
-    signal.signal(signal.SIGHUP, lambda *_: hangup.set())
+    reload_on_hangup(hangup.set)
     models = {name: setup.open(name) for name in setup.models}
     raise_file_limit(setup.connections)
     listener = open_listener(setup)
@@ -162,6 +163,19 @@ def serve(
         gc.collect()
         gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
         Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup, role).run(sockets=[listener])
+
+
+def reload_on_hangup(request_reload: Callable[[], None]) -> None:
+    """Request a reload on SIGHUP. The SIGHUP of a terminal that was closed ends the server instead."""
+    in_terminal = os.isatty(0)
+
+    def handle(*_: object) -> None:
+        if in_terminal and not os.isatty(0):
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            request_reload()
+
+    signal.signal(signal.SIGHUP, handle)
 
 
 def announce(listener: socket.socket, models: Sequence[str], workers: int = 1) -> None:

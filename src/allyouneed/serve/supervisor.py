@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from allyouneed.serve.logs import logging_to_stderr
-from allyouneed.serve.server import announce, listen
+from allyouneed.serve.server import announce, listen, reload_on_hangup
 from allyouneed.serve.setup import Setup, Source
 from allyouneed.serve.shared_metrics import metrics_file
 from allyouneed.serve.worker_process import READY
@@ -52,7 +52,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGHUP, self._send, signal.SIGHUP)
+        reload_on_hangup(lambda: self._send(signal.SIGHUP))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep(1))
             await self._first_outcome.wait()  # a mistake in the setup is then reported once
