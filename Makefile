@@ -78,6 +78,7 @@ bench: setup
 	$(PY) benchmarks/decode_speed.py
 	$(PY) benchmarks/long_sequences.py
 	$(PY) benchmarks/decode_positions.py
+	$(PY) benchmarks/busy.py
 
 FUZZ := -max_total_time=600 -timeout=60 -rss_limit_mb=3000
 

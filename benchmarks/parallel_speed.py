@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from allyouneed import __version__  # its import sets how the threads of all children wait
+
 CORES = 2
 ARMS: dict[str, list[str]] = {
     "ddp": ["train.parallel=ddp", "train.workers=1"],
@@ -62,7 +64,9 @@ def main() -> None:
 
 def report(rounds: list[dict[str, Any]], options: argparse.Namespace) -> None:
     what = " ".join([options.recipe, *options.sets])
-    print(f"{what}; {options.rounds} rounds of {options.steps} steps; {CORES} cores; torch {torch.__version__}")
+    print(
+        f"{what}; {options.rounds} rounds of {options.steps} steps; {CORES} cores; {__version__}, {torch.__version__}"
+    )
     print("| arm | tokens / s | tokens / CPU-second | ddp / this, wall clock | ddp / this, CPU |")
     print("| --- | --- | --- | --- | --- |")
     for arm in options.arms:

@@ -18,7 +18,7 @@ from allyouneed.decode.threads import one_core, run_concurrently
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.models import Model
 from allyouneed.training import Recipe
-from allyouneed.training.evaluate import held_out_loss
+from allyouneed.training.evaluate import Measurement, held_out_loss
 
 CPU = torch.device("cpu")
 SAMPLE = SampleConfig(temperature=0, max_length=5)
@@ -105,7 +105,7 @@ def test_an_interrupted_evaluation_restores_the_threads(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:
-        held_out_loss(model, data, "valid", stop)
+        Measurement(model, data, "valid", progress=stop).extend()
     assert torch.get_num_threads() == 2  # although the traceback still holds the frames
     assert stopped.traceback
 
