@@ -116,6 +116,17 @@ def test_a_client_fills_only_its_part_of_the_queue(folders: list[Path]) -> None:
         assert "--limit client_queue" in larger.json()["error"]["message"]
 
 
+@pytest.mark.usefixtures("steps")
+def test_a_full_queue_accepts_the_equal_share_of_a_client(folders: list[Path]) -> None:
+    body = {**SHORT, "max_tokens": 40}
+    with running(folders[3:4], batch=1, queue=4) as (url, backend):
+        queue = backend.engines["language"].queue
+        with posting("127.0.0.1", url, {**body, "n": 4}):
+            until(lambda: len(queue) == 3 and len(running_clients(backend)) == 1)
+            assert post_from("127.0.0.2", url, {**SHORT, "n": 3}).status_code == 429
+            assert post_from("127.0.0.2", url, {**SHORT, "n": 2}).status_code == 200
+
+
 def submit(harness: Harness, client: str, items: str, key: str = "search") -> PendingRequest:
     token = CURRENT_CLIENT.set(client)
     try:

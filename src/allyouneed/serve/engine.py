@@ -126,15 +126,16 @@ class Engine:
             message = f"{size} answers in one request; the queue holds at most {most} of a client: request fewer"
             message = f"{message}, or start the server with a larger {option}"
             raise Refusal(400, f"{param}: {message}" if param else message, param=param, code="larger_than_queue")
-        # The rows of a lagging reader count for its client only: they do not make others wait.
-        for queued, limit, owner in (
-            (self.queue.size_of(client), most, "your"),
-            (self.queue.ready, config.queue, "the"),
-        ):
-            if queued + size > limit:
-                self.metrics.refused.labels(self.served.name).inc()
-                message = f"{owner} queue is full: {queued} of {limit} answers; try again later"
-                raise Refusal(429, message, code="queue_full", retry=self._retry())
+        own, ready = self.queue.size_of(client), self.queue.ready
+        if own + size > most:
+            raise self._full(f"your queue is full: {own} of {most} answers")
+        # The rows of a lagging reader count for its client only, and every client may use an equal share.
+        if ready + size > config.queue and own + size > config.queue // self.queue.clients_with(client):
+            raise self._full(f"the queue is full: {ready} of {config.queue} answers")
+
+    def _full(self, found: str) -> Refusal:
+        self.metrics.refused.labels(self.served.name).inc()
+        return Refusal(429, f"{found}; try again later", code="queue_full", retry=self._retry())
 
     def _submit(self, request: PendingRequest) -> PendingRequest:
         with self.queue.changed:

@@ -123,6 +123,11 @@ class RequestQueue:
             parts: list[dict[PendingRequest, Any]] = [self.rows.get(client, {}), self.items.get(client, {})]
             return sum(len(entries) for part in parts for entries in part.values())
 
+    def clients_with(self, client: str) -> int:
+        """Return the number of clients that have entries or are this one."""
+        with self.changed:
+            return len({*self.rows, *self.items, client})
+
     @property
     def ready(self) -> int:
         """Number of entries that a worker could process now."""
