@@ -307,25 +307,25 @@ class Run:
                 self._given_up_at = self.progress.spent.steps
                 self.save()
                 return
-        scores = found.scores
         with report_once():
-            is_best = record_scores(self.progress, scores, self.config.metric)
+            is_best = record_scores(self.progress, found.scores, self.config.metric)
         spent = self.progress.spent
         spent.tick()
         record = {"kind": "evaluation", "step": spent.steps, "tokens": spent.tokens, "best": is_best}
         record |= {"seconds": round(spent.seconds, 3), "flops": spent.flops}
-        self._publish(record | {score.name: score.value for score in scores})
+        self._publish(record | {score.name: score.value for score in found.scores})
         self.save()
 
     def save(self) -> None:
         """Save a checkpoint, marked if the evaluation of this step was the best so far."""
         began = time.monotonic()
         self.progress.spent.tick()
-        step, state = self.progress.spent.steps, self.progress.as_dict()
-        best, sharded = self.progress.best_step == step, self.state.parallelism.sharded
+        step, sharded = self.progress.spent.steps, self.state.parallelism.sharded
+        state, best = self.progress.as_dict(), self.progress.best_step == step
         save_checkpoint(self.checkpoints, self.group, step, self.state.tensors(), state, best, sharded=sharded)
         if self.plan is not None:
-            self.progress.pace.saving = self.group.from_rank0(time.monotonic() - began)
+            found = (time.monotonic() - began, self.plan.slowdown())
+            self.plan.learn_saving(*map(self.group.from_rank0, found))
         self._saved_at = time.monotonic()
 
     def _resume(self, path: Path) -> None:

@@ -28,7 +28,8 @@ PROBE_TOKENS = 10  # decoded for each item of such a test
 FIRST_ITEMS = 8  # the smallest part that is measured
 LEAST_ITEMS = 100  # of an evaluation, if its time allows: fewer say little about which weights are best
 LEAST_FINAL_ITEMS = 32  # of the final measurement, even if the time is over
-CLOSING_SECONDS, CLOSING_SHARE = 0.5, 0.01  # for what follows the final measurement, besides writing the model
+CLOSING_SECONDS = 1.0  # of an idle core, for what follows the final measurement, besides writing the model
+CLOSING_SHARE = 0.05  # of the minutes: the most that is kept for this on a busy machine
 RECENT = 0.05  # weight of the last step in the mean time of a step
 
 
@@ -42,6 +43,7 @@ class Pace:
     evaluation: float = 0.0  # seconds of an evaluation; 0: unknown
     final: float = 0.0  # seconds of the final measurement of all items; 0: unknown
     saving: float = 0.0  # seconds to save a checkpoint
+    slowdown: float = 1.0  # seconds of the clock for a second of the processor: above 1 on a busy machine
     probes: int = 0  # tests of the cost so far
 
     @classmethod
@@ -58,8 +60,8 @@ class TimePlan:
         self.pace, self.config = pace, config
         self.total = 60 * config.budget.minutes
         self.allowance = config.evaluation_share * self.total
-        self._closing = CLOSING_SECONDS + CLOSING_SHARE * self.total
         self.step_seconds: float | None = None  # None: no step was timed yet
+        self._since = time.monotonic(), time.process_time()
         self._timed = 0
         self._began: float | None = None
 
@@ -102,6 +104,10 @@ class TimePlan:
     def _left(self, evaluations: int) -> int:
         """Return the number of evaluations to come, if `evaluations` have been due so far; the last is at the end."""
         return max(1, math.ceil(1 / self.config.evaluate_every - 1e-9) - evaluations)
+
+    @property
+    def _closing(self) -> float:
+        return min(CLOSING_SECONDS * self.pace.slowdown, CLOSING_SHARE * self.total)
 
     def _final(self) -> float:
         most = self.allowance / 2
@@ -148,6 +154,15 @@ class TimePlan:
         pace.probes += sum(place <= pace.fraction for place in PROBES[pace.probes :])
         if not pace.items:
             pace.evaluation = max(1e-6, min(evaluation, self.evaluation_seconds(evaluations)[0]))
+
+    def slowdown(self) -> float:
+        """Return the seconds of the clock for a second of the processor, in this process."""
+        clock, work = self._since
+        return (time.monotonic() - clock) / max(time.process_time() - work, 1e-3)
+
+    def learn_saving(self, taken: float, slowdown: float) -> None:
+        """Learn the seconds of a checkpoint, and how busy the machine is."""
+        self.pace.saving, self.pace.slowdown = taken, max(1.0, slowdown)
 
     def learn_evaluation(self, items: int, taken: float) -> bool:
         """Learn the seconds of an evaluation; return whether it has chosen `items`. 0 items: it was given up."""
