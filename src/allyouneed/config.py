@@ -123,6 +123,11 @@ def _explain(place: Place, item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{prefix}is missing"
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] in ("too_long", "too_short"):
+        limits = item["ctx"]
+        least, most = limits.get("min_length"), limits.get("max_length")
+        bound = f"at least {least}" if item["type"] == "too_short" else f"at most {most}"
+        return f"{prefix}has {limits['actual_length']} items; should have {bound}"
     found = item.get("input")
     if item["type"] == "value_error" or isinstance(found, dict | list):
         return prefix + message
@@ -183,7 +188,7 @@ def override(tree: Tree, pairs: Sequence[str]) -> Tree:
             raise ConfigError(f"setting {pair}: should look like model.layers=3")
         if len(parents) > DEEPEST_SETTING:
             raise ConfigError(f"setting {pair[:40]}...: no setting is more than {DEEPEST_SETTING} tables deep")
-        one: Tree = {last: _value(text)}
+        one: Tree = {last: _value(text, pair)}
         for part in reversed(parents):
             one = {part: one}
         above = _combine(above, one, pair)
@@ -211,12 +216,26 @@ def _table(value: Any, key: str, pair: str) -> Tree:
     return value
 
 
-def _value(text: str) -> Any:
+def _value(text: str, pair: str) -> Any:
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return text
-    return tree["value"] if len(tree) == 1 else text
+        tree = {}
+    if len(tree) == 1:
+        return tree["value"]
+    if text.startswith(("[", "{")):  # meant as a list or a table, whose quotes a shell has removed
+        raise ConfigError(f"setting {pair}: is not a {'list' if text[0] == '[' else 'table'} of TOML{_quoted(pair)}")
+    return text
+
+
+def _quoted(pair: str) -> str:
+    """Return the advice to quote the texts of a list."""
+    key, _, text = pair.partition("=")
+    items = text.removeprefix("[").removesuffix("]").split(",")
+    if not text.startswith("[") or not text.endswith("]") or any(set(item) & set("[]{}\"'=") for item in items):
+        return "; texts inside need quotes, and the shell needs single quotes around all of it"
+    listed = ",".join(f'"{item.strip()}"' for item in items)
+    return f"; texts in it need quotes, and the shell needs quotes around all of it: --set '{key}=[{listed}]'"
 
 
 def to_toml(config: Config) -> str:

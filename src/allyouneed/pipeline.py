@@ -121,7 +121,7 @@ class Pipeline(Bundle):
         for number, text in enumerate(texts):
             for piece in splitter.split(text).pieces:
                 require_short(self.codec.source, [piece], "texts", number)
-        require_known(self.codec, [text for text in texts if text.strip()], "texts")
+        require_known(self.codec, [text.strip() and text for text in texts], "texts", longest=self.model.longest_source)
         filled = [text for text in texts if text.strip()]
 
         def whole(pieces: list[str]) -> list[list[Answer]]:

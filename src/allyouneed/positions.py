@@ -155,7 +155,7 @@ class Learned(AddedPosition):
         if length > self.table_ND.shape[0]:
             raise DataError(
                 f"a sequence of {length} tokens, but learned positions end at {self.table_ND.shape[0]}; "
-                "shorten it, or train with a larger model.positions.max_length"
+                "shorten it, or train a model with a larger model.positions.max_length"
             )
         return self.table_ND
 

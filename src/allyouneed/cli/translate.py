@@ -96,7 +96,7 @@ def _checker(bundle: "Bundle", splitter: "SentenceSplitter", unknown: list[int])
     def check(text: str, before: int) -> None:
         for piece in splitter.split(text).pieces:
             require_short(bundle.codec.source, [piece], str(NAME), before)
-        require_known(bundle.codec, [text], str(NAME), before)
+        require_known(bundle.codec, [text], str(NAME), before, bundle.model.longest_source)
         if bundle.codec.source is not None and unknown_words(bundle.codec.source, text):
             unknown.append(before + 1)
 

@@ -13,7 +13,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import FIRST_CLASS
-from allyouneed.text.checks import check_known
+from allyouneed.text.checks import check_known, check_length
 from allyouneed.text.codec import Codec
 
 ROWS = 64  # texts in a batch of a classifier
@@ -76,6 +76,7 @@ def class_logprobs(model: Model, codec: Codec, texts: Sequence[str]) -> Iterator
     if codec.per_position:
         for number, (text, ids) in enumerate(zip(texts, sources, strict=True), start=1):
             check_known(text, ids, f"text {number}")
+            check_length(codec, ids, model.longest_source, f"text {number}")
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     device, classes = device_of(model), len(codec.classes)
     rows = min(ROWS, max(1, -(-len(order) // worker_count(device))))

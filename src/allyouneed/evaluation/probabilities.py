@@ -39,7 +39,7 @@ def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: 
         return _spread(rows, score(bundle.model, texts, ended=False))
     require_short(codec.source, sources, where, before)
     if codec.classes is not None:
-        require_known(codec, sources, where, before)
+        require_known(codec, sources, where, before, bundle.model.longest_source)
         return _spread(rows, (_score_tags if codec.per_position else _score_classes)(bundle, filled, where))
     require_short(codec.target, targets, where, before)
     source_ids = codec.encode_sources([source for source, _ in filled])

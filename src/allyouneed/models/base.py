@@ -99,6 +99,11 @@ class Model(nn.Module, ABC):
         """Return the maximum number of target tokens, BOS (and a decoder's source) included; None: no limit."""
         return None
 
+    @property
+    def longest_source(self) -> int | None:
+        """Return the maximum number of source tokens; None: no limit, or unknown."""
+        return self.longest if self.kind == "decoder" else None
+
     def encode(self, source_BS: Tensor, mask_BS: Tensor | None = None) -> Memory:
         """Return the encoded source."""
         raise ConfigError(f"a {self.kind} model has no source to encode")

@@ -85,6 +85,10 @@ class Encoder(Model):
         x_BSD, _ = self.encoder(x_BSD, self.encoder.start(), mask_BS)
         return Memory(x_BSD, mask_BS)
 
+    @property
+    def longest_source(self) -> int | None:
+        return self.source.longest
+
     def classify(self, source_BS: Tensor, mask_BS: Tensor | None = None, segment_BS: Tensor | None = None) -> Tensor:
         """Return logits (B, V), or (B, S, V) without a pool."""
         return self.head(self.pooled(source_BS, mask_BS, segment_BS))

@@ -132,6 +132,10 @@ class TaskConfig(Config, ABC):
         """Return the form of the data, which a model config checks."""
         return Traits(self.type, per_position=self.per_position)
 
+    def largest_batch(self) -> tuple[str, int] | None:
+        """Return the setting that bounds a batch, with its value, and the most tokens of a batch, if there is one."""
+        return None
+
     def languages(self) -> tuple[str, str] | None:
         """Return the source and the target language, if the settings name them."""
         return None

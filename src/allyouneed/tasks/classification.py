@@ -77,6 +77,9 @@ class ClassificationConfig(TaskConfig):
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return [accuracy(hypotheses, references)]
 
+    def largest_batch(self) -> tuple[str, int]:
+        return f"batch_tokens={self.batch_tokens}", self.batch_tokens
+
     def example(self, seed: int) -> str | None:
         return next(filled(self.rows(self.valid), Skips("valid"), SIDES), ("", ""))[0]
 

@@ -89,6 +89,9 @@ class LanguageConfig(TaskConfig):
     def from_files(self, codec: Codec, files: Sequence[str]) -> "TextFile":
         return TextFile(self, codec, files)
 
+    def largest_batch(self) -> tuple[str, int]:
+        return f"batch={self.batch} with context={self.context}", self.batch * self.context
+
     def example(self, seed: int) -> str | None:
         return next((text for text in _parts(self)["valid"]() if text), "")
 

@@ -75,6 +75,9 @@ class PairTask(TaskConfig):
     def rows(self, split: AnySplit, seed: int) -> Iterator[Pair] | None:
         """Yield the pairs of a split, in order. Return None if the recipe does not have the split."""
 
+    def check_splits(self, seed: int) -> None:
+        """Raise DataError if held-out pairs do not belong to the training pairs."""
+
     def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
         return text_pair_batch(codec, items)
 
@@ -82,6 +85,9 @@ class PairTask(TaskConfig):
         """Return the tokeniser settings of the source and of the target."""
         own = self.target_tokenizer or self.target_default or self.tokenizer
         return self.tokenizer, self.tokenizer if self.shared else own
+
+    def largest_batch(self) -> tuple[str, int]:
+        return f"batch_tokens={self.batch_tokens}", self.batch_tokens
 
     def example(self, seed: int) -> str | None:
         return next(filled(self.rows("valid", seed) or iter(()), Skips("valid")), ("", ""))[0]
@@ -95,6 +101,7 @@ class PairTask(TaskConfig):
 
 
 def _build(task: PairTask, preparation: Preparation, seed: int) -> None:
+    task.check_splits(seed)
     codecs: list[Codec] = []
 
     def train_codec(folder: Path) -> int:

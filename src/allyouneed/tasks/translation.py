@@ -9,15 +9,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
+from allyouneed.errors import ConfigError
 from allyouneed.tasks.base import Score
-from allyouneed.tasks.pairs import AnySplit, PairTask, translation_scores
+from allyouneed.tasks.direction import require_same_direction
+from allyouneed.tasks.pairs import AnySplit, PairData, PairTask, translation_scores
 from allyouneed.tasks.prepared import source_hashes
+from allyouneed.text.compressed import SUFFIXES
 from allyouneed.text.lines import Pair, as_names, pairs
+from allyouneed.words import counted
 
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
-Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1, max_length=2)]
+
+
+def _one_or_two(value: Any) -> Any:
+    names = as_names(value)
+    if isinstance(names, list | tuple) and len(names) not in (1, 2):
+        raise ValueError(
+            f"{counted(len(names), 'file')}; should be two, [source file, target file], or one TSV file. "
+            "Concatenate several corpora, in the same order for both sides"
+        )
+    return names
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_one_or_two)]
 
 
 class TranslationConfig(PairTask):
@@ -35,12 +51,23 @@ class TranslationConfig(PairTask):
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
     def languages(self) -> tuple[str, str] | None:
-        if len(self.train) != 2:
-            return None
-        # Parallel files are usually named after their languages: train.en, train.de.
-        source, target = (Path(file).suffix.removeprefix(".") for file in self.train)
-        known = source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target)
-        return (source, target) if known else None
+        return _languages(self.train)
+
+    def prepare(self, folder: Path, seed: int) -> PairData:
+        for split in ("valid", "test"):
+            files, train = self.files(split), _languages(self.train)
+            if files is not None and train is not None and _languages(files) == train[::-1]:
+                raise ConfigError(
+                    f"task.{split}: {' and '.join(files)}: their names are in the order {' '.join(train[::-1])}, those "
+                    f"of task.train in the order {' '.join(train)}; swap them"
+                )
+        return super().prepare(folder, seed)
+
+    def check_splits(self, seed: int) -> None:
+        for split in ("valid", "test"):
+            files = self.files(split)
+            if files is not None:
+                require_same_direction(pairs(self.train), pairs(files), f"task.{split}: {' and '.join(files)}")
 
     def describe(self, split: AnySplit) -> str:
         return " and ".join(self.files(split) or ())
@@ -56,3 +83,13 @@ class TranslationConfig(PairTask):
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return translation_scores(hypotheses, references)
+
+
+def _languages(files: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the languages of two files. Parallel files are usually named after them: train.en, train.de.gz."""
+    if len(files) != 2:
+        return None
+    plain = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in map(Path, files)]
+    source, target = (path.suffix.removeprefix(".") for path in plain)
+    known = source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target)
+    return (source, target) if known else None

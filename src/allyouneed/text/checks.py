@@ -29,11 +29,24 @@ def check_known(text: str, ids: Sequence[int], where: str) -> None:
         raise DataError(f"{where}: {text!r} {what}")
 
 
-def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 0) -> None:
-    """Check texts with `check_known` if each token has a class. `before`: as in `require_short`."""
+def check_length(codec: Codec, ids: Sequence[int], longest: int | None, where: str) -> None:
+    """Raise DataError if a text with a class for each token has more tokens than the model has positions."""
+    frame = sum(map(len, codec.framing))
+    if longest is not None and len(ids) > longest:
+        count = len(ids) - frame
+        raise DataError(
+            f"{where}: {count:,} tokens; this model was made for at most {longest - frame:,}: shorten the text, "
+            f"or compile the program again with --length {count}"
+        )
+
+
+def require_known(codec: Codec, texts: Sequence[str], where: str, before: int = 0, longest: int | None = None) -> None:
+    """Check texts with `check_known` and `check_length` if each token has a class. `before`: as in `require_short`."""
     if codec.per_position:
         for number, text in enumerate(texts, start=before + 1):
-            check_known(text, codec.encode_source(text), f"{where}: line {number}")
+            ids = codec.encode_source(text)
+            check_known(text, ids, f"{where}: line {number}")
+            check_length(codec, ids, longest, f"{where}: line {number}")
 
 
 def unknown_words(tokenizer: Tokenizer, text: str) -> list[str]:

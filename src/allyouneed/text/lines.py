@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from allyouneed.errors import DataError
+from allyouneed.text.compressed import refuse_packed, unpacked
 from allyouneed.words import counted
 
 LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without being read whole
@@ -50,13 +51,17 @@ def as_names(value: Any) -> Any:
 
 
 def open_text(path: Path) -> BinaryIO:
-    """Open a file for reading bytes. Raise DataError with the reason if that fails."""
+    """Open a file for reading bytes, unpacked if it is compressed. Raise DataError with the reason if that fails."""
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: not a regular file; data is read more than once, so it must be one")
-        return path.open("rb")
+        return unpacked(path.open("rb"), path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; a recipe's files are settings, such as task.train=...") from None
+        hint = "a recipe's files are settings, such as task.train=..."
+        if "," in str(path):
+            names = ",".join(f'"{name.strip()}"' for name in str(path).split(","))
+            hint = f"several files are a list in brackets, quoted for the shell: --set 'task.train=[{names}]'"
+        raise DataError(f"{path}: no such file; {hint}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -106,7 +111,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def without_mark(block: bytes, path: Path) -> bytes:
-    """Return the first bytes of a text without a UTF-8 BOM. Raise DataError at the BOM of another encoding."""
+    """Return the first bytes of a text without a UTF-8 BOM. Raise DataError if they are not those of a UTF-8 text."""
+    refuse_packed(block, path)
     for mark, encoding in _OTHER_ENCODINGS.items():
         if block.startswith(mark):
             raise DataError(f"{path}: line 1: is {encoding}; convert it: iconv -f {encoding} -t UTF-8")

@@ -73,7 +73,7 @@ def train(
     with report_once():
         group = ProcessGroup(recipe.train.parallel)
         require_divisible(recipe.train, group)
-        require_buildable(recipe, folder)
+        require_buildable(recipe, folder, device)
     listener = listener if listener is not None and group.is_rank0 else SilentListener()
     group.join(where := group.device(device))
     with group.explain_lost_process(), deterministic(recipe.train.deterministic), ExitStack() as held:

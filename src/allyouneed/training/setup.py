@@ -18,6 +18,7 @@ from allyouneed.training.determinism import conditions, require_same_conditions
 from allyouneed.training.evaluate import names_of_scores
 from allyouneed.training.extension import is_extended
 from allyouneed.training.log import Log, NoLog, read_log
+from allyouneed.training.memory import require_memory
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import ProgressListener
@@ -28,25 +29,41 @@ from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.workers import Workers, shares
 
 # The names that a run folder uses.
-RUN_NAMES = ("checkpoints", "data", "lock", "log.jsonl", "model", OUTLINE, "recipe.toml", "tensorboard")
+RUN_NAMES = ("checkpoints", "data", "distilled", "lock", "log.jsonl", "model", OUTLINE, "recipe.toml", "tensorboard")
 MAX_TENSORS, MAX_NUMBERS = 1 << 15, 1 << 44  # of a model: a recipe that exceeds them is a mistake, or hostile
 
 
-def require_buildable(recipe: Recipe, folder: Path) -> None:
+def require_buildable(recipe: Recipe, folder: Path, device: str = "cpu") -> None:
     """Refuse impossible sizes, and for new runs an optimizer that does not suit the model, before any data is read."""
     with torch.device("meta"), SizeGuard(MAX_TENSORS, MAX_NUMBERS, "any that could be trained"):
         model = recipe.model.build(Sizes(8, 8, shared=True))
     if not (folder / "recipe.toml").exists():
         recipe.train.optimizer.check_model(model)
+        if device == "cpu":
+            require_memory(recipe, model)
 
 
 def open_run_folder(held: ExitStack, recipe: Recipe, folder: Path, listener: ProgressListener) -> bool:
     """Lock the run folder, refuse it if it belongs to another recipe; return whether the run is finished."""
+    _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, RUN_NAMES)
     held.enter_context(lock(folder))
     require_same_recipe(folder, recipe, or_larger=True)
     return _is_finished(folder, listener) and not is_extended(folder, recipe)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError for a folder with files that no run wrote: a run does not mix with other work."""
+    if not folder.exists() or (folder / "recipe.toml").exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; the run folder should be a new or an empty folder")
+    names = sorted(path.name for path in folder.iterdir())
+    foreign = [name for name in names if name not in RUN_NAMES and not name.startswith(".")]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ConfigError(f"{folder}: is not a run folder and holds {shown}; choose a new or an empty folder: --out")
 
 
 def _is_finished(folder: Path, listener: ProgressListener) -> bool:
