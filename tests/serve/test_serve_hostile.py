@@ -3,10 +3,13 @@
 `tests/faults/hostile_requests.py` measures how long other requests wait meanwhile.
 """
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qsl
 
 import httpx2 as httpx
@@ -15,9 +18,12 @@ import pytest
 from hostile_bodies import FIELDS, JSON, all_bodies
 from hypothesis import strategies as st
 from serve_folders import running
+from starlette.types import Message, Receive, Scope, Send
 
+from allyouneed.serve import ServeConfig
 from allyouneed.serve.bodies import MAX_VALUES, check_structure, parse_pairs
 from allyouneed.serve.errors import Refusal
+from allyouneed.serve.gate import SMALL_BODY, GateMiddleware
 
 pytestmark = pytest.mark.no_shapes
 LARGEST_ERROR = 4096  # bytes
@@ -89,3 +95,37 @@ def test_without_a_key_no_body_is_read(keyed: str, path: str) -> None:
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head.encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(("size", "turns"), [(SMALL_BODY + 1, True), (SMALL_BODY, False)])
+def test_large_bodies_are_parsed_in_different_cycles_of_the_event_loop(size: int, turns: bool) -> None:
+    """Even if many arrive at once. Other requests are served in between."""
+    parsed: list[int] = []
+
+    async def test() -> None:
+        cycle = 0
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert len((await receive())["body"]) == size
+            parsed.append(cycle)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b" " * size, "more_body": False}
+
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        headers = [(b"host", b"localhost"), (b"content-length", str(size).encode())]
+        scope = {"type": "http", "method": "POST", "path": "/score", "client": ("127.0.0.1", 1), "headers": headers}
+        backend: Any = SimpleNamespace(config=ServeConfig(), draining=False)
+        gate = GateMiddleware(app, backend)
+        tasks = [asyncio.create_task(gate({**scope, "state": {}}, receive, send)) for _ in range(20)]
+        while not all(task.done() for task in tasks):
+            cycle += 1
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.result()
+
+    asyncio.run(test())
+    assert len(parsed) == 20
+    assert len(set(parsed)) == (20 if turns else 1)

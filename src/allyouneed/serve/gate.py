@@ -6,6 +6,7 @@ Keys come before bodies: without a valid key nothing of a request is parsed. Lib
 field of the body; for them only the field is looked up. Plain ASGI; responses are not buffered.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ ALWAYS_OPEN = ("/health", "/ready", "/version", "/metrics")  # also during shutd
 NO_KEY = ("/", "/health", "/ready", "/version", "/languages", "/frontend/settings", "/openapi.json")
 PAGE = "/page/"  # the files of the page need no key, either
 KEY_IN_BODY = ("/translate", "/detect")
+SMALL_BODY = 4096  # bytes that are parsed in a millisecond, whatever they are
 BODIES = 32  # bodies of the largest size that a client may send in parallel
 
 
@@ -54,6 +56,7 @@ class GateMiddleware:
     def __init__(self, app: ASGIApp, backend: Backend) -> None:
         self.app, self.backend = app, backend
         self.keys = Keys(lambda: backend.config.keys)
+        self._parsing = asyncio.Lock()
         self._in_progress: dict[str, InProgress] = {}  # by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +93,8 @@ class GateMiddleware:
             if has_body:
                 config, reserve = self.backend.config, slots.enter_context(self._slot(client))
                 content = await read_body(receive, config.max_body, config.arrival, reserve)
+                if len(content) > SMALL_BODY:
+                    await self._wait_for_turn()
                 receive = _replayed(content, receive)
             elif path not in ALWAYS_OPEN:
                 slots.enter_context(self._slot(client))
@@ -102,6 +107,14 @@ class GateMiddleware:
             scope["state"]["client"] = client
             CURRENT_CLIENT.set(client)
             await self.app(scope, receive, send)
+
+    async def _wait_for_turn(self) -> None:
+        """Return in a cycle of the event loop in which no other large body is parsed.
+
+        The request that holds the lock waits for the next cycle, releases it, and is parsed before that cycle ends.
+        """
+        async with self._parsing:
+            await asyncio.sleep(0)
 
     def _check_head(self, scope: Scope, headers: Headers) -> bool:
         """Refuse a request by its headers, or return whether it has a body."""
