@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from page_browser import CHROMIUM, Browser
 from serve_folders import language_model, reverser, running, translator
 
 from allyouneed.serve.backend import Backend
+
+# On a busy machine a response may take longer than the five seconds after which this client gives up.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 300.0)
 
 
 @pytest.fixture(scope="session")

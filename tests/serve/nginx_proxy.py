@@ -103,7 +103,7 @@ class RestartableServer:
     def restart(self) -> int:
         """Stop the server with SIGTERM, start it again, wait until it is ready, and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=120)
+        status = self.process.wait(timeout=300)
         self.process = self._start()
         return status
 

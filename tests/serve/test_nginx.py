@@ -49,7 +49,7 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 def test_streams_and_disconnects_pass_at_once(proxied: tuple[str, list[RestartableServer], Path]) -> None:
     url, _, log = proxied
     body, headers = {**LONG, "max_tokens": 1_000_000, "stream": True}, {"X-Request-Id": "stream"}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=300) as response:
         assert response.status_code == 200
         assert next(response.iter_lines()).startswith("data: {")
         assert "stream" not in logged(log)  # an event has arrived, and the end is far

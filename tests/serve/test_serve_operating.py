@@ -116,7 +116,7 @@ def test_the_access_log_as_json(folders: list[Path]) -> None:
         assert httpx.post(f"{url}/translate", json=body, headers={"X-Request-Id": "two"}).status_code == 200
         httpx.get(f"{url}/no%0Asuch", headers={"X-Request-Id": "three"})
         server.send_signal(signal.SIGTERM)
-        _, log = server.communicate(timeout=60)
+        _, log = server.communicate(timeout=300)
     entries = {entry["request_id"]: entry for entry in map(json.loads, log.splitlines())}
     one, two, three = (entries[name] for name in ("one", "two", "three"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one["time"])
@@ -144,7 +144,7 @@ def test_the_access_log_as_text_counts_disconnects(folders: list[Path]) -> None:
         waiting.close()
         until(lambda: metric(url, 'allyouneed_queue_seconds_count{model="language"}') == 1)
         server.send_signal(signal.SIGTERM)
-        _, log = server.communicate(timeout=60)
+        _, log = server.communicate(timeout=300)
     line = r"^\S+Z [0-9a-f]{16} 127\.0\.0\.1 POST /v1/completions 499 model=language prompt=\d+ "
     assert re.search(line, log, re.MULTILINE)
 
@@ -163,7 +163,7 @@ def test_the_access_log_names_keys_by_a_hash(folders: list[Path], caplog: pytest
 def test_a_log_that_is_not_read_does_not_block_the_server(folders: list[Path]) -> None:
     """The pipe of stderr is never read, and the log exceeds its 64 KiB."""
     with process(str(folders[0]), "--access-log", "text") as (server, host, port):
-        with httpx.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://{host}:{port}", timeout=300) as client:
             for _ in range(60):
                 client.get("/health", headers={"X-Request-Id": "x" * 128})
             path = "/" + "a" * 500
@@ -171,7 +171,7 @@ def test_a_log_that_is_not_read_does_not_block_the_server(folders: list[Path]) -
                 client.get(path, headers={"X-Request-Id": "x" * 128})
             assert client.get("/health").status_code == 200
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=300) == 0
 
 
 def test_log_settings_are_checked(folders: list[Path]) -> None:

@@ -134,14 +134,14 @@ def models_of(url: str, key: str | None = None) -> list[str]:
 def test_sighup_reloads_models_and_keeps_requests(tmp_path: Path, folders: list[Path]) -> None:
     """A long request runs through all reloads and finishes on the model that it began with."""
     shutil.copytree(folders[3], tmp_path / "language")
-    text = "max_tokens = 1000000\n[models]\nlanguage = 'language'\n"
+    text = "max_tokens = 1000000\ndeadline = 300\n[models]\nlanguage = 'language'\n"
     with configured(tmp_path, text) as (server, url, log):
         long = {**LONG, "max_tokens": 3000, "seed": 1}
-        alone = httpx.post(f"{url}/v1/completions", json=long, timeout=120).json()["choices"][0]["text"]
+        alone = httpx.post(f"{url}/v1/completions", json=long, timeout=300).json()["choices"][0]["text"]
         answers: list[dict[str, Any]] = []
 
         def post() -> None:
-            answers.append(httpx.post(f"{url}/v1/completions", json=long, timeout=120).json())
+            answers.append(httpx.post(f"{url}/v1/completions", json=long, timeout=300).json())
 
         thread = threading.Thread(target=post)
         thread.start()
@@ -154,7 +154,10 @@ def test_sighup_reloads_models_and_keeps_requests(tmp_path: Path, folders: list[
         server.send_signal(signal.SIGHUP)
         log.wait("loaded language; loaded numbers")
         assert models_of(url) == ["language", "numbers"]
-        assert [model["name"] for model in httpx.get(f"{url}/api/models", timeout=60).json()] == ["language", "numbers"]
+        assert [model["name"] for model in httpx.get(f"{url}/api/models", timeout=300).json()] == [
+            "language",
+            "numbers",
+        ]
         assert httpx.get(f"{url}/ready").json()["models"] == ["language", "numbers"]
         body = {"q": "one", "source": "en", "target": "de"}
         assert httpx.post(f"{url}/translate", json=body).status_code == 200
@@ -170,7 +173,7 @@ def test_sighup_reloads_models_and_keeps_requests(tmp_path: Path, folders: list[
         assert 'allyouneed_waiting{model="numbers"}' not in httpx.get(f"{url}/metrics").text
         assert httpx.post(f"{url}/translate", json=body).status_code == 400
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=300) == 0
 
 
 def test_sighup_reloads_keys(tmp_path: Path, folders: list[Path]) -> None:
@@ -218,7 +221,7 @@ def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path, folders: l
     with configured(tmp_path, "[models]\nnumbers = 'numbers'\n") as (server, url, log):
 
         def client() -> None:
-            with httpx.Client(timeout=60) as session:
+            with httpx.Client(timeout=300) as session:
                 while not stop.is_set():
                     body = {"q": "one\ntwo", "source": "en", "target": "de"}
                     statuses.append(session.post(f"{url}/translate", json=body).status_code)
@@ -290,9 +293,9 @@ def test_a_server_ends_with_its_terminal(folders: list[Path]) -> None:
             os.close(slave)
             assert server.stdout is not None
             address = server.stdout.readline().decode().split("http://")[1].split()[0]
-            assert httpx.get(f"http://{address}/ready", timeout=60).status_code == 200
+            assert httpx.get(f"http://{address}/ready", timeout=300).status_code == 200
             os.close(master)
-            assert server.wait(timeout=60) == 0
+            assert server.wait(timeout=300) == 0
         finally:
             server.kill()
 

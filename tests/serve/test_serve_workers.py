@@ -60,7 +60,7 @@ def test_workers_share_a_port_and_sum_their_metrics(folders: list[Path]) -> None
         pids = children(server.pid)
         assert len(pids) == 2
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=300) == 0
         assert server.communicate() == ("", "")
         assert not any(map(runs, pids))
 
@@ -77,14 +77,14 @@ def test_a_worker_that_crashes_starts_again(folders: list[Path]) -> None:
         log.wait("ended with status 0; it starts again in 0 seconds")
         assert httpx.post(f"{url}/v1/completions", json=SHORT).status_code == 200
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=300) == 0
 
 
 def test_requests_finish_when_workers_drain(folders: list[Path]) -> None:
-    options = ("--limit", "max_tokens=1000000")
+    options = ("--limit", "drain=300", "--limit", "deadline=300")
     with (
         two_workers(str(folders[3]), *options) as (server, url),
-        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as response,
+        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=300) as response,
     ):
         lines = response.iter_lines()
         assert next(lines).startswith("data: {")
@@ -93,7 +93,7 @@ def test_requests_finish_when_workers_drain(folders: list[Path]) -> None:
                 os.kill(one, signal.SIGTERM)
         server.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=300) == 0
 
 
 def test_sighup_reaches_all_workers(folders: list[Path], tmp_path: Path) -> None:
