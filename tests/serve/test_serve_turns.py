@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,74 +58,96 @@ def running_clients(backend: Backend) -> list[str]:
     return [request.client for worker in workers for request in list(worker.owner.values())]
 
 
+class Steps:
+    """The steps of a model. They wait while `go` is not set."""
+
+    def __init__(self) -> None:
+        self.count, self.go = 0, threading.Event()
+        self.watch: Callable[[], None] = lambda: None  # called before every step
+        self.go.set()
+
+
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each step. Steps are slow, like those of a large model."""
-    seen: list[int] = []
-    advance = Decoder.advance
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    found, advance = Steps(), Decoder.advance
 
     def counted(self: Decoder, token_B: Any, state: Any) -> Any:
-        time.sleep(0.005)
-        seen.append(len(token_B))
+        assert found.go.wait(120)
+        found.count += 1
+        found.watch()
         return advance(self, token_B, state)
 
     monkeypatch.setattr(Decoder, "advance", counted)
-    return seen
+    return found
 
 
-def test_a_short_request_joins_a_full_batch(folders: list[Path], steps: list[int]) -> None:
+def test_a_short_request_joins_a_full_batch(folders: list[Path], steps: Steps) -> None:
     """It waits for a few steps of both workers, not for the rows of the other client. All texts are as if alone."""
     body = {**LONG, "max_tokens": 100}
     with running(folders[3:4]) as (url, backend):
+        queue = backend.engines["language"].queue
         wanted = post_from("127.0.0.2", url, SHORT).json()["choices"][0]["text"]
         alone = post_from("127.0.0.1", url, {**body, "n": 1}).json()["choices"]
+        waits: list[bool] = []
+        steps.watch = lambda: waits.append("127.0.0.2" in [*running_clients(backend), *queue.rows])
         with posting("127.0.0.1", url, body) as greedy:
             until(lambda: running_clients(backend).count("127.0.0.1") == 64)
-            before = len(steps)
-            assert post_from("127.0.0.2", url, SHORT).json()["choices"][0]["text"] == wanted
-            waited = len(steps) - before
-            assert not greedy
-        assert waited < 60  # of at least 800
+            steps.go.clear()
+            with posting("127.0.0.2", url, SHORT) as short:
+                until(lambda: "127.0.0.2" in queue.rows)
+                steps.go.set()
+        assert short[0].json()["choices"][0]["text"] == wanted
+        assert sum(waits) < 60  # steps from the arrival to the end of the short request, of at least 800
         texts = [choice["text"] for choice in greedy[0].json()["choices"]]
         assert texts == [choice["text"] for choice in alone for _ in range(8)]
 
 
-@pytest.mark.usefixtures("steps")
-def test_clients_share_the_batch_evenly(folders: list[Path]) -> None:
+def test_clients_share_the_batch_evenly(folders: list[Path], steps: Steps) -> None:
     body = {**LONG, "prompt": LONG["prompt"][:6], "max_tokens": 40}
-    with running(folders[3:4], batch=12, queue=600) as (url, backend), posting("127.0.0.1", url, body) as first:
-        until(lambda: running_clients(backend).count("127.0.0.1") == 12)
-        with posting("127.0.0.2", url, {**body, "n": 1}) as second:
-            until(lambda: sorted(running_clients(backend)) == ["127.0.0.1"] * 6 + ["127.0.0.2"] * 6)
-    texts = [choice["text"] for choice in first[0].json()["choices"]]
-    assert texts == [choice["text"] for choice in second[0].json()["choices"] for _ in range(8)]
+    with running(folders[3:4], batch=12) as (url, backend):
+        shares: list[Counter[str]] = []
+        with posting("127.0.0.1", url, body) as first:
+            until(lambda: running_clients(backend).count("127.0.0.1") == 12)
+            steps.go.clear()
+            with posting("127.0.0.2", url, {**body, "n": 2}) as second:
+                until(lambda: len(backend.engines["language"].queue.rows) == 2)
+                steps.watch = lambda: shares.append(Counter(running_clients(backend)))
+                steps.go.set()
+    assert Counter({"127.0.0.1": 6, "127.0.0.2": 6}) in shares
+    texts = [choice["text"] for choice in second[0].json()["choices"][::2]]
+    assert [choice["text"] for choice in first[0].json()["choices"]] == [text for text in texts for _ in range(8)]
 
 
-@pytest.mark.usefixtures("steps")
-def test_a_client_fills_only_its_part_of_the_queue(folders: list[Path]) -> None:
-    body = {**SHORT, "max_tokens": 80}
+def test_a_client_fills_only_its_part_of_the_queue(folders: list[Path], steps: Steps) -> None:
+    body = {**SHORT, "max_tokens": 20}
     with running(folders[3:4], batch=1, queue=4, client_queue=2) as (url, backend):
         queue = backend.engines["language"].queue
-        with posting("127.0.0.1", url, body), posting("127.0.0.1", url, body), posting("127.0.0.1", url, body):
-            until(lambda: len(queue) == 2)
-            refused = post_from("127.0.0.1", url, body)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-            assert "your queue is full: 2 of 2" in refused.json()["error"]["message"]
-            assert post_from("127.0.0.2", url, SHORT).status_code == 200
+        steps.go.clear()
+        with posting("127.0.0.1", url, body):
+            until(lambda: len(running_clients(backend)) == 1 and len(queue) == 0)
+            with posting("127.0.0.1", url, {**body, "n": 2}):
+                until(lambda: len(queue) == 2)
+                refused = post_from("127.0.0.1", url, body)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+                assert "your queue is full: 2 of 2" in refused.json()["error"]["message"]
+                steps.go.set()
+                assert post_from("127.0.0.2", url, SHORT).status_code == 200
         larger = post_from("127.0.0.2", url, {**SHORT, "n": 3})
         assert (larger.status_code, larger.json()["error"]["code"]) == (400, "larger_than_queue")
         assert "--limit client_queue" in larger.json()["error"]["message"]
 
 
-@pytest.mark.usefixtures("steps")
-def test_a_full_queue_accepts_the_equal_share_of_a_client(folders: list[Path]) -> None:
-    body = {**SHORT, "max_tokens": 40}
+def test_a_full_queue_accepts_the_equal_share_of_a_client(folders: list[Path], steps: Steps) -> None:
     with running(folders[3:4], batch=1, queue=4) as (url, backend):
         queue = backend.engines["language"].queue
-        with posting("127.0.0.1", url, {**body, "n": 4}):
+        steps.go.clear()
+        with posting("127.0.0.1", url, {**SHORT, "n": 4}):
             until(lambda: len(queue) == 3 and len(running_clients(backend)) == 1)
             assert post_from("127.0.0.2", url, {**SHORT, "n": 3}).status_code == 429
-            assert post_from("127.0.0.2", url, {**SHORT, "n": 2}).status_code == 200
+            with posting("127.0.0.2", url, {**SHORT, "n": 2}) as found:
+                until(lambda: len(queue) == 5)
+                steps.go.set()
+        assert found[0].status_code == 200
 
 
 def submit(harness: Harness, client: str, items: str, key: str = "search") -> PendingRequest:
