@@ -16,55 +16,58 @@ NEEDED = {
 }
 
 
+Models = Annotated[list[str] | None, typer.Argument(help="Model folders or run folders; NAME=FOLDER sets a name.")]
+ConfigFile = Annotated[
+    str | None, typer.Option(help="TOML file of models and settings. Options override it; SIGHUP reads it again.")
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Name by which clients may address the server; * allows any. May be repeated."),
+]
+Languages = Annotated[
+    list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. May be repeated.")
+]
+Cors = Annotated[list[str] | None, typer.Option(help="Origin whose pages may send requests. May be repeated.")]
+Runs = Annotated[str | None, typer.Option(help="Folder of training runs to show on the page.", show_default="runs")]
+AccessLog = Annotated[str | None, typer.Option(help="Log requests on stderr: text, json or none.", show_default="text")]
+LogLevel = Annotated[
+    str | None, typer.Option(help="Log other events from: debug, info, warning, error.", show_default="info")
+]
+Limits = Annotated[list[str] | None, typer.Option(help="Set another limit: max_characters=5000. May be repeated.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that share the port and the cores.", show_default="1")]
+RootPath = Annotated[
+    str | None, typer.Option(help="Path below which a proxy shows the server: /models.", show_default="")
+]
+TrustProxy = Annotated[
+    list[str] | None,
+    typer.Option(help="Address or network of a proxy whose X-Forwarded-* headers are used. May be repeated."),
+]
+ServeEngine = Annotated[
+    Literal["torch", "ctranslate2"] | None,
+    typer.Option(help="Inference engine. Both give the same outputs for a trained model.", show_default="torch"),
+]
+
+
 def command(
-    models: Annotated[
-        list[str] | None, typer.Argument(help="Model folders or run folders; NAME=FOLDER sets a name.")
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(help="TOML file of models and settings. Options override it; SIGHUP reads it again.")
-    ] = None,
+    models: Models = None,
+    config: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 chooses a free one.", show_default="8000")] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name by which clients may address the server; * allows any. May be repeated."),
-    ] = None,
-    languages: Annotated[
-        list[str] | None, typer.Option(help="Languages of a model: en:de, or NAME=en:de. May be repeated.")
-    ] = None,
+    allow_host: AllowHost = None,
+    languages: Languages = None,
     keys: Annotated[str | None, typer.Option(help="File of API keys, one per line; requests must send one.")] = None,
-    cors: Annotated[
-        list[str] | None, typer.Option(help="Origin whose pages may send requests. May be repeated.")
-    ] = None,
-    runs: Annotated[
-        str | None, typer.Option(help="Folder of training runs to show on the page.", show_default="runs")
-    ] = None,
+    cors: Cors = None,
+    runs: Runs = None,
     batch: Annotated[int | None, typer.Option(help="Rows decoded in parallel.", show_default="64")] = None,
     queue: Annotated[int | None, typer.Option(help="Rows that may wait in the queue.", show_default="512")] = None,
     deadline: Annotated[float | None, typer.Option(help="Timeout of a request in seconds.", show_default="60")] = None,
-    access_log: Annotated[
-        str | None, typer.Option(help="Log requests on stderr: text, json or none.", show_default="text")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="Log other events from: debug, info, warning, error.", show_default="info")
-    ] = None,
-    limit: Annotated[
-        list[str] | None, typer.Option(help="Set another limit: max_characters=5000. May be repeated.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that share the port and the cores.", show_default="1")
-    ] = None,
-    root_path: Annotated[
-        str | None, typer.Option(help="Path below which a proxy shows the server: /models.", show_default="")
-    ] = None,
-    trust_proxy: Annotated[
-        list[str] | None,
-        typer.Option(help="Address or network of a proxy whose X-Forwarded-* headers are used. May be repeated."),
-    ] = None,
-    engine: Annotated[
-        Literal["torch", "ctranslate2"] | None,
-        typer.Option(help="Inference engine. Both give the same outputs for a trained model.", show_default="torch"),
-    ] = None,
+    access_log: AccessLog = None,
+    log_level: LogLevel = None,
+    limit: Limits = None,
+    workers: Workers = None,
+    root_path: RootPath = None,
+    trust_proxy: TrustProxy = None,
+    engine: ServeEngine = None,
     int8: Int8 = False,
     shortlist: Listed = False,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.", show_default="cpu")] = None,
