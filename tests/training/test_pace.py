@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from allyouneed.config import parse
+from allyouneed.folder import load_folder
 from allyouneed.training import Interrupted, Recipe, train
 from allyouneed.training.checkpoint import Checkpoints
 from allyouneed.training.evaluate import Measurement, OutOfTime, evaluate
@@ -20,6 +21,7 @@ from allyouneed.training.loop import Run
 from allyouneed.training.pace import CLOSING_SECONDS, PROBE_SHARE, Pace, TimePlan, measure_within, predict_seconds
 from allyouneed.training.progress import Progress, SilentListener
 from allyouneed.training.recipe import TrainConfig
+from allyouneed.verification.card_scores import check_scores
 
 TINY: dict[str, Any] = {
     "task": {"type": "copy", "batch": 8, "valid": 300, "test": 8},
@@ -156,6 +158,14 @@ def test_a_busy_machine_gets_more_time_to_close_its_files() -> None:
     assert plan.final_seconds(200) > 0
 
 
+def test_the_last_evaluation_may_take_the_time_of_the_final_measurement() -> None:
+    plan = TimePlan(recipe(budget={"minutes": 5}).train, Pace(fraction=0.5, items=100, evaluation=1.0, evaluating=10.0))
+    assert plan.longest_evaluation(150) == 3
+    plan.pace.fraction = 1.0
+    assert plan.longest_evaluation(280) == pytest.approx(20 - CLOSING_SECONDS)
+    assert plan.longest_evaluation(299.5) == 3
+
+
 def test_a_plan_resumes_from_what_a_checkpoint_stores() -> None:
     progress = Progress()
     progress.pace = Pace(
@@ -266,6 +276,9 @@ def test_slow_evaluations_use_fewer_items_and_say_so(tmp_path: Path, monkeypatch
     assert "of 300 held-out items, so that it takes at most 10% of the time (train.evaluation_share)" in text
     assert "Measured on " in text
     assert "Measured on " in (model / "README.md").read_text()
+    findings = list(check_scores(load_folder(model)))  # on the same part
+    assert findings
+    assert all(finding.verdict == "ok" for finding in findings), findings
 
 
 def test_a_stopped_run_resumes_its_seconds_and_its_fraction(tmp_path: Path) -> None:

@@ -135,11 +135,17 @@ class TimePlan:
         return left / self._left(evaluations), left / 2
 
     def longest_evaluation(self, seconds: float) -> float:
-        """Return the seconds after which an evaluation is given up: the machine may be slower than before."""
+        """Return the seconds after which an evaluation is given up: the machine may be slower than before.
+
+        The last one may take the time of the final measurement, which then uses fewer items: the last weights are often
+        the best.
+        """
         pace = self.pace
-        if pace.fraction >= 1:  # the last one
-            return max(pace.evaluation, self.total - seconds - self._final() - 2 * pace.saving - self._closing)
-        return max(3 * pace.evaluation, (self.allowance - pace.evaluating - self._final()) / 2)
+        if pace.fraction >= 1:
+            left = self.total - seconds - pace.saving - self._closing
+        else:
+            left = (self.allowance - pace.evaluating - self._final()) / 2
+        return max(3 * pace.evaluation, left)
 
     def final_seconds(self, seconds: float) -> float:
         """Return the seconds that are left for the final measurement: of the minutes, and of the evaluations' share."""
