@@ -35,7 +35,7 @@ from allyouneed.config import parse
 from allyouneed.serve.app import create_app
 from allyouneed.serve.config import ServeConfig
 
-with TestClient(create_app(parse(ServeConfig, {}), {})) as client:
+with TestClient(create_app(parse(ServeConfig, {}), {}), base_url="http://localhost") as client:
     answer = client.get("/")
     assert answer.status_code == 200, answer
     assert "<!doctype html>" in answer.text.lower()
