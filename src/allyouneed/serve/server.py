@@ -33,6 +33,9 @@ from allyouneed.serve.setup import Setup, Source
 
 POLL = 0.05  # seconds
 SEND_BUFFER = 1 << 18  # bytes of a response in the kernel; by default it grows to megabytes that nothing counts
+# Connections that one iteration of the loop accepts. libuv accepts one for each file descriptor of a listener. With
+# a single one, connections would wait in the kernel for as many iterations as there are connections before them.
+ACCEPTS = 16
 SHUTDOWN_TIMEOUT = 2  # seconds to send the responses of requests that were aborted
 TICKS_PER_WRITE = 10  # a second
 
@@ -162,7 +165,8 @@ def serve(
     with logging_to_stderr(setup):
         gc.collect()
         gc.freeze()  # a collection that visits every object of all models would stop the event loop for 100 ms
-        Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup, role).run(sockets=[listener])
+        listeners = [listener, *(listener.dup() for _ in range(ACCEPTS - 1))]
+        Server(uvicorn_config(app, setup), app.state.backend, reloader, hangup, role).run(sockets=listeners)
 
 
 def reload_on_hangup(request_reload: Callable[[], None]) -> None:
