@@ -1,5 +1,6 @@
 """Clients take turns: in the batch, in the queue, and in searches."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -13,10 +14,13 @@ import pytest
 from serve_folders import running
 from test_serve_fairness import Harness, with_harness
 
+from allyouneed.decode.running_batch import Row
+from allyouneed.decode.sample import SampleConfig, uniforms
 from allyouneed.models.decoder import Decoder
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.clients import CURRENT_CLIENT
-from allyouneed.serve.worker import PendingRequest
+from allyouneed.serve.errors import Refusal
+from allyouneed.serve.worker import PendingRequest, RequestQueue
 
 pytestmark = pytest.mark.no_shapes
 
@@ -180,3 +184,20 @@ def test_small_searches_of_all_clients_share_a_batch_evenly() -> None:
         assert [harness.batch() for _ in range(3)] == ["axby", "zcde", "f"]
 
     with_harness(scenario)
+
+
+def test_rows_that_return_to_a_closed_queue_are_refused() -> None:
+    async def close_during_a_step() -> None:
+        queue, row = RequestQueue(), Row([5], None, SampleConfig(), uniforms(1, 0, 0))
+        request = PendingRequest([row])
+        with queue.changed:
+            queue.add(request)
+            queue.take(request)
+            assert queue.close() == set()
+            queue.put_back([(request, row)])
+        await asyncio.wait_for(request.has_events.wait(), 60)
+        [refusal] = request.events
+        assert isinstance(refusal, Refusal)
+        assert (refusal.status, len(queue)) == (503, 0)
+
+    asyncio.run(close_during_a_step())

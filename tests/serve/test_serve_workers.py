@@ -1,11 +1,13 @@
 """`serve --workers`: several processes that share a port."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +16,12 @@ import pytest
 from serve_process import process
 from test_serve_lifecycle import LONG, until
 from test_serve_reload import Log, models_of
+
+from allyouneed.serve.app import create_app
+from allyouneed.serve.metrics import Metrics
+from allyouneed.serve.server import Server, WorkerRole, uvicorn_config
+from allyouneed.serve.setup import Source
+from allyouneed.serve.shared_metrics import SharedMetrics
 
 pytestmark = pytest.mark.no_shapes
 SHORT = {"model": "language", "prompt": "to be or", "max_tokens": 5, "temperature": 0}
@@ -108,6 +116,28 @@ def test_sighup_reaches_all_workers(folders: list[Path], tmp_path: Path) -> None
         log.wait("1 keys; models: unchanged", 2)
         for _ in range(10):
             assert models_of(url, "new") == ["language"]
+
+
+def test_metrics_may_be_read_and_written_at_once(tmp_path: Path) -> None:
+    """The tick of a worker and each request for /metrics write the same file, in threads."""
+    shared = SharedMetrics(Metrics().registry, tmp_path, 1)
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(shared.read) for _ in range(200)]:
+            assert b'worker="1"' in done.result()
+
+
+def test_metrics_of_a_worker_that_ends_are_left_out(tmp_path: Path) -> None:
+    shared = SharedMetrics(Metrics().registry, tmp_path, 1)
+    (tmp_path / "2.prom").symlink_to(tmp_path / "removed")  # listed, but gone when it is read
+    assert b'worker="1"' in shared.read()
+
+
+def test_a_worker_survives_metrics_that_cannot_be_written(folders: list[Path], tmp_path: Path) -> None:
+    setup = Source(models=[str(folders[3])]).read()
+    app = create_app(setup, {})
+    role = WorkerRole(1, tmp_path / "nosuch", lambda: None)
+    server = Server(uvicorn_config(app, setup), app.state.backend, role=role)
+    assert asyncio.run(server.on_tick(0)) is False
 
 
 def test_a_mistake_is_reported_once(tmp_path: Path) -> None:

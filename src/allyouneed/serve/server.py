@@ -31,6 +31,7 @@ from allyouneed.serve.protocol import Protocol
 from allyouneed.serve.reload import Reloader
 from allyouneed.serve.setup import Setup, Source
 
+log = logging.getLogger(__name__)
 POLL = 0.05  # seconds
 SEND_BUFFER = 1 << 18  # bytes of a response in the kernel; by default it grows to megabytes that nothing counts
 # Connections that one iteration of the loop accepts. libuv accepts one for each file descriptor of a listener. With
@@ -87,7 +88,10 @@ class Server(uvicorn.Server):
             self._hangup.clear()
             self._reloading = asyncio.create_task(self._reloader.reload())
         if self._shared is not None and counter % TICKS_PER_WRITE == 0:
-            await asyncio.to_thread(self._shared.write)
+            try:
+                await asyncio.to_thread(self._shared.write)
+            except OSError as error:  # such as a full disk: serving is worth more than metrics
+                log.error("the metrics of this worker were not written: %s", error)
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

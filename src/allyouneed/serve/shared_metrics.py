@@ -6,6 +6,7 @@ value that is a sum over workers is left to the query: `sum without (worker) (..
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +21,16 @@ class SharedMetrics:
 
     def __init__(self, own: CollectorRegistry, folder: Path, worker: int) -> None:
         self._own, self._folder, self._worker = own, folder, worker
+        self._writing = threading.Lock()  # each request for /metrics writes, too, in a thread
         self._all = CollectorRegistry()
         self._all.register(_Merged(folder))
 
     def write(self) -> None:
         """Write the metrics of this worker."""
         temporary = metrics_file(self._folder, self._worker).with_suffix(".tmp")
-        temporary.write_bytes(generate_latest(self._own))
-        os.replace(temporary, metrics_file(self._folder, self._worker))
+        with self._writing:
+            temporary.write_bytes(generate_latest(self._own))
+            os.replace(temporary, metrics_file(self._folder, self._worker))
 
     def read(self) -> bytes:
         """Return the metrics of all workers, those of this one as they are now."""
@@ -48,7 +51,11 @@ class _Merged(Collector):
         """Yield every metric once, with the values of all workers."""
         merged: dict[str, Metric] = {}
         for path in sorted(self._folder.glob("*.prom")):
-            for family in text_string_to_metric_families(path.read_text(encoding="utf-8")):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except FileNotFoundError:  # its worker has just ended
+                continue
+            for family in text_string_to_metric_families(text):
                 metric = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     metric.add_sample(sample.name, {**sample.labels, "worker": path.stem}, sample.value)

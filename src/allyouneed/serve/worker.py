@@ -143,7 +143,10 @@ class RequestQueue:
         self.changed.notify_all()
 
     def put_back(self, entries: Sequence[tuple[PendingRequest, Row]]) -> None:
-        """Enqueue suspended rows again, before the other rows of their requests."""
+        """Enqueue suspended rows again, before the other rows of their requests. A closed queue refuses them."""
+        if self.closed:
+            deliver([(request, closing()) for request in dict(entries)])
+            return
         for request, row in reversed([entry for entry in entries if not entry[0].cancelled]):
             self.rows.setdefault(request.client, {}).setdefault(request, deque()).appendleft(row)
         self.changed.notify_all()
