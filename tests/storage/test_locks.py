@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allyouneed.errors import StorageError
-from allyouneed.storage import is_locked, lock
+from allyouneed.storage import discard, is_locked, lock
 
 pytestmark = pytest.mark.no_shapes
 
@@ -60,3 +60,19 @@ def test_a_look_at_a_lock_does_not_refuse_a_writer(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("allyouneed.storage.locks.time.sleep", lambda seconds: os.close(looking))
     with lock(tmp_path):
         assert is_locked(tmp_path)
+
+
+def test_the_lock_of_a_folder_that_was_removed_meanwhile_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    first = lock(run)
+    first.__enter__()
+
+    def finish(seconds: float) -> None:
+        discard(run)
+        first.__exit__(None, None, None)
+
+    monkeypatch.setattr("allyouneed.storage.locks.time.sleep", finish)  # the first writer ends while the second waits
+    with lock(run):
+        assert is_locked(run)

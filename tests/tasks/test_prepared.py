@@ -1,5 +1,6 @@
 """Prepared data: built once, and again if its key or a byte changes; in stages that survive an interruption."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         folder = prepared(tmp_path, {"a": 1}, build_rows([]))
         assert (folder / "rows.bin").exists()
         assert (tmp_path / PREPARING / "lock").exists()
+
+
+def test_another_process_ends_while_this_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = lock(tmp_path / PREPARING)
+    other.__enter__()
+
+    def finish(seconds: float) -> None:
+        shutil.rmtree(tmp_path / PREPARING)
+        other.__exit__(None, None, None)
+
+    monkeypatch.setattr("allyouneed.storage.locks.time.sleep", finish)
+    assert (prepared(tmp_path, {"a": 1}, build_rows([])) / "rows.bin").exists()
+    assert not (tmp_path / PREPARING).exists()
 
 
 def test_progress_has_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError, FolderError
+from allyouneed.text.child_training import train_in_child
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
 from allyouneed.text.tokenizer import SPECIALS, THREADS, Kind, Tokenizer, TokenizerConfig, of_symbols, train
 
@@ -204,3 +206,13 @@ def test_a_file_may_only_use_allowed_parts(name: str) -> None:
     parent[last] = value
     with pytest.raises(FolderError, match="not a tokeniser of allyouneed"):
         Tokenizer.from_json(json.dumps(tree), "x")
+
+
+def test_the_error_of_a_child_that_ends_before_it_reads_all_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    child.write_text("""#!/bin/sh\nprintf '{"error": "the size is too small"}'\n""")
+    child.chmod(0o755)
+    monkeypatch.setattr("allyouneed.text.child_training.sys.executable", str(child))
+    assert train_in_child(repeat("text"), {}) == {"error": "the size is too small"}

@@ -306,6 +306,21 @@ def test_a_signal_does_not_silence_a_process_that_fails_beside_others() -> None:
             signal.signal(number, handler)
 
 
+def test_a_second_signal_ends_a_run_at_once_although_the_first_one_raised() -> None:
+    def stop() -> None:
+        raise Interrupted("stopped")
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with stop_signals(stop):
+            with pytest.raises(Interrupted):
+                os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def error_lines(errors: str) -> list[str]:
     """Return the lines of our own errors. A reason quoted within such a line may hold "error: " as well."""

@@ -18,23 +18,44 @@ def lock(folder: Path) -> Iterator[None]:
     The operating system releases it, however this process ends.
     """
     path = folder / "lock"
-    with writing(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    file = _take_new(path)
+    while not _is_at(file, path):  # another process removed the folder while this one waited
+        os.close(file)
+        file = _take_new(path)
     try:
-        try:
-            _take(file)
-        except BlockingIOError:
-            owner = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
-            raise StorageError(
-                f"{folder}: process {owner} is writing to this folder; wait until it ends, or choose another folder"
-            ) from None
         with writing(path):
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(file)
+
+
+def _take_new(path: Path) -> int:
+    """Open a lock file and take its lock. Raise StorageError if another process has it."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        _take(file)
+    except BlockingIOError:
+        owner = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(file)
+        raise StorageError(
+            f"{path.parent}: process {owner} is writing to this folder; wait until it ends, or choose another folder"
+        ) from None
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Return whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _take(file: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from allyouneed.errors import FolderError, StorageError
-from allyouneed.storage import MANIFEST, is_locked, lock, new_folder, sweep, verify
+from allyouneed.storage import MANIFEST, discard, lock, new_folder, sweep, verify
 from allyouneed.tasks.meter import Meter
 from allyouneed.text.lines import BLOCK, open_text, resolve
 from allyouneed.text.ragged import concatenate
@@ -133,8 +133,9 @@ def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], N
     text = json.dumps({"format": FORMAT, **key}, ensure_ascii=False, indent=1, sort_keys=True, default=str)
     with suppress(FolderError):  # absent, incomplete or damaged: it is only a copy of the sources
         if verify(final).read_text("key.json") == text:
-            if preparing.exists() and not is_locked(preparing):  # killed after the data was complete
-                shutil.rmtree(preparing, ignore_errors=True)
+            if preparing.exists():  # killed after the data was complete, unless another process has the lock
+                with suppress(StorageError), lock(preparing):
+                    discard(preparing)
             return final
     sweep(folder)
     with ExitStack() as held:
@@ -146,7 +147,8 @@ def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], N
             (temporary / "key.json").write_text(text, encoding="utf-8")
             shutil.rmtree(temporary / PREPARING, ignore_errors=True)
         if resumed:
-            shutil.rmtree(preparing, ignore_errors=True)
+            with suppress(StorageError):
+                discard(preparing)  # in one step: a process that waits for the lock sees all of it or nothing
     return final
 
 

@@ -36,12 +36,9 @@ def train_in_child(
         follower = threading.Thread(target=_follow, args=(child.stderr, progress, lines), daemon=True)
         follower.start()
         try:
-            try:
+            with suppress(BrokenPipeError):  # the child ended early; its answer has the reason
                 _send(child.stdin, texts, settings)
-                answer = child.stdout.read()
-                child.stdin.close()
-            except BrokenPipeError:
-                answer = b""
+            answer = child.stdout.read()
         except BaseException:
             child.kill()
             raise

@@ -34,9 +34,9 @@ class stop_signals:
             self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._stop()
         if not self._keep_handling:
             signal.signal(number, self._previous[number])
+        self._stop()  # last: it may raise
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self._keep_handling and kind is not None:
