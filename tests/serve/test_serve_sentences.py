@@ -28,6 +28,8 @@ def test_every_sentence_comes_back(tmp_path: Path) -> None:
         model.head.weight_VD.mul_(3.0)
     folder = save_folder(tmp_path / "captions", model, Codec(LETTERS, LETTERS, sentences=1), recipe, "")
     one = allyouneed.load(folder).translate(["A dog runs.", "Two men sit!", "They wait.", "No."])
-    with running([folder]) as (url, _):
+    with running([folder], queue=8, client_queue=5) as (url, _):
         found = LibreTranslateAPI(url + "/").translate(TEXT, "en", "de")
+        many = LibreTranslateAPI(url + "/").translate(" ".join(["No."] * 12), "en", "de")
+    assert many == " ".join([one[3]] * 12)  # more sentences than the queue holds of a client
     assert found == f"{one[0]} {one[1]}  {one[2]}\n{one[3]}\n"

@@ -38,6 +38,7 @@ ACCEPTED = {  # kind: (source, target, pairs kept)
     "a single pair": (b"a\n", b"x\n", 1),
     "20,000 combining marks": (b"a\ne" + "\u0301".encode() * 20_000 + b"\nc\n", GOOD, 2),
     "2 MB word": (b"a\n" + b"w" * 2_000_000 + b"\nc\n", GOOD, 2),
+    "a name like the mark of bzip2": (b"BZhang Wei lives here.\nb\nc\n", GOOD, 3),
     "special tokens": (b"<pad> </s>\n< pad > < eos >\n[PAD] <|endoftext|>\n", GOOD, 3),
     "HTML": (b"<script>alert(1)</script>\n&amp;\n<b>\n", GOOD, 3),
     "terminal escapes": (b"\x1b[31mred\n\x1b]0;title\x07\nc\n", GOOD, 3),

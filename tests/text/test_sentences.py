@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allyouneed.text.sentences import SentenceCounter, SentenceSplitter, split_sentences
+from allyouneed.text.sentences import WINDOW, SentenceCounter, SentenceSplitter, split_sentences
 from helpers import shared_data
 
 PROSE = "A dog runs. Two men sit on a bench!  Is it cold?\tYes."
@@ -19,6 +20,7 @@ def test_sentences_with_their_whitespace() -> None:
         "He left.",
     ]
     assert split_sentences("Am 3. Mai kam er. Es war kalt.", "de-AT") == ["Am 3. Mai kam er. ", "Es war kalt."]
+    assert split_sentences("\n\n \n\nA dog. No.") == ["\n\n \n\nA dog. ", "No."]
     assert split_sentences("") == []
     assert split_sentences("forty-one") == ["forty-one"]
 
@@ -31,6 +33,7 @@ def test_any_text_is_split_and_joined_exactly(text: str, language: str) -> None:
     assert "".join(split_sentences(text, language)) == text
     split = SentenceSplitter(1, (language, "de")).split(text)
     assert len(split.gaps) == len(split.pieces) - 1
+    assert all(piece.strip() for piece in split.pieces) or not text.strip()
     assert "".join(split.join(split.pieces).split()) == "".join(text.split())
 
 
@@ -38,6 +41,17 @@ def test_known_places_where_the_library_fails() -> None:
     """Wide blanks between a capital letter and a period made it panic."""
     assert "".join(split_sentences(" A\u2028. B c.")) == " A\u2028. B c."
     assert "".join(split_sentences("Z\u00a0. 1*")) == "Z\u00a0. 1*"
+
+
+def test_long_texts_are_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library holds the interpreter's lock, so a single call has to be short."""
+    sizes: list[int] = []
+    segment = sentencex.segment
+    monkeypatch.setattr(sentencex, "segment", lambda language, text: sizes.append(len(text)) or segment(language, text))
+    for sentence in ("A dog runs. ", 'He said "No. Not now." twice.  ', "word " * 1999 + "end. ", "“" * 20_000):
+        text = sentence * max(1, 20_000 // len(sentence))
+        assert split_sentences(text) == [sentence] * (len(text) // len(sentence))
+    assert max(sizes) <= WINDOW
 
 
 def test_pieces_of_several_sentences() -> None:

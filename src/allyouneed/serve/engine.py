@@ -116,12 +116,17 @@ class Engine:
             with self.queue.changed:
                 self.queue.changed.notify_all()
 
+    @property
+    def most_of_client(self) -> tuple[int, str]:
+        """How many answers the queue holds of one client, and the option that limits it."""
+        return min((self.config.queue, "--queue"), (self.config.client_queue, "--limit client_queue"))
+
     def require_capacity(self, size: int, param: str | None = None) -> None:
         """Refuse a request that does not fit into the queue. Also called before tokenization, to refuse cheaply."""
         if self.queue.closed:
             raise closing()
         config, client = self.config, CURRENT_CLIENT.get()
-        most, option = min((config.queue, "--queue"), (config.client_queue, "--limit client_queue"))
+        most, option = self.most_of_client
         if size > most:  # it can never fit, so a retry would not help
             message = f"{size} answers in one request; the queue holds at most {most} of a client: request fewer"
             message = f"{message}, or start the server with a larger {option}"

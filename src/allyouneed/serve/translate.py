@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from allyouneed.config import Config
 from allyouneed.decode.sentences import join_answers
+from allyouneed.decode.translate import Answer
 from allyouneed.errors import DataError
-from allyouneed.serve.backend import Backend, cancel_on_disconnect
+from allyouneed.serve.backend import INLINE_CHARACTERS, Backend, cancel_on_disconnect
 from allyouneed.serve.bodies import FORMS, content_type, parse_form, parse_json
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
@@ -37,6 +38,7 @@ from allyouneed.serve.translate_schema import (
 from allyouneed.serve.unknown import unknown_words_of
 from allyouneed.text.documents import Document, LineDocument
 from allyouneed.text.html_document import HtmlDocument
+from allyouneed.text.sentences import Split
 from allyouneed.text.specials import UNK
 
 AUTO = "auto"
@@ -238,15 +240,26 @@ async def _search(backend: Backend, served: Served, texts: Sequence[str], body: 
     """Return the best translations of each text, with the search settings of the model's recipe."""
     if not texts:
         return []
-    splits = [served.splitter.split(text) for text in texts]
+    engine = backend.engine_of(served)
+    engine.require_capacity(len(texts), "q")
+    inline = sum(map(len, texts)) <= INLINE_CHARACTERS
+    splits = _split(served, texts) if inline else await asyncio.to_thread(_split, served, texts)
     pieces = [piece for split in splits for piece in split.pieces]
-    backend.engine_of(served).require_capacity(len(pieces), "q")
     await backend.encode_sources(served, pieces, "q")
     n_best = 1 + (body.alternatives if body.format == "text" else 0)
     search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
-    found = await backend.engine_of(served).run(backend.search(served, search), pieces)
+    operation, found = backend.search(served, search), list[list[Answer]]()
+    most, _ = engine.most_of_client
+    # A text of many sentences is translated in turns, each of which leaves room for other requests of the client.
+    size = most if len(pieces) <= most else (most + 1) // 2
+    for start in range(0, len(pieces), size):
+        found += await engine.run(operation, pieces[start : start + size])
     current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
     return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
+
+
+def _split(served: Served, texts: Sequence[str]) -> list[Split]:
+    return [served.splitter.split(text) for text in texts]
 
 
 def _detect(candidates: Sequence[Served], text: str) -> list[Detected]:

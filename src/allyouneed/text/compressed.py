@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,21 +13,22 @@ from typing import Any, BinaryIO, cast
 from allyouneed.errors import DataError
 
 SUFFIXES = (".gz", ".bz2", ".xz")
-# First bytes of formats that are not text: the name, and the program that unpacks it.
+# First bytes of formats that are not text: the name, and the program that unpacks it. A text may start with the first
+# three bytes of bzip2, so the block size and the mark of a block, or of the end, are compared, too.
 _PACKED = {
-    b"\x1f\x8b": ("gzip", "gzip -d"),
-    b"BZh": ("bzip2", "bzip2 -d"),
-    b"\xfd7zXZ\0": ("xz", "xz -d"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
-    b"PK\3\4": ("zip", "unzip"),
+    rb"\x1f\x8b": ("gzip", "gzip -d"),
+    rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)": ("bzip2", "bzip2 -d"),
+    rb"\xfd7zXZ\x00": ("xz", "xz -d"),
+    rb"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    rb"PK\x03\x04": ("zip", "unzip"),
 }
 _READERS: dict[str, Callable[[BinaryIO], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-LONGEST_MARK = max(map(len, _PACKED))
+LONGEST_MARK = 10  # bytes
 
 
 def packed_format(start: bytes) -> tuple[str, str] | None:
     """Return the format of a compressed file, by its first bytes, and the command that unpacks it."""
-    return next((found for mark, found in _PACKED.items() if start.startswith(mark)), None)
+    return next((found for mark, found in _PACKED.items() if re.match(mark, start)), None)
 
 
 def refuse_packed(start: bytes, where: Path) -> None:

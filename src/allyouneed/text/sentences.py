@@ -6,13 +6,15 @@ become is joined with the whitespace that was between them.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import sentencex
 
 Sentences = Literal["auto", "always", "never"]  # auto: unless the model was trained on such texts
+WINDOW = 2000  # characters of a long text that are read at once
 USUAL = 0.05  # a number of sentences is usual if this share of the training lines has it, or more
 # Languages that are written without blanks between sentences.
 _WITHOUT_BLANKS = frozenset({"bo", "ja", "km", "lo", "my", "th", "yue", "zh"})
@@ -21,19 +23,39 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
-    """Return the sentences of a text, each with the whitespace after it; joined, they are the text."""
+    """Return the sentences of a text, each with the whitespace after it; joined, they are the text.
+
+    Whitespace before the first sentence is part of it.
+    """
     # The library fails at wide blanks in some places. Both replacements keep the number of characters.
     plain = _BLANK.sub(" ", _SURROGATE.sub("x", text))
     found: list[str] = []
     start = 0
-    for sentence in sentencex.segment(_primary(language), plain):
-        end = start + len(sentence)
-        if found and not text[start:end].strip():
+    for end in _ends(plain, _primary(language)):
+        if found and not (text[start:end].strip() and found[-1].strip()):  # no sentence consists of whitespace
             found[-1] += text[start:end]
         else:
             found.append(text[start:end])
         start = end
     return found
+
+
+def _ends(text: str, language: str) -> Iterator[int]:
+    """Yield where each sentence ends.
+
+    The library holds the interpreter's lock, and 20,000 quotation marks take 0.1 seconds. So a long text is read in
+    windows. The sentences that end in the first half of a window are kept, and the next window starts after them.
+    """
+    start = 0
+    while start < len(text):
+        ends = list(accumulate(map(len, sentencex.segment(language, text[start : start + WINDOW])), initial=start))[1:]
+        if start + WINDOW < len(text):
+            if len(ends) == 1:  # a sentence longer than a window: its end is in a later one
+                start += WINDOW // 2
+                continue
+            ends = [end for end in ends if end <= start + WINDOW // 2] or ends[:1]
+        yield from ends
+        start = ends[-1]
 
 
 def _primary(language: str | None) -> str:
