@@ -48,7 +48,10 @@ def _ends(text: str, language: str) -> Iterator[int]:
     """
     start = 0
     while start < len(text):
-        ends = list(accumulate(map(len, sentencex.segment(language, text[start : start + WINDOW])), initial=start))[1:]
+        window = text[start : start + WINDOW]
+        if start + WINDOW < len(text) and window.count('"') % 2 and window.rindex('"') > WINDOW // 2:
+            window = window[: window.rindex('"')]  # half a quotation would change where all others are found
+        ends = list(accumulate(map(len, sentencex.segment(language, window)), initial=start))[1:]
         if start + WINDOW < len(text):
             if len(ends) == 1:  # a sentence longer than a window: its end is in a later one
                 start += WINDOW // 2
