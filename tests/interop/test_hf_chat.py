@@ -1,6 +1,8 @@
 """Chat templates: imported with the model, rendered in a sandbox; transformers is the oracle, also of the answers."""
 
 import json
+import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import transformers
 from allyouneed.errors import DataError, FolderError
 from allyouneed.folder import load_folder
 from allyouneed.interop.hf.load import import_folder
+from allyouneed.text import chat_template
 from allyouneed.text.chat_template import ChatTemplate
 from allyouneed.text.specials import EOS
 
@@ -158,12 +161,27 @@ def test_a_broken_template_is_left_out_with_a_note(tmp_path: Path) -> None:
         "{{ raise_exception('only users') }}",
         "{{ messages[0].content.format_map }}{{ cycler.__init__.__globals__ }}",
         "{{ 1 // 0 }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ '%300000000d' % 1 }}",
+        "{{ '{:300000000}'.format('a') }}",
+        "{{ 'a' | center(300000000) }}",
+        "{% set x = 'a' | center(3000000000) %}",
         "{% include 'other' %}",
     ],
 )
 def test_hostile_templates(template: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError, match="the chat template of the model refuses these messages"):
         ChatTemplate(template, (), ()).render(CHAT)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_template_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = "{% for a in messages %}" * 3 + "{% endfor %}" * 3
+    ChatTemplate("ready", (), ()).render(CHAT)
+    monkeypatch.setattr(chat_template._processes(os.getpid()), "seconds", 0.5)
+    with pytest.raises(DataError, match="refuses these messages: template: took more than"):
+        ChatTemplate(nested, (), ()).render(CHAT * 2000)
 
 
 @pytest.mark.parametrize("tree", [{"template": 1}, {"tokens": {"x": 10**6}}, {"tokens": {"": 1}}, {"names": []}, []])

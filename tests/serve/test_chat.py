@@ -115,6 +115,7 @@ def test_stop_and_usage_in_a_stream(client: openai.OpenAI) -> None:
     ("settings", "message"),
     [
         ({"messages": []}, "messages"),
+        ({"messages": CHAT[:1] * 1025}, "at most 1024 items"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "should be system, developer, user or assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "a list of texts"),
         ({"model": "numbers-de", "messages": CHAT[:1]}, "messages: no message of a user"),

@@ -13,7 +13,8 @@ from page_models import PROGRAM, make_folders, request, serving, write_run
 from safetensors.torch import load_file
 
 from allyouneed.errors import DataError
-from allyouneed.serve.program import START_TIMEOUT, ProgramProcesses, example_programs, parse_input
+from allyouneed.processes import BoundedProcesses
+from allyouneed.serve.program import COMMAND, example_programs, parse_input
 from allyouneed.serve.runs import MAX_POINTS, list_runs, read_run, thinned
 from allyouneed.storage import lock
 
@@ -179,7 +180,7 @@ def test_inputs_are_bounded(server: str) -> None:
 
 
 def test_a_program_that_times_out_is_killed_and_the_next_one_runs() -> None:
-    processes = ProgramProcesses(1, seconds=-START_TIMEOUT)
+    processes = BoundedProcesses(COMMAND, "program", 1, 0)
     try:
         with pytest.raises(DataError, match="seconds"):
             processes.run({"text": PROGRAM, "given": "ab"})

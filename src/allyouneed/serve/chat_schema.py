@@ -44,7 +44,8 @@ class TextFormat(Config):
 class ChatRequest(CompletionSettings):
     """OpenAI's request, plus `top_k` and `min_p`. Unsupported fields accept only their neutral value."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]  # one error, not one for each
+    # fail_fast: one error, not one for each
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=0)] | None = None  # None: all that the server allows
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None

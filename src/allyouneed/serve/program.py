@@ -5,13 +5,8 @@ programs run in separate processes that hold nothing else and are killed after a
 """
 
 import json
-import os
-import queue
 import re
-import select
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -21,14 +16,13 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
 from allyouneed.config import Config
 from allyouneed.errors import DataError
+from allyouneed.processes import BoundedProcesses
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import error_responses
 from allyouneed.serve.thread_pool import ThreadPool, json_response
 from allyouneed.training.recipe_files import recipe_folder
 
 TIMEOUT = 8.0  # seconds for one program
-START_TIMEOUT = 60.0  # seconds to start a process, which imports torch
-MAX_RESPONSE = 64 << 20  # bytes
 COMMAND = [sys.executable, "-c", "from allyouneed.rasp.compiler.explain import main; main()"]
 
 
@@ -71,7 +65,7 @@ class RaspResponse(BaseModel):
 
 def router(config: ServeConfig) -> APIRouter:
     """Return the endpoints that run programs and list examples."""
-    processes = ProgramProcesses(config.threads)
+    processes = BoundedProcesses(COMMAND, "program", config.threads, TIMEOUT)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -123,70 +117,3 @@ def example_programs() -> list[Example]:
         shown = re.search(r"(\S+) ->", about)
         found.append(Example(name=path.stem, about=about, program=program, input=shown[1] if shown else "hello"))
     return found
-
-
-class ProgramProcesses:
-    """Processes that run programs. They start on demand and are killed after a timeout."""
-
-    def __init__(self, count: int, seconds: float = TIMEOUT) -> None:
-        self.seconds = seconds
-        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
-        for _ in range(count):
-            self._idle.put(None)
-
-    def run(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Run a task and return its result, or raise DataError on a timeout. Wait while no process is free."""
-        process = self._idle.get()
-        fresh = process is None or process.poll() is not None
-        if process is None or fresh:
-            process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            line = _exchange(process, task, self.seconds + (START_TIMEOUT if fresh else 0))
-        except BaseException:
-            _kill(process)
-            self._idle.put(None)
-            raise
-        self._idle.put(process)
-        response = json.loads(line)
-        if "wrong" in response:
-            raise DataError(response["wrong"])
-        found: dict[str, Any] = response["answer"]
-        return found
-
-    def close(self) -> None:
-        """Kill the idle processes. The others exit when their input is closed."""
-        while True:
-            try:
-                process = self._idle.get_nowait()
-            except queue.Empty:
-                return
-            if process is not None:
-                _kill(process)
-
-
-def _exchange(process: "subprocess.Popen[bytes]", task: dict[str, Any], seconds: float) -> bytes:
-    """Send a task to a process and return the line that it answers with."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    until = time.monotonic() + seconds
-    process.stdin.write(json.dumps(task).encode() + b"\n")
-    process.stdin.flush()
-    line, out = bytearray(), process.stdout.fileno()
-    while not line.endswith(b"\n"):
-        left = until - time.monotonic()
-        ready = left > 0 and select.select([out], [], [], left)[0]
-        if not ready:
-            raise DataError(f"program: took more than {seconds:.0f} seconds; make it or its input smaller")
-        chunk = os.read(out, 1 << 20)
-        if not chunk or len(line) > MAX_RESPONSE:
-            raise DataError("program: exceeds the limits of the server; make it or its input smaller")
-        line += chunk
-    return bytes(line)
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()

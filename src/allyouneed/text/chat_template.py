@@ -1,34 +1,33 @@
 """The chat template of an imported model: a conversation as the ids that the model was trained on.
 
 A template is a Jinja template as in transformers (`apply_chat_template`). It is untrusted: it runs in Jinja's sandbox,
-where it sees nothing but the messages and the names of the special tokens, and its loops and its output are bounded.
+where it sees nothing but the messages and the names of the special tokens, in a child process with limits on memory
+and time (`template_process.py`).
 
 The names of control tokens in the output of the template (`<|im_start|>`) become their ids. A message that contains
 such a name stays text, as everywhere else: it cannot end its turn and start another one.
 """
 
+import atexit
 import json
-import math
+import os
 import re
 import secrets
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from allyouneed.errors import DataError, FolderError
+from allyouneed.processes import BoundedProcesses
+from allyouneed.text.template_process import SECONDS
 from allyouneed.text.tokenizer import Tokenizer
 
 FILE = "chat_template.json"
 LARGEST_TEMPLATE = 1 << 20  # characters
-MAX_ITERATIONS = 100_000  # of all ranges of one rendering
-MAX_OUTPUT = 1 << 20  # characters
+PROCESSES = 2  # that render at the same time
 
 
 @dataclass(frozen=True)
@@ -64,26 +63,19 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the text of a conversation. Raise DataError if the template refuses the messages, or fails."""
         settings = {**dict(self.names), "add_generation_prompt": True, "tools": None, "documents": None}
-        parts, length = [], 0
         try:
-            for part in _compiled(self.template).generate(messages=messages, range=_Ranges(), **settings):
-                parts.append(part)
-                length += len(part)
-                if length > MAX_OUTPUT:
-                    raise ValueError(f"its output has more than {MAX_OUTPUT:,} characters")
-        except Exception as error:  # a template can raise anything, and what it raises is about the messages
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"the chat template of the model refuses these messages: {reason[:200]}") from None
-        return "".join(parts)
+            return _run(self.template, {"messages": messages, **settings})
+        except DataError as error:
+            raise DataError(f"the chat template of the model refuses these messages: {error}") from None
 
     def check(self) -> None:
         """Raise DataError if the template cannot be parsed."""
         if len(self.template) > LARGEST_TEMPLATE:
             raise DataError(f"a chat template of more than {LARGEST_TEMPLATE:,} characters")
         try:
-            _compiled(self.template)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise DataError(f"the chat template cannot be parsed: {str(error)[:200]}") from None
+            _run(self.template, None)
+        except DataError as error:
+            raise DataError(f"the chat template cannot be parsed: {error}") from None
 
     def save(self, folder: Path) -> None:
         """Write the file of this template."""
@@ -116,60 +108,19 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text) if text else []
 
 
-class _Ranges:
-    """`range` with a bound on the total length of all its results."""
-
-    def __init__(self) -> None:
-        self._left = MAX_ITERATIONS
-
-    def __call__(self, *bounds: int) -> range:
-        found = range(*bounds)
-        self._left -= len(found)
-        if self._left < 0:
-            raise OverflowError("its loops are too long")
-        return found
-
-
-class _Generation(Extension):
-    """`{% generation %}`, which marks the answers of a conversation for training, and shows what is inside."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Called by Jinja."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with bounds on products: a text times a large number would fill the memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Called by Jinja."""
-        size = math.prod(len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
-        if size > MAX_OUTPUT:
-            raise OverflowError("its values are too large")
-        return super().call_binop(context, operator, left, right)
+def _run(template: str, values: Mapping[str, Any] | None) -> str:
+    """Render a template, or only compile it if there are no values. Raise DataError if that fails."""
+    text: str = _processes(os.getpid()).run({"template": template, "values": values})
+    return text
 
 
 @cache
-def _compiled(template: str) -> jinja2.Template:
-    # The settings of transformers.
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
-
-
-def _to_json(value: Any, **settings: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **settings})
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _processes(owner: int) -> BoundedProcesses:
+    """Return the processes that render for this process; a fork of it must not share their pipes."""
+    command = [sys.executable, "-m", "allyouneed.text.template_process"]
+    found = BoundedProcesses(command, "template", PROCESSES, SECONDS)
+    atexit.register(found.close)
+    return found
 
 
 def plain_turns(messages: Sequence[Mapping[str, str]]) -> Iterator[str]:

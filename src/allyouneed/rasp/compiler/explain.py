@@ -166,6 +166,7 @@ def _cut(text: str) -> str:
 def main() -> None:
     """Serve requests from standard input, one JSON object a line, until it closes."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    print(flush=True)  # ready
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = {"answer": explain(**json.loads(line))}
