@@ -83,13 +83,15 @@ def reverser(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running(folders: list[Path], **settings: Any) -> Iterator[tuple[str, Backend]]:
+def running(folders: list[Path], send_buffer: int | None = None, **settings: Any) -> Iterator[tuple[str, Backend]]:
     """Run a server with two decode workers, and yield its address and its backend."""
     config = parse(ServeConfig, {"port": 0, **settings})
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     app = create_app(config, open_models([str(folder) for folder in folders]))
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = uvicorn.Server(uvicorn_config(app, config))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

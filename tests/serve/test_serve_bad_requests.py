@@ -1,6 +1,7 @@
 """Invalid requests: their statuses and messages. None of them reaches a model."""
 
 import contextlib
+import contextvars
 import json
 import socket
 from pathlib import Path
@@ -13,6 +14,8 @@ from serve_folders import running, translator
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.serve import ServeConfig, create_app, open_models
+from allyouneed.serve.errors import Refusal
+from allyouneed.serve.request_record import RequestRecord, set_record
 
 pytestmark = pytest.mark.no_shapes
 
@@ -282,6 +285,19 @@ def test_long_headers_with_a_body_are_accepted(url: str) -> None:
     body = {"model": "language", "prompt": "to be", "user": "a" * 100_000, "max_tokens": 1}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Long": "a" * 50_000})
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("length", [180, 230, 245, 300])
+def test_errors_are_bounded(length: int) -> None:
+    """Each of these characters takes 12 bytes in JSON, and each of the request id 2."""
+
+    def body() -> dict[str, Any]:
+        set_record(RequestRecord("\\" * 128))
+        return Refusal(400, "\U0001f600" * length, param="\U0001f600" * length, code="too_many_connections").tree
+
+    found = contextvars.copy_context().run(body)
+    assert found["error"]["request_id"] == "\\" * 128
+    assert len(json.dumps(found)) <= 4096
 
 
 def test_missing_bodies_time_out(folders: list[Path]) -> None:

@@ -70,6 +70,28 @@ def test_keys_cannot_be_guessed_without_limit(folders: list[Path]) -> None:
         assert 0 < int(found.headers["retry-after"]) <= 60
 
 
+def test_a_request_carries_one_guess(folders: list[Path]) -> None:
+    fields = {"q": "one", "source": "en", "target": "de"}
+    both = "api_key=wrong&api_key=open-sesame"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    with running(folders[:1], keys=["open-sesame"]) as (url, _):
+        in_query = httpx.post(f"{url}/translate?{both}", json=fields)
+        in_form = httpx.post(f"{url}/translate", content=f"q=one&source=en&target=de&{both}", headers=form)
+        for found in (in_query, in_form):
+            assert (found.status_code, found.json()["error"]) == (400, "api_key is given more than once; send one key")
+
+
+def test_every_wrong_key_of_a_request_counts() -> None:
+    keys = Keys(lambda: ["right"])
+    for number in range(MAX_WRONG // 2):
+        with pytest.raises(Refusal) as wrong:
+            keys.check("127.0.0.1", [f"{number}a", f"{number}b"])
+        assert wrong.value.status == 401
+    with pytest.raises(Refusal) as refused:
+        keys.check("127.0.0.1", ["right"])
+    assert refused.value.status == 429
+
+
 def test_guessing_may_go_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(keys.time, "monotonic", lambda: now)

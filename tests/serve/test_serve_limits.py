@@ -1,6 +1,7 @@
 """Limits for each client: what counts as one client, and how many connections and requests it may have."""
 
 import contextlib
+import http.client
 import resource
 import select
 import socket
@@ -80,6 +81,28 @@ def test_new_connections_replace_idle_ones_of_their_address(
         assert [status_of(one) for one in mine[-10:]] == [200] * 10
         assert [status_of(one) for one in mine[:20]] == [None] * 20
         assert status_of(other) == 200
+
+
+def test_a_response_that_is_being_sent_is_not_cut_off(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "GRACE", 0.0)
+    with (
+        running(folders[:1], send_buffer=4096, connections=40, client_connections=3) as (url, backend),
+        contextlib.ExitStack() as opened,
+    ):
+        slow = opened.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
+        host, port = url.removeprefix("http://").split(":")
+        slow.connect((host, int(port)))
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        slow.recv(1, socket.MSG_PEEK)
+        while backend.active:
+            time.sleep(0.01)
+        for _ in range(6):
+            assert status_of(opened.enter_context(connect(url, "127.0.0.1"))) == 200
+        answer = http.client.HTTPResponse(slow)
+        answer.begin()
+        assert len(answer.read()) == int(answer.headers["content-length"])
 
 
 def test_all_connections_in_use(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.serve import create_app
 from allyouneed.serve.reload import Reloader
 from allyouneed.serve.request_record import RequestRecord
-from allyouneed.serve.setup import Source
+from allyouneed.serve.setup import Setup, Source
 
 pytestmark = pytest.mark.no_shapes
 SHORT = {"model": "language", "prompt": "to be or", "max_tokens": 5, "temperature": 0}
@@ -238,6 +238,16 @@ def test_no_request_is_lost_while_models_are_replaced(tmp_path: Path, folders: l
             thread.join()
     assert len(statuses) > 20
     assert set(statuses) == {200}
+
+
+def test_a_setup_that_cannot_be_read_changes_nothing(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    setup = Source(models=[str(folders[3])]).read()
+
+    def read() -> Setup:
+        raise OSError(5, "Input/output error")
+
+    asyncio.run(Reloader(create_app(setup, {}).state.backend, setup, read).reload())
+    assert caplog.messages == ["reload: nothing was changed: [Errno 5] Input/output error"]
 
 
 def test_a_replaced_model_is_freed(tmp_path: Path, folders: list[Path]) -> None:

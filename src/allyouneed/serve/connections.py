@@ -1,10 +1,10 @@
 """Open connections by address: no address can occupy them all.
 
 A connection beyond a limit takes the place of an idle one: of the same address if that is at its limit, else of the
-address with the most connections. A connection is idle while no request of it is being processed; one that has been
-idle for less than `GRACE` seconds is kept, as its request may be on its way. If no connection is idle, the new one is
-refused. The tables hold open connections only, so their size is bounded. A trusted proxy may open all connections: they
-belong to its clients.
+address with the most connections. A connection is idle while no request of it is being processed and no response is
+being sent; one that has been idle for less than `GRACE` seconds is kept, as its request may be on its way. If no
+connection is idle, the new one is refused. The tables hold open connections only, so their size is bounded. A trusted
+proxy may open all connections: they belong to its clients.
 """
 
 import ipaddress
@@ -29,6 +29,10 @@ class Connection(Protocol):
 
     def evict(self) -> None:
         """Close the connection at once."""
+
+    @property
+    def sending(self) -> bool:
+        """True if a part of a response has not been sent."""
 
 
 @dataclass
@@ -105,7 +109,7 @@ class Connections:
     def _evict(self, address: str) -> bool:
         """Close the connection of an address that has been idle for the longest time. Return False if there is none."""
         idle = self._by_address[address].idle
-        oldest = next(iter(idle), None)
+        oldest = next((one for one in idle if not one.sending), None)
         if oldest is None or time.monotonic() - idle[oldest] < GRACE:
             return False
         oldest.evict()

@@ -23,7 +23,8 @@ LIBRETRANSLATE_KEYS = {
     MISSING_KEY: (400, "Please contact the server operator to get an API key"),
     INVALID_KEY: (403, "Invalid API key"),
 }
-MAX_MESSAGE, MAX_PARAM = 3 << 10, 64  # bytes of JSON; characters
+# Bytes of JSON, and characters. With the longest request id, a whole error has at most 4 KiB.
+MAX_MESSAGE, MAX_PARAM = 2816, 64
 LONGEST_ESCAPE = 12  # bytes of one character in JSON: two escaped surrogates
 TYPES = {401: "authentication_error", 404: "not_found_error", 413: "too_large_error", 429: "rate_limit_error"}
 
@@ -53,7 +54,7 @@ class Refusal(Exception):
 
 
 def _bounded(message: str) -> str:
-    """Return a message whose JSON has at most 3 KiB. A message may quote what a client sent."""
+    """Return a message whose JSON has at most `MAX_MESSAGE` bytes. A message may quote what a client sent."""
     start = message[:MAX_MESSAGE]
     if len(start) == len(message) and len(json.dumps(start)) <= MAX_MESSAGE:
         return message

@@ -158,18 +158,24 @@ def _bearer_keys(headers: Headers) -> list[str]:
 
 
 async def _keys_in(scope: Scope, headers: Headers, content: bytes) -> list[str]:
-    """Return the values of the field `api_key` in the query and in the body. Whatever cannot be read has none."""
-    found: list[Any] = []
+    """Return the values of the field `api_key` in the query and in the body. Whatever cannot be read has none.
+
+    A repeated field is refused: a request could guess many keys.
+    """
+    in_query: list[Any] = []
+    in_body: Any = None
     with suppress(Refusal, UnicodeDecodeError):
-        found += [value for name, value in parse_pairs(scope["query_string"]) if name == "api_key"]
+        in_query = [value for name, value in parse_pairs(scope["query_string"]) if name == "api_key"]
     with suppress(Refusal):
         if content_type(headers) in FORMS:
             tree = await parse_form(content, headers)
         else:
             check_structure(content)
             tree = parse_json(content)
-        found.append(tree.get("api_key") if isinstance(tree, dict) else None)
-    return [key for key in found if isinstance(key, str) and key]
+        in_body = tree.get("api_key") if isinstance(tree, dict) else None
+    if len(in_query) > 1 or isinstance(in_body, list):
+        raise Refusal(400, "api_key is given more than once; send one key", param="api_key")
+    return [key for key in [*in_query, in_body] if isinstance(key, str) and key]
 
 
 def _replayed(content: bytes, receive: Receive) -> Receive:

@@ -57,7 +57,7 @@ class Keys:
             message = f"too many wrong API keys from {address}; try again in {seconds} seconds"
             raise Refusal(429, message, code="too_many_wrong_keys", retry=seconds)
         times = self._wrong.get(address) or deque(maxlen=MAX_WRONG)
-        times.append(time.monotonic())
+        times.extend([time.monotonic()] * len(set(given)))
         _put(self._wrong, address, times)
         raise _refusal("the API key is invalid", INVALID_KEY)
 

@@ -61,6 +61,11 @@ class Protocol(HttpToolsProtocol):
         self._leave()
         self.transport.abort()
 
+    @property
+    def sending(self) -> bool:
+        """True if a part of a response has not been sent: a client may read slowly."""
+        return self.transport.get_write_buffer_size() > 0
+
     def _leave(self) -> None:
         """Stop counting this connection."""
         if self._address is not None:

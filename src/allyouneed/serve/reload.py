@@ -37,8 +37,8 @@ class Reloader:
         """Apply the setup as it is now. Errors are logged, one line each, and change nothing."""
         try:
             setup = await asyncio.to_thread(self._read)
-        except UserError as error:
-            log.error("reload: nothing was changed: %s", error)
+        except Exception as error:  # such as a file that cannot be read
+            log.error("reload: nothing was changed: %s", str(error) or repr(error))
             return
         backend, before = self.backend, self._setup
         differing = [
