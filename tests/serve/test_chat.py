@@ -1,5 +1,7 @@
 """/v1/chat/completions by OpenAI's client. Models with a chat template: tests/interop/test_hf_chat.py."""
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,11 @@ from serve_folders import running
 
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.serve.backend import Backend
+from allyouneed.serve.chat import ChatFormat
+from allyouneed.serve.chat_schema import ChatRequest
+from allyouneed.serve.completion_format import CompletionPart
+from allyouneed.serve.detokenizer import TextPiece
+from allyouneed.serve.slices import SliceTurns, TimeSlice
 
 pytestmark = pytest.mark.no_shapes
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "to be?"}]
@@ -141,3 +148,29 @@ def test_refusals(client: openai.OpenAI, settings: dict[str, Any], message: str)
 def test_other_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=CHAT)
+
+
+def test_long_log_probabilities_leave_turns_to_others() -> None:
+    """The response of 1 choice of 1,024 tokens took the event loop for 0.1 seconds."""
+    settings = {"model": "m", "messages": CHAT, "logprobs": True, "top_logprobs": 20}
+    shape = ChatFormat("m", ChatRequest.model_validate(settings), plain=True)
+    top = (('a "content":[] b', -1.0),) * 20
+    part = CompletionPart(0, 0, [TextPiece(' "content":[]', -0.5, top) for _ in range(1024)], "stop")
+
+    async def run() -> tuple[str, int]:
+        others = 0
+
+        async def count() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(count())
+        text = await shape.dump_choice(part, TimeSlice(SliceTurns()))
+        task.cancel()
+        return text, others
+
+    text, others = asyncio.run(run())
+    assert json.loads(text) == json.loads(shape.choice(part).model_dump_json())
+    assert others >= 3

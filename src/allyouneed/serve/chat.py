@@ -41,9 +41,11 @@ from allyouneed.serve.completion_format import CompletionPart
 from allyouneed.serve.completion_schema import CompletionRequest, Unknown, Usage
 from allyouneed.serve.completion_task import CompletionTask
 from allyouneed.serve.completions import respond
+from allyouneed.serve.detokenizer import TextPiece
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
+from allyouneed.serve.slices import TimeSlice
 from allyouneed.serve.unknown import unknown_words_of
 from allyouneed.text.chat_template import plain_turns
 from allyouneed.text.specials import BOS
@@ -90,12 +92,25 @@ class ChatFormat:
             return ChatCompletion(**self._common, **more)
         return UnknownChatCompletion(**self._common, **more, unknown=unknown)
 
-    def choice(self, part: CompletionPart) -> ChatChoice | ChatChunkChoice:
+    async def dump_choice(self, part: CompletionPart, turn: TimeSlice) -> str:
+        """Return one part as a member of `choices`, in JSON, token by token if it has log-probabilities."""
+        if not self._body.logprobs:
+            return self.choice(part).model_dump_json()
+        tokens, empty = [], '"content":[]'
+        for piece in part.pieces:
+            tokens.append(self._token(piece).model_dump_json())
+            await turn.checkpoint()
+        choice = self.choice(part, ChatLogprobs(content=[])).model_dump_json()
+        before, _, after = choice.partition(empty)  # texts have no unescaped quotation marks
+        return "".join((before, empty[:-1], ",".join(tokens), "]", after))
+
+    def choice(self, part: CompletionPart, logprobs: ChatLogprobs | None = None) -> ChatChoice | ChatChunkChoice:
         """Return one part as a member of `choices`."""
         text = "".join(piece.text for piece in part.pieces)
         if self._plain and not part.offset:
             text = text.removeprefix(" ")
-        logprobs = self._logprobs(part) if self._body.logprobs else None
+        if self._body.logprobs and logprobs is None:
+            logprobs = ChatLogprobs(content=[self._token(piece) for piece in part.pieces])
         if not self._body.stream:
             message = ChatMessage(content=text)
             return ChatChoice(index=part.index, message=message, logprobs=logprobs, finish_reason=part.finish)
@@ -103,22 +118,13 @@ class ChatFormat:
         self._started.add(part.index)
         return ChatChunkChoice(index=part.index, delta=delta, logprobs=logprobs, finish_reason=part.finish)
 
-    def _logprobs(self, part: CompletionPart) -> ChatLogprobs:
-        most = self._body.top_logprobs or 0
-        return ChatLogprobs(
-            content=[
-                ChatTokenLogprob(
-                    token=piece.text,
-                    logprob=piece.logprob,
-                    bytes=list(piece.text.encode()),
-                    top_logprobs=[
-                        TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
-                        for text, logprob in piece.top[:most]
-                    ],
-                )
-                for piece in part.pieces
-            ]
-        )
+    def _token(self, piece: TextPiece) -> ChatTokenLogprob:
+        top = [
+            TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()))
+            for text, logprob in piece.top[: self._body.top_logprobs or 0]
+        ]
+        encoded = list(piece.text.encode())
+        return ChatTokenLogprob(token=piece.text, logprob=piece.logprob, bytes=encoded, top_logprobs=top)
 
 
 async def _prepare(backend: Backend, served: Served, body: ChatRequest) -> CompletionTask:

@@ -19,6 +19,7 @@ from allyouneed.serve.completion_schema import (
     Usage,
 )
 from allyouneed.serve.detokenizer import TextPiece
+from allyouneed.serve.slices import TimeSlice
 
 
 @dataclass
@@ -37,8 +38,8 @@ class ResponseFormat(Protocol):
     def response(self, parts: Sequence[CompletionPart], usage: Usage | None, unknown: Unknown | None) -> BaseModel:
         """Return the response for some parts."""
 
-    def choice(self, part: CompletionPart) -> BaseModel:
-        """Return one part as a member of `choices`."""
+    async def dump_choice(self, part: CompletionPart, turn: TimeSlice) -> str:
+        """Return one part as a member of `choices`, in JSON. Others have their turns meanwhile, however long it is."""
 
 
 class CompletionFormat:
@@ -72,3 +73,9 @@ class CompletionFormat:
             values: list[float | None] = [piece.logprob for piece in part.pieces]
             logprobs = Logprobs(tokens=texts, token_logprobs=values, top_logprobs=top, text_offset=offsets)
         return Choice(index=part.index, text="".join(texts), logprobs=logprobs, finish_reason=part.finish)
+
+    async def dump_choice(self, part: CompletionPart, turn: TimeSlice) -> str:
+        """Return one part as a member of `choices`, in JSON."""
+        choice = self.choice(part)
+        await turn.checkpoint()
+        return choice.model_dump_json()

@@ -95,9 +95,7 @@ class CompletionTask:
         turn, texts = self._engine.time_slice(), []
         for part in choices:
             await turn.checkpoint()
-            choice = self._format.choice(part)
-            await turn.checkpoint()
-            texts.append(choice.model_dump_json())
+            texts.append(await self._format.dump_choice(part, turn))
         empty = '"choices":[]'
         before, _, after = self.completion([], self.usage).model_dump_json().partition(empty)
         return "".join((before, empty[:-1], ",".join(texts), "]", after))
