@@ -163,7 +163,19 @@ def test_the_last_evaluation_may_take_the_time_of_the_final_measurement() -> Non
     assert plan.longest_evaluation(150) == 3
     plan.pace.fraction = 1.0
     assert plan.longest_evaluation(280) == pytest.approx(20 - CLOSING_SECONDS)
-    assert plan.longest_evaluation(299.5) == 3
+    assert plan.longest_evaluation(299.5) == plan.allowance / 2  # even after the minutes
+
+
+def test_an_evaluation_is_not_given_up_at_once() -> None:
+    pace = Pace(fraction=0.5, items=100, evaluation=0.01, evaluating=50.0)  # more than its share
+    assert TimePlan(recipe(budget={"minutes": 5}).train, pace).longest_evaluation(150) == 3
+
+
+def test_less_often_is_said_only_if_it_is() -> None:
+    plan = TimePlan(recipe(budget={"minutes": 1}, evaluate_every=0.25).train, Pace(fraction=0.3, evaluation=0.5))
+    assert plan.describe_delay(30).startswith("step 30: evaluating later than train.evaluate_every=0.25, so that")
+    plan.pace.evaluation = 5.0
+    assert plan.describe_delay(30).startswith("evaluating about every 70 steps, less often than")
 
 
 def test_a_plan_resumes_from_what_a_checkpoint_stores() -> None:
@@ -279,6 +291,25 @@ def test_slow_evaluations_use_fewer_items_and_say_so(tmp_path: Path, monkeypatch
     findings = list(check_scores(load_folder(model)))  # on the same part
     assert findings
     assert all(finding.verdict == "ok" for finding in findings), findings
+
+
+def test_the_last_weights_are_chosen_if_there_is_no_time_to_measure_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = TimePlan.longest_evaluation
+
+    def none_at_the_end(plan: TimePlan, seconds: float) -> float:
+        return longest(plan, seconds) if plan.pace.fraction < 1 else -1.0
+
+    monkeypatch.setattr(TimePlan, "longest_evaluation", none_at_the_end)
+    notes = Notes()
+    train(recipe(), tmp_path, notes)
+    records = read_log(tmp_path / "log.jsonl")
+    end = records[-1]
+    assert end["chosen"] == end["step"]
+    if not any(record["kind"] == "evaluation" and record["step"] == end["step"] for record in records):
+        assert any("the weights of this last step are chosen" in line for line in notes.lines)
+    assert any(f"of step {end['chosen']:,}, on the validation split" in line for line in notes.lines)
 
 
 def test_a_stopped_run_resumes_its_seconds_and_its_fraction(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class ModelWriter:
         fill_model(model, checkpoint.tensors["model"], path)
         average = self.recipe.train.average.build(model)
         average.load_tensors(checkpoint.tensors.get("average", {}))
-        self.listener.note("measuring the best weights on the validation split")
+        self.listener.note(f"measuring the chosen weights, of step {checkpoint.step:,}, on the validation split")
         with average.swapped_in():
             scores, part = self._scores(model)
             how = determinism_lines(self.recipe, read_log(self.log.path))

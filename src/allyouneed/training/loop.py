@@ -52,7 +52,7 @@ from allyouneed.training.shard_files import save_checkpoint
 from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.tensorboard import Board
 from allyouneed.training.train_state import TrainState
-from allyouneed.training.validation import Validator, record_scores
+from allyouneed.training.validation import Validator, give_up, record_scores
 
 
 def train(
@@ -303,7 +303,7 @@ class Run:
             if first and found.items < found.of:
                 self.listener.note(self.plan.describe_part(found.items, found.of))
             if not found.scores:
-                self.listener.note(self.plan.describe_given_up(self.progress.spent.steps))
+                self.listener.note(give_up(self.progress, self.plan))
                 self._given_up_at = self.progress.spent.steps
                 self.save()
                 return

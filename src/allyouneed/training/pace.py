@@ -28,6 +28,7 @@ PROBE_TOKENS = 10  # decoded for each item of such a test
 FIRST_ITEMS = 8  # the smallest part that is measured
 LEAST_ITEMS = 100  # of an evaluation, if its time allows: fewer say little about which weights are best
 LEAST_FINAL_ITEMS = 32  # of the final measurement, even if the time is over
+LEAST_SHARE = 0.01  # of the minutes: no evaluation is given up before, since a busy machine may pause for as long
 CLOSING_SECONDS = 1.0  # of an idle core, for what follows the final measurement, besides writing the model
 CLOSING_SHARE = 0.05  # of the minutes: the most that is kept for this on a busy machine
 RECENT = 0.05  # weight of the last step in the mean time of a step
@@ -137,14 +138,14 @@ class TimePlan:
     def longest_evaluation(self, seconds: float) -> float:
         """Return the seconds after which an evaluation is given up: the machine may be slower than before.
 
-        The last one may take the time of the final measurement, which then uses fewer items: the last weights are often
-        the best.
+        The last one may take the time of the final measurement, which then uses fewer items, and half of the time for
+        evaluations even after the minutes: the last weights are often the best.
         """
         pace = self.pace
         if pace.fraction >= 1:
-            left = self.total - seconds - pace.saving - self._closing
+            left = max(self.total - seconds - pace.saving - self._closing, self.allowance / 2)
         else:
-            left = (self.allowance - pace.evaluating - self._final()) / 2
+            left = max((self.allowance - pace.evaluating - self._final()) / 2, LEAST_SHARE * self.total)
         return max(3 * pace.evaluation, left)
 
     def final_seconds(self, seconds: float) -> float:
@@ -200,11 +201,14 @@ class TimePlan:
         steps_left = steps * (1 - pace.fraction) / max(pace.fraction, 1e-9)
         between = max(1, round(steps_left / max(1, int(left / max(pace.evaluation, 1e-9)))))
         every = f"train.evaluate_every={self.config.evaluate_every:g}"
+        if between <= self.config.evaluate_every * (steps + steps_left):
+            return f"step {steps:,}: evaluating later than {every}, {self._limit()}"
         return f"evaluating about every {between:,} steps, less often than {every}, {self._limit()}"
 
     def describe_given_up(self, step: int) -> str:
         """Describe an evaluation that took too long."""
-        return f"step {step:,}: the evaluation was given up after {self.pace.evaluation:.0f} s, {self._limit()}"
+        chosen = "; the weights of this last step are chosen, unmeasured" if self.pace.fraction >= 1 else ""
+        return f"step {step:,}: the evaluation took too long and was given up, {self._limit()}{chosen}"
 
     def _limit(self) -> str:
         return f"so that it takes at most {self.config.evaluation_share:.0%} of the time (train.evaluation_share)"

@@ -117,6 +117,17 @@ def _shortened(search: SearchConfig) -> SearchConfig:
     return search.model_copy(update={"max_length": most})
 
 
+def give_up(progress: Progress, plan: TimePlan) -> str:
+    """Enter an evaluation that took too long; return a note about it.
+
+    If it was the last one, the last weights are chosen: the schedule has come to its end with them, and no earlier ones
+    were shown to be better.
+    """
+    if plan.pace.fraction >= 1:
+        progress.best, progress.best_loss, progress.best_step = None, None, progress.spent.steps
+    return plan.describe_given_up(progress.spent.steps)
+
+
 def record_scores(progress: Progress, scores: list[Score], metric: str) -> bool:
     """Enter the scores of the present weights into the progress; return whether they are the best so far.
 
