@@ -281,6 +281,10 @@ def _model_folder(path: Path) -> Path:
         raise FolderError(
             f"{path}: a run of an earlier version, not finished; the `allyouneed train` that began it resumes it"
         )
+    if (path / "lock").exists() and ((path / "recipe.toml").exists() or (path / "data").is_dir()):
+        raise FolderError(
+            f"{path}: this run was stopped before its first checkpoint; the same `allyouneed train` resumes it"
+        )
     raise FolderError(f"{path}: not a model folder: it has no {MANIFEST} and no folder named model")
 
 

@@ -159,6 +159,19 @@ def test_another_recipe_does_not_overwrite_a_run(run: Commands, numbers: str):
 # --- model folders ---------------------------------------------------------------------------------------------------
 
 
+def test_results_are_not_written_among_other_files(run: Commands, numbers: str, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("mine")
+    holds = "holds index.html; choose a new or an empty folder: --out"
+    assert_one_line(run("inspect", numbers, "forty-one", "--out", "site", folder=tmp_path), 2, "site", holds)
+    compare = ("compare", "copy", "--vary", "model.norm=pre,post", "--steps", "1", "--out", "site")
+    assert_one_line(run(*compare, folder=tmp_path), 2, "site", holds)
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+    assert (tmp_path / "site" / "index.html").read_text() == "mine"
+    for _ in range(2):  # its files are replaced
+        assert run("inspect", numbers, "forty-one", "--out", "new", folder=tmp_path).status == 0
+
+
 def test_not_a_model_folder_is_refused(run: Commands, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("hello")
@@ -166,8 +179,12 @@ def test_not_a_model_folder_is_refused(run: Commands, tmp_path: Path):
     for command in ("translate", "generate", "score", "evaluate"):
         assert_one_line(run(command, "nowhere", folder=tmp_path), 2, "nowhere")
     assert_one_line(run("translate", "empty", folder=tmp_path), 2, "empty: not a model folder")
+    (tmp_path / "preparing" / "data").mkdir(parents=True)
+    (tmp_path / "preparing" / "lock").touch()
+    stopped = "preparing: this run was stopped before its first checkpoint; the same `allyouneed train` resumes it"
+    assert_one_line(run("translate", "preparing", folder=tmp_path), 2, stopped)
     assert_one_line(run("translate", "file", folder=tmp_path), 2, "file")
-    assert_one_line(run("translate", "run", folder=tmp_path), 2, "has not written its model folder yet")
+    assert_one_line(run("translate", "run", folder=tmp_path), 2, "run: a run of an earlier version, not finished")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "README.md", "manifest.json"])

@@ -84,6 +84,23 @@ def test_lists_of_files(run: Commands, corpus: Path) -> None:
     )
 
 
+def test_one_file_for_both_sides(run: Commands, corpus: Path) -> None:
+    done = train(run, corpus, 'task.train=["train.en","./train.en"]')
+    refused(done, "task.train: train.en is the source and the target; give [source file, target file]")
+    done = train(run, corpus, 'task.valid=["valid.de","valid.de"]')
+    refused(done, "task.valid: valid.de is the source and the target")
+
+
+def test_other_languages_in_the_names(run: Commands, corpus: Path) -> None:
+    for name in ("copy.en", "train.fr", "train.tgt"):
+        (corpus / name).write_bytes((corpus / "train.de").read_bytes())
+    done = train(run, corpus, 'task.train=["train.en","copy.en"]')
+    refused(done, "task.valid: valid.en and valid.de", "end with en de, those of task.train with en en")
+    done = train(run, corpus, 'task.train=["train.en","train.fr"]')
+    refused(done, "task.valid: valid.en and valid.de", "those of task.train with en fr")
+    assert train(run, corpus, 'task.train=["train.en","train.tgt"]', out="endings").status == 0
+
+
 def test_swapped_languages(run: Commands, corpus: Path) -> None:
     done = train(run, corpus, 'task.valid=["valid.de","valid.en"]')
     refused(done, "task.valid: valid.de and valid.en", "order de en", "task.train in the order en de; swap them")

@@ -135,7 +135,7 @@ def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(stopped: Path, run
     folder = str(tmp_path / "x")
     done = run("train", f"{folder}/recipe.toml", "--out", folder, "--steps", "20")
     assert done.status == 2
-    assert "train.budget.steps is 30 there, 20 now" in done.err
+    assert "the budget of this run is 30 steps, not 20 steps; give the same steps" in done.err
     done = run("train", f"{folder}/recipe.toml", "--out", folder, "--steps", "40")
     assert done.status == 0, done.err
     assert "resuming from step 12 with a larger budget: 40 steps" in done.err

@@ -84,7 +84,8 @@ def command(
     from allyouneed.lab.compare.comparison import add_test_scores, compare
     from allyouneed.lab.compare.plan import CompareOptions, make_plan
     from allyouneed.lab.compare.report import write_comparison
-    from allyouneed.lab.report import require_same_experiment
+    from allyouneed.lab.report import DATA, require_same_experiment
+    from allyouneed.storage import refuse_foreign
     from allyouneed.training.api import one_budget
     from allyouneed.training.recipe_files import find_recipe
 
@@ -94,6 +95,7 @@ def command(
         recipes, vary or [], model or [], further, sets or [], seeds, budget, equal == "parameters", metric
     )
     find_recipe(recipes[0])  # report an unknown recipe before a conflict with the folder
+    refuse_foreign(out, "a folder of a comparison", (DATA,), ("data", "runs"))
     require_same_experiment(out, options.question)  # before data is prepared, which may take long
     plan = make_plan(options, out / "data")
     _print_plan(plan, out)

@@ -26,8 +26,10 @@ def command(
     """
     from allyouneed.cli.terminal import one_line
     from allyouneed.inspection.inspect import inspect_text
-    from allyouneed.inspection.page import write_inspection
+    from allyouneed.inspection.page import PAGE, PICTURE, write_inspection
+    from allyouneed.storage import refuse_foreign
 
+    refuse_foreign(out, "a folder of an inspection", (PAGE, PICTURE), (PICTURE,))
     bundle = open_model(model, device)
     found = inspect_text(bundle, text, target, new_tokens=max_tokens)
     page, picture = write_inspection(out, bundle, text, found)

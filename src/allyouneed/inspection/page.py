@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MODULES = ("dom.js", "heatmap.js", "maps.js", "tokens.js", "inspect.js")  # each after the modules that it imports
+PAGE, PICTURE = "index.html", "maps.png"
 MAX_PANELS = 48  # small maps in a picture
 
 
@@ -32,10 +33,9 @@ def write_inspection(folder: Path, bundle: Bundle, text: str, found: Inspection)
     """Write index.html and maps.png into a folder, and return their paths."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    page, picture = folder / "index.html", folder / "maps.png"
-    image = png(found, text)
+    page, picture = folder / PAGE, folder / PICTURE
+    write_atomic(picture, png(found, text))  # first: a page without its picture is not from here
     write_atomic(page, inspection_html(bundle, text, found).encode("utf-8", "backslashreplace"))
-    write_atomic(picture, image)
     return page, picture
 
 

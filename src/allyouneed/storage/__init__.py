@@ -18,7 +18,7 @@ No pickle: tensors are safetensors, everything else is JSON or text. Links and p
 """
 
 from allyouneed.storage.disk import TEMPORARY, refuse_links, sync_files, write_atomic, writing
-from allyouneed.storage.folders import ASIDE, discard, new_folder, require_replaceable, sweep
+from allyouneed.storage.folders import ASIDE, discard, new_folder, refuse_foreign, require_replaceable, sweep
 from allyouneed.storage.locks import is_locked, lock
 from allyouneed.storage.manifest import MANIFEST, Entry, Fault, read_manifest
 from allyouneed.storage.sealed import LARGEST_TEXT, Sealed, compare_listing, open_folder, verify
@@ -41,6 +41,7 @@ __all__ = [
     "open_folder",
     "parse_tensors",
     "read_manifest",
+    "refuse_foreign",
     "refuse_links",
     "require_replaceable",
     "sweep",

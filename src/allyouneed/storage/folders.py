@@ -6,11 +6,11 @@ import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from allyouneed.errors import StorageError
+from allyouneed.errors import ConfigError, StorageError
 from allyouneed.storage.disk import TEMPORARY, absolute, sync, sync_all, temporary_name, writing
 from allyouneed.storage.manifest import MANIFEST, write_manifest
 
@@ -29,7 +29,7 @@ def new_folder(final: Path) -> Iterator[Path]:
     temporary = temporary_name(final)
     with writing(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign(final)
+        _require_own(final)
         temporary.mkdir()
         held = _hold(temporary)
         try:
@@ -70,12 +70,28 @@ def require_replaceable(folder: Path) -> None:
     folder = absolute(folder)
     temporary = temporary_name(folder)
     with writing(folder):
-        _refuse_foreign(folder)
+        _require_own(folder)
         for path in (folder, folder / MANIFEST):  # read-only: meant to be kept
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         temporary.mkdir()
         temporary.rmdir()
+
+
+def refuse_foreign(folder: Path, what: str, marks: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ConfigError for a folder with files that this program did not write: results do not mix with other work.
+
+    `what`: the kind of the folder. It is accepted if it holds all `marks`, or nothing besides `names`.
+    """
+    if not folder.exists() or all((folder / mark).exists() for mark in marks):
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; should be a new or an empty folder: --out")
+    found = sorted(path.name for path in folder.iterdir())
+    foreign = [name for name in found if name not in names and not name.startswith(".")]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ConfigError(f"{folder}: is not {what} and holds {shown}; choose a new or an empty folder: --out")
 
 
 def discard(folder: Path) -> None:
@@ -96,7 +112,7 @@ def exchange(one: Path, other: Path) -> bool:
     return status == 0
 
 
-def _refuse_foreign(final: Path) -> None:
+def _require_own(final: Path) -> None:
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise StorageError(f"{final}: is not a folder but a link or a file; remove it or choose another name")
     if final.is_dir() and any(final.iterdir()) and not (final / MANIFEST).is_file():

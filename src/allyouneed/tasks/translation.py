@@ -20,6 +20,7 @@ from allyouneed.text.compressed import SUFFIXES
 from allyouneed.text.lines import Pair, as_names, pairs
 from allyouneed.words import counted
 
+SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
 
 
@@ -54,8 +55,11 @@ class TranslationConfig(PairTask):
         return _languages(self.train)
 
     def prepare(self, folder: Path, seed: int) -> PairData:
+        for split in SPLITS:
+            _require_two_files(split, self.files(split) or ())
         for split in ("valid", "test"):
             files, train = self.files(split), _languages(self.train)
+            _require_same_languages(split, files or (), self.train)
             if files is not None and train is not None and _languages(files) == train[::-1]:
                 raise ConfigError(
                     f"task.{split}: {' and '.join(files)}: their names are in the order {' '.join(train[::-1])}, those "
@@ -85,11 +89,42 @@ class TranslationConfig(PairTask):
         return translation_scores(hypotheses, references)
 
 
+def _require_two_files(split: str, files: tuple[str, ...]) -> None:
+    """Raise ConfigError if one file is given as source and as target."""
+    if len(files) == 2 and Path(files[0]).resolve() == Path(files[1]).resolve():
+        raise ConfigError(f"task.{split}: {files[0]} is the source and the target; give [source file, target file]")
+
+
+def _require_same_languages(split: str, files: tuple[str, ...], train: tuple[str, ...]) -> None:
+    """Raise ConfigError if the names of both splits end with languages, one of which is the same and one is not.
+
+    Other endings (train.src, train.tgt) may differ.
+    """
+    found, known = _suffixes(files), _suffixes(train)
+    if found is None or known is None:
+        return
+    same = [_is_one_language(*sides) for sides in zip(found, known, strict=True)]
+    if sum(same) == 1 and all(re.match("[a-z]{2}(?![a-z])", sides[same.index(False)]) for sides in (found, known)):
+        raise ConfigError(
+            f"task.{split}: {' and '.join(files)}: their names end with {' '.join(found)}, those of task.train with "
+            f"{' '.join(known)}; give files in the languages of task.train"
+        )
+
+
+def _is_one_language(one: str, other: str) -> bool:
+    return re.split("[_-]", one)[0] == re.split("[_-]", other)[0]
+
+
 def _languages(files: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the languages of two files. Parallel files are usually named after them: train.en, train.de.gz."""
+    found = _suffixes(files)
+    return found if found is not None and found[0] != found[1] else None
+
+
+def _suffixes(files: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the suffixes of two files if both look like languages."""
     if len(files) != 2:
         return None
     plain = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in map(Path, files)]
     source, target = (path.suffix.removeprefix(".") for path in plain)
-    known = source != target and LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target)
-    return (source, target) if known else None
+    return (source, target) if LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from allyouneed.config import Config
+from allyouneed.words import plural
 
 UNITS = ("steps", "tokens", "minutes", "flops")
 
@@ -41,7 +42,7 @@ class BudgetConfig(Config):
         return self.model_copy(update={self.unit: type(getattr(self, self.unit))(amount)})
 
     def __str__(self) -> str:
-        return f"{self.amount:,.12g} {self.unit}"
+        return f"{self.amount:,.12g} {plural(self.amount, self.unit.removesuffix('s'))}"
 
 
 @dataclass

@@ -7,12 +7,14 @@ Settings that are fractions of the budget would change with it. So a longer run 
     cosine, linear           the learning rate falls with the budget from the end of the warm-up on: refused after that
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import folder_recipe
-from allyouneed.storage.checkpoints import checkpoint_paths
+from allyouneed.storage import open_folder
+from allyouneed.storage.checkpoints import checkpoint_head, checkpoint_paths
 from allyouneed.training.budget import BudgetConfig
 from allyouneed.training.pace import PROBES
 from allyouneed.training.progress import Progress
@@ -62,7 +64,7 @@ def extend_budget(progress: Progress, recipe: Recipe, folder: Path) -> dict[str,
 def is_extended(folder: Path, recipe: Recipe) -> bool:
     """Return whether the finished model of a run folder had a smaller budget than this recipe.
 
-    Raise ConfigError if the run cannot go on because its checkpoints are gone.
+    Raise ConfigError if the run cannot go on: its checkpoints are gone, or its schedule does not allow it.
     """
     try:
         stored = folder_recipe(folder / "model")[0]["train"]["budget"][recipe.train.budget.unit]
@@ -71,11 +73,16 @@ def is_extended(folder: Path, recipe: Recipe) -> bool:
     former = float(stored or 0)
     if not 0 < former < recipe.train.budget.amount:
         return False
-    if not checkpoint_paths(folder / "checkpoints"):
+    paths = checkpoint_paths(folder / "checkpoints")
+    if not paths:
         raise ConfigError(
             f"{folder}: cannot go on with a larger budget: its checkpoints are gone; "
             + how_to_train_on(folder, recipe.train.budget, former)
         )
+    with suppress(FolderError, LookupError, TypeError):  # reported when the run resumes
+        progress = Progress.from_dict(checkpoint_head(open_folder(paths[-1]))["state"])
+        if progress.budget:  # else of an earlier version
+            extend_budget(progress, recipe, folder)  # refused before data is prepared; the result is discarded
     return True
 
 

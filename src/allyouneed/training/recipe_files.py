@@ -102,6 +102,9 @@ def require_same_recipe(folder: Path, recipe: Recipe, *, or_larger: bool = False
     if or_larger and old.unit == new.unit and old.amount < new.amount:
         began = began.model_copy(update={"train": began.train.model_copy(update={"budget": new})})
     differing = differences(_comparable(began), _comparable(recipe))
+    if or_larger and differing and all(line.startswith("train.budget.") for line in differing):
+        advice = f"give the same {old.unit} to resume it, or more of them; or choose another run folder"
+        raise ConfigError(f"{file}: the budget of this run is {old}, not {new}; {advice}")
     if differing:
         what = "; ".join(differing[:MAX_DIFFERENCES])
         more = f"; and {len(differing) - MAX_DIFFERENCES} more" if len(differing) > MAX_DIFFERENCES else ""

@@ -10,7 +10,7 @@ from allyouneed.folder import OUTLINE, SizeGuard, model_tensors
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
-from allyouneed.storage import lock, refuse_links, verify
+from allyouneed.storage import lock, refuse_foreign, refuse_links, verify
 from allyouneed.tasks import TaskData
 from allyouneed.text.codec import Codec
 from allyouneed.training.checkpoint import Checkpoints
@@ -45,25 +45,12 @@ def require_buildable(recipe: Recipe, folder: Path, device: str = "cpu") -> None
 
 def open_run_folder(held: ExitStack, recipe: Recipe, folder: Path, listener: ProgressListener) -> bool:
     """Lock the run folder, refuse it if it belongs to another recipe; return whether the run is finished."""
-    _refuse_foreign(folder)
+    refuse_foreign(folder, "a run folder", ("recipe.toml",), RUN_NAMES)
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, RUN_NAMES)
     held.enter_context(lock(folder))
     require_same_recipe(folder, recipe, or_larger=True)
     return _is_finished(folder, listener) and not is_extended(folder, recipe)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError for a folder with files that no run wrote: a run does not mix with other work."""
-    if not folder.exists() or (folder / "recipe.toml").exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file; the run folder should be a new or an empty folder")
-    names = sorted(path.name for path in folder.iterdir())
-    foreign = [name for name in names if name not in RUN_NAMES and not name.startswith(".")]
-    if foreign:
-        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ConfigError(f"{folder}: is not a run folder and holds {shown}; choose a new or an empty folder: --out")
 
 
 def _is_finished(folder: Path, listener: ProgressListener) -> bool:
