@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,36 @@ def test_a_second_signal_stops_the_server_at_once_and_quietly(folders: list[Path
         assert server.communicate() == ("", "")
         for connection in running:
             connection.close()
+
+
+SLOW_SEARCH = """
+import time
+from allyouneed.cli import main
+from allyouneed.serve.batch_worker import BatchWorker
+BatchWorker.work = lambda self: print("searching", flush=True) or time.sleep(3600)
+main()
+"""
+
+
+def test_a_second_signal_does_not_wait_for_a_search(folders: list[Path]) -> None:
+    arguments = ["serve", str(folders[0]), "--port", "0", "--access-log", "none", "--limit", "drain=0.1"]
+    command = [sys.executable, "-c", SLOW_SEARCH, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().partition("(")[0].split()[-1]
+            body = {"q": "one", "source": "en", "target": "de"}
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(httpx.post, f"{url}/translate", json=body, timeout=300)
+                assert server.stdout.readline() == "searching\n"
+                server.send_signal(signal.SIGTERM)
+                until(lambda: httpx.get(f"{url}/health").status_code == 503)
+                time.sleep(0.5)  # longer than the drain
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(timeout=60) == 0
+                assert server.communicate() == ("", "")
+        finally:
+            server.kill()
 
 
 def stop_gracefully(server: subprocess.Popen[str], host: str, port: int) -> None:

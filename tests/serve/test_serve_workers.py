@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -116,6 +117,31 @@ def test_sighup_reaches_all_workers(folders: list[Path], tmp_path: Path) -> None
         log.wait("1 keys; models: unchanged", 2)
         for _ in range(10):
             assert models_of(url, "new") == ["language"]
+
+
+def has_torch(process: int) -> bool:
+    """Return True if a process or one of its children has begun to import torch."""
+    return any("libtorch" in Path(f"/proc/{one}/maps").read_text() for one in [process, *children(process)])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_during_the_start_does_not_end_the_server(folders: list[Path], workers: int) -> None:
+    command = [sys.executable, "-m", "allyouneed", "serve", str(folders[3]), "--port", "0", "--workers", str(workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            with ThreadPoolExecutor(1) as pool:
+                line = pool.submit(server.stdout.readline)
+                until(lambda: has_torch(server.pid))
+                while not line.done():
+                    server.send_signal(signal.SIGHUP)
+                    time.sleep(0.05)
+            url = line.result().partition("(")[0].split()[-1]
+            assert httpx.get(f"{url}/ready", timeout=300).status_code == 200
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(timeout=300) == 0
+        finally:
+            server.kill()
 
 
 def test_metrics_may_be_read_and_written_at_once(tmp_path: Path) -> None:

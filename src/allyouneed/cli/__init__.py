@@ -95,6 +95,8 @@ def main() -> None:
         # `allyouneed translate ... | head` ends like any other filter; a training run outlives its reader. Not in
         # `run`: in a process that continues, writing to a closed connection would kill it without a message.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if arguments[:1] == ["serve"]:  # a reload before the server can handle it waits; it would end the process
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     status = run(arguments)
     if status == INTERRUPTED:  # torch's teardown takes seconds on a busy machine; everything is saved and closed
         _exit_at_once(status)

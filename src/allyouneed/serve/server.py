@@ -6,11 +6,13 @@ A second signal stops it at once.
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
 import signal
 import socket
+import termios
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ class Server(uvicorn.Server):
         self.backend, self._reloader = backend, reloader
         self._hangup = hangup or threading.Event()
         self._reloading: asyncio.Task[None] | None = None
+        self._closing: threading.Thread | None = None  # stops the backend
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start draining on the first signal, and exit at once on the second; a worker on SIGINT."""
@@ -113,7 +116,16 @@ class Server(uvicorn.Server):
         while self.backend.active and loop.time() < until and not self.force_exit:
             await asyncio.sleep(POLL)
         if self.backend.active:
-            await asyncio.to_thread(self.backend.close)  # refuses the requests in progress
+            self._closing = threading.Thread(target=self.backend.close, daemon=True)
+            self._closing.start()  # refuses the requests in progress, and waits for the computations
+            while self._closing.is_alive() and not self.force_exit:
+                await asyncio.sleep(POLL)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections. After a second signal, end the process without waiting for computations."""
+        await super().shutdown(sockets)
+        if self._closing is not None and self._closing.is_alive():
+            os._exit(0)
 
 
 def listen(config: ServeConfig) -> socket.socket:
@@ -174,16 +186,28 @@ def serve(
 
 
 def reload_on_hangup(request_reload: Callable[[], None]) -> None:
-    """Request a reload on SIGHUP. The SIGHUP of a terminal that was closed ends the server instead."""
-    in_terminal = os.isatty(0)
+    """Request a reload on SIGHUP. The SIGHUP of a terminal that was closed ends the server instead.
+
+    The signal is blocked until then: one that has arrived during the start is handled now.
+    """
 
     def handle(*_: object) -> None:
-        if in_terminal and not os.isatty(0):
+        if _terminal_is_closed():
             signal.raise_signal(signal.SIGTERM)
         else:
             request_reload()
 
     signal.signal(signal.SIGHUP, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+
+
+def _terminal_is_closed() -> bool:
+    """Return True if standard input was a terminal that no longer exists."""
+    try:
+        termios.tcgetattr(0)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)  # without a terminal it is ENOTTY
+    return False
 
 
 def announce(listener: socket.socket, models: Sequence[str], workers: int = 1) -> None:

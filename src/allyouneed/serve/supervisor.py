@@ -97,14 +97,19 @@ class Supervisor:
         """Run a worker until it ends. Return its exit status, and whether it has accepted connections."""
         cores = int(os.environ.get("OMP_NUM_THREADS", "0")) or len(os.sched_getaffinity(0))
         threads = str(max(1, cores // self._setup.workers))
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            stdin=PIPE,
-            stdout=PIPE,
-            pass_fds=[self._listener.fileno()],
-            env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
-            start_new_session=True,  # Ctrl-C reaches the supervisor only
-        )
+        # A worker inherits the mask: a SIGHUP waits until `reload_on_hangup`. Without a handler it would end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND,
+                stdin=PIPE,
+                stdout=PIPE,
+                pass_fds=[self._listener.fileno()],
+                env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
+                start_new_session=True,  # Ctrl-C reaches the supervisor only
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         self._workers[worker] = process
         if self._stopping.is_set():  # a signal arrived in between
             process.send_signal(signal.SIGTERM)
