@@ -27,14 +27,27 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 from serve_folders import language_model, translator
 
+from allyouneed.decode import SampleConfig, sample
+from allyouneed.decode.base import FIRST_TOKEN
+from allyouneed.decode.sample import cut_probabilities, uniforms
+from allyouneed.folder import Bundle, load_folder
+from allyouneed.text.specials import BOS, EOS
+
 SEEDS = 40  # different requests
+TEMPERATURE = 0.9
+# A sampled token depends on the rounding of sums, so on its batch, if its uniform number is next to a boundary between
+# two tokens. Rounding moves boundaries by 1e-8 to 1e-7.
+MARGIN = 1e-5
 HEALTH_SECONDS = {False: 0.5, True: 1.5}  # at the 99.9th percentile; True: beside a busy loop
 BESIDE = Path(__file__).with_name("rude_clients.py")
 
@@ -42,8 +55,8 @@ BESIDE = Path(__file__).with_name("rude_clients.py")
 class Load:
     """All clients and their observations."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, host: str, port: int, seeds: Sequence[int]) -> None:
+        self.host, self.port, self.seeds = host, port, seeds
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.right: dict[int, str] = {}
@@ -51,10 +64,8 @@ class Load:
 
     def body(self, seed: int, stream: bool) -> dict[str, Any]:
         """Return a request whose response depends only on its seed."""
-        prompt = f"to be or not {seed} " * (1 + seed % 4)
-        request = {"model": "language", "prompt": prompt, "max_tokens": 10 + 5 * (seed % 20)}
-        # The most probable token: a sampled one depends on the rounding of hundreds of sums, so on the batch.
-        return {**request, "temperature": 0, "stream": stream}
+        request = {"model": "language", "prompt": prompt_of(seed), "max_tokens": tokens_of(seed), "seed": seed}
+        return {**request, "temperature": TEMPERATURE, "stream": stream}
 
     def send(self, seed: int, manner: str, address: str = "127.0.0.1") -> None:
         """Send one request: plain, streamed, read slowly, or disconnected early ("leaving")."""
@@ -103,13 +114,45 @@ class Load:
         """Send requests until the server is terminated."""
         manner = ("plain", "stream", "slow", "leaving")[number % 4]
         while not self.terminated.is_set():
-            self.send(random.randrange(SEEDS), manner, f"127.0.{1 + number // 200}.{1 + number % 200}")
+            self.send(random.choice(self.seeds), manner, f"127.0.{1 + number // 200}.{1 + number % 200}")
 
     def rate(self, seconds: float) -> float:
         """Return the right responses per second during some seconds from now."""
         before, started = self.seen["200"], time.monotonic()
         time.sleep(seconds)
         return (self.seen["200"] - before) / (time.monotonic() - started)
+
+
+def prompt_of(seed: int) -> str:
+    """Return the prompt of a request."""
+    return "to be or not " * (1 + seed % 4)
+
+
+def tokens_of(seed: int) -> int:
+    """Return the maximum number of tokens of a request."""
+    return 10 + 5 * (seed % 20)
+
+
+def decisive_seeds(folder: Path) -> list[int]:
+    """Return seeds whose tokens do not depend on rounding, one for each prompt and length."""
+    bundle = load_folder(folder)
+    return [next(seed for seed in count(number, SEEDS) if margin_of(bundle, seed) > MARGIN) for number in range(SEEDS)]
+
+
+def margin_of(bundle: Bundle, seed: int) -> float:
+    """Return the least distance of a uniform number to a boundary between two tokens."""
+    config = SampleConfig(temperature=TEMPERATURE, seed=seed, max_length=tokens_of(seed))
+    tokenizer, model = bundle.codec.target, bundle.model
+    assert tokenizer is not None
+    prompt = tokenizer.encode(prompt_of(seed))
+    [[found]] = sample(model, [prompt], config)
+    ids = [*found.ids, EOS] if found.finished else found.ids
+    with torch.inference_mode():
+        x_1TD, _ = model.hidden(torch.tensor([[BOS, *prompt, *ids[:-1]]]), model.start())
+        logits_TV = model.head(x_1TD[0, len(prompt) :]).double()
+    weight_TN, _ = cut_probabilities(logits_TV[:, FIRST_TOKEN:], config)
+    uniform_T = torch.from_numpy(uniforms(seed, 0, 0).random(len(ids)))
+    return float((weight_TN.cumsum(dim=1) - uniform_T[:, None]).abs().min())
 
 
 class Beside:
@@ -167,17 +210,17 @@ def main() -> int:
         command += ["--access-log", "none", "--log-level", "warning"]
         with busy_loop(options.busy), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
-                return run(server, options.clients, options.seconds, options.busy)
+                return run(server, decisive_seeds(folders[0]), options.clients, options.seconds, options.busy)
             finally:
                 server.kill()
 
 
-def run(server: "subprocess.Popen[str]", clients: int, seconds: float, busy: bool) -> int:
+def run(server: "subprocess.Popen[str]", seeds: Sequence[int], clients: int, seconds: float, busy: bool) -> int:
     """Run all clients against a server, terminate it, and print the verdict."""
     assert server.stdout is not None
     host, port = server.stdout.readline().split("http://")[1].split()[0].split(":")
-    load = Load(host, int(port))
-    for seed in range(SEEDS):  # each alone, as the reference
+    load = Load(host, int(port), seeds)
+    for seed in seeds:  # each alone, as the reference
         load.send(seed, "plain")
     threads = [threading.Thread(target=load.client, args=(number,)) for number in range(clients)]
     for thread in threads:
