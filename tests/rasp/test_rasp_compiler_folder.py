@@ -356,7 +356,7 @@ def test_pool_and_task_must_fit(task, pool):
         ({"program": "x = 0;" + "for i in range(9999) { x = i + i; }\n" * 99}, "more than 200000 steps"),
         ({"lengths": [1, 2_049]}, "lengths.1: Input should be less than or equal to 2048"),
         ({"test_lengths": [1, 2_049]}, "test_lengths.1: Input should be less than or equal to 2048"),
-        ({"vocabulary": [str(n) for n in range(10_001)]}, "at most 10000 items"),
+        ({"vocabulary": [str(n) for n in range(10_001)]}, "has 10001 items; should have at most 10000"),
     ],
 )
 def test_an_invalid_task_is_refused(settings, words, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Several processes train like one: the same losses, from any checkpoint, with any process stopped or killed."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -77,10 +79,12 @@ Done = tuple[Path, list[list[str]], list[list[str]]]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free port below those that the system gives to connections, which other tests open all the time."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(**more: object) -> dict[str, str]:

@@ -40,8 +40,8 @@ def _lines() -> Callable[[float, str], None]:
 
 
 @contextmanager
-def line_meter(file: int) -> "Iterator[LineMeter]":
-    """Return a meter for the lines of a file. It shows a bar if standard error is a terminal and the output is not.
+def line_meter() -> "Iterator[LineMeter]":
+    """Return a meter for the lines of standard input: a bar, if standard error is a terminal and the output is not.
 
     Outputs on the same terminal show the progress themselves, and a bar would be drawn into them.
     """
@@ -51,6 +51,7 @@ def line_meter(file: int) -> "Iterator[LineMeter]":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    file = sys.stdin.fileno()
     status = os.fstat(file)
     size = status.st_size - os.lseek(file, 0, os.SEEK_CUR) if stat.S_ISREG(status.st_mode) else None
     columns = [BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}")]

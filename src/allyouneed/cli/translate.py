@@ -69,7 +69,7 @@ def command(
     splitter = sentence_splitter(bundle, sentences)
     before = 0  # lines of earlier batches
     unknown: list[int] = []
-    with line_meter(sys.stdin.fileno()) as meter:
+    with line_meter() as meter:
         if engine == "ctranslate2":
             answer_whole = _in_ctranslate2(bundle, search, int8, scores, meter)
         else:
