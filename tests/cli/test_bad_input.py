@@ -25,7 +25,7 @@ def assert_one_line(done: Done, status: int, *parts: str) -> None:
 
 GOOD = b"one two\nthree\nfour five six\n"
 TRAIN = ["train", "--task", "translation", "--model", "encoder-decoder", "--steps", "1", *SMALL]
-TRAIN += ["--set", 'task.train=["a","b"]', "--set", 'task.valid=["good","good"]', "--set", "task.tokenizer.size=300"]
+TRAIN += ["--set", 'task.train=["a","b"]', "--set", 'task.valid=["good","same"]', "--set", "task.tokenizer.size=300"]
 TRAIN += ["--set", HEADS, "--set", "model.encoder_layers=1", "--set", "model.decoder_layers=1"]
 CORPORA = {
     "misaligned": (GOOD, GOOD + b"seven\n", ["a has 3 lines", "b has 4"]),
@@ -44,6 +44,7 @@ CORPORA = {
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     (tmp_path / "good").write_bytes(GOOD)
+    (tmp_path / "same").write_bytes(GOOD)
     return tmp_path
 
 
