@@ -36,13 +36,8 @@ export function paintWeights(canvas, weights) {
   context.putImageData(image, 0, 0);
 }
 
-// A map without labels, for grids.
-class HeatThumb extends HTMLElement {
-  set weights(weights) {
-    this.shown = weights;
-    this.draw();
-  }
-
+// Drawn again when the colour scheme changes.
+class HeatElement extends HTMLElement {
   connectedCallback() {
     DARK.addEventListener("change", this.redraw = () => this.draw());
     this.draw();
@@ -50,6 +45,14 @@ class HeatThumb extends HTMLElement {
 
   disconnectedCallback() {
     DARK.removeEventListener("change", this.redraw);
+  }
+}
+
+// A map without labels, for grids.
+class HeatThumb extends HeatElement {
+  set weights(weights) {
+    this.shown = weights;
+    this.draw();
   }
 
   draw() {
@@ -63,16 +66,7 @@ class HeatThumb extends HTMLElement {
 customElements.define("heat-thumb", HeatThumb);
 
 // The colours of weights, with numbers. They are placed by the square root, as on the maps.
-class HeatLegend extends HTMLElement {
-  connectedCallback() {
-    DARK.addEventListener("change", this.redraw = () => this.draw());
-    this.draw();
-  }
-
-  disconnectedCallback() {
-    DARK.removeEventListener("change", this.redraw);
-  }
-
+class HeatLegend extends HeatElement {
   draw() {
     const canvas = el("canvas", { "aria-hidden": "true" });
     paintWeights(canvas, [Array.from({ length: 128 }, (_, place) => (place / 127) ** 2)]);
