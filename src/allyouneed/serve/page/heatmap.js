@@ -81,7 +81,7 @@ class HeatLegend extends HeatElement {
 customElements.define("heat-legend", HeatLegend);
 
 // A map whose labels stay visible while it scrolls. Pointer, focus and arrow keys select a cell.
-class HeatMap extends HTMLElement {
+class HeatMap extends HeatElement {
   // {weights, rows, columns, verb, label}: rows and columns are lists of texts, or null for positions without names.
   // Weights are numbers, or true and false.
   set data(data) {
@@ -90,14 +90,13 @@ class HeatMap extends HTMLElement {
   }
 
   connectedCallback() {
-    DARK.addEventListener("change", this.redraw = () => this.draw());
     this.resizes = new ResizeObserver(() => this.fit());
     this.resizes.observe(this);
-    this.draw();
+    super.connectedCallback();
   }
 
   disconnectedCallback() {
-    DARK.removeEventListener("change", this.redraw);
+    super.disconnectedCallback();
     this.resizes.disconnect();
   }
 
