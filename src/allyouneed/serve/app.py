@@ -27,8 +27,8 @@ from allyouneed.serve.errors import (
     validation_error_response,
 )
 from allyouneed.serve.gate import GateMiddleware
-from allyouneed.serve.limits import LimitsMiddleware
 from allyouneed.serve.models import Served
+from allyouneed.serve.responses import ResponseMiddleware
 from allyouneed.serve.thread_pool import json_response
 from allyouneed.version import __version__
 
@@ -82,7 +82,7 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["Retry-After", "X-Request-Id"],
         )
-    app.add_middleware(LimitsMiddleware, backend=backend)
+    app.add_middleware(ResponseMiddleware, backend=backend)
     app.add_middleware(AccessMiddleware, backend=backend)
     _describe_errors(app)
     _add_description(app)

@@ -156,7 +156,7 @@ class Protocol(HttpToolsProtocol):
         if self._part == "headers" and (self.cycle is None or self.cycle.response_complete):
             message = f"the request line and headers did not arrive within {self._arrival:g} seconds"
             self.transport.write(_response(Refusal(408, message, code="request_timeout")))
-        # Closes now, or after the response in progress. `limits.py` sends its own 408 while it waits for a body.
+        # Closes now, or after the response in progress. `bodies.py` sends its own 408 while it waits for a body.
         self.shutdown()
 
     def _start_read_timer(self) -> None:

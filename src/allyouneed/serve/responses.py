@@ -1,4 +1,4 @@
-"""The outermost layer: metrics, security headers, and HEAD.
+"""Every response, refusals included: metrics, security headers, and HEAD.
 
 Plain ASGI. Nothing is buffered, so streams stay streams and disconnects are noticed at once.
 """
@@ -21,8 +21,8 @@ HEADERS = {
 }
 
 
-class LimitsMiddleware:
-    """The outermost layer of the application."""
+class ResponseMiddleware:
+    """Adds headers to responses and counts them. It is outside of the gate, so that refusals count, too."""
 
     def __init__(self, app: ASGIApp, backend: Backend) -> None:
         self.app, self.backend = app, backend
