@@ -1,6 +1,8 @@
 """An optimized model gives the same outputs and gradients, and refuses what it cannot do."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -143,3 +145,18 @@ def test_maps_are_those_of_the_plain_model() -> None:
     for one, other in zip(*found, strict=True):
         assert one.name == other.name
         torch.testing.assert_close(one.weights_BHTS, other.weights_BHTS)
+
+
+@pytest.mark.parametrize("config", TIES, ids=["tied", "untied"])
+def test_it_is_freed_with_its_last_reference(config: EncoderDecoderConfig) -> None:
+    """Without the garbage collector: a server that replaces a model need not run it."""
+    model = build(config, optimized=True)
+    search(model, [[5, 6, 7, 2], [8, 2]], SearchConfig(beam=3, max_length=7))
+    parts = [weakref.ref(module) for module in model.modules()]
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert [part for part in parts if part() is not None] == []
+    finally:
+        gc.enable()

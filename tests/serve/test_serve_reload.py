@@ -13,7 +13,7 @@ import sys
 import termios
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,17 @@ from serve_folders import language_model, running, translator
 from serve_process import process
 from test_serve_lifecycle import LONG, send, until
 
-from allyouneed.errors import ConfigError
+from allyouneed.decode.running_batch import Row
+from allyouneed.decode.sample import SampleConfig, uniforms
+from allyouneed.errors import ConfigError, DataError
 from allyouneed.serve import create_app
+from allyouneed.serve.backend import Backend
+from allyouneed.serve.errors import Refusal
 from allyouneed.serve.reload import Reloader
 from allyouneed.serve.request_record import RequestRecord
 from allyouneed.serve.setup import Setup, Source
+from allyouneed.serve.worker import BatchOperation
+from allyouneed.text.specials import BOS, EOS
 
 pytestmark = pytest.mark.no_shapes
 SHORT = {"model": "language", "prompt": "to be or", "max_tokens": 5, "temperature": 0}
@@ -250,22 +256,42 @@ def test_a_setup_that_cannot_be_read_changes_nothing(folders: list[Path], caplog
     assert caplog.messages == ["reload: nothing was changed: [Errno 5] Input/output error"]
 
 
-def test_a_replaced_model_is_freed(tmp_path: Path, folders: list[Path]) -> None:
-    """Models are frozen for the garbage collector (`server.py`), which must not keep every old model."""
+@pytest.mark.parametrize("failed", [False, True], ids=["idle", "after a failure"])
+def test_a_replaced_model_is_freed(
+    tmp_path: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """Its last user frees it, without the garbage collector, for which `server.py` has frozen it.
+
+    Only a request that failed may be a cycle. Then a collection is needed, but not one of what is frozen.
+    """
     shutil.copytree(folders[0], tmp_path / "model")
     source = Source(models=[f"m={tmp_path / 'model'}"])
     setup = source.read()
+
+    def fail(items: Sequence[Any]) -> Sequence[Any]:
+        raise DataError("wrong")
+
+    async def use(backend: Backend) -> None:
+        served = backend.models["m"]
+        engine = backend.engine_of(served)
+        await engine.run(backend.search(served, served.search), ["one"])
+        async for _ in engine.generate([Row([BOS], [5, EOS], SampleConfig(), uniforms(9, 0, 0))]):
+            pass
+        if failed:
+            with pytest.raises(Refusal, match="wrong"):
+                await engine.run(BatchOperation("fail", fail), ["one"])
 
     async def replace() -> None:
         backend = create_app(setup, {"m": setup.open("m")}).state.backend
         backend.start()
         gc.collect()
         gc.freeze()
+        gc.disable()
         try:
+            if not failed:
+                monkeypatch.setattr("allyouneed.serve.reload.gc.collect", lambda: 0)
             old = weakref.ref(backend.models["m"].bundle.model)
-            engine = backend.engine_of(backend.models["m"])
-            await engine.run(backend.search(backend.models["m"], backend.models["m"].search), ["one"])
-            del engine
+            await use(backend)
             request = RequestRecord()
             backend.requests.add(request)
             shutil.rmtree(tmp_path / "model")
@@ -275,12 +301,13 @@ def test_a_replaced_model_is_freed(tmp_path: Path, folders: list[Path]) -> None:
             assert old() is not None  # a request in progress may use it
             assert len(backend.retired) == 1
             backend.requests.discard(request)
-            for _ in range(1000):
+            for _ in range(6000):  # a minute, if it is never freed
                 if old() is None:
                     break
                 await asyncio.sleep(0.01)
             assert (old(), backend.retired) == (None, [])
         finally:
+            gc.enable()
             gc.unfreeze()
             backend.close()
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from allyouneed import kernels
+from allyouneed.inference.back_reference import BackReference
 from allyouneed.mixers.base import Memory, Mixer, map_sink
 from allyouneed.mixers.lookup import lookup, soft_alpha, soft_lookup
 from allyouneed.mixers.parts.kv_cache import CrossState, SoftmaxState, extend_mask
@@ -16,7 +17,11 @@ class SoftmaxStep:
     """`Softmax.advance` of one mixer."""
 
     def __init__(self, mixer: Softmax) -> None:
-        self._mixer = mixer
+        self._owner = BackReference(mixer)
+
+    @property
+    def _mixer(self) -> Softmax:
+        return self._owner()
 
     def __call__(
         self, x_BD: Tensor, *, state: SoftmaxState | CrossState | None = None, memory: Memory | None = None

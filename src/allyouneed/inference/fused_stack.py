@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from allyouneed import kernels
 from allyouneed.block import Block, BlockState
+from allyouneed.inference.back_reference import BackReference
 from allyouneed.kernels.stack import AttentionShape, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
 from allyouneed.mixers.base import map_sink
@@ -182,7 +183,7 @@ class FusedStack:
     """`Stack.forward` and `Stack.advance` of a fusable stack."""
 
     def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+        self._stack = BackReference(stack)
         self._blocks = [block for block in stack.blocks if isinstance(block, Block)]
         self._mixers = [mixer for block in self._blocks if isinstance(mixer := block.mixer, Softmax)]
         self._attentions = [_attention(mixer) for mixer in self._mixers]
@@ -204,7 +205,7 @@ class FusedStack:
             if mask_BS is None or torch.equal(mask_BS, torch.arange(S) < length_B[:, None]):  # padding is on the right
                 after = StackState((BlockState(None),) * len(self._blocks), None, S if mask_BS is None else length_B)
                 return self._encode(x_BSD, length_B, mask_BS), after
-        return Stack.forward(self._stack, x_BSD, as_stack_state(state), mask_BS)
+        return Stack.forward(self._stack(), x_BSD, as_stack_state(state), mask_BS)
 
     def _encode(self, x_BSD: Tensor, length_B: Tensor, mask_BS: Tensor | None) -> Tensor:
         x_MD = x_BSD.flatten(0, 1) if mask_BS is None else x_BSD[mask_BS]
@@ -218,7 +219,7 @@ class FusedStack:
         """Run one new position of each row in one call, or fall back to the blocks."""
         ready = self._as_fused(state, x_BD) if self._usable(x_BD) else None
         if ready is None:
-            return Stack.advance(self._stack, x_BD, as_stack_state(state))
+            return Stack.advance(self._stack(), x_BD, as_stack_state(state))
         rows, kv_cache, order_BS, seen = x_BD.shape[0], ready.kv_cache, ready.order_BS, ready.seen
         if order_BS is not None and (
             rows > kv_cache.rows or not kv_cache.has_slot
@@ -246,7 +247,7 @@ class FusedStack:
 
     def _pack(self) -> PackedStack:
         if self._packed is None:
-            norm = self._stack.norm
+            norm = self._stack().norm
             last = None if isinstance(norm, nn.Identity) else _norm(norm)
             self._packed = PackedStack([_layer(block) for block in self._blocks], last)
         return self._packed

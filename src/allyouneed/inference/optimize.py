@@ -26,6 +26,7 @@ from allyouneed import kernels
 from allyouneed.block import Block
 from allyouneed.errors import ConfigError
 from allyouneed.inference.attention import SoftmaxStep
+from allyouneed.inference.back_reference import BackReference
 from allyouneed.inference.fused_stack import fuse, is_fusable
 from allyouneed.inference.head import OptimizedHead
 from allyouneed.inference.layers import OptimizedLinear, OptimizedNorm, add_and_norm
@@ -96,7 +97,8 @@ def _require_no_hooks(model: Model) -> None:
 
 def _refuse_changes(module: nn.Module) -> None:
     module.__dict__ |= dict.fromkeys(HOOKS, _refuse_hook)
-    module.__dict__ |= {"train": partial(_train, module), "load_state_dict": _refuse_weights, "_apply": _refuse_move}
+    module.__dict__ |= {"load_state_dict": _refuse_weights, "_apply": _refuse_move}
+    module.__dict__["train"] = partial(_train, BackReference(module))
 
 
 def _refuse_hook(*args: Any, **kwargs: Any) -> NoReturn:
@@ -118,7 +120,7 @@ def _refuse_move(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-def _train(module: nn.Module, mode: bool = True) -> nn.Module:
+def _train(module: BackReference[nn.Module], mode: bool = True) -> nn.Module:
     if mode:
         raise ConfigError(f"a model that is optimized for inference cannot be trained; {REMEDY}")
-    return module
+    return module()

@@ -43,7 +43,7 @@ class Engine:
             DecodeWorker(served.name, model, capacity, self.queue, self.decode_workers, metrics)
         batch_worker = BatchWorker(f"batch worker of {served.name}", self.queue, threads, config.batch)
         self._workers: list[Worker] = [*self.decode_workers.workers, batch_worker]
-        metrics.waiting.labels(served.name).set_function(lambda: len(self.queue))
+        metrics.waiting.labels(served.name).set_function(self.queue.__len__)
         metrics.running.labels(served.name).set_function(self.decode_workers.rows)
 
     def start(self) -> None:
@@ -58,6 +58,7 @@ class Engine:
         deliver([(request, closing()) for request in left])
         for worker in self._workers:
             worker.join()
+        self.decode_workers.workers.clear()  # they refer to each other: a cycle that would keep the model
 
     def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[list[GeneratedToken]]:
         """Yield the tokens of the rows as they are decoded: all that have arrived since the last time.
