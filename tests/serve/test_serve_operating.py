@@ -160,6 +160,40 @@ def test_the_access_log_names_keys_by_a_hash(folders: list[Path], caplog: pytest
     assert "secret-key" not in caplog.text
 
 
+def test_the_log_and_the_metrics_count_the_same_requests(folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever answers: an endpoint, the gate, or the framework."""
+    caplog.set_level("INFO", logger="allyouneed.access")
+    with running(folders[3:4], keys=["secret"]) as (url, backend):
+        httpx.get(f"{url}/health")
+        assert httpx.head(f"{url}/health").content == b""
+        httpx.get(f"{url}/v1/models")
+        httpx.get(f"{url}/page/nosuch/file")
+        httpx.get(f"{url}/health", headers={"Host": "elsewhere.example"})
+        until(lambda: len(caplog.records) == 5)
+        metrics = [*backend.metrics.requests.collect(), *backend.metrics.latency.collect()]
+    entries = [record.__dict__["entry"] for record in caplog.records]
+    assert [(entry["method"], entry["status"]) for entry in entries] == [
+        ("GET", 200),
+        ("HEAD", 200),
+        ("GET", 401),
+        ("GET", 404),
+        ("GET", 400),
+    ]
+    samples = [sample for metric in metrics for sample in metric.samples]
+    assert {
+        tuple(sample.labels.values()): sample.value
+        for sample in samples
+        if sample.name.endswith(("_requests_total", "_seconds_count"))
+    } == {
+        ("/health", "200"): 2,
+        ("other", "401"): 1,
+        ("other", "404"): 1,
+        ("other", "400"): 1,
+        ("/health",): 2,
+        ("other",): 3,
+    }
+
+
 def test_a_log_that_is_not_read_does_not_block_the_server(folders: list[Path]) -> None:
     """The pipe of stderr is never read, and the log exceeds its 64 KiB."""
     with process(str(folders[0]), "--access-log", "text") as (server, host, port):

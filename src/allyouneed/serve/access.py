@@ -1,69 +1,26 @@
-"""The access middleware: a request id in every response, one line of the access log for each request, and metrics.
-
-It is the outermost layer of the application, so that it sees refusals of all other layers, too.
-"""
+"""The access log: one line for each request, when its response is complete."""
 
 import logging
-import time
 from typing import Any
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from allyouneed.serve.backend import Backend
 from allyouneed.serve.clients import client_of
-from allyouneed.serve.request_record import REQUEST_ID, RequestRecord, new_id, set_record
+from allyouneed.serve.request_record import RequestRecord
 
 log = logging.getLogger("allyouneed.access")
-REQUEST_ID_HEADER = "X-Request-Id"
-DISCONNECTED = 499  # nginx's status of a client that left before its response
 LONGEST_PATH = 500  # characters in the log
 
 
-class AccessMiddleware:
-    """Names every request, and records it when its response is complete."""
-
-    def __init__(self, app: ASGIApp, backend: Backend) -> None:
-        self.app, self.backend = app, backend
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        record = RequestRecord(id=given if REQUEST_ID.fullmatch(given) else new_id())
-        set_record(record)
-        scope.setdefault("state", {})["request_id"] = record.id
-        status: int | None = None
-
-        async def respond(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID_HEADER] = record.id
-                if self.backend.draining:
-                    headers["Connection"] = "close"  # the client, or a proxy, then connects elsewhere
-                if headers.get("content-type", "").startswith("text/event-stream"):
-                    headers["X-Accel-Buffering"] = "no"  # nginx then passes events on as they arrive
-            await send(message)
-
-        self.backend.requests.add(record)
-        try:
-            await self.app(scope, receive, respond)
-        except Exception:
-            status = status or 500  # the framework sends it, outside of all middleware
-            raise
-        finally:
-            self.backend.requests.discard(record)
-            self.backend.metrics.observe(record)
-            if log.isEnabledFor(logging.INFO):
-                entry = access_entry(scope, record, status or DISCONNECTED)
-                log.info("%s", text_line(entry), extra={"entry": entry})
+def log_access(scope: Scope, record: RequestRecord) -> None:
+    """Log a request that is complete."""
+    if log.isEnabledFor(logging.INFO):
+        entry = access_entry(scope, record)
+        log.info("%s", text_line(entry), extra={"entry": entry})
 
 
-def access_entry(scope: Scope, record: RequestRecord, status: int) -> dict[str, Any]:
+def access_entry(scope: Scope, record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a request in the access log. A field is None if it does not apply."""
     used = record.model is not None
     return {
@@ -72,12 +29,12 @@ def access_entry(scope: Scope, record: RequestRecord, status: int) -> dict[str, 
         "method": scope["method"],
         "path": quote(scope["path"][:LONGEST_PATH], safe="/:@!$&'()*+,;=~"),
         "model": record.model,
-        "status": status,
+        "status": record.status,
         "prompt_tokens": record.prompt_tokens if used else None,
         "completion_tokens": record.completion_tokens if used else None,
         "queue_seconds": _rounded(record.queue_seconds),
         "first_token_seconds": _rounded(record.first_token_seconds),
-        "total_seconds": _rounded(time.perf_counter() - record.start),
+        "total_seconds": _rounded(record.total_seconds),
     }
 
 

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from allyouneed.serve import chat, completions, embeddings, health, inspect, program, runs, score, tokens, translate
-from allyouneed.serve.access import AccessMiddleware
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.config import ServeConfig
 from allyouneed.serve.errors import (
@@ -83,7 +82,6 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
             expose_headers=["Retry-After", "X-Request-Id"],
         )
     app.add_middleware(ResponseMiddleware, backend=backend)
-    app.add_middleware(AccessMiddleware, backend=backend)
     _describe_errors(app)
     _add_description(app)
     return app

@@ -39,8 +39,12 @@ class Backend:
         self.started = False  # all engines run
         self.shared_metrics: SharedMetrics | None = None  # of all workers, if there are several
         self.draining = False  # new requests are refused
-        self.active = 0  # requests in progress
         self.requests: set[RequestRecord] = set()  # the records of requests in progress
+
+    @property
+    def active(self) -> int:
+        """Number of requests in progress."""
+        return len(self.requests)
 
     def start(self) -> None:
         """Start all engines."""

@@ -72,6 +72,8 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         """Record a request that is complete."""
+        self.requests.labels(record.endpoint, str(record.status)).inc()
+        self.latency.labels(record.endpoint).observe(record.total_seconds or 0.0)
         if record.model is None:
             return
         self.prompt_tokens.labels(record.model).inc(record.prompt_tokens)

@@ -1,4 +1,4 @@
-"""What is recorded about a request while it is served: its id, its model, its tokens and its times.
+"""What is recorded about a request while it is served: its id, its model, its tokens, its times and its status.
 
 A context variable holds the record of the current request. Threads and tasks that a request starts inherit it, so no
 function passes it on. The access log and the metrics read it when the response is complete.
@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 REQUEST_ID = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: safe in headers and in logs
+DISCONNECTED = 499  # nginx's status of a client that left before its response
 
 
 def new_id() -> str:
@@ -30,6 +31,9 @@ class RequestRecord:
     queued: float | None = None  # when it entered the queue of an engine
     taken: float | None = None  # when a worker took its first row or item
     first_token: float | None = None
+    status: int | None = None  # of the response
+    endpoint: str = "other"  # the path of its route
+    end: float | None = None  # when the response was complete
 
     def mark_queued(self) -> None:
         """Record that the request waits for a worker."""
@@ -42,6 +46,15 @@ class RequestRecord:
     def mark_first_token(self) -> None:
         """Record that a token of the request was generated. Called from worker threads."""
         self.first_token = self.first_token or time.perf_counter()
+
+    def complete(self, endpoint: str) -> None:
+        """Record that the response is complete. Without a response, the client has left."""
+        self.endpoint, self.status, self.end = endpoint, self.status or DISCONNECTED, time.perf_counter()
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Time from the arrival of the request to the end of its response."""
+        return None if self.end is None else self.end - self.start
 
     @property
     def queue_seconds(self) -> float | None:

@@ -1,17 +1,19 @@
-"""Every response, refusals included: metrics, security headers, and HEAD.
+"""Every response, refusals included: the request's id and record, security headers, HEAD, the access log and metrics.
 
-Plain ASGI. Nothing is buffered, so streams stay streams and disconnects are noticed at once.
+The outermost layer of the application. Plain ASGI. Nothing is buffered, so streams stay streams and disconnects are
+noticed at once.
 """
 
-import time
-
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from allyouneed.serve.access import log_access
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.clients import address_of
+from allyouneed.serve.request_record import REQUEST_ID, RequestRecord, new_id, set_record
 
-HEADERS = {
+REQUEST_ID_HEADER = "X-Request-Id"
+SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -22,7 +24,7 @@ HEADERS = {
 
 
 class ResponseMiddleware:
-    """Adds headers to responses and counts them. It is outside of the gate, so that refusals count, too."""
+    """Keeps the record of every request, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, backend: Backend) -> None:
         self.app, self.backend = app, backend
@@ -31,27 +33,39 @@ class ResponseMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, head = time.perf_counter(), 500, scope["method"] == "HEAD"
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        record = RequestRecord(id=given if REQUEST_ID.fullmatch(given) else new_id())
+        set_record(record)
         scope.setdefault("state", {})["client"] = address_of(scope)  # the gate may find a key
+        head = scope["method"] == "HEAD"
 
         async def respond(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                record.status = message["status"]
+                self._add_headers(MutableHeaders(scope=message), record)
             elif head:
                 message = {**message, "body": b""}
             await send(message)
 
         # HEAD is GET without the body of the response.
         inner = {**scope, "method": "GET"} if head else scope
-        self.backend.active += 1
+        self.backend.requests.add(record)
         try:
             await self.app(inner, receive, respond)
+        except Exception:
+            record.status = record.status or 500  # the framework sends it, outside of all middleware
+            raise
         finally:
-            self.backend.active -= 1
-            endpoint = getattr(inner.get("route"), "path", "other")
-            self.backend.metrics.requests.labels(endpoint, str(status)).inc()
-            self.backend.metrics.latency.labels(endpoint).observe(time.perf_counter() - start)
+            self.backend.requests.discard(record)
+            record.complete(getattr(inner.get("route"), "path", "other"))
+            self.backend.metrics.observe(record)
+            log_access(scope, record)
+
+    def _add_headers(self, headers: MutableHeaders, record: RequestRecord) -> None:
+        for name, value in SECURITY_HEADERS.items():
+            headers.setdefault(name, value)
+        headers[REQUEST_ID_HEADER] = record.id
+        if self.backend.draining:
+            headers["Connection"] = "close"  # the client, or a proxy, then connects elsewhere
+        if headers.get("content-type", "").startswith("text/event-stream"):
+            headers["X-Accel-Buffering"] = "no"  # nginx then passes events on as they arrive
