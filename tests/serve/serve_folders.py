@@ -61,6 +61,19 @@ def translator(
     return save_folder(folder / f"{name}-{target}", model, Codec(source, letters), recipe, "# A card\n")
 
 
+def captioner(folder: Path, sentences: int = 1, **decode: Any) -> Path:
+    """Save a translator of English sentences that outputs random letters. `sentences`: of a training line."""
+    torch.manual_seed(119)  # some of its translations end, others reach the maximum length
+    task: dict[str, Any] = {"type": "translation", "train": ["t.en", "t.de"], "valid": ["v.en", "v.de"]}
+    recipe = parse(Recipe, {"task": task, "model": TRANSLATORS["numbers"], "decode": {"beam": 1, **decode}})
+    letters = of_symbols("ADTNYadeghimnorstuwy .!", "characters")
+    model = recipe.model.build(Sizes(letters.size, letters.size))
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(3.0 if weights.dim() > 1 else 1.0)
+    return save_folder(folder / "captions", model, Codec(letters, letters, sentences=sentences), recipe, "")
+
+
 def language_model(folder: Path, kind: str = "bpe", **model_settings: Any) -> Path:
     """Save a language model that outputs random tokens."""
     torch.manual_seed(2)

@@ -93,9 +93,12 @@ def sample(
     return results
 
 
-def uniforms(seed: int, prompt: int, number: int) -> np.random.Generator:
-    """Return the random stream of a sample. Its numbers do not depend on how many are drawn at once."""
-    return np.random.default_rng((seed, prompt, number))
+def uniforms(seed: int, prompt: int, number: int, piece: int = 0) -> np.random.Generator:
+    """Return the random stream of a sample, or of a further piece of it.
+
+    Its numbers do not depend on how many are drawn at once.
+    """
+    return np.random.default_rng((seed, prompt, number, piece) if piece else (seed, prompt, number))
 
 
 class UniformStreams:

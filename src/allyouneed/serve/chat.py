@@ -42,6 +42,7 @@ from allyouneed.serve.completion_schema import CompletionRequest, Unknown, Usage
 from allyouneed.serve.completion_task import CompletionTask
 from allyouneed.serve.completions import respond
 from allyouneed.serve.detokenizer import TextPiece
+from allyouneed.serve.encoded_prompt import EncodedPrompt, encode_sources
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
@@ -151,17 +152,18 @@ async def _prepare(backend: Backend, served: Served, body: ChatRequest) -> Compl
         source = next((message.text for message in reversed(body.messages) if message.role == "user"), None)
         if not source:
             raise Refusal(400, "messages: no message of a user, which would be the source", param="messages")
-        ids = await backend.encode_sources(served, [source], "messages")
+        prompts = await encode_sources(backend, served, [source], "messages")
         (words,) = await unknown_words_of([(served, source)])
         completion = CompletionRequest.model_construct(**settings, prompt=source)
-        return CompletionTask(backend, served, completion, ids, words or None, ChatFormat(served.name, body, plain))
+        return CompletionTask(backend, served, completion, prompts, words or None, ChatFormat(served.name, body, plain))
     messages = [{"role": message.role, "content": message.text} for message in body.messages]
     completion = CompletionRequest.model_construct(**settings, prompt="")
     if plain:
-        ids = await backend.encode_targets(served, ["".join(plain_turns(messages))], "messages")
+        (ids,) = await backend.encode_targets(served, ["".join(plain_turns(messages))], "messages")
     else:
-        ids = [await _encode(backend, served, messages)]
-    task = CompletionTask(backend, served, completion, ids, None, ChatFormat(served.name, body, plain))
+        ids = await _encode(backend, served, messages)
+    prompt, chat_format = EncodedPrompt([ids]), ChatFormat(served.name, body, plain)
+    task = CompletionTask(backend, served, completion, [prompt], None, chat_format)
     task.has_first = not plain
     return task
 

@@ -1,7 +1,7 @@
 """One request for completions, from the ids of its prompts to the parts of its choices."""
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,12 +10,14 @@ from pydantic import BaseModel
 
 from allyouneed.decode import SampleConfig
 from allyouneed.decode.base import FIRST_TOKEN, as_float32
-from allyouneed.decode.running_batch import GeneratedToken, Row
+from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
+from allyouneed.serve.choice_text import ChoiceText, StreamedChoice, TopTokens, WholeChoice, with_token
 from allyouneed.serve.completion_format import CompletionFormat, CompletionPart, ResponseFormat
 from allyouneed.serve.completion_schema import CompletionRequest, Finish, Unknown, Usage
-from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream, whole_text
+from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream
+from allyouneed.serve.encoded_prompt import EncodedPrompt
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
@@ -24,7 +26,6 @@ from allyouneed.text.specials import BOS
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_TOKENS_BEYOND_SOURCE = 50
-TopTokens = list[tuple[int, float]]  # the most probable tokens and their log-probabilities
 
 
 class CompletionTask:
@@ -37,11 +38,11 @@ class CompletionTask:
         backend: Backend,
         served: Served,
         body: CompletionRequest,
-        ids: list[list[int]],
+        prompts: Sequence[EncodedPrompt],
         unknown: Unknown | None = None,
         response_format: ResponseFormat | None = None,
     ) -> None:
-        self.served, self.body, self.ids, self._unknown = served, body, ids, unknown
+        self.served, self.body, self.prompts, self._unknown = served, body, prompts, unknown
         self._engine, self._backend = backend.engine_of(served), backend
         self._format = response_format or CompletionFormat(served.name, body)
         self._record = current_record()
@@ -49,7 +50,7 @@ class CompletionTask:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        read, written = sum(map(len, self.ids)), self._record.completion_tokens
+        read, written = sum(prompt.tokens for prompt in self.prompts), self._record.completion_tokens
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def completion(self, parts: Sequence[CompletionPart], usage: Usage | None = None) -> BaseModel:
@@ -59,7 +60,7 @@ class CompletionTask:
 
     async def parts(self) -> AsyncGenerator[CompletionPart]:
         """Yield the parts of all choices as they become final."""
-        n, sent = self.body.n or 1, [0] * (len(self.ids) * (self.body.n or 1))
+        n, sent = self.body.n or 1, [0] * (len(self.prompts) * (self.body.n or 1))
         if self.body.echo:
             echoed, turn = await self._echoed(), self._engine.time_slice()
             for prompt, pieces in enumerate(echoed):
@@ -103,81 +104,96 @@ class CompletionTask:
     async def _generate(self) -> AsyncGenerator[CompletionPart]:
         body, n = self.body, self.body.n or 1
         if body.max_tokens == 0:
-            for index in range(len(self.ids) * n):
+            for index in range(len(self.prompts) * n):
                 yield CompletionPart(index, finish="length")
             return
-        rows = self._rows()
-        index_of = {row: index for index, row in enumerate(rows)}
-        by_token = body.stream or body.stops or body.logprobs is not None
-        generated = self._stream(index_of) if by_token else self._generate_whole(index_of)
-        async with aclosing(generated):
-            async for part in generated:
-                yield part
+        by_token = bool(body.stream or body.stops) or body.logprobs is not None
+        choices = [self._choice(prompt, by_token) for prompt in self.prompts for _ in range(n)]
+        for number, places in enumerate(self._turns(choices, by_token)):
+            if number:  # the request was accepted with its first turn
+                await self._engine.wait_for_capacity(len(places))
+            async with aclosing(self._decode(choices, places, by_token)) as parts:
+                async for part in parts:
+                    yield part
 
-    async def _stream(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
+    async def _decode(
+        self, choices: Sequence[ChoiceText], places: dict[Row, tuple[int, int]], by_token: bool
+    ) -> AsyncGenerator[CompletionPart]:
         """Yield parts as tokens arrive. If several tokens of a choice have arrived, its part contains all of them."""
-        streams = [TextStream(Detokenizer(self.served.bundle.codec, row.prompt), self.body.stops) for row in index_of]
-        unfinished, turn = set(index_of.values()), self._engine.time_slice()
-        async with aclosing(self._engine.generate(list(index_of))) as batches:
+        turn, open_rows = self._engine.time_slice(), set(places)
+        async with aclosing(self._engine.generate(list(places), wait_for_all=not by_token)) as batches:
             async for tokens in batches:
                 turn.begin()
                 parts: dict[int, CompletionPart] = {}
                 for token in tokens:
-                    await turn.checkpoint()
-                    index = index_of[token.row]
-                    if index in unfinished:  # otherwise a stop text has ended it
+                    index, piece = places[token.row]
+                    for found in choices[index].receive(piece, token):
                         part = parts.setdefault(index, CompletionPart(index))
-                        self._push(part, streams[index], token)
-                        if part.finish is not None:
-                            unfinished.discard(index)
+                        part.pieces += found
+                        part.finish = choices[index].finish
+                        await turn.checkpoint()
+                    if token.end is not None:
+                        open_rows.discard(token.row)
                 for part in parts.values():
                     if part.pieces or part.finish:
                         yield part
                         await turn.checkpoint()  # the reader of this part has used some time, too
-                if not unfinished:
-                    return
+                if open_rows and all(choices[places[row][0]].finish is not None for row in open_rows):
+                    return  # a stop text or the maximum number of tokens has ended them
 
-    def _push(self, part: CompletionPart, stream: TextStream, token: GeneratedToken) -> None:
-        """Add to a part what is final after one more token."""
-        if token.end != "stop":
-            self._record.completion_tokens += 1
-            top = _with_token(token.token, token.logprob, token.top)
-            part.pieces += stream.push(token.token, token.logprob, top)
-        if token.end is not None and not stream.stopped:
-            part.pieces += stream.finish()
-        part.finish = "stop" if stream.stopped else token.end
+    def _choice(self, prompt: EncodedPrompt, by_token: bool) -> ChoiceText:
+        codec, most = self.served.bundle.codec, self.body.max_tokens
+        if not by_token:
+            return WholeChoice(codec, prompt, most, self._record)
+        context = () if self.served.takes_source else prompt.pieces[0][int(self.has_first) :]
+        return StreamedChoice(codec, prompt, most, self._record, context, self.body.stops)
 
-    async def _generate_whole(self, index_of: dict[Row, int]) -> AsyncGenerator[CompletionPart]:
-        """Yield each choice as one part, when no single token is needed."""
-        turn = self._engine.time_slice()
-        async with aclosing(self._engine.generate(list(index_of), wait_for_all=True)) as batches:
-            async for tokens in batches:
-                turn.begin()
-                for last in tokens:
-                    await turn.checkpoint()
-                    ids = last.row.ids[:-1] if last.end == "stop" else last.row.ids
-                    self._record.completion_tokens += len(ids)
-                    text = whole_text(self.served.bundle.codec, last.row.prompt, ids)
-                    yield CompletionPart(index_of[last.row], 0, [TextPiece(text)], last.end)
+    def _turns(self, choices: Sequence[ChoiceText], by_token: bool) -> Iterator[dict[Row, tuple[int, int]]]:
+        """Yield the rows that are decoded at once, each with the numbers of its choice and of its piece.
 
-    def _rows(self) -> list[Row]:
-        body, config = self.body, self._backend.config
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        rows = []
-        for prompt, ids in enumerate(self.ids):
-            default = len(ids) + MAX_TOKENS_BEYOND_SOURCE if self.served.takes_source else DEFAULT_MAX_TOKENS
-            sampling = SampleConfig(
-                temperature=1.0 if body.temperature is None else body.temperature,
-                top_k=body.top_k,
-                top_p=body.top_p or 1.0,
-                min_p=body.min_p or 0.0,
-                max_length=min(default, config.max_tokens) if body.max_tokens is None else body.max_tokens,
-            )
-            source, start = (ids, []) if self.served.takes_source else (None, ids)
-            begin, start = (start[0], start[1:]) if self.has_first and start else (BOS, start)
-            for sample in range(body.n or 1):
-                rows.append(Row(start, source, sampling, uniforms(seed, prompt, sample), body.logprobs or 0, begin))
-        return rows
+        The tokens of a piece wait for the pieces before it. The limit of the backlog holds for them, too: it bounds how
+        many pieces of a choice are decoded ahead.
+        """
+        n, counts = self.body.n or 1, [len(prompt.pieces) for prompt in self.prompts]
+        most, _ = self._engine.most_of_client
+        # A text of many sentences is decoded in turns, each of which leaves room for other requests of the client.
+        size = most if n * sum(counts) <= most else (most + 1) // 2
+        seed = secrets.randbits(32) if self.body.seed is None else self.body.seed
+        rows, ahead = dict[Row, tuple[int, int]](), 0
+        first: set[int] = set()  # choices that have a row in this turn
+        for piece in range(max(counts)):
+            for index in range(len(choices)):
+                if piece >= counts[index // n] or choices[index].finish is not None:
+                    continue
+                row = self._row(seed, index, piece)
+                size_ahead = row.config.max_length * bytes_of(row.top) if by_token and index in first else 0
+                if rows and (len(rows) >= size or ahead + size_ahead > self._backend.config.max_backlog):
+                    yield rows
+                    rows, ahead, size_ahead, first = {}, 0, 0, set()
+                    if choices[index].finish is not None:
+                        continue
+                rows[row], ahead = (index, piece), ahead + size_ahead
+                first.add(index)
+        if rows:
+            yield rows
+
+    def _row(self, seed: int, index: int, piece: int) -> Row:
+        body, (prompt, sample) = self.body, divmod(index, self.body.n or 1)
+        ids = self.prompts[prompt].pieces[piece]
+        default = len(ids) + MAX_TOKENS_BEYOND_SOURCE if self.served.takes_source else DEFAULT_MAX_TOKENS
+        default = min(default, self._backend.config.max_tokens)
+        most = default if body.max_tokens is None else body.max_tokens
+        sampling = SampleConfig(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p or 1.0,
+            min_p=body.min_p or 0.0,
+            # One of several sentences must not use the tokens of the others.
+            max_length=most if len(self.prompts[prompt].pieces) == 1 else min(most, default),
+        )
+        source, start = (ids, []) if self.served.takes_source else (None, ids)
+        begin, start = (start[0], start[1:]) if self.has_first and start else (BOS, start)
+        return Row(start, source, sampling, uniforms(seed, prompt, sample, piece), body.logprobs or 0, begin)
 
     async def _classify(self) -> AsyncGenerator[CompletionPart]:
         """Yield the classes of each prompt as one piece."""
@@ -204,25 +220,21 @@ class CompletionTask:
         if self.body.logprobs is None:
             return [[TextPiece(prompt)] for prompt in self.body.prompts]
         most, model = self.body.logprobs, self.served.bundle.model
+        ids_of = [prompt.pieces[0] for prompt in self.prompts]  # of a language model, which reads a prompt as a whole
 
         def measure(prompts: Sequence[list[int]]) -> list[list[tuple[float, TopTokens]]]:
             return [prompt_logprobs(model, prompt, most) for prompt in prompts]
 
-        found = await self._engine.run(BatchOperation(("echo", most), measure), self.ids)
+        found = await self._engine.run(BatchOperation(("echo", most), measure), ids_of)
         echoed = []
         turn = self._engine.time_slice()
-        for ids, measured in zip(self.ids, found, strict=True):
+        for ids, measured in zip(ids_of, found, strict=True):
             stream, pieces = TextStream(Detokenizer(self.served.bundle.codec)), list[TextPiece]()
             for token, (logprob, top) in zip(ids, measured, strict=True):
                 await turn.checkpoint()
-                pieces += stream.push(token, logprob, _with_token(token, logprob, top))
+                pieces += stream.push(token, logprob, with_token(token, logprob, top))
             echoed.append([*pieces, *stream.finish()])
         return echoed
-
-
-def _with_token(token: int, logprob: float, top: TopTokens) -> TopTokens:
-    """Return the alternatives including the chosen token, whatever its rank."""
-    return top if any(token == other for other, _ in top) or not top else [*top, (token, logprob)]
 
 
 def prompt_logprobs(model: Any, prompt: Sequence[int], most: int) -> list[tuple[float, TopTokens]]:

@@ -21,6 +21,7 @@ from allyouneed.serve.completion_schema import (
     UnknownCompletion,
 )
 from allyouneed.serve.completion_task import CompletionTask
+from allyouneed.serve.encoded_prompt import EncodedPrompt, encode_sources
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
 from allyouneed.serve.unknown import unknown_words_of
@@ -91,11 +92,12 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         raise Refusal(400, message, param="logprobs")
     backend.engine_of(served).require_capacity(n * len(body.prompts), "prompt")
     if not served.takes_source:
-        return CompletionTask(backend, served, body, await backend.encode_targets(served, body.prompts, "prompt"))
-    ids = await backend.encode_sources(served, body.prompts, "prompt")
+        ids = await backend.encode_targets(served, body.prompts, "prompt")
+        return CompletionTask(backend, served, body, [EncodedPrompt([prompt]) for prompt in ids])
+    prompts = await encode_sources(backend, served, body.prompts, "prompt")
     words = await unknown_words_of([(served, prompt) for prompt in body.prompts])
     unknown = None if not any(words) else words[0] if isinstance(body.prompt, str) else words
-    return CompletionTask(backend, served, body, ids, unknown)
+    return CompletionTask(backend, served, body, prompts, unknown)
 
 
 async def _events(

@@ -77,27 +77,41 @@ class TextStream:
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = detokenizer, stops
         self._held: list[TextPiece] = []
+        self._gap = ""  # text before the next token that no token adds
         self.stopped = False
 
     def push(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> list[TextPiece]:
         """Return the pieces that are final after one more token."""
+        gap, self._gap = self._gap, ""
         names: dict[str, float] = {}
         for other, value in top:
-            names.setdefault(self._detokenizer.text_of(other), value)
-        self._held.append(TextPiece(self._detokenizer.push(token), logprob, tuple(names.items())))
+            text = self._detokenizer.text_of(other)
+            names.setdefault(text if other == EOS else gap + text, value)
+        self._held.append(TextPiece(gap + self._detokenizer.push(token), logprob, tuple(names.items())))
+        return self._release()
+
+    def restart(self, detokenizer: Detokenizer, gap: str) -> list[TextPiece]:
+        """Continue with another sequence of tokens after `gap`, and return the pieces that are final."""
+        self._hold(self._detokenizer.rest())
+        self._detokenizer = detokenizer
+        self._gap += gap  # a sequence without tokens adds nothing but its gap
         return self._release()
 
     def finish(self) -> list[TextPiece]:
         """Return the pieces that are left after the last token."""
-        rest = self._detokenizer.rest()
-        if rest and self._held:
-            self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
-        elif rest:
-            self._held.append(TextPiece(rest))
+        self._hold(self._gap + self._detokenizer.rest())
+        self._gap = ""
         released = self._release()
         if not self.stopped:
             released, self._held = [*released, *self._held], []
         return released
+
+    def _hold(self, rest: str) -> None:
+        """Add text that no further token adds."""
+        if rest and self._held:
+            self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
+        elif rest:
+            self._held.append(TextPiece(rest))
 
     def _release(self) -> list[TextPiece]:
         text = "".join(piece.text for piece in self._held)

@@ -6,6 +6,7 @@ scores, classes (`batch_worker.py`). This module runs in the event loop: it enqu
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from allyouneed.serve.slices import SliceTurns, TimeSlice
 from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue, Worker, bytes_of, closing, deliver
 
 LONGEST_RETRY = 60  # seconds; upper bound of Retry-After
+CAPACITY_INTERVAL = 0.05  # seconds between two looks at a full queue
 
 
 class Engine:
@@ -126,22 +128,32 @@ class Engine:
         """Refuse a request that does not fit into the queue. Also called before tokenization, to refuse cheaply."""
         if self.queue.closed:
             raise closing()
-        config, client = self.config, CURRENT_CLIENT.get()
         most, option = self.most_of_client
         if size > most:  # it can never fit, so a retry would not help
             message = f"{size} answers in one request; the queue holds at most {most} of a client: request fewer"
             message = f"{message}, or start the server with a larger {option}"
             raise Refusal(400, f"{param}: {message}" if param else message, param=param, code="larger_than_queue")
+        if found := self._overflow(size):
+            self.metrics.refused.labels(self.served.name).inc()
+            raise Refusal(429, f"{found}; try again later", code="queue_full", retry=self._retry())
+
+    def _overflow(self, size: int) -> str | None:
+        """Return what is full if this many answers of the client do not fit into the queue now."""
+        config, client = self.config, CURRENT_CLIENT.get()
+        most, _ = self.most_of_client
         own, ready = self.queue.size_of(client), self.queue.ready
         if own + size > most:
-            raise self._full(f"your queue is full: {own} of {most} answers")
+            return f"your queue is full: {own} of {most} answers"
         # The rows of a lagging reader count for its client only, and every client may use an equal share.
         if ready + size > config.queue and own + size > config.queue // self.queue.clients_with(client):
-            raise self._full(f"the queue is full: {ready} of {config.queue} answers")
+            return f"the queue is full: {ready} of {config.queue} answers"
+        return None
 
-    def _full(self, found: str) -> Refusal:
-        self.metrics.refused.labels(self.served.name).inc()
-        return Refusal(429, f"{found}; try again later", code="queue_full", retry=self._retry())
+    async def wait_for_capacity(self, size: int) -> None:
+        """Wait until this many answers of the client fit into the queue, at most until the deadline of a request."""
+        end = time.monotonic() + self.config.deadline
+        while not self.queue.closed and self._overflow(size) and time.monotonic() < end:
+            await asyncio.sleep(CAPACITY_INTERVAL)
 
     def _submit(self, request: PendingRequest) -> PendingRequest:
         with self.queue.changed:

@@ -97,6 +97,21 @@ class SentenceSplitter:
         gaps = [group[len(group.rstrip()) :] or self._between for group in groups[:-1]]
         return Split(tuple(group.strip() for group in groups), tuple(gaps))
 
+    def split_lines(self, text: str) -> Split:
+        """Return a text of several lines in pieces. No piece is longer than a line, and blank lines become gaps."""
+        if self.most is None or not text.strip():
+            return Split((text,))
+        pieces, gaps, gap = list[str](), list[str](), ""
+        for line in text.splitlines(keepends=True):
+            content = line.splitlines()[0]
+            if content.strip():
+                split = self.split(content)
+                gaps += [gap, *split.gaps]
+                pieces += split.pieces
+                gap = ""
+            gap += line[len(content) :]
+        return Split(tuple(pieces), tuple(gaps[1:]))
+
 
 class SentenceCounter:
     """A count of the sentences of training lines, from which `usual` decides how many a model reads at once."""
