@@ -14,7 +14,9 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from page_browser import NARROW, WIDE, Browser, fits, idle, link, until, wait_for_compiled
 from page_models import PROGRAM, make_folders, serving, write_run
+from serve_folders import captioner
 
+from allyouneed import load
 from allyouneed.folder import load_folder
 from allyouneed.inspection.inspect import inspect_text
 from allyouneed.inspection.page import write_inspection
@@ -89,6 +91,28 @@ def test_attention_maps(server: str, browser: Browser) -> None:
     page.keyboard.press("ArrowRight")
     assert "reads" in page.inner_text("heat-map .readout")
     assert "%" in page.inner_text("heat-map .readout")
+
+
+def test_every_sentence_is_translated(tmp_path: Path, browser: Browser) -> None:
+    text = "Two men sit! They wait."
+    folder = captioner(tmp_path)
+    (wanted,) = load(folder).translate([text])
+    assert len(wanted.split()) == 2
+    with serving([str(folder)], tmp_path / "runs") as url:
+        page = browser.open(link(url, "translate", model="captions", text=text), url)
+        idle(page)
+        assert page.inner_text(".plain .answer") == wanted
+        assert "".join(page.locator(".output-tokens .tok").all_text_contents()).split() == wanted.split()
+        page.goto(link(url, "beside", models="captions", text=text))
+        page.wait_for_selector(".card heat-map .cells")
+        idle(page)
+        assert page.inner_text(".card .answer") == wanted
+        assert "translated in 2 pieces" in page.locator(".card .note").last.inner_text()
+        page.goto(link(url, "attention", model="captions", text=text))
+        page.wait_for_selector("map-explorer heat-map .cells")
+        assert "translated in 2 pieces" in page.inner_text("map-explorer > .note")
+        page.goto(link(url, "attention", model="captions", text="They wait."))
+        until(page, "!document.querySelector('map-explorer > .note')")
 
 
 def test_a_link_restores_the_view(server: str, browser: Browser) -> None:

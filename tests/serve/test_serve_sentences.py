@@ -12,6 +12,7 @@ from openai import OpenAI
 from serve_folders import captioner, running
 
 import allyouneed
+from allyouneed.cli.inspect import command
 from allyouneed.decode.running_batch import GeneratedToken
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.choice_text import ChoiceText
@@ -192,6 +193,14 @@ def test_later_sentences_wait_for_room(folder: Path, wanted: list[str], monkeypa
         found = complete(server, prompt=" ".join(["No."] * 5))
     assert found["choices"][0]["text"] == " ".join([wanted[3]] * 5)
     assert filled
+
+
+def test_inspect_states_that_the_text_is_read_at_once(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(str(folder), LINE, out=tmp_path / "inspect")
+    assert "translates this text in 3 pieces" in capsys.readouterr().out
+    assert '"pieces": 3' in (tmp_path / "inspect" / "index.html").read_text("utf-8")
 
 
 def test_a_model_of_longer_lines_reads_them_whole(tmp_path: Path) -> None:

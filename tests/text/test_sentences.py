@@ -37,6 +37,21 @@ def test_any_text_is_split_and_joined_exactly(text: str, language: str) -> None:
     assert "".join(split.join(split.pieces).split()) == "".join(text.split())
 
 
+@given(st.text(st.sampled_from("aZ .!\t\n\r\u2028")))
+def test_lines_are_split_and_joined_exactly(text: str) -> None:
+    split = SentenceSplitter(1).split_lines(text)
+    assert len(split.gaps) == len(split.pieces) - 1
+    assert all(len(piece.splitlines()) == 1 for piece in split.pieces) or not text.strip()
+    assert "".join(split.join(split.pieces).split()) == "".join(text.split())
+
+
+def test_a_line_break_ends_a_piece() -> None:
+    split = SentenceSplitter(2).split_lines("\nTitle\r\n \nA dog. A cat. A cow.\n")
+    assert split.pieces == ("Title", "A dog. A cat.", "A cow.")
+    assert split.gaps == ("\r\n\n", " ")
+    assert SentenceSplitter(None).split_lines("One.\nTwo.").pieces == ("One.\nTwo.",)
+
+
 def test_known_places_where_the_library_fails() -> None:
     """Wide blanks between a capital letter and a period made it panic."""
     assert "".join(split_sentences(" A\u2028. B c.")) == " A\u2028. B c."

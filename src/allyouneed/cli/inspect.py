@@ -25,6 +25,7 @@ def command(
     Writes an HTML file and a PNG.
     """
     from allyouneed.cli.terminal import one_line
+    from allyouneed.evaluation.settings import sentence_splitter
     from allyouneed.inspection.inspect import inspect_text
     from allyouneed.inspection.page import PAGE, PICTURE, write_inspection
     from allyouneed.storage import refuse_foreign
@@ -32,8 +33,11 @@ def command(
     refuse_foreign(out, "a folder of an inspection", (PAGE, PICTURE), (PICTURE,))
     bundle = open_model(model, device)
     found = inspect_text(bundle, text, target, new_tokens=max_tokens)
-    page, picture = write_inspection(out, bundle, text, found)
+    pieces = len(sentence_splitter(bundle).split_lines(text).pieces)
+    page, picture = write_inspection(out, bundle, text, found, pieces)
     print(one_line(found.answer))
+    if pieces > 1:
+        print(f"`translate` translates this text in {pieces} pieces; here the model reads it as a whole.")
     if found.note:
         print(found.note)
     print(page)

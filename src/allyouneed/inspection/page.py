@@ -29,17 +29,20 @@ PAGE, PICTURE = "index.html", "maps.png"
 MAX_PANELS = 48  # small maps in a picture
 
 
-def write_inspection(folder: Path, bundle: Bundle, text: str, found: Inspection) -> tuple[Path, Path]:
-    """Write index.html and maps.png into a folder, and return their paths."""
+def write_inspection(folder: Path, bundle: Bundle, text: str, found: Inspection, pieces: int = 1) -> tuple[Path, Path]:
+    """Write index.html and maps.png into a folder, and return their paths.
+
+    `pieces`: the number of pieces in which the text would be translated, which the page states.
+    """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / PAGE, folder / PICTURE
     write_atomic(picture, png(found, text))  # first: a page without its picture is not from here
-    write_atomic(page, inspection_html(bundle, text, found).encode("utf-8", "backslashreplace"))
+    write_atomic(page, inspection_html(bundle, text, found, pieces).encode("utf-8", "backslashreplace"))
     return page, picture
 
 
-def inspection_html(bundle: Bundle, text: str, found: Inspection) -> str:
+def inspection_html(bundle: Bundle, text: str, found: Inspection, pieces: int = 1) -> str:
     """Return the whole page."""
     model = bundle.model
     data = {
@@ -48,7 +51,7 @@ def inspection_html(bundle: Bundle, text: str, found: Inspection) -> str:
         "architecture": model.config.type,
         "parameters": model.parameter_count(),
         "path": bundle.path.parent.name if bundle.path.name in ("model", OUTLINE) else bundle.path.name,
-        "look": as_json(found),
+        "look": {**as_json(found), "pieces": pieces},
     }
     # Inside a script element only "<" could end it or start another element.
     quoted = json.dumps(data, allow_nan=False).replace("<", "\\u003c")

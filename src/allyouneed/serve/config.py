@@ -48,7 +48,7 @@ class ServeConfig(Config):
     max_characters: PositiveInt = 20_000  # of all texts of a request
     max_texts: PositiveInt = 64  # texts of a request, or lines to translate
     max_input_tokens: PositiveInt = 1024  # of one text
-    max_tokens: PositiveInt = 1024  # of one completion
+    max_tokens: PositiveInt = 1024  # of one completion, or of one sentence if the request does not limit them
     max_n: PositiveInt = 8  # completions of one prompt
     max_beam: PositiveInt = 64  # beam width of a translation
     max_logprobs: PositiveInt = 20  # alternatives of one token

@@ -76,6 +76,7 @@ class AttentionResponse(BaseModel):
     input: list[str] | None
     answer: str
     unknown: list[str]  # words of the text that the vocabulary cannot represent
+    pieces: int  # in which other endpoints translate the text; the maps show it read as a whole
     said: list[OutputTokenJSON]
     maps: list[LayerMapsJSON]
     note: str
@@ -120,7 +121,8 @@ def router(backend: Backend) -> APIRouter:
         new = min(MAX_ANSWER, config.max_tokens) if request.max_tokens is None else request.max_tokens
         found = inspect_text(bundle, request.text, request.target, longest=longest, new_tokens=new)
         unknown = [] if bundle.codec.source is None else unknown_words(bundle.codec.source, request.text)
-        return json_response({"model": request.model, "unknown": unknown, **as_json(found)})
+        pieces = len(served.splitter.split_lines(request.text).pieces)
+        return json_response({"model": request.model, "unknown": unknown, "pieces": pieces, **as_json(found)})
 
     @routes.get("/api/models", responses={200: {"model": list[ModelInfo]}, **error_responses(401, 429, 500, 503)})
     async def list_models() -> Response:

@@ -2,7 +2,7 @@
 import { el, count, readable } from "./dom.js";
 import { complete, post } from "./api.js";
 import { promptField, unknownNote, Status, empty } from "./parts.js";
-import { weightsOf, mainMap, labelsOf } from "./maps.js";
+import { weightsOf, mainMap, labelsOf, wholeNote } from "./maps.js";
 
 class BesideView extends HTMLElement {
   start({ models, values, keep }) {
@@ -124,7 +124,7 @@ class Card {
   async generate(text, signal) {
     const start = performance.now();
     let tokens = 0;
-    const body = { model: this.model.name, prompt: text, temperature: 0, max_tokens: this.model.source ? 200 : 32 };
+    const body = { model: this.model.name, prompt: text, temperature: 0, max_tokens: this.model.source ? undefined : 32 };
     for await (const token of complete(body, signal)) {
       if (token.text === undefined) continue;
       tokens += 1;
@@ -137,11 +137,12 @@ class Card {
 
   draw(result) {
     const number = mainMap(result.maps);
-    this.note.textContent = result.note;
+    const whole = wholeNote(result);
+    this.note.textContent = `${result.note} ${whole}`.trim();
     if (number < 0) return;
     const map = result.maps[number], large = el("heat-map");
     const heads = map.weights.length > 1 ? `, mean of ${map.weights.length} heads` : "";
-    if (!result.note) this.note.textContent = `${map.part === "cross" ? "Cross-attention" : "Attention"}, layer ${map.layer}${heads}.`;
+    if (!result.note) this.note.textContent = `${map.part === "cross" ? "Cross-attention" : "Attention"}, layer ${map.layer}${heads}. ${whole}`.trim();
     this.map.replaceChildren(large);
     large.data = { weights: weightsOf(map, -1), rows: labelsOf(result, map.rows), columns: labelsOf(result, map.columns),
       verb: map.name === "influence" ? "is influenced by" : "reads", label: `${this.model.name}: arrow keys move between cells` };

@@ -4,7 +4,7 @@ import { complete, post } from "./api.js";
 import { modelChoice, modelFacts, promptField, unknownNote, CopyText, Status, empty } from "./parts.js";
 import "./tokens.js";
 
-const MAX_TOKENS = 200;
+const MAX_TOKENS = 200; // of a language model; a translator stops by itself, or at the limit of the server
 
 class TranslateView extends HTMLElement {
   start({ models, values, keep }) {
@@ -83,11 +83,12 @@ class TranslateView extends HTMLElement {
     this.updateButton();
     this.remember();
     this.status.set("…");
+    this.finish = null;
     const start = performance.now();
     try {
       const tokens = this.model.target ? await this.stream(stop.signal) : await this.classes(stop.signal);
       const seconds = (performance.now() - start) / 1000;
-      const cut = tokens === MAX_TOKENS && this.model.target ? `, cut at ${MAX_TOKENS}` : "";
+      const cut = this.finish === "length" ? ", cut at the maximum length" : "";
       this.status.set(`${count(tokens)} token${tokens === 1 ? "" : "s"} in ${seconds.toFixed(2)} s, ${count(Math.round(tokens / seconds))} per second${cut}`);
     } catch (error) {
       if (this.stop !== stop) return; // another request has replaced this one
@@ -102,11 +103,12 @@ class TranslateView extends HTMLElement {
 
   async stream(signal) {
     let tokens = 0;
-    const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: MAX_TOKENS };
+    const body = { model: this.model.name, prompt: this.text, temperature: this.temperature, max_tokens: this.model.source ? undefined : MAX_TOKENS };
     for await (const token of complete(body, signal)) {
       signal.throwIfAborted();
       this.plain.set(token.whole);
       if (token.text === undefined) {
+        this.finish = token.finish;
         this.unknown.replaceChildren(...[unknownNote(token.unknown)].filter(Boolean));
         continue;
       }
