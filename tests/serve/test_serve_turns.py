@@ -4,8 +4,8 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from test_serve_fairness import Harness, with_harness
 from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import SampleConfig, uniforms
 from allyouneed.models.decoder import Decoder
+from allyouneed.serve import tokens
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.clients import CURRENT_CLIENT
 from allyouneed.serve.errors import Refusal
+from allyouneed.serve.models import Served
 from allyouneed.serve.worker import PendingRequest, RequestQueue
 
 pytestmark = pytest.mark.no_shapes
@@ -41,17 +43,19 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-def post_from(address: str, url: str, body: dict[str, Any]) -> httpx.Response:
+def post_from(address: str, url: str, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
     """Send a request from one of the loopback addresses: each is a client."""
     with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=120) as client:
-        return client.post(f"{url}/v1/completions", json=body)
+        return client.post(f"{url}{path}", json=body)
 
 
 @contextmanager
-def posting(address: str, url: str, body: dict[str, Any]) -> Iterator[list[httpx.Response]]:
+def posting(
+    address: str, url: str, body: dict[str, Any], path: str = "/v1/completions"
+) -> Iterator[list[httpx.Response]]:
     """Send a request in another thread."""
     found: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: found.append(post_from(address, url, body)))
+    thread = threading.Thread(target=lambda: found.append(post_from(address, url, body, path)))
     thread.start()
     yield found
     thread.join()
@@ -152,6 +156,30 @@ def test_a_full_queue_accepts_the_equal_share_of_a_client(folders: list[Path], s
                 until(lambda: len(queue) == 5)
                 steps.go.set()
         assert found[0].status_code == 200
+
+
+def test_tokenizing_takes_turns_by_client(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request waits for one large request in each thread. The operator's requests do not wait at all."""
+    order, go, tokenize = list[str](), threading.Event(), tokens._tokenize
+
+    def counted(served: Served, texts: Sequence[str], side: tokens.Side) -> list[tokens.TokenizedText]:
+        assert go.wait(120)
+        order.append(texts[0][:5])
+        return tokenize(served, texts, side)
+
+    monkeypatch.setattr(tokens, "_tokenize", counted)
+    large = {"model": "language", "text": "large " * 3000}
+    small = {"model": "language", "text": "small"}
+    with running(folders[3:4], threads=2) as (url, backend), ExitStack() as sent:
+        backend.share_metrics(tmp_path, 1)
+        found = [sent.enter_context(posting("127.0.0.1", url, large, "/tokenize")) for _ in range(30)]
+        until(lambda: backend.texts.waiting == 28)
+        found += [sent.enter_context(posting("127.0.0.2", url, small, "/tokenize"))]
+        until(lambda: backend.texts.waiting == 29)
+        assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
+        go.set()
+    assert order.index("small") <= 3
+    assert [one.json()["texts"][0]["count"] > 0 for [one] in found] == [True] * 31
 
 
 def submit(harness: Harness, client: str, items: str, key: str = "search") -> PendingRequest:

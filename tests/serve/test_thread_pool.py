@@ -59,10 +59,10 @@ def test_clients_take_turns() -> None:
 def test_a_client_cannot_fill_the_queue() -> None:
     async def test() -> None:
         calls = Calls(client_queue=3, queue=4)
-        results = await calls.open(*[calls.start(client) for client in "aaaabb"])
+        results = await calls.open(*[calls.start(client) for client in "aaaabbb"])
         refused = [isinstance(one, Refusal) and one.status == 429 for one in results[1:]]
-        assert refused == [False, False, False, True, False, True]
-        assert sorted(calls.made) == list("aaab")
+        assert refused == [False, False, False, True, False, False, True]  # the second may use half of the queue
+        assert sorted(calls.made) == list("aaabb")
 
     run(test)
 
@@ -84,9 +84,40 @@ def test_calls_that_leave_make_room() -> None:
         results = await calls.open(gone, failed, last)
         assert isinstance(results[1], asyncio.CancelledError)
         assert (results[2].status, results[2].message) == (400, "wrong")
+        with pytest.raises(DataError):
+            await calls.pool.run_unchecked(fail)
         assert calls.made == ["a"]
         await calls.start("d")
         assert calls.made == ["a", "d"]
+
+    run(test)
+
+
+def test_a_cancelled_call_occupies_its_thread_until_it_ends() -> None:
+    async def test() -> None:
+        calls = Calls()
+        await asyncio.sleep(0)
+        calls.first.cancel()
+        next_one = calls.start("a")
+        await asyncio.wait([calls.first])
+        assert calls.pool.waiting == 1
+        await calls.open(next_one)
+        assert calls.made == ["a"]
+
+    run(test)
+
+
+def test_waiting_calls_are_refused_at_shutdown_and_running_ones_end() -> None:
+    async def test() -> None:
+        calls = Calls()
+        waiting = [calls.start(client) for client in "aab"]
+        await asyncio.sleep(0)
+        calls.pool.refuse_waiting()
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(one, Refusal) and (one.status, one.code) for one in refused] == [(503, "shutting_down")] * 3
+        assert (await calls.open(), calls.made) == ([True], [])
+        await calls.start("c")
+        assert calls.made == ["c"]
 
     run(test)
 

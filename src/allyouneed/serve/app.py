@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Response, Security
-from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -67,8 +66,8 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
     app.include_router(tokens.router(backend), dependencies=keyed)
     app.include_router(inspect.page_router())
     app.include_router(inspect.router(backend), dependencies=keyed)
-    app.include_router(program.router(config), dependencies=keyed)
-    app.include_router(runs.router(config), dependencies=keyed)
+    app.include_router(program.router(backend), dependencies=keyed)
+    app.include_router(runs.router(backend), dependencies=keyed)
     app.add_exception_handler(Refusal, refusal_response)
     app.add_exception_handler(HTTPException, http_error_response)
     app.add_exception_handler(RequestValidationError, validation_error_response)
@@ -83,16 +82,16 @@ def create_app(config: ServeConfig, models: dict[str, Served]) -> FastAPI:
         )
     app.add_middleware(ResponseMiddleware, backend=backend)
     _describe_errors(app)
-    _add_description(app)
+    _add_description(app, backend)
     return app
 
 
-def _add_description(app: FastAPI) -> None:
+def _add_description(app: FastAPI, backend: Backend) -> None:
     """Add `/openapi.json`. The framework would generate it in the event loop, which takes 0.1 s."""
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> Response:
-        return json_response(await run_in_threadpool(app.openapi))
+        return json_response(await backend.in_thread(app.openapi))
 
 
 def _describe_errors(app: FastAPI) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -18,6 +18,7 @@ from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.models import Served, check_searches
 from allyouneed.serve.request_record import RequestRecord, current_record
 from allyouneed.serve.shared_metrics import SharedMetrics
+from allyouneed.serve.thread_pool import ThreadPool
 from allyouneed.serve.worker import BatchOperation
 from allyouneed.text.tokenizer import Tokenizer
 
@@ -40,11 +41,27 @@ class Backend:
         self.shared_metrics: SharedMetrics | None = None  # of all workers, if there are several
         self.draining = False  # new requests are refused
         self.requests: set[RequestRecord] = set()  # the records of requests in progress
+        self._pools: list[ThreadPool] = []
+        self.texts = self.add_pool()  # work on the texts of requests
 
     @property
     def active(self) -> int:
         """Number of requests in progress."""
         return len(self.requests)
+
+    def add_pool(self) -> ThreadPool:
+        """Return new threads for slow work of one kind."""
+        self._pools.append(ThreadPool(self.config))
+        return self._pools[-1]
+
+    async def in_thread(self, call: Callable[..., Result], *values: Any) -> Result:
+        """Return the result of work on the texts of a request, in another thread. Clients take turns."""
+        return await self.texts.run_unchecked(call, *values)
+
+    def refuse_waiting(self) -> None:
+        """Refuse the requests that wait for a thread: the server shuts down."""
+        for pool in self._pools:
+            pool.refuse_waiting()
 
     def start(self) -> None:
         """Start all engines."""
@@ -122,7 +139,7 @@ class Backend:
             return encode(list(texts))
 
         inline = len(texts) == 1 and len(texts[0]) <= INLINE_CHARACTERS and tokenizer.linear_time
-        found = work() if inline else await asyncio.to_thread(work)
+        found = work() if inline else await self.in_thread(work)
         longest = max((len(ids) for ids in found), default=0)
         if longest > most:
             message = f"{param}: a text of more than {most:,} tokens; split it"

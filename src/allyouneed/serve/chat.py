@@ -10,7 +10,6 @@ The answer then ends where the model would start the next turn of the user. A mo
 of the user as its source, and nothing else.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -153,7 +152,7 @@ async def _prepare(backend: Backend, served: Served, body: ChatRequest) -> Compl
         if not source:
             raise Refusal(400, "messages: no message of a user, which would be the source", param="messages")
         prompts = await encode_sources(backend, served, [source], "messages")
-        (words,) = await unknown_words_of([(served, source)])
+        (words,) = await unknown_words_of(backend, [(served, source)])
         completion = CompletionRequest.model_construct(**settings, prompt=source)
         return CompletionTask(backend, served, completion, prompts, words or None, ChatFormat(served.name, body, plain))
     messages = [{"role": message.role, "content": message.text} for message in body.messages]
@@ -174,7 +173,7 @@ async def _encode(backend: Backend, served: Served, messages: Sequence[Mapping[s
     assert template is not None
     assert tokenizer is not None
     try:
-        ids = await asyncio.to_thread(template.encode, tokenizer, messages)
+        ids = await backend.in_thread(template.encode, tokenizer, messages)
     except DataError as error:
         raise Refusal(400, f"messages: {error}", param="messages") from None
     if len(ids) > backend.config.max_input_tokens:

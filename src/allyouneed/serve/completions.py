@@ -95,7 +95,7 @@ async def _prepare(backend: Backend, served: Served, body: CompletionRequest) ->
         ids = await backend.encode_targets(served, body.prompts, "prompt")
         return CompletionTask(backend, served, body, [EncodedPrompt([prompt]) for prompt in ids])
     prompts = await encode_sources(backend, served, body.prompts, "prompt")
-    words = await unknown_words_of([(served, prompt) for prompt in body.prompts])
+    words = await unknown_words_of(backend, [(served, prompt) for prompt in body.prompts])
     unknown = None if not any(words) else words[0] if isinstance(body.prompt, str) else words
     return CompletionTask(backend, served, body, prompts, unknown)
 

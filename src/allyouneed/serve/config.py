@@ -40,7 +40,7 @@ class ServeConfig(Config):
     connections: PositiveInt = 1024  # open connections
     client_connections: PositiveInt = 256  # open connections of one address
     client_requests: PositiveInt = 256  # requests of one client that are processed in parallel
-    threads: PositiveInt = 2  # attention maps and programs that are computed in parallel
+    threads: PositiveInt = 2  # of each kind: texts to tokenize, maps and programs that are processed in parallel
 
     max_backlog: PositiveInt = 1 << 20  # bytes of tokens that a stream's reader may lag behind; then decoding pauses
     max_response: PositiveInt = 1 << 25  # bytes of tokens of a response that is not a stream

@@ -4,7 +4,6 @@ A text that is longer than the model can read, or than `max_input_tokens`, is re
 not OpenAI's, its first tokens are read, and its vector states how many were left out.
 """
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -82,7 +81,7 @@ def router(backend: Backend) -> APIRouter:
         vectors = await cancel_on_disconnect(request, engine.run(operation, ids))
         read = sum(map(len, ids))
         return EmbeddingResponse(
-            data=await asyncio.to_thread(_data, vectors, left_out, body.encoding_format == "base64"),
+            data=await backend.in_thread(_data, vectors, left_out, body.encoding_format == "base64"),
             model=served.name,
             usage=EmbeddingUsage(prompt_tokens=read, total_tokens=read),
         )
@@ -99,7 +98,7 @@ async def _encode(
     before, after = codec.framing if codec.source is not None else ((), ())
     tokenizer = codec.source or codec.target
     assert tokenizer is not None
-    found = await asyncio.to_thread(tokenizer.encode_batch, texts)
+    found = await backend.in_thread(tokenizer.encode_batch, texts)
     room = max(0, most - len(before) - len(after))
     left_out = [max(0, len(ids) - room) for ids in found]
     if any(left_out) and not truncate:

@@ -1,6 +1,5 @@
 """Prompts as ids. The source of a translator is split into sentences, as `/translate` does."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,6 @@ async def encode_sources(backend: Backend, served: Served, texts: Sequence[str],
     """Return the ids of source texts, in pieces if the model translates sentence by sentence."""
     split = served.splitter.split_lines
     inline = sum(map(len, texts)) <= INLINE_CHARACTERS
-    splits = list(map(split, texts)) if inline else await asyncio.to_thread(lambda: list(map(split, texts)))
+    splits = list(map(split, texts)) if inline else await backend.in_thread(lambda: list(map(split, texts)))
     ids = iter(await backend.encode_sources(served, [piece for split in splits for piece in split.pieces], param))
     return [EncodedPrompt([next(ids) for _ in split.pieces], split.gaps) for split in splits]

@@ -26,7 +26,7 @@ from allyouneed.mixers import MixerConfig
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.errors import Refusal, error_responses
 from allyouneed.serve.models import Served
-from allyouneed.serve.thread_pool import ThreadPool, json_response
+from allyouneed.serve.thread_pool import json_response
 from allyouneed.text.checks import unknown_words
 
 PAGE = Path(__file__).parent / "page"
@@ -105,7 +105,7 @@ def router(backend: Backend) -> APIRouter:
     """Return the endpoints of models and maps."""
     routes = APIRouter(tags=["page"])
     config = backend.config
-    pool = ThreadPool(config)
+    pool = backend.add_pool()
     infos: WeakKeyDictionary[Served, ModelInfo] = WeakKeyDictionary()  # models may be replaced
 
     def all_infos() -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 from allyouneed.config import Config
 from allyouneed.errors import DataError
 from allyouneed.processes import BoundedProcesses
-from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.backend import Backend
 from allyouneed.serve.errors import error_responses
-from allyouneed.serve.thread_pool import ThreadPool, json_response
+from allyouneed.serve.thread_pool import json_response
 from allyouneed.training.recipe_files import recipe_folder
 
 TIMEOUT = 8.0  # seconds for one program
@@ -63,9 +63,9 @@ class RaspResponse(BaseModel):
     compiled: dict[str, Any] | None
 
 
-def router(config: ServeConfig) -> APIRouter:
+def router(backend: Backend) -> APIRouter:
     """Return the endpoints that run programs and list examples."""
-    processes = BoundedProcesses(COMMAND, "program", config.threads, TIMEOUT)
+    processes = BoundedProcesses(COMMAND, "program", backend.config.threads, TIMEOUT)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ def router(config: ServeConfig) -> APIRouter:
         processes.close()
 
     routes = APIRouter(tags=["rasp"], lifespan=lifespan)
-    pool = ThreadPool(config)
+    pool = backend.add_pool()
 
     def run_program(request: RaspRequest) -> Response:
         task = {"text": request.program, "given": parse_input(request.input), "compiled": request.compile}

@@ -16,9 +16,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi import Path as PathPart
 from pydantic import BaseModel
 
-from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.backend import Backend
 from allyouneed.serve.errors import Refusal, error_responses
-from allyouneed.serve.thread_pool import ThreadPool, json_response
+from allyouneed.serve.thread_pool import json_response
 from allyouneed.storage import is_locked
 
 MAX_POINTS = 2_000  # of a curve
@@ -50,10 +50,10 @@ class RunLog(BaseModel):
     end: Record | None
 
 
-def router(config: ServeConfig) -> APIRouter:
+def router(backend: Backend) -> APIRouter:
     """Return the endpoints of runs and their logs."""
     routes = APIRouter(tags=["runs"])
-    pool, folder = ThreadPool(config), Path(config.runs)
+    pool, folder = backend.add_pool(), Path(backend.config.runs)
 
     def curves(name: str, after: int) -> Response:
         found = read_run(folder, name, after)

@@ -116,6 +116,7 @@ class Server(uvicorn.Server):
         while self.backend.active and loop.time() < until and not self.force_exit:
             await asyncio.sleep(POLL)
         if self.backend.active:
+            self.backend.refuse_waiting()
             self._closing = threading.Thread(target=self.backend.close, daemon=True)
             self._closing.start()  # refuses the requests in progress, and waits for the computations
             while self._closing.is_alive() and not self.force_exit:

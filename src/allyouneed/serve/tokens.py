@@ -1,6 +1,5 @@
 """`/tokenize` and `/detokenize`: the ids that a model reads for a text, and back."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -70,7 +69,7 @@ def router(backend: Backend) -> APIRouter:
         texts = [body.text] if isinstance(body.text, str) else body.text
         backend.check_texts(texts, "text")
         side = _side(served, body.side)
-        found = await asyncio.to_thread(_tokenize, served, texts, side)
+        found = await backend.in_thread(_tokenize, served, texts, side)
         return TokenizeResponse(model=served.name, side=side, texts=found)
 
     @router.post("/detokenize", responses=error_responses(400, 401, 404, 408, 413, 429, 500, 503))
@@ -81,7 +80,7 @@ def router(backend: Backend) -> APIRouter:
         tokenizer = _tokenizer(served, side)
         if any(number >= tokenizer.size for number in body.ids):
             raise Refusal(400, f"ids: {max(body.ids)} is not one of {tokenizer.size:,} ids", param="ids")
-        text = await asyncio.to_thread(tokenizer.decode, body.ids)
+        text = await backend.in_thread(tokenizer.decode, body.ids)
         return DetokenizeResponse(model=served.name, side=side, text=text)
 
     return router

@@ -7,7 +7,6 @@ Detection chooses the source language whose vocabulary fits the text best. With 
 is simply the fraction of the text's tokens that are in its vocabulary.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -98,7 +97,7 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         """Guess the language of a text, among the source languages of the served models."""
         body = await _body(request, DetectRequest)
         backend.check_texts([body.q], "q")
-        return await asyncio.to_thread(_detect, list(_pairs(backend).values()), body.q)
+        return await backend.in_thread(_detect, list(_pairs(backend).values()), body.q)
 
 
 def _add_languages(router: APIRouter, backend: Backend) -> None:
@@ -177,17 +176,17 @@ async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, tex
     for code in (body.source, body.target):
         if code not in known and code != AUTO:
             raise Refusal(400, f"{code[:20]} is not supported")
-    documents = await _documents(texts, body.format)
+    documents = await _documents(backend, texts, body.format)
     if sum(len(document.units) for document in documents) > max(backend.config.max_texts, len(texts)):
         parts = "lines" if body.format == "text" else "pieces of text between tags"
         raise Refusal(400, f"q: more than {backend.config.max_texts} {parts} in one request", param="q")
     plain = ["\n".join(document.units) for document in documents]
-    chosen = [await _choose(pairs, body, text) for text in plain]
+    chosen = [await _choose(backend, pairs, body, text) for text in plain]
     models = [served for served, _ in chosen]
     found = await _search_all(backend, models, [document.units for document in documents], body)
     more = [document.further(one) for document, one in zip(documents, found, strict=True)]
     further = await _search_all(backend, models, more, body)
-    unknown = await unknown_words_of(list(zip(models, plain, strict=True)))
+    unknown = await unknown_words_of(backend, list(zip(models, plain, strict=True)))
     translated = []
     for number, (document, (_, detected)) in enumerate(zip(documents, chosen, strict=True)):
         best, *others = (
@@ -199,22 +198,22 @@ async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, tex
     return translated
 
 
-async def _documents(texts: Sequence[str], kind: Literal["text", "html"]) -> list[Document]:
+async def _documents(backend: Backend, texts: Sequence[str], kind: Literal["text", "html"]) -> list[Document]:
     """Return the texts in units."""
     if kind == "text":
         return [LineDocument(text) for text in texts]
     try:
-        return await asyncio.to_thread(lambda: [HtmlDocument(text) for text in texts])
+        return await backend.in_thread(lambda: [HtmlDocument(text) for text in texts])
     except DataError as error:
         raise Refusal(400, f"q: {error}", param="q") from None
 
 
-async def _choose(pairs: Pairs, body: TranslateRequest, text: str) -> tuple[Served, Detected | None]:
+async def _choose(backend: Backend, pairs: Pairs, body: TranslateRequest, text: str) -> tuple[Served, Detected | None]:
     """Return the model that translates a text, and the detected language."""
     detected, source = None, body.source
     if source == AUTO:
         candidates = [served for (_, target), served in pairs.items() if target == body.target]
-        found = await asyncio.to_thread(_detect, candidates, text)
+        found = await backend.in_thread(_detect, candidates, text)
         if not found:
             raise Refusal(400, f"{body.target[:20]} is not supported as a target language")
         detected, source = found[0], found[0].language
@@ -243,7 +242,7 @@ async def _search(backend: Backend, served: Served, texts: Sequence[str], body: 
     engine = backend.engine_of(served)
     engine.require_capacity(len(texts), "q")
     inline = sum(map(len, texts)) <= INLINE_CHARACTERS
-    splits = _split(served, texts) if inline else await asyncio.to_thread(_split, served, texts)
+    splits = _split(served, texts) if inline else await backend.in_thread(_split, served, texts)
     pieces = [piece for split in splits for piece in split.pieces]
     await backend.encode_sources(served, pieces, "q")
     n_best = 1 + (body.alternatives if body.format == "text" else 0)

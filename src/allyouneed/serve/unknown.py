@@ -1,14 +1,13 @@
 """Words of a request that are not in a model's vocabulary: the model answers all the same, so responses state them."""
 
-import asyncio
 from collections.abc import Sequence
 
-from allyouneed.serve.backend import INLINE_CHARACTERS
+from allyouneed.serve.backend import INLINE_CHARACTERS, Backend
 from allyouneed.serve.models import Served
 from allyouneed.text.checks import unknown_words
 
 
-async def unknown_words_of(sources: Sequence[tuple[Served, str]]) -> list[list[str]]:
+async def unknown_words_of(backend: Backend, sources: Sequence[tuple[Served, str]]) -> list[list[str]]:
     """Return the unknown words of each source text, for its model."""
 
     def work() -> list[list[str]]:
@@ -19,4 +18,4 @@ async def unknown_words_of(sources: Sequence[tuple[Served, str]]) -> list[list[s
         return found
 
     short = sum(len(text) for _, text in sources) <= INLINE_CHARACTERS
-    return work() if short else await asyncio.to_thread(work)
+    return work() if short else await backend.in_thread(work)
