@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from allyouneed.block import Block, BlockConfig, FeedForward
 from allyouneed.dropout import seed_dropout
+from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, Mixer
 from allyouneed.mixers.softmax import SoftmaxConfig
 
@@ -69,6 +70,20 @@ def test_no_norm() -> None:
     y = y + 2 * y
     torch.testing.assert_close(net(x)[0], y + net.feedforward(y))
     assert not [name for name, _ in net.named_parameters() if "norm" in name]
+
+
+@pytest.mark.parametrize("norm", ["pre", "none"])
+def test_parallel(norm: Any) -> None:
+    """x = x + Mixer(Norm(x)) + FeedForward(Norm'(x))   (Black et al. 2022, section 2.1)."""
+    net, x = block(norm, parallel=True), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    inputs = [layer_norm(one, x) if norm == "pre" else x for one in (net.mixer_norm, net.feedforward_norm)]
+    torch.testing.assert_close(net(x)[0], x + 2 * inputs[0] + net.feedforward(inputs[1]))
+
+
+@pytest.mark.parametrize(("norm", "crossed", "streams"), [("post", False, 1), ("pre", True, 1), ("pre", False, 2)])
+def test_parallel_blocks_that_do_not_exist_are_refused(norm: Any, crossed: bool, streams: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model.parallel=true needs model.norm='pre' or 'none', one stream"):
+        block(norm, crossed, parallel=True, streams=streams)
 
 
 def test_rms_norm() -> None:

@@ -13,7 +13,16 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import Decoder, DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
-from allyouneed.positions import POSITIONS, Alibi, LearnedConfig, Rotary, RotaryConfig, Sinusoidal, T5Bias
+from allyouneed.positions import (
+    POSITIONS,
+    Alibi,
+    LearnedConfig,
+    Rotary,
+    RotaryConfig,
+    Sinusoidal,
+    T5Bias,
+    rotated_first,
+)
 from allyouneed.sizes import Sizes
 
 WIDTH = 12
@@ -125,6 +134,18 @@ def test_rotary_scores_depend_on_differences_only(offset: int, t: int, s: int) -
 
     torch.testing.assert_close(score(t, s), score(t + offset, s + offset), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(rotary.rotate(q, torch.tensor([offset])).norm(), q.norm())
+
+
+def test_only_some_pairs_are_rotated() -> None:
+    """The first features of a head there (Black et al. 2022, section 2.1.1) are the first pairs here."""
+    q = torch.randn(1, 1, 5, 10, dtype=torch.float64)
+    place = torch.arange(3, 8)
+    order = rotated_first(10, pairs=2)
+    turned = Rotary(10, 500.0, pairs=2).rotate(q, place)[..., order]
+    torch.testing.assert_close(turned[..., :4], Rotary(4, 500.0).rotate(q[..., order[:4]], place))
+    assert torch.equal(turned[..., 4:], q[..., order[4:]])
+    with pytest.raises(ConfigError, match=r"positions.pairs 6: a head of width 10 has 5 pairs"):
+        Rotary(10, 500.0, pairs=6)
 
 
 def test_rotary_of_odd_head_width_is_a_clear_error() -> None:

@@ -4,12 +4,17 @@
     pre:               x = x + Dropout(Sublayer(Norm(x)))
     none:              x = x + Dropout(Sublayer(x))
 
+A `parallel` block computes both sublayers of the same input. It is pre-norm or has no norms, and reads no memory.
+
+    pre:               x = x + Dropout(Mixer(Norm(x))) + Dropout(FeedForward(Norm'(x)))
+
 With two `streams`, attention reads one and is added to the other; the feed-forward layer reads that one and is added to
 the first. x holds both (2 D wide). The inputs could be computed from the outputs: reversible.
 
     pre:               a = a + Dropout(Mixer(Norm(b)));   b = b + Dropout(FeedForward(Norm(a)))
 
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745;
+parallel: Black et al. 2022, arXiv:2204.06745;
 two streams: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
 """
 
@@ -52,6 +57,7 @@ class BlockConfig(Config):
     epsilon: PositiveFloat | None = None  # of norms; default: 1e-5 (layer), 1e-6 (rms)
     dropout: Fraction = 0.1
     streams: Literal[1, 2] = 1  # number of residual streams
+    parallel: bool = False  # mixer and feed-forward layer read the same input
 
     @property
     def stream_width(self) -> int:
@@ -126,7 +132,11 @@ class Block(nn.Module):
         super().__init__()
         if config.streams == 2 and (config.norm != "pre" or cross is not None):
             raise ConfigError("model.streams=2 needs model.norm='pre' and a stack without cross-attention")
-        self.norm_place, self.streams = config.norm, config.streams
+        if config.parallel and (config.norm == "post" or config.streams != 1 or cross is not None):
+            raise ConfigError(
+                "model.parallel=true needs model.norm='pre' or 'none', one stream and a stack without cross-attention"
+            )
+        self.norm_place, self.streams, self.parallel = config.norm, config.streams, config.parallel
         self.mixer, self.cross = mixer, cross
         self.feedforward = FeedForward(width, config.hidden, config.feedforward, config.feedforward_bias)
         self.dropout = Dropout(config.dropout)
@@ -161,6 +171,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, BlockState]:
         if self.streams == 2:
             return self._run_two(x, mix, state, feed)
+        if self.parallel:
+            return self._run_parallel(x, mix, state, feed)
         pre = self.norm_place == "pre"
         y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
         x = self.add_residual(x, y, self.mixer_norm)
@@ -179,6 +191,15 @@ class Block(nn.Module):
         a = self.add_residual(a, y, self.mixer_norm)
         b = self.add_residual(b, feed(self.feedforward_norm(a)), self.feedforward_norm)
         return torch.cat([a, b], dim=-1), BlockState(mixed)
+
+    def _run_parallel(
+        self, x: Tensor, mix: Mix, state: BlockState | None, feed: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, BlockState]:
+        y, mixed = mix(self.mixer_norm(x), state=state.mixer if state else None)
+        fed = feed(self.feedforward_norm(x))
+        return self.add_residual(self.add_residual(x, y, self.mixer_norm), fed, self.feedforward_norm), BlockState(
+            mixed
+        )
 
     def add_residual(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """Return x + Dropout(y), normalised if norms come after the residual."""

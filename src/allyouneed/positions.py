@@ -285,6 +285,8 @@ class RotaryConfig(PositionConfig):
 
         (x_i, x_{i + K/2})  rotated by  t / base^(2i/K)
 
+    With `pairs` = p only the first p pairs are rotated, by t / base^(i/p): the others have no positions.
+
     Differs: pairs are (i, i + K/2), as in GPT-NeoX and Llama, instead of (2i, 2i + 1): a fixed permutation of features.
     """
 
@@ -293,20 +295,25 @@ class RotaryConfig(PositionConfig):
     rotates = True
     type: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
+    pairs: PositiveInt | None = None  # number of pairs that are rotated; default: all
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "Rotary":
-        return Rotary(head_width, self.base)
+        return Rotary(head_width, self.base, self.pairs)
 
 
 class Rotary(ScorePosition):
     rotates = True
     frequency_R: Tensor
 
-    def __init__(self, head_width: int, base: float) -> None:
+    def __init__(self, head_width: int, base: float, pairs: int | None = None) -> None:
         super().__init__()
         if head_width % 2:
             raise ConfigError(f"rotary positions rotate pairs of features, but head width {head_width} is odd")
-        frequency_R = base ** -(torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+        if pairs is not None and pairs > head_width // 2:
+            raise ConfigError(f"positions.pairs {pairs}: a head of width {head_width} has {head_width // 2} pairs")
+        rotated = 2 * pairs if pairs is not None else head_width
+        frequency_R = base ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+        frequency_R = torch.cat([frequency_R, frequency_R.new_zeros((head_width - rotated) // 2)])
         self.register_buffer("frequency_R", frequency_R, persistent=False)
         self._cached_waves: tuple[Tensor, Tensor] | None = None  # for the first positions
 
@@ -342,6 +349,13 @@ class Rotary(ScorePosition):
         left, right = x_BHTK.chunk(2, dim=-1)
         # x cos + swapped(x) sin with the sign in the sine: few passes over x, which is much larger than the angles.
         return torch.addcmul(x_BHTK * cos, torch.cat([right, left], dim=-1), sin)
+
+
+def rotated_first(head_width: int, pairs: int) -> Tensor:
+    """Return our features of a head in the order of other software: those of the rotated pairs first, in halves."""
+    half = head_width // 2
+    left, right = torch.arange(half), torch.arange(half, head_width)
+    return torch.cat([left[:pairs], right[:pairs], left[pairs:], right[pairs:]])
 
 
 def _distance(query_position: Tensor, key_position: Tensor) -> Tensor:

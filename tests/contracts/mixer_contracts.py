@@ -83,6 +83,7 @@ CONTRACTS: dict[str, Contract] = {
             SoftmaxConfig(heads=5, key_width=2, value_width=3),
             SoftmaxConfig(heads=6, key_heads=2),
             SoftmaxConfig(heads=4, key_heads=1, key_width=4, value_width=2, bias=False),
+            SoftmaxConfig(heads=6, key_heads=3, bias="inputs", head_norm=1e-3, score_cap=0.5),
         ],
         copies_after=150,
     ),

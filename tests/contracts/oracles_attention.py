@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import torch
-from oracle_parts import SCORES, Reading, head_of, parts, project_head, projections
-from torch import Tensor
+from oracle_parts import SCORES, Reading, dot, head_of, parts, project_head, projections
+from torch import Tensor, nn
 
 from allyouneed.mixers import Mixer
 from allyouneed.mixers.bigbird import BigBirdConfig, draw
@@ -32,14 +32,29 @@ def softmax_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
                 (memory_SD, values, mixer.groups),
             )
         )
+        if mixer.normed:
+            q_TK, k_SK = rms_normed(mixer.query_norm, q_TK), rms_normed(mixer.key_norm, k_SK)
 
         def score(t: int, s: int, q_TK: Tensor = q_TK, k_SK: Tensor = k_SK, head: int = head) -> Tensor:
             here, there = reading.place(t), reading.place(s)
-            return SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], here, there)
+            whole = SCORES[reading.position](mixer, head, q_TK[t], k_SK[s], here, there)
+            if mixer.score_cap is None:
+                return whole
+            # What a scheme adds to the score of two vectors is not capped.
+            vectors = SCORES["rotary" if reading.position == "rotary" else "none"]
+            met = vectors(mixer, head, q_TK[t], k_SK[s], here, there)
+            return mixer.score_cap * torch.tanh(met / mixer.score_cap) + (whole - met)
 
         outputs.append(attend_by_loops(score, reading.visible, v_SR, x_TD.shape[0]))
     y_TD: Tensor = mixer.output(torch.cat(outputs, dim=-1))
     return y_TD
+
+
+def rms_normed(norm: nn.RMSNorm, x_TK: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * gamma, vector by vector   (Zhang and Sennrich 2019, equation 4)."""
+    assert norm.eps is not None
+    rows = [x_K / torch.sqrt(dot(x_K, x_K) / len(x_K) + norm.eps) * norm.weight for x_K in x_TK]
+    return torch.stack(rows) if rows else x_TK
 
 
 def window_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:

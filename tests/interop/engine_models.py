@@ -40,6 +40,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"mixer": {"key_heads": 2}, "positions": "rotary"},
     {"mixer": {"key_width": 6, "value_width": 6}},
 ]
+NORMED: dict[str, Any] = {"norm": "pre", "normalisation": "rms", "mixer": {"head_norm": 1e-6, "bias": "inputs"}}
+PARALLEL: dict[str, Any] = {"parallel": True, "norm": "pre", "feedforward": "gelu"}
+PARTIAL: dict[str, Any] = {"positions": {"type": "rotary", "pairs": 3}, "mixer": {"heads": 2, "key_heads": 1}}
 
 
 def bundle_of(kind: str, settings: dict[str, Any], sharp: float = 1.0, paired: bool = True) -> Bundle:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,7 @@ def write_folder(folder: Path, model: Any, tokenizer: str, std: float = 0.2) -> 
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
                 buffer.normal_()
-    if type(model).__name__.startswith(("Marian", "Pegasus")):
-        _restore_sines(model)
+    _restore_sines(model)
     model.eval().save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return folder
@@ -96,9 +95,9 @@ def write_folder(folder: Path, model: Any, tokenizer: str, std: float = 0.2) -> 
 
 def _restore_sines(model: Any) -> None:
     """Restore sinusoidal tables, which the library stores as parameters although they are not trained."""
-    for side in (model.model.encoder, model.model.decoder):
-        table = side.embed_positions
-        table.weight.data.copy_(table.create_weight().to(table.weight.dtype))
+    for table in model.modules():
+        if hasattr(table, "create_weight"):
+            table.weight.data.copy_(table.create_weight().to(table.weight.dtype))
 
 
 def change_config(folder: Path, **fields: Any) -> None:
@@ -209,10 +208,38 @@ def llama(folder: Path, **more: Any) -> tuple[Path, Any]:
     return write_folder(folder, model, tokenizer), model
 
 
-def mistral(folder: Path) -> tuple[Path, Any]:
+def like_llama(folder: Path, kind: str, **more: Any) -> tuple[Path, Any]:
+    """Mistral, Qwen or Gemma."""
     tokenizer = byte_tokenizer(("<unk>", "<s>", "</s>"), "<s> $A")
-    config = transformers.MistralConfig(vocab_size=size_of(tokenizer), sliding_window=None, **LLAMA_SIZES)
-    model = transformers.MistralForCausalLM(config)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    settings: dict[str, Any] = {**LLAMA_SIZES, **ids, **more}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=size_of(tokenizer), **settings)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+mistral = partial(like_llama, kind="Mistral", sliding_window=None)
+qwen2 = partial(like_llama, kind="Qwen2")
+qwen3 = partial(like_llama, kind="Qwen3", head_dim=6)
+gemma = partial(like_llama, kind="Gemma", head_dim=4)
+
+
+def gpt_neox(folder: Path, **more: Any) -> tuple[Path, Any]:
+    """One token both starts and ends a text; a quarter of the features is rotated."""
+    tokenizer = byte_tokenizer(("<|endoftext|>",))
+    sizes = {name: value for name, value in LLAMA_SIZES.items() if name != "num_key_value_heads"}
+    settings: dict[str, Any] = {**sizes, "num_attention_heads": 3, "bos_token_id": 0, "eos_token_id": 0, **more}
+    config = transformers.GPTNeoXConfig(vocab_size=size_of(tokenizer), **settings)
+    model = transformers.GPTNeoXForCausalLM(config)
+    return write_folder(folder, model, tokenizer), model
+
+
+def opt(folder: Path) -> tuple[Path, Any]:
+    """Positions start at row 2; `</s>` both starts and ends a text."""
+    tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>"), "</s> $A")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 40, "num_attention_heads": 3}
+    config = transformers.OPTConfig(vocab_size=size_of(tokenizer), max_position_embeddings=64, **sizes)
+    model = transformers.OPTForCausalLM(config)
     return write_folder(folder, model, tokenizer), model
 
 
@@ -225,16 +252,21 @@ def bloom(folder: Path, heads: int = 4) -> tuple[Path, Any]:
 
 
 def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]:
-    """BERT, Longformer or BigBird with the given head."""
-    if kind == "Longformer":
+    """BERT or a relative with the given head."""
+    if kind in ("Longformer", "Roberta", "XLMRoberta", "Camembert"):
         tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
-        ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1, "attention_window": 8}
+        ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
+        ids |= {"attention_window": 8} if kind == "Longformer" else {}
     else:
         tokenizer = wordpiece_tokenizer(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "[CLS] $A [SEP]")
         ids = {"pad_token_id": 0}
     if kind == "BigBird":
         ids |= {"block_size": 4, "num_random_blocks": 1, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     settings: dict[str, Any] = {**ENCODER_SIZES, **ids, **more}
+    if kind == "DistilBert":
+        settings["hidden_dim"] = settings.pop("intermediate_size")
+    if kind == "RoFormer":
+        settings |= {"num_attention_heads": 2}
     config = getattr(transformers, f"{kind}Config")(vocab_size=size_of(tokenizer), **settings)
     if head in ("ForSequenceClassification", "ForTokenClassification"):
         config.id2label, config.label2id = {0: "bad", 1: "so-so", 2: "good"}, {"bad": 0, "so-so": 1, "good": 2}

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_models import POSITIONS, SETTINGS, bundle_of, byte_tokenizer, never_ending, run_alone, run_program
+from engine_models import (
+    NORMED,
+    PARALLEL,
+    PARTIAL,
+    POSITIONS,
+    SETTINGS,
+    bundle_of,
+    byte_tokenizer,
+    never_ending,
+    run_alone,
+    run_program,
+)
 
 pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed: pip install 'allyouneed[ct2]'")
 
@@ -39,8 +50,8 @@ def test_log_probabilities_are_the_same(kind: str, settings: dict[str, Any], tmp
     export_and_compare(bundle_of(kind, settings), tmp_path / "out")
 
 
-@pytest.mark.parametrize("settings", ALIBI, ids=str)
-def test_alibi_in_a_decoder(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [*ALIBI, NORMED, PARALLEL, PARTIAL], ids=str)
+def test_settings_of_decoders(settings: dict[str, Any], tmp_path: Path) -> None:
     export_and_compare(bundle_of("decoder", settings, paired=False), tmp_path / "out")
 
 
@@ -63,6 +74,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("decoder", {"positions": "alibi", "mixer": {"heads": 3, "key_width": 4, "value_width": 4}}, "interleaved"),
     ("decoder", {"mixer": {"value_width": 3}}, "keys of width 4 and values of width 3"),
     ("decoder", {"layers": 0}, "no layers"),
+    ("decoder", {"mixer": {"score_cap": 5.0}}, "model.mixer.score_cap 5.0"),
+    ("decoder", {"mixer": {"head_norm": 1e-3}}, "model.mixer.head_norm 0.001: there all norms have one epsilon"),
+    ("encoder-decoder", NORMED, "model.mixer.head_norm can be expressed there for a decoder"),
+    ("decoder", {**PARALLEL, "normalisation": "rms"}, "model.parallel with RMS norms"),
     (
         "encoder-decoder",
         {"cross": {"type": "softmax", "heads": 2}},

@@ -57,6 +57,7 @@ TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PLAIN = {"type": "decoder", "layers": 2, "norm": "pre", **SMALL}
 ROTARY = {"positions": "rotary", "normalisation": "rms", "feedforward": "swiglu"}
+UNBIASED = {**ROTARY, "feedforward_bias": False}
 WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sines": ("GPT2LMHeadModel", {"positions": "sinusoidal", "feedforward": "gelu"}),
     "learned, not scaled": (
@@ -68,6 +69,13 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary, groups": (
         "LlamaForCausalLM",
         {**ROTARY, "mixer": {"heads": 6, "key_heads": 2, "bias": False}, "tied": False},
+    ),
+    "rotary, biases of inputs": ("Qwen2ForCausalLM", {**UNBIASED, "mixer": {"heads": 3, "bias": "inputs"}}),
+    "rotary, norms of heads": ("Qwen3ForCausalLM", {**UNBIASED, "mixer": {"heads": 3, "head_norm": 1e-6}}),
+    "rotary, gelu": ("GemmaForCausalLM", {**UNBIASED, "feedforward": "geglu-tanh"}),
+    "rotary, layer norms": (
+        "GPTNeoXForCausalLM",
+        {"positions": {"type": "rotary", "pairs": 3, "base": 500.0}, "parallel": True, "feedforward": "gelu"},
     ),
     "alibi": (
         "BloomForCausalLM",
@@ -157,6 +165,12 @@ def test_decoders(tmp_path: Path, name: str) -> None:
 
 
 ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "relu": ("DistilBertForSequenceClassification", {"pool": "first", "transform": "relu", "epsilon": 1e-12}),
+    "rotary": (
+        "RoFormerForSequenceClassification",
+        {"pool": "first", "transform": "function", "positions": "rotary", "mixer": {"heads": 2}},
+    ),
+    "rotary tags": ("RoFormerForTokenClassification", {"pool": "none", "positions": "rotary", "mixer": {"heads": 2}}),
     "classes": ("BertForSequenceClassification", {"pool": "first", "transform": "tanh"}),
     "tags": ("BertForTokenClassification", {"pool": "none", "positions": {"type": "learned", "max_length": 64}}),
     "segments": (
@@ -174,7 +188,7 @@ def test_encoders(tmp_path: Path, name: str) -> None:
     shape = {"type": "encoder", "layers": 2, "embedding_norm": True, "feedforward": "gelu", **SMALL}
     ours = bundle_of({**shape, **settings}, codec, Sizes(tokenizer.size, 3))
     export_folder(ours, tmp_path / "theirs")
-    kind = getattr(transformers, "AutoModel" + right.removeprefix("Bert"))
+    kind = getattr(transformers, "AutoModel" + right[right.rindex("For") :])
     theirs: Any = kind.from_pretrained(tmp_path / "theirs").eval()
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
     (row,) = codec.encode_sources(their.SENTENCES[:1])
@@ -186,7 +200,11 @@ def test_encoders(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close(model.classify(ids), theirs(ids).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [their.marian, their.bart, their.t5, their.gpt2, their.llama, their.bloom])
+ROUND_TRIPS = [their.marian, their.bart, their.t5, their.gpt2, their.llama, their.bloom]
+ROUND_TRIPS += [their.qwen2, their.qwen3, their.gemma, their.gpt_neox, their.opt]
+
+
+@pytest.mark.parametrize("make", ROUND_TRIPS)
 def test_round_trip(tmp_path: Path, make: Any) -> None:
     """Exporting an imported model drops the ids that we added and keeps the original logits."""
     folder, theirs = make(tmp_path / "theirs")
@@ -195,7 +213,7 @@ def test_round_trip(tmp_path: Path, make: Any) -> None:
 
     export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
     first, second = read_folder(folder), read_folder(tmp_path / "again")
-    again: Any = type(theirs).from_pretrained(tmp_path / "again").eval()
+    again: Any = _auto(theirs).from_pretrained(tmp_path / "again").eval()  # OPT becomes GPT-2
     assert again.config.vocab_size == theirs.config.vocab_size
     row = first.codec.encode_prompt("the cat sat")
     assert second.codec.encode_prompt("the cat sat") == row
@@ -210,6 +228,12 @@ def test_round_trip(tmp_path: Path, make: Any) -> None:
     torch.testing.assert_close(*by_ours, rtol=0, atol=1e-5)
 
 
+def _auto(theirs: Any) -> Any:
+    """Return the class that finds a model's class by its folder."""
+    pairs = theirs.config.is_encoder_decoder
+    return transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixer": ({**PLAIN, "mixer": {"type": "window", "heads": 3}}, r"model.mixer: window; only softmax"),
     "positions": (
@@ -219,7 +243,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "norm": ({**PLAIN, "norm": "post"}, r"model.norm=post has no counterpart"),
     "normalisation": ({**PLAIN, "normalisation": "rms"}, r"model.normalisation: rms; gpt2 of transformers has layer"),
     "feedforward": ({**PLAIN, "feedforward": "swiglu"}, r"model.feedforward: swiglu; should be one of relu, gelu"),
-    "rotary": ({**PLAIN, "positions": "rotary"}, r"model.feedforward: relu; should be swiglu"),
+    "rotary": (
+        {**PLAIN, "positions": "rotary", "normalisation": "rms"},
+        r"model.feedforward: relu; should be swiglu, as in Llama",
+    ),
+    "pairs": (
+        {**PLAIN, **ROTARY, "positions": {"type": "rotary", "pairs": 2}},
+        r"partial_rotary_factor: 0.56.*; only 1.0 is supported",
+    ),
+    "score_cap": ({**PLAIN, **ROTARY, "mixer": {"heads": 3, "score_cap": 2.0}}, r"model.mixer: .*'score_cap': 2.0"),
+    "feedforward_bias": (
+        {**PLAIN, **ROTARY, "mixer": {"heads": 3, "bias": "inputs"}},
+        r"model.feedforward_bias: True; qwen2 of transformers has False",
+    ),
     "embedding_norm": (
         {**PLAIN, **ROTARY, "embedding_norm": True},
         r"model.embedding_norm: True; llama of transformers has False",

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_models import POSITIONS, SETTINGS, bundle_of, never_ending, run_alone, run_program
+from engine_models import (
+    NORMED,
+    PARALLEL,
+    PARTIAL,
+    POSITIONS,
+    SETTINGS,
+    bundle_of,
+    never_ending,
+    run_alone,
+    run_program,
+)
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'allyouneed[onnx]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'allyouneed[onnx]'")
@@ -30,7 +40,7 @@ MORE: list[dict[str, Any]] = [
     {"positions": "alibi"},
     {"norm": "none"},
     {"mixer": {"heads": 3, "key_width": 5, "value_width": 2}},
-    {"mixer": {"key_heads": 1}, "positions": {"type": "shaw", "clip": 2}},
+    {"mixer": {"key_heads": 1, "score_cap": 1.5}, "positions": {"type": "shaw", "clip": 2}},
 ]
 
 
@@ -53,11 +63,18 @@ MIXED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
-@pytest.mark.parametrize("settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, *MORE, *CONSTANT], ids=str)
+@pytest.mark.parametrize(
+    "settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, NORMED, *MORE, *CONSTANT], ids=str
+)
 def test_logits_are_the_same(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
     assert "at once and step by step" in notes[0]
     assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
+
+
+@pytest.mark.parametrize("settings", [PARALLEL, PARTIAL], ids=str)
+def test_settings_of_decoders(settings: dict[str, Any], tmp_path: Path) -> None:
+    assert "at once and step by step" in export_folder(bundle_of("decoder", settings), tmp_path / "out")[0]
 
 
 @pytest.mark.parametrize("settings", MIXED, ids=str)

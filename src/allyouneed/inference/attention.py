@@ -27,15 +27,15 @@ class SoftmaxStep:
         self, x_BD: Tensor, *, state: SoftmaxState | CrossState | None = None, memory: Memory | None = None
     ) -> Advanced:
         if map_sink() is None:
-            if isinstance(state, CrossState):
+            if isinstance(state, CrossState) and not self._mixer.normed and self._mixer.score_cap is None:
                 return self._read_memory(x_BD, state)
-            if state is not None and (state.mask_BS is None or self._mixer.position is None):
+            if isinstance(state, SoftmaxState) and (state.mask_BS is None or self._mixer.position is None):
                 return self._read_cache(x_BD, state)
         return Mixer.advance(self._mixer, x_BD, state=state, memory=memory)
 
     def _read_cache(self, x_BD: Tensor, state: SoftmaxState) -> Advanced:
         mixer, B, place = self._mixer, x_BD.shape[0], state.kv_cache.length
-        packed_BN, bias = mixer.query_key_value(x_BD), None
+        packed_BN, bias = mixer.with_norms(mixer.query_key_value(x_BD)), None
         if mixer.position is not None:  # the cache holds rotated keys
             rotated = mixer.queries + mixer.keys
             both = packed_BN[:, :rotated].view(B, mixer.heads + mixer.groups, 1, -1)
@@ -50,11 +50,12 @@ class SoftmaxStep:
         kv_cache = state.kv_cache.append(kept.unsqueeze(1))
         k_BGSK, v_BGSR = mixer.keys_values(kv_cache.tensor)
         mask_BS = extend_mask(state.mask_BS, None, B, place, 1)
-        if kernels.usable(query):
+        if mixer.score_cap is None and kernels.usable(query):
             y_BM = self._attend(query, k_BGSK, v_BGSR, mask_BS, None if bias is None else bias.flatten(-2))
         else:
             visible = None if mask_BS is None else mask_BS[:, None, None, :]
-            y_BM = soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible).reshape(B, -1)
+            cap = mixer.score_cap
+            y_BM = soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible, cap=cap).reshape(B, -1)
         return mixer.output(y_BM), SoftmaxState(kv_cache, mask_BS)
 
     def _read_memory(self, x_BD: Tensor, state: CrossState) -> Advanced:

@@ -48,14 +48,19 @@ def _is_ordinary(block: Block) -> bool:
     return (
         isinstance(mixer, Softmax)
         and mixer.role in ("causal", "bidirectional")
-        and mixer.groups == mixer.heads
+        and _is_plain(mixer)
         and (mixer.position is None or isinstance(mixer.position, Rotary))
-        and (cross is None or (isinstance(cross, Softmax) and cross.groups == cross.heads))
+        and (cross is None or (isinstance(cross, Softmax) and _is_plain(cross)))
         and not feed.gated
         and feed.function is torch.relu_
         and block.norm_place != "none"
         and block.streams == 1
+        and not block.parallel
     )
+
+
+def _is_plain(mixer: Softmax) -> bool:
+    return mixer.groups == mixer.heads and not mixer.normed and mixer.score_cap is None
 
 
 def _cache_width(block: Block) -> int:

@@ -14,8 +14,10 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 
 BLOCKS = {"type", "width", "hidden", "norm", "normalisation", "feedforward", "feedforward_bias", "epsilon", "dropout"}
 MODEL = BLOCKS | {"mixer", "positions", "embedding_scale", "embedding_norm", "output_bias", "tied", "layers"}
-MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross"}
-MIXERS: dict[str, set[str]] = {"softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias"}}
+MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross", "parallel"}
+MIXERS: dict[str, set[str]] = {
+    "softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias", "head_norm", "score_cap"}
+}
 POSITIONS = {
     "none": {"type"},
     "sinusoidal": {"type", "halves"},
@@ -23,7 +25,7 @@ POSITIONS = {
     "shaw": {"type", "clip"},
     "t5": {"type", "buckets", "max_distance"},
     "alibi": {"type", "interleaved"},
-    "rotary": {"type", "base"},
+    "rotary": {"type", "base", "pairs"},
 }
 
 

@@ -39,9 +39,20 @@ def hard_alpha(q_BHTK: Tensor, k_BHSK: Tensor) -> Tensor:
     return F.one_hot(best_BHT, k_BHSK.shape[-2]).to(q_BHTK.dtype)
 
 
-def soft_alpha(q_BHTK: Tensor, k_BGSK: Tensor, bias: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(K) + bias) over the visible slots; fully masked rows are zero."""
+def soft_alpha(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Return softmax(q k^T / sqrt(K) + bias) over the visible slots; fully masked rows are zero.
+
+    With a `cap`, the scaled scores s become cap tanh(s / cap) before the bias is added.
+    """
     score_BHTS = q_BHTK @ for_each_query(k_BGSK, q_BHTK.shape[1]).mT / math.sqrt(q_BHTK.shape[-1])
+    if cap is not None:
+        score_BHTS = cap * torch.tanh(score_BHTS / cap)
     if bias is not None:
         score_BHTS = score_BHTS + bias
     if visible is None:
@@ -59,12 +70,17 @@ def soft_lookup(
     bias: Tensor | None = None,
     visible: Tensor | None = None,
     causal: bool = False,
+    cap: float | None = None,
 ) -> Tensor:
     """Return lookup(soft_alpha(q, k), v) by one fused call that never stores alpha.
 
     `bias` is added to the scaled scores and `visible` is boolean, both broadcastable to (B, H, T, S). `causal` equals a
-    lower triangular `visible` (T = S) and saves half of the work.
+    lower triangular `visible` (T = S) and saves half of the work. The fused call has no `cap`.
     """
+    if cap is not None:
+        if causal:
+            visible = torch.ones(q_BHTK.shape[-2], k_BGSK.shape[-2], dtype=torch.bool, device=q_BHTK.device).tril()
+        return lookup(soft_alpha(q_BHTK, k_BGSK, bias, visible, cap), v_BGSR)
     mask = visible
     if bias is not None:
         mask = bias if visible is None else bias.masked_fill(~visible, float("-inf"))

@@ -4,9 +4,12 @@
     head_h = softmax(X W^Q_h (Y W^K_h)^T / sqrt(K)) Y W^V_h        Y = X, or the memory of an encoder
 
 Consecutive heads may share keys and values (`key_heads`): grouped-query attention; with one key head, multi-query.
+With `head_norm`, queries and keys of each head pass an RMS norm before they meet. With `score_cap`, a score s becomes
+cap tanh(s / cap), before a relative position is added to it.
 
 Cost: O(T S D) time, O(T D) state (the keys and values seen), 1 sequential step, path 1.
-Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; groups: Ainslie et al. 2023, arXiv:2305.13245.
+Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; groups: Ainslie et al. 2023, arXiv:2305.13245;
+norms: Henry et al. 2020, arXiv:2010.04245, with an RMS norm as in Qwen3; caps: Gemma Team 2024, arXiv:2408.00118.
 Differs: projections carry biases (as in the authors' code); W^Q, W^K, W^V are one matrix; no dropout on the weights,
 which the paper's section 5.4 does not mention.
 """
@@ -14,7 +17,7 @@ which the paper's section 5.4 does not mention.
 from typing import Literal, final
 
 import torch
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
@@ -39,7 +42,9 @@ class SoftmaxConfig(MixerConfig):
     key_heads: PositiveInt | None = None  # heads of keys and values; default: heads
     key_width: PositiveInt | None = None  # of one head (the paper's d_k); default: width / heads
     value_width: PositiveInt | None = None  # of one head (the paper's d_v); default: width / heads
-    bias: bool = True  # of the four projections
+    bias: bool | Literal["inputs"] = True  # of the four projections; inputs: of queries, keys and values only
+    head_norm: PositiveFloat | None = None  # epsilon of the norms of queries and keys; default: no norms
+    score_cap: PositiveFloat | None = None  # bound of the scores; default: none
 
     @property
     def position_heads(self) -> int:
@@ -87,12 +92,16 @@ class Softmax(Mixer):
             self.groups * key_width,
             self.groups * value_width,
         )
+        biased = bool(config.bias)
         if role == "cross":
-            self.query = nn.Linear(width, self.queries, bias=config.bias)
-            self.key_value = nn.Linear(width, self.keys + self.values, bias=config.bias)
+            self.query = nn.Linear(width, self.queries, bias=biased)
+            self.key_value = nn.Linear(width, self.keys + self.values, bias=biased)
         else:
-            self.query_key_value = nn.Linear(width, self.queries + self.keys + self.values, bias=config.bias)
-        self.output = nn.Linear(config.heads * value_width, width, bias=config.bias)
+            self.query_key_value = nn.Linear(width, self.queries + self.keys + self.values, bias=biased)
+        self.output = nn.Linear(config.heads * value_width, width, bias=config.bias is True)
+        self.normed, self.score_cap = config.head_norm is not None, config.score_cap
+        if self.normed:
+            self.query_norm, self.key_norm = (nn.RMSNorm(key_width, eps=config.head_norm) for _ in range(2))
         self._initialise()
 
     def _initialise(self) -> None:
@@ -125,6 +134,15 @@ class Softmax(Mixer):
         keys, values = packed_BSN.split([self.keys, self.values], dim=-1)
         return self._split_heads(keys, self.groups), self._split_heads(values, self.groups)
 
+    def with_norms(self, packed: Tensor) -> Tensor:
+        """Return packed queries, keys and values with the norms of `head_norm` applied, if there are any."""
+        if not self.normed:
+            return packed
+        queries, keys, values = packed.split([self.queries, self.keys, self.values], dim=-1)
+        queries = _normed(self.query_norm, queries.unflatten(-1, (self.heads, -1))).flatten(-2)
+        keys = _normed(self.key_norm, keys.unflatten(-1, (self.groups, -1))).flatten(-2)
+        return torch.cat([queries, keys, values], dim=-1)
+
     def forward(
         self,
         x_BTD: Tensor,
@@ -145,7 +163,7 @@ class Softmax(Mixer):
         self, x_BTD: Tensor, mask_BT: Tensor | None, state: SoftmaxState | None
     ) -> tuple[Tensor, SoftmaxState | None]:
         B, T, _ = x_BTD.shape
-        packed_BTN = self.query_key_value(zero_padding(x_BTD, mask_BT))
+        packed_BTN = self.with_norms(self.query_key_value(zero_padding(x_BTD, mask_BT)))
         q_BHTK, k_BGSK, v_BGSR = self._queries_keys_values(packed_BTN)
         kept = packed_BTN[..., self.queries :]
         causal = self.role == "causal"
@@ -188,10 +206,12 @@ class Softmax(Mixer):
         if state is None:
             memory = require_memory(memory)
             k_NHSK, v_NHSR = self.keys_values(self.key_value(memory.without_padding()))
+            k_NHSK = _normed(self.key_norm, k_NHSK) if self.normed else k_NHSK
             state = CrossState(k_NHSK, v_NHSR, memory.mask_BS)
         N = state.k_NHSK.shape[0]
         # Rows that share a memory become more queries of one row: the memory is read once for all of them.
         q = self._split_heads(self.query(x_BTD).view(N, (B // N) * T, self.queries), self.heads)
+        q = _normed(self.query_norm, q) if self.normed else q
         visible = None if state.mask_NS is None else state.mask_NS[:, None, None, :]
         y = self._look_up(q, state.k_NHSK, state.v_NHSR, None, visible, False)
         return self.output(y.transpose(1, 2).reshape(B, T, -1)), state
@@ -207,10 +227,19 @@ class Softmax(Mixer):
     ) -> Tensor:
         sink = map_sink()
         if sink is None:
-            return soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible, causal=causal)
+            cap = self.score_cap
+            return soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible, causal=causal, cap=cap)
         if causal:
             T = q_BHTK.shape[2]
             visible = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).tril()
-        alpha_BHTS = soft_alpha(q_BHTK, k_BGSK, bias, visible)
+        alpha_BHTS = soft_alpha(q_BHTK, k_BGSK, bias, visible, self.score_cap)
         sink(self, alpha_BHTS)
         return lookup(alpha_BHTS, v_BGSR)
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return Norm(x), computed in the precision of the norm's weight: mixed precision has narrower vectors."""
+    weight = norm.weight
+    assert isinstance(weight, Tensor)
+    y: Tensor = norm(x.to(weight.dtype))
+    return y.to(x.dtype)

@@ -3,9 +3,9 @@
     P(class | x) = softmax(W pool(Encoder(x)) + b),   pool = mean over the real positions, or the first one
     P(class_t | x) = softmax(W Encoder(x)_t + b)      without a pool
 
-A `transform` between the pool and W is tanh(U x + c), BERT's pooler, or Norm(f(U x + c)) with the activation of the
-feed-forward layers, BERT's head for masked words. Without classes (a target of size 0) the model encodes texts:
-`pooled` returns a vector for each.
+A `transform` between the pool and W is tanh(U x + c), BERT's pooler, the same with ReLU or the activation f of the
+feed-forward layers, or Norm(f(U x + c)), BERT's head for masked words. Without classes (a target of size 0) the model
+encodes texts: `pooled` returns a vector for each.
 
 Paper: Devlin et al. 2019, arXiv:1810.04805 (BERT; its pooled head is the first position).
 """
@@ -34,7 +34,7 @@ class EncoderConfig(StackConfig, ModelConfig):
     type: Literal["encoder"] = "encoder"
     layers: Layers = 6
     pool: Literal["mean", "first", "none"] = "mean"  # none: one class for each position
-    transform: Literal["none", "tanh", "function", "norm"] = "none"  # before the output projection
+    transform: Literal["none", "tanh", "relu", "function", "norm"] = "none"  # before the output projection
     tied: bool = False  # embedding = output projection: classes are tokens
     segments: NonNegativeInt = 0  # number of segment vectors
 
@@ -119,16 +119,15 @@ class Encoder(Model):
 
 
 class _Transform(nn.Module):
-    """f(U x + c): tanh, or the activation of the feed-forward layers, or that and a norm."""
+    """f(U x + c): tanh, ReLU, or the activation of the feed-forward layers, or that and a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.width, config.width)
         nn.init.xavier_uniform_(self.inner.weight)
         nn.init.zeros_(self.inner.bias)
-        self.function = (
-            torch.tanh if config.transform == "tanh" else FUNCTIONS[GATED.get(config.feedforward, config.feedforward)]
-        )
+        named = {"tanh": torch.tanh, "relu": FUNCTIONS["relu"]}
+        self.function = named.get(config.transform) or FUNCTIONS[GATED.get(config.feedforward, config.feedforward)]
         self.norm = config.make_norm(config.width) if config.transform == "norm" else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,13 +7,15 @@ matrix; a gate (SwiGLU) is a separate matrix. Both scale the embedding by sqrt(D
 
     setting              CTranslate2
     positions added      position_encodings/encodings: the table itself; none: a table of zeros
-    rotary               rotary_dim = the whole head, halves rotated (rotary_interleave = False)
+    rotary               halves rotated (rotary_interleave = False); of `pairs`, the rotated features come first there
     shaw                 relative_position_keys; zeros for the values, to which we add no positions
     t5                   relative_attention_bias of the first layer, shared by all
     alibi                decoder only, with the slopes of the authors' code
     key_heads            num_heads_kv
+    head_norm            decoder only: qk_norm, with the epsilon of all norms
+    parallel             parallel_residual, with layer norms only
 
-Anything else (other mixers, norm "none", layers with different heads) raises ConfigError with its name.
+Anything else (other mixers, norm "none", layers with different heads, caps) raises ConfigError with its name.
 """
 
 from typing import Any
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allyouneed.block import GATED, Block
+from allyouneed.block import GATED, Block, FeedForward
 from allyouneed.errors import ConfigError
 from allyouneed.interop.supported_settings import require_supported
 from allyouneed.mixers.softmax import Softmax
@@ -30,7 +32,17 @@ from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.models.parts.stack import Embedding, Stack, StackConfig
-from allyouneed.positions import AlibiConfig, LearnedConfig, RotaryConfig, Shaw, ShawConfig, T5Bias, T5Config
+from allyouneed.positions import (
+    AlibiConfig,
+    LearnedConfig,
+    Rotary,
+    RotaryConfig,
+    Shaw,
+    ShawConfig,
+    T5Bias,
+    T5Config,
+    rotated_first,
+)
 
 TABLE = 2048  # positions of a sinusoidal table: CTranslate2 refuses longer sequences
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH"}
@@ -47,6 +59,7 @@ def build_spec(model: Model) -> Any:
     decoder = TransformerDecoderSpec(
         **_settings(config, model.decoder),
         alibi=isinstance(config.positions, AlibiConfig),
+        parallel_residual=config.parallel,
         with_encoder_attention=cross,
     )
     _set_embedding(decoder, decoder.embeddings, model.target, config)
@@ -73,6 +86,10 @@ def refuse(model: EncoderDecoder | Decoder) -> None:
         raise ConfigError('ctranslate2: model.norm "none" cannot be expressed there; post and pre can')
     if isinstance(config.positions, AlibiConfig):
         _refuse_alibi(config.positions, model)
+    if config.parallel and config.normalisation == "rms":
+        raise ConfigError(
+            "ctranslate2: model.parallel with RMS norms cannot be expressed there; with layer norms it can"
+        )
     stacks = [("mixer", model.decoder)]
     if isinstance(model, EncoderDecoder):
         stacks.append(("encoder_mixer" if model.config.encoder_mixer is not None else "mixer", model.encoder))
@@ -83,8 +100,10 @@ def refuse(model: EncoderDecoder | Decoder) -> None:
         for block in stack.blocks:
             assert isinstance(block, Block)
             shape = _refuse_mixer(f"model.{name}", block.mixer, shape)
+            _refuse_scores(f"model.{name}", block.mixer, model)
             if block.cross is not None:
                 _refuse_mixer("model.cross", block.cross, shape)
+                _refuse_scores("model.cross", block.cross, model)
 
 
 def _refuse_alibi(positions: AlibiConfig, model: EncoderDecoder | Decoder) -> None:
@@ -111,6 +130,20 @@ def _refuse_mixer(name: str, mixer: nn.Module, shape: tuple[int, int, int] | Non
     return found
 
 
+def _refuse_scores(name: str, mixer: nn.Module, model: EncoderDecoder | Decoder) -> None:
+    """Raise ConfigError for scores that CTranslate2 does not compute."""
+    assert isinstance(mixer, Softmax)
+    config = model.config
+    if mixer.score_cap is not None:
+        raise ConfigError(f"ctranslate2: {name}.score_cap {mixer.score_cap} cannot be expressed there")
+    if mixer.normed and isinstance(model, EncoderDecoder):
+        raise ConfigError(f"ctranslate2: {name}.head_norm can be expressed there for a decoder, not with a source")
+    right = getattr(config.build_norm(config.width), "eps", None)
+    if mixer.normed and mixer.query_norm.eps != right:
+        what = f"{name}.head_norm {mixer.query_norm.eps}: there all norms have one epsilon, here model.epsilon {right}"
+        raise ConfigError(f"ctranslate2: {what}; they should be equal")
+
+
 def _settings(config: StackConfig, stack: Stack) -> dict[str, Any]:
     """Return the arguments common to encoders and decoders."""
     from ctranslate2.specs import Activation
@@ -132,8 +165,9 @@ def _settings(config: StackConfig, stack: Stack) -> dict[str, Any]:
         "relative_attention_bias": isinstance(config.positions, T5Config),
     }
     if isinstance(config.positions, RotaryConfig):
-        settings |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.positions.base}
-    return settings
+        rotated = 2 * (config.positions.pairs or 0)  # 0: the whole head
+        settings |= {"rotary_dim": rotated, "rotary_interleave": False, "rotary_base": config.positions.base}
+    return settings | ({"qk_norm": True} if mixer.normed else {})
 
 
 def _set_embedding(spec: Any, table: Any, embedding: Embedding, config: StackConfig) -> None:
@@ -158,19 +192,19 @@ def _set_stack(spec: Any, stack: Stack) -> None:
         attention = layer.self_attention
         _set_linear(attention.linear[0], block.mixer.query_key_value)
         _set_linear(attention.linear[1], block.mixer.output)
-        _set_norm(attention.layer_norm, block.mixer_norm)
+        _set_norm(layer.input_layer_norm if block.parallel else attention.layer_norm, block.mixer_norm)
+        _set_head_norms(attention, block.mixer)
         _set_position(attention, block.mixer)
         if isinstance(block.cross, Softmax):
             _set_linear(layer.attention.linear[0], block.cross.query)
             _set_linear(layer.attention.linear[1], block.cross.key_value)
             _set_linear(layer.attention.linear[2], block.cross.output)
             _set_norm(layer.attention.layer_norm, block.cross_norm)
-        _set_feedforward(layer.ffn, block)
+        _set_norm(layer.post_attention_layer_norm if block.parallel else layer.ffn.layer_norm, block.feedforward_norm)
+        _set_feedforward(layer.ffn, block.feedforward)
 
 
-def _set_feedforward(spec: Any, block: Block) -> None:
-    layer = block.feedforward
-    _set_norm(spec.layer_norm, block.feedforward_norm)
+def _set_feedforward(spec: Any, layer: FeedForward) -> None:
     _set_linear(spec.linear_1, layer.outer)
     if not layer.gated:
         _set_linear(spec.linear_0, layer.inner)
@@ -183,13 +217,33 @@ def _set_feedforward(spec: Any, block: Block) -> None:
             part.bias = _array(bias)
 
 
+def _set_head_norms(spec: Any, mixer: Softmax) -> None:
+    if mixer.normed:
+        _set_norm(spec.q_norm, mixer.query_norm)
+        _set_norm(spec.k_norm, mixer.key_norm)
+
+
 def _set_position(spec: Any, mixer: Softmax) -> None:
+    if isinstance(mixer.position, Rotary) and bool((mixer.position.frequency_R == 0).any()):
+        _bring_rotated_features_first(spec, mixer, mixer.position)
     if isinstance(mixer.position, Shaw):
         spec.relative_position_keys = _array(mixer.position.distance_RK)
         spec.relative_position_values = np.zeros_like(spec.relative_position_keys)
     elif isinstance(mixer.position, T5Bias):
         spec.relative_attention_bias = _array(mixer.position.bias_RH)
         spec.relative_attention_max_distance = np.dtype("int32").type(mixer.position.max_distance)
+
+
+def _bring_rotated_features_first(spec: Any, mixer: Softmax, position: Rotary) -> None:
+    """Reorder the features of queries and keys: there, the first ones of a head are rotated."""
+    heads, own = mixer.heads + mixer.groups, mixer.keys // mixer.groups
+    within_K = rotated_first(own, int((position.frequency_R != 0).sum())).numpy()
+    order = (np.arange(heads)[:, None] * own + within_K).flatten()
+    for name in ("weight", "bias")[: 1 + (mixer.query_key_value.bias is not None)]:
+        array = getattr(spec.linear[0], name)
+        array[: len(order)] = array[order]
+    for norm in (spec.q_norm, spec.k_norm) if mixer.normed else ():
+        norm.gamma = norm.gamma[within_K]
 
 
 def _set_linear(spec: Any, layer: nn.Linear) -> None:

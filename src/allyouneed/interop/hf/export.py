@@ -16,8 +16,7 @@ from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle, model_tensors
 from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
-from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of
-from allyouneed.interop.hf.architectures.bert import class_of
+from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 from allyouneed.interop.hf.rewrites import REWRITES
@@ -45,6 +44,7 @@ ARCHITECTURE_OF: dict[tuple[str, ...], str] = {
     ("decoder", "alibi", "pre"): "bloom",
     ("encoder", "learned", "post"): "bert",
     ("encoder", "sinusoidal", "post"): "bert",
+    ("encoder", "rotary", "post"): "roformer",
 }
 Weights = dict[str, Tensor]
 
@@ -92,7 +92,21 @@ def _target_architecture(config: Any) -> Architecture:
         target = "bart"
     if target == "pegasus" and config.embedding_norm:
         target = "mbart"
-    return ARCHITECTURES[target]
+    if target == "bert" and config.transform == "relu":
+        target = "distilbert"
+    return ARCHITECTURES[_like_llama(config) if target == "llama" else target]
+
+
+def _like_llama(config: DecoderConfig) -> str:
+    """Return which of the decoders with rotary positions a model is."""
+    mixer = softmax_of(config)
+    if config.normalisation == "layer" or config.parallel:
+        return "gpt_neox"
+    if mixer.head_norm is not None:
+        return "qwen3"
+    if mixer.bias == "inputs":
+        return "qwen2"
+    return "gemma" if config.feedforward == "geglu-tanh" else "llama"
 
 
 def _rewritten_model(config: Any, weights: Weights, architecture: Architecture) -> tuple[Any, Weights]:
@@ -155,7 +169,7 @@ def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozens
 
 def _settings(config: StackConfig, architecture: Architecture) -> Tree:
     """Return the Hugging Face settings. Raise ConfigError if reading them back gives different settings."""
-    name = class_of(config) if isinstance(config, EncoderConfig) else architecture.classes[0]
+    name = architecture.class_of(config) if architecture.class_of else architecture.classes[0]
     written = architecture.write(config)
     fields = Fields(
         {**written, "vocab_size": 1, "model_type": architecture.type, "architectures": [name]}, "config.json"

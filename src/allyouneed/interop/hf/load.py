@@ -206,20 +206,20 @@ def _cleaned(
     architecture: Architecture, config: ModelConfig, rules: list[Rule], found: dict[str, Tensor], where: Path
 ) -> dict[str, Tensor]:
     """Return the weights under the rules' names: tied ones once, without those that this class does not use."""
-    wanted = {name for rule in rules for name in rule.theirs}
+    wanted, fixed = {name for rule in rules for name in rule.theirs}, architecture.fixed(config)
     tensors: dict[str, Tensor] = {}
     for name, tensor in found.items():
         name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name  # in early BERT checkpoints
         name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
         longer = architecture.prefix + name
-        tensors[longer if name not in wanted and longer in wanted else name] = tensor
+        tensors[longer if name not in wanted and (longer in wanted or longer in fixed) else name] = tensor
     for first, others in architecture.tied.items():
         for other in (name for name in others if name in tensors and name not in wanted):
             same = tensors.setdefault(first, tensors[other])
             if same.shape != tensors[other].shape or not torch.equal(same, tensors[other]):
                 raise FolderError(f"{where}: {other} is not {first}, but config.json ties them")
             del tensors[other]
-    for name, right in architecture.fixed(config).items():
+    for name, right in fixed.items():
         if name in tensors:
             given = tensors.pop(name)
             common = min(len(given), len(right))

@@ -80,6 +80,33 @@ class Interleaved(TensorMap):
 
 
 @dataclass(frozen=True)
+class Plus(TensorMap):
+    """Theirs is smaller by a constant: their norms multiply by 1 + w."""
+
+    constant: float
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return theirs[0] + self.constant
+
+    def split(self, ours: Tensor, count: int) -> list[Tensor]:
+        return [ours - self.constant]
+
+
+@dataclass(frozen=True)
+class Reordered(TensorMap):
+    """The rows of another map of theirs in our order: row i of ours is row `order[i]` of theirs."""
+
+    inner: TensorMap
+    order: Sequence[int]
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return self.inner.join(theirs)[list(self.order)]
+
+    def split(self, ours: Tensor, count: int) -> list[Tensor]:
+        return self.inner.split(ours[torch.tensor(self.order).argsort()], count)
+
+
+@dataclass(frozen=True)
 class After(TensorMap):
     """Their table starts with unused rows."""
 

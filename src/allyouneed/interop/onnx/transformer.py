@@ -173,6 +173,10 @@ class _Run:
     def block(self, block: Block, number: int, x: str) -> str:
         """Apply mixer, cross mixer and feed-forward, each with its residual."""
         mixer, cross = block.mixer, block.cross
+        if block.parallel:
+            fed = self.feedforward(block.feedforward, self.norm(block.feedforward_norm, x))
+            mixed = self.itself(mixer, number, self.norm(block.mixer_norm, x))
+            return self.g("Add", self.g("Add", x, mixed), fed)
         x = self._residual(block, block.mixer_norm, x, lambda y: self.itself(mixer, number, y))
         if cross is not None:
             x = self._residual(block, block.cross_norm, x, lambda y: self.memory(cross, number, y))
@@ -259,6 +263,8 @@ class _Run:
             self.heads(key, mixer.groups),
             self.heads(value, mixer.groups),
         )
+        if mixer.normed:
+            query, key = self.norm(mixer.query_norm, query), self.norm(mixer.key_norm, key)
         if isinstance(mixer.position, Rotary):
             query, key = self._turned(mixer.position, query), self._turned(mixer.position, key)
         if mixer.role == "causal":
@@ -276,6 +282,7 @@ class _Run:
             return self.linear(mixer.project.output, self.merged(y))
         assert isinstance(mixer, Softmax)
         query = self.heads(self.linear(mixer.query, x), mixer.heads)
+        query = self.norm(mixer.query_norm, query) if mixer.normed else query
         key, value = self.kept[f"cross_{number}_key"], self.kept[f"cross_{number}_value"]
         return self._look_up(mixer, query, key, value, None, self._valid)
 
@@ -288,10 +295,9 @@ class _Run:
             key, value = (self.heads(part, project.heads) for part in both)
             return [recurrent.total(g, key, value, self.kept["valid"])]
         assert isinstance(mixer, Softmax)
-        return [
-            self.heads(part, mixer.groups)
-            for part in g.parts(self.linear(mixer.key_value, x), mixer.keys, mixer.values)
-        ]
+        parts = g.parts(self.linear(mixer.key_value, x), mixer.keys, mixer.values)
+        key, value = (self.heads(part, mixer.groups) for part in parts)
+        return [self.norm(mixer.key_norm, key) if mixer.normed else key, value]
 
     def heads(self, x: str, heads: int) -> str:
         """Split heads: (B, T, H K) -> (B, H, T, K)."""
@@ -306,6 +312,9 @@ class _Run:
         if mixer.groups != mixer.heads:
             key, value = self._repeated(key, mixer), self._repeated(value, mixer)
         score = g("MatMul", g("Mul", query, g.constant(mixer.scale)), g("Transpose", key, perm=[0, 1, 3, 2]))
+        if mixer.score_cap is not None:
+            cap = g.constant(mixer.score_cap)
+            score = g("Mul", g("Tanh", g("Div", score, cap)), cap)
         score = score if bias is None else g("Add", score, bias)
         alpha = g("Softmax", g("Where", visible, score, g.constant(HIDDEN)), axis=-1)
         return self.linear(mixer.output, self.merged(g("MatMul", alpha, value)))

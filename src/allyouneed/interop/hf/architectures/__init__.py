@@ -2,12 +2,25 @@
 
 from allyouneed.interop.hf.architectures.bart import BART, MARIAN, MBART, PEGASUS
 from allyouneed.interop.hf.architectures.base import Architecture
-from allyouneed.interop.hf.architectures.bert import BERT, BIG_BIRD, LONGFORMER
+from allyouneed.interop.hf.architectures.bert import (
+    BERT,
+    BIG_BIRD,
+    CAMEMBERT,
+    LONGFORMER,
+    ROBERTA,
+    ROFORMER,
+    XLM_ROBERTA,
+)
 from allyouneed.interop.hf.architectures.bloom import BLOOM
+from allyouneed.interop.hf.architectures.distilbert import DISTILBERT
 from allyouneed.interop.hf.architectures.gpt2 import GPT2
-from allyouneed.interop.hf.architectures.llama import LLAMA, MISTRAL
+from allyouneed.interop.hf.architectures.gpt_neox import GPT_NEOX
+from allyouneed.interop.hf.architectures.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
+from allyouneed.interop.hf.architectures.opt import OPT
 from allyouneed.interop.hf.architectures.reformer import REFORMER
 from allyouneed.interop.hf.architectures.t5 import T5
 
-_ALL = (MARIAN, PEGASUS, BART, MBART, T5, GPT2, LLAMA, MISTRAL, BLOOM, BERT, LONGFORMER, BIG_BIRD, REFORMER)
-ARCHITECTURES: dict[str, Architecture] = {one.type: one for one in _ALL}
+_TRANSLATORS = (MARIAN, PEGASUS, BART, MBART, T5)
+_WRITERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX, BLOOM, REFORMER)
+_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ROFORMER, LONGFORMER, BIG_BIRD)
+ARCHITECTURES: dict[str, Architecture] = {one.type: one for one in (*_TRANSLATORS, *_WRITERS, *_ENCODERS)}

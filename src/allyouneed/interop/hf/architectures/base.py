@@ -31,10 +31,11 @@ class Architecture:
     """One `model_type`."""
 
     type: str
-    classes: tuple[str, ...]  # allowed in `architectures`; exports use the first
+    classes: tuple[str, ...]  # allowed in `architectures`
     read: Callable[[Fields, str], ModelConfig]  # settings of a class: theirs -> ours
     rules: Callable[[Any, Rows], list[Rule]]  # weights, for our settings
     write: Callable[[Any], Tree]  # settings: ours -> theirs; checked by reading them back
+    class_of: Callable[[Any], str] | None = None  # the class that an export uses; default: the first
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict  # converts their weights for the rules
     prefix: str = ""  # optional prefix of weight names
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor under several names

@@ -1,45 +1,67 @@
-"""BERT, Longformer and BigBird: post-norm encoders with segments, learned positions and an embedding norm.
+"""BERT and its relatives: post-norm encoders with segments, an embedding norm and a head.
 
-The head depends on the class:
+                   attention    positions                  head for masked words    classes of a text
+    BERT           softmax      learned                    cls.predictions          W tanh(U x_first + c) + b: a pooler
+    RoBERTa        softmax      learned, after padding     lm_head                  the same, without a pooler
+    Longformer     longformer   learned, after padding     lm_head                  the same, without a pooler
+    BigBird        bigbird      learned                    cls.predictions          f instead of tanh
+    RoFormer       softmax      rotary                     cls.predictions          f instead of tanh
 
-    ...Model                       tanh(U x_first + c): the pooler; no classes
+XLM-RoBERTa and CamemBERT are RoBERTa. The head depends on the class:
+
+    ...Model                       tanh(U x_first + c): the pooler (RoFormer: x_first); no classes
     ...ForMaskedLM                 Norm(f(U x + c)) E^T + b for each position
-    ...ForSequenceClassification   W tanh(U x_first + c) + b (BigBird: f instead of tanh)
+    ...ForSequenceClassification   as above
     ...ForTokenClassification      W x + b for each position
 
 Longformer's first token is global for classification, and no token otherwise, which is the default of transformers.
 BigBird's random blocks are drawn from our seed. Transformers draws them anew for each call in training, and uses block
-0 instead at inference.
+0 instead at inference. RoFormer rotates features 2i and 2i + 1, ours i and i + K/2: a fixed permutation.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.rules import After, Nothing, Rows, Rule, Same, layer, stacked
+from allyouneed.interop.hf.rules import After, Nothing, Reordered, Rows, Rule, Same, Stacked, layer, stacked
 from allyouneed.mixers import MixerConfig
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.encoder import EncoderConfig
-from allyouneed.positions import LearnedConfig
+from allyouneed.positions import LearnedConfig, RotaryConfig, Sinusoidal
 from allyouneed.text.specials import PAD
 
-Family = Literal["bert", "longformer", "big_bird"]
-NAMES: dict[Family, str] = {"bert": "Bert", "longformer": "Longformer", "big_bird": "BigBird"}
-PREFIXES: dict[Family, str] = {"bert": "bert.", "longformer": "longformer.", "big_bird": "bert."}
 HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The differences between the relatives."""
+
+    type: str
+    name: str  # first part of the class names
+    body: str  # prefix of the weights
+    like_roberta: bool = False  # the head for masked words, and positions that start after the padding token's number
+    pooler: str | None = "pooler.dense"  # of the class without a head
+    classifies: Literal["pooler", "tanh", "function"] = "pooler"  # before the classes of a text
+    heads: tuple[str, ...] = HEADS
+    activation: str = "gelu"
 
 
 def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
     """Return our settings."""
-    head = name.removeprefix(NAMES[family])
+    head = name.removeprefix(family.name)
     masked, classifies = head == "ForMaskedLM", head == "ForSequenceClassification"
-    activation = fields.one_of("hidden_act", ACTIVATIONS, "gelu_new" if family == "big_bird" else "gelu")
-    if family == "longformer" and masked and activation != "gelu":
+    activation = fields.one_of("hidden_act", ACTIVATIONS, family.activation)
+    if family.like_roberta and masked and activation != "gelu":
         raise FolderError(
             f"{fields.where}: hidden_act: its head for masked words always uses gelu, so the layers must too"
         )
@@ -49,42 +71,50 @@ def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
     fields.only("problem_type", None, "single_label_classification")
     fields.only("tie_word_embeddings", True, *([] if masked else [False]))
     fields.number("vocab_size")
-    layers, longest = fields.layers("num_hidden_layers"), fields.number("max_position_embeddings", 512)
-    if family == "longformer":
-        longest -= 1 + (fields.token("pad_token_id") or 0)
-        fields.ignore(["ignore_attention_mask", "attention_mode", "onnx_export"])
-    transforms = {"Model": "tanh", "ForMaskedLM": "norm", "ForTokenClassification": "none"}
-    after = transforms.get(head, "function" if family == "big_bird" else "tanh")
+    width, layers = fields.number("hidden_size"), fields.layers("num_hidden_layers")
+    after = {"Model": "tanh" if family.pooler else "none", "ForMaskedLM": "norm", "ForTokenClassification": "none"}
     return EncoderConfig(
-        width=fields.number("hidden_size"),
+        width=width,
         layers=layers,
         hidden=fields.number("intermediate_size"),
         mixer=_mixers(fields, family, layers, everywhere=1 if classifies else 0),
         norm="post",
         epsilon=fields.real("layer_norm_eps", 1e-12),
         feedforward=activation,  # type: ignore[arg-type]
-        positions=LearnedConfig(max_length=max(1, longest)),
+        positions=_positions(fields, family, width),
         embedding_scale=False,
         embedding_norm=True,
         segments=fields.number("type_vocab_size", 2),
         pool="first" if classifies or head == "Model" else "none",
-        transform=after,  # type: ignore[arg-type]
+        transform=after.get(head, "function" if family.classifies == "function" else "tanh"),  # type: ignore[arg-type]
         tied=masked,
         dropout=0.0,
     )
+
+
+def _positions(fields: Fields, family: Family, width: int) -> LearnedConfig | RotaryConfig:
+    longest = fields.number("max_position_embeddings", 512)
+    if family.type == "roformer":
+        fields.only("rotary_value", False)
+        fields.only("embedding_size", width)
+        return RotaryConfig()
+    if family.like_roberta:
+        longest -= 1 + (fields.token("pad_token_id") or 0)
+    return LearnedConfig(max_length=max(1, longest))
 
 
 def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any:
     """Return one mixer, or a list with one for each layer if they differ."""
     heads = fields.number("num_attention_heads")
     mixers: list[MixerConfig] = [SoftmaxConfig(heads=heads)]
-    if family == "longformer":
+    if family.type == "longformer":
+        fields.ignore(["ignore_attention_mask", "attention_mode", "onnx_export"])
         windows = fields.get("attention_window", 512)
         windows = windows if isinstance(windows, list) else [windows] * layers
         if len(windows) != layers or not all(type(w) is int and w > 0 and w % 2 == 0 for w in windows):
             raise FolderError(f"{fields.where}: attention_window: should be an even number for each of {layers} layers")
         mixers = [LongformerConfig(heads=heads, window=w // 2, everywhere=everywhere) for w in windows]
-    elif family == "big_bird":
+    elif family.type == "big_bird":
         fields.only("rescale_embeddings", False)
         fields.only("use_bias", True)
         block, random = fields.number("block_size", 64), fields.number("num_random_blocks", 3, least=0)
@@ -94,9 +124,10 @@ def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any
 
 
 def write(config: EncoderConfig) -> Tree:
-    """Return their settings, as a BERT."""
-    if not isinstance(config.positions, LearnedConfig):
-        raise ConfigError(f"model.positions: {config.positions.type}; should be learned, as in BERT")
+    """Return their settings, as a BERT or a RoFormer."""
+    positions = config.positions
+    if not isinstance(positions, LearnedConfig | RotaryConfig):
+        raise ConfigError(f"model.positions: {positions.type}; should be learned, as in BERT, or rotary")
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
@@ -104,34 +135,36 @@ def write(config: EncoderConfig) -> Tree:
         "intermediate_size": config.hidden,
         "hidden_act": activation_of(config),
         "layer_norm_eps": epsilon_of(config),
-        "max_position_embeddings": config.positions.max_length,
+        "max_position_embeddings": positions.max_length if isinstance(positions, LearnedConfig) else WRITTEN_POSITIONS,
         "type_vocab_size": max(1, config.segments),
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,
     }
 
 
-def class_of(config: EncoderConfig) -> str:
-    """Return the class of BERT with this head."""
+def class_of(config: EncoderConfig, family: Family) -> str:
+    """Return the class with this head."""
     if config.pool == "none":
-        return "BertForMaskedLM" if config.tied else "BertForTokenClassification"
-    return "BertForSequenceClassification"
+        return family.name + ("ForMaskedLM" if config.tied else "ForTokenClassification")
+    return f"{family.name}ForSequenceClassification"
 
 
 def rules(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
     """Return the rules for the weights."""
-    body = PREFIXES[family]
-    offset = 1 + (rows.theirs[PAD] or 0) if family == "longformer" else 0
+    body = family.body
     found = [
         Rule("source.weight_VD", (f"{body}embeddings.word_embeddings.weight",), rows.table()),
-        Rule("source.position.table_ND", (f"{body}embeddings.position_embeddings.weight",), After(offset)),
         Rule("source.segment_ND", (f"{body}embeddings.token_type_embeddings.weight",)),
         *layer("source.norm", f"{body}embeddings.LayerNorm"),
         *_head(config, rows, family),
     ]
+    if isinstance(config.positions, LearnedConfig):
+        skipped = After(1 + (rows.theirs[PAD] or 0) if family.like_roberta else 0)
+        table = f"{body}embeddings.position_embeddings.weight"
+        found += [Rule("source.position.table_ND", (table,), skipped)]
     for number in range(config.layers):
         ours, theirs = f"encoder.blocks.{number}", f"{body}encoder.layer.{number}"
-        found += _attention(config.mixer_of(number), config.width, f"{ours}.mixer", f"{theirs}.attention")
+        found += _attention(config, number, f"{ours}.mixer", f"{theirs}.attention")
         found += layer(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
         found += layer(f"{ours}.feedforward.inner", f"{theirs}.intermediate.dense")
         found += layer(f"{ours}.feedforward.outer", f"{theirs}.output.dense")
@@ -139,13 +172,20 @@ def rules(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
     return found
 
 
-def _attention(mixer: MixerConfig, width: int, ours: str, theirs: str) -> list[Rule]:
+def _attention(config: EncoderConfig, number: int, ours: str, theirs: str) -> list[Rule]:
+    mixer, width = config.mixer_of(number), config.width
     inside = ours if isinstance(mixer, SoftmaxConfig) else f"{ours}.project"
     parts = [f"{theirs}.self.{part}" for part in ("query", "key", "value")]
-    found = [
-        *stacked(f"{inside}.query_key_value", parts, [width] * 3),
-        *layer(f"{inside}.output", f"{theirs}.output.dense"),
-    ]
+    found = layer(f"{inside}.output", f"{theirs}.output.dense")
+    if isinstance(config.positions, RotaryConfig):
+        order = _halves_first(width // mixer.position_heads, mixer.position_heads)
+        mapping = Reordered(
+            Stacked([width] * 3), (*order, *(width + row for row in order), *range(2 * width, 3 * width))
+        )
+        for name in ("weight", "bias"):
+            found += [Rule(f"{inside}.query_key_value.{name}", tuple(f"{part}.{name}" for part in parts), mapping)]
+    else:
+        found += stacked(f"{inside}.query_key_value", parts, [width] * 3)
     if isinstance(mixer, LongformerConfig):
         found += layer(f"{ours}.global_query", f"{theirs}.self.query_global")
         far = [f"{theirs}.self.{part}_global" for part in ("key", "value")]
@@ -153,40 +193,62 @@ def _attention(mixer: MixerConfig, width: int, ours: str, theirs: str) -> list[R
     return found
 
 
+def _halves_first(head_width: int, heads: int) -> list[int]:
+    """Return their row for each of ours, for queries or keys whose features 2i and 2i + 1 are rotated together."""
+    within = [*range(0, head_width, 2), *range(1, head_width, 2)]
+    return [head * head_width + feature for head in range(heads) for feature in within]
+
+
 def _head(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
     if config.tied:
-        inside = "lm_head" if family == "longformer" else "cls.predictions"
-        dense, norm = ("dense", "layer_norm") if family == "longformer" else ("transform.dense", "transform.LayerNorm")
+        inside = "lm_head" if family.like_roberta else "cls.predictions"
+        dense, norm = ("dense", "layer_norm") if family.like_roberta else ("transform.dense", "transform.LayerNorm")
         return [
             *layer("transform.inner", f"{inside}.{dense}"),
             *layer("transform.norm", f"{inside}.{norm}"),
             Rule("head.bias_V", (f"{inside}.bias",), rows.bias()),
         ]
-    if config.transform == "none":
-        return _output("classifier")
+    if config.pool == "none":
+        return output("classifier")
     if not rows.classes:
-        pooler = f"{PREFIXES[family]}pooler" + ("" if family == "big_bird" else ".dense")
-        empty = [Rule("head.weight_VD", (), Nothing((0, config.width))), Rule("head.bias_V", (), Nothing((0,)))]
-        return [*layer("transform.inner", pooler), *empty]
-    if family == "bert":
-        return [*layer("transform.inner", "bert.pooler.dense"), *_output("classifier")]
-    return [*layer("transform.inner", "classifier.dense"), *_output("classifier.out_proj")]
+        pooler = layer("transform.inner", f"{family.body}{family.pooler}") if family.pooler else []
+        return [*pooler, *no_classes(config)]
+    if family.classifies == "pooler":
+        return [*layer("transform.inner", f"{family.body}{family.pooler}"), *output("classifier")]
+    return [*layer("transform.inner", "classifier.dense"), *output("classifier.out_proj")]
 
 
-def _output(theirs: str) -> list[Rule]:
+def output(theirs: str) -> list[Rule]:
+    """Return the rules for a projection to classes."""
     return [
         Rule("head.weight_VD", (f"{theirs}.weight",), Same()),
         Rule("head.bias_V", (f"{theirs}.bias",), Same()),
     ]
 
 
+def no_classes(config: EncoderConfig) -> list[Rule]:
+    """Return the rules for the projection of a model without classes."""
+    return [Rule("head.weight_VD", (), Nothing((0, config.width))), Rule("head.bias_V", (), Nothing((0,)))]
+
+
+WRITTEN_POSITIONS = 1536  # length of RoFormer's table, which it stores although it follows from the settings
+
+
+def _angles(config: EncoderConfig) -> dict[str, Tensor]:
+    """Return RoFormer's sines and cosines, which files contain as weights."""
+    if not isinstance(config.positions, RotaryConfig):
+        return {}
+    width = config.width // config.mixer_of(0).position_heads
+    table_NK = Sinusoidal(width, halves=True).table(WRITTEN_POSITIONS, torch.device("cpu"))[:WRITTEN_POSITIONS]
+    return {"roformer.encoder.embed_positions.weight": table_NK.clone()}
+
+
 def _architecture(family: Family) -> Architecture:
-    body = PREFIXES[family]
+    body, rotary = family.body, family.type == "roformer"
     return Architecture(
-        type=family,
-        classes=tuple(
-            NAMES[family] + head for head in HEADS if (family, head) != ("big_bird", "ForTokenClassification")
-        ),
+        type=family.type,
+        classes=tuple(family.name + head for head in family.heads),
+        class_of=partial(class_of, family=family),
         read=partial(read, family=family),
         rules=partial(rules, family=family),
         write=write,
@@ -204,9 +266,25 @@ def _architecture(family: Family) -> Architecture:
             "cls.seq_relationship.bias",
             *(f"{body}pooler{part}.{name}" for part in ("", ".dense") for name in ("weight", "bias")),
         ),
+        fixed=_angles,
+        needs_fixed=rotary,
         framed=True,
-        rewrites=("table", "folded", "segment"),
+        rewrites=("folded", "segment") if rotary else ("table", "folded", "segment"),
     )
 
 
-BERT, LONGFORMER, BIG_BIRD = _architecture("bert"), _architecture("longformer"), _architecture("big_bird")
+def _like_roberta(kind: str, name: str) -> Architecture:
+    return _architecture(Family(kind, name, "roberta.", like_roberta=True, classifies="tanh"))
+
+
+BERT = _architecture(Family("bert", "Bert", "bert."))
+ROBERTA = _like_roberta("roberta", "Roberta")
+XLM_ROBERTA = _like_roberta("xlm-roberta", "XLMRoberta")
+CAMEMBERT = _like_roberta("camembert", "Camembert")
+LONGFORMER = _architecture(Family("longformer", "Longformer", "longformer.", like_roberta=True, classifies="tanh"))
+BIG_BIRD = _architecture(
+    Family(
+        "big_bird", "BigBird", "bert.", pooler="pooler", classifies="function", heads=HEADS[:3], activation="gelu_new"
+    )
+)
+ROFORMER = _architecture(Family("roformer", "RoFormer", "roformer.", pooler=None, classifies="function"))

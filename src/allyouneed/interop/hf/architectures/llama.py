@@ -1,54 +1,107 @@
-"""Llama, and Mistral where it is Llama: pre-norm decoders with RMS norms, rotary positions, SwiGLU."""
+"""Llama and its relatives: pre-norm decoders with RMS norms, rotary positions and gated feed-forward layers.
 
+           biases of attention        norms            more
+Llama      as attention_bias says     gamma            biases of the feed-forward layer as mlp_bias says
+Mistral    none                       gamma
+Qwen2      queries, keys, values      gamma
+Qwen3      as attention_bias says     gamma            norms of queries and keys
+Gemma      as attention_bias says     1 + gamma        GELU gates, scaled embeddings
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.rules import Rows, Rule, layer, stacked
+from allyouneed.interop.hf.rules import Plus, Rows, Rule, TensorMap, layer, stacked
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.positions import RotaryConfig
 
 
-def read(fields: Fields, name: str, biased: bool | None) -> DecoderConfig:
-    """Return our settings. `biased`: queries, keys and values have biases (None: read it from a field)."""
+@dataclass(frozen=True)
+class Style:
+    """The differences between the relatives."""
+
+    bias: bool | Literal["inputs"] | None = None  # of attention; None: a field has it
+    feedforward_bias: bool = False  # whether a field has it
+    head_norms: bool = False
+    gemma: bool = False
+
+    @property
+    def feedforward(self) -> Literal["swiglu", "geglu-tanh"]:
+        """Return the gate."""
+        return "geglu-tanh" if self.gemma else "swiglu"
+
+
+def read(fields: Fields, name: str, style: Style) -> DecoderConfig:
+    """Return our settings."""
     width, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
-    key_heads, own = fields.number("num_key_value_heads", heads), fields.number("head_dim", max(1, width // heads))
-    fields.one_of("hidden_act", {"silu": None, "swish": None}, "silu")
+    wide = 128 if style.head_norms else 256 if style.gemma else max(1, width // heads)
+    key_heads, own = fields.number("num_key_value_heads", heads), fields.number("head_dim", wide)
+    layers, epsilon = fields.layers("num_hidden_layers"), fields.real("rms_norm_eps", 1e-6)
+    _read_gate(fields, style)
     fields.only("pretraining_tp", 1)
-    if name.startswith("Mistral"):
-        fields.only("sliding_window", None)
+    _refuse_windows(fields, name, layers)
     for size in ("vocab_size", "max_position_embeddings"):  # rotary positions have no maximum
         fields.number(size)
     return DecoderConfig(
         width=width,
-        layers=fields.layers("num_hidden_layers"),
+        layers=layers,
         hidden=fields.number("intermediate_size"),
-        feedforward="swiglu",
-        feedforward_bias=fields.flag("mlp_bias", False),
+        feedforward=style.feedforward,
+        feedforward_bias=style.feedforward_bias and fields.flag("mlp_bias", False),
         mixer=SoftmaxConfig(
             heads=heads,
             key_heads=None if key_heads == heads else key_heads,
             key_width=None if own * heads == width else own,
             value_width=None if own * heads == width else own,
-            bias=fields.flag("attention_bias", False) if biased is None else biased,
+            bias=fields.flag("attention_bias", False) if style.bias is None else style.bias,
+            head_norm=epsilon if style.head_norms else None,
         ),
         norm="pre",
         normalisation="rms",
-        epsilon=fields.real("rms_norm_eps", 1e-6),
-        positions=RotaryConfig(base=_base(fields)),
-        embedding_scale=False,
-        tied=fields.flag("tie_word_embeddings", False),
+        epsilon=epsilon,
+        positions=rotary_of(fields, own),
+        embedding_scale=style.gemma,
+        tied=fields.flag("tie_word_embeddings", style.gemma),
         dropout=0.0,
     )
 
 
-def _base(fields: Fields) -> float:
-    """Return the base of the angles. Raise FolderError for scaled or partial angles."""
+def _read_gate(fields: Fields, style: Style) -> None:
+    if not style.gemma:
+        fields.one_of("hidden_act", {"silu": None, "swish": None}, "silu")
+        return
+    # "gelu" is the name of the approximation in early configs of Gemma, and `hidden_activation` overrides it.
+    gates = dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu"))
+    fields.one_of("hidden_act", gates, "gelu_pytorch_tanh")
+    fields.one_of("hidden_activation", gates, "gelu_pytorch_tanh")
+    fields.only("use_bidirectional_attention", False)
+
+
+def _refuse_windows(fields: Fields, name: str, layers: int) -> None:
+    """Raise FolderError if a layer reads a window only."""
+    if name.startswith("Qwen"):
+        fields.only("use_sliding_window", False)
+        fields.ignore(["sliding_window", "max_window_layers"])
+    elif name.startswith("Mistral"):
+        fields.only("sliding_window", None)
+    fields.only("layer_types", ["full_attention"] * layers)
+
+
+def rotary_of(fields: Fields, head_width: int, share: float | None = None) -> RotaryConfig:
+    """Return the positions; `share` of the features is rotated by default (None: all must be).
+
+    Raise FolderError for scaled angles.
+    """
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
-    base = fields.real("rope_theta", 10000.0)
+    base, whole = fields.real("rope_theta", 10000.0), share is None
+    share = fields.real("partial_rotary_factor", share or 1.0)
     for what, tree in (("rope_scaling", old), ("rope_parameters", new)):
         if tree is None:
             continue
@@ -57,44 +110,63 @@ def _base(fields: Fields) -> float:
         inner = Fields(tree, f"{fields.where}: {what}")
         inner.only("rope_type", "default")
         inner.only("type", "default")
-        inner.only("partial_rotary_factor", 1.0, 1)
+        share = inner.real("partial_rotary_factor", share)
         base = inner.real("rope_theta", base)
         inner.finish()
-    return base
+    rotated = int(head_width * share)
+    if whole and rotated != head_width:
+        raise FolderError(f"{fields.where}: partial_rotary_factor: {share}; only 1.0 is supported")
+    if not 2 <= rotated <= head_width or rotated % 2:
+        what = f"{rotated} of {head_width} features of a head"
+        raise FolderError(f"{fields.where}: partial_rotary_factor: {share}: rotates {what}; should be an even number")
+    return RotaryConfig(base=base, pairs=None if rotated == head_width else rotated // 2)
 
 
-def write(config: DecoderConfig) -> Tree:
-    """Return their settings, as a Llama."""
+def rotary_share(positions: RotaryConfig, head_width: int) -> float:
+    """Return the share of rotated features: a little more, as transformers rounds their number down."""
+    return 1.0 if positions.pairs is None else (2 * positions.pairs + 0.5) / head_width
+
+
+def write(config: DecoderConfig, style: Style) -> Tree:
+    """Return their settings."""
     mixer = softmax_of(config)
-    if config.feedforward != "swiglu":
-        raise ConfigError(f"model.feedforward: {config.feedforward}; should be swiglu, as in Llama")
+    if config.feedforward != style.feedforward:
+        name = "Gemma" if style.gemma else "Llama"
+        raise ConfigError(f"model.feedforward: {config.feedforward}; should be {style.feedforward}, as in {name}")
     assert isinstance(config.positions, RotaryConfig)
+    own = mixer.head_widths(config.width)[0]
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
         "intermediate_size": config.hidden,
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.groups,
-        "head_dim": mixer.head_widths(config.width)[0],
-        "hidden_act": "silu",
+        "head_dim": own,
+        "hidden_act": "gelu_pytorch_tanh" if style.gemma else "silu",
         "rms_norm_eps": epsilon_of(config),
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.positions.base},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.positions.base,
+            "partial_rotary_factor": rotary_share(config.positions, own),
+        },
         "rope_theta": config.positions.base,
-        "attention_bias": mixer.bias,
-        "mlp_bias": config.feedforward_bias,
+        **({"attention_bias": mixer.bias is True} if style.bias is None else {}),
+        **({"mlp_bias": config.feedforward_bias} if style.feedforward_bias else {}),
         "tie_word_embeddings": config.tied,
         "max_position_embeddings": 1 << 15,
     }
 
 
-def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
+def rules(config: DecoderConfig, rows: Rows, style: Style) -> list[Rule]:
     """Return the rules for the weights."""
     mixer = softmax_of(config)
     own = mixer.head_widths(config.width)[0]
     sizes = [mixer.heads * own, mixer.groups * own, mixer.groups * own]
+    gamma: TensorMap | None = Plus(1.0) if style.gemma else None
+    norm: Callable[[str, str], list[Rule]] = partial(layer, bias=False, mapping=gamma)
     found = [
         Rule("target.weight_VD", ("model.embed_tokens.weight",), rows.table()),
-        *layer("decoder.norm", "model.norm", bias=False),
+        *norm("decoder.norm", "model.norm"),
     ]
     if not config.tied:
         found += [Rule("head.weight_VD", ("lm_head.weight",), rows.table())]
@@ -103,28 +175,34 @@ def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
     for number in range(config.layers):
         ours, theirs = f"decoder.blocks.{number}", f"model.layers.{number}"
         parts = [f"{theirs}.self_attn.{part}_proj" for part in "qkv"]
-        found += stacked(f"{ours}.mixer.query_key_value", parts, sizes, bias=mixer.bias)
-        found += layer(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=mixer.bias)
+        found += stacked(f"{ours}.mixer.query_key_value", parts, sizes, bias=bool(mixer.bias))
+        found += layer(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=mixer.bias is True)
+        if mixer.head_norm is not None:
+            found += norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm")
+            found += norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm")
         gates = [f"{theirs}.mlp.{part}_proj" for part in ("gate", "up")]
         found += stacked(f"{ours}.feedforward.inner", gates, [config.hidden] * 2, bias=config.feedforward_bias)
         found += layer(f"{ours}.feedforward.outer", f"{theirs}.mlp.down_proj", bias=config.feedforward_bias)
-        found += layer(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
-        found += layer(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+        found += norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
+        found += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm")
     return found
 
 
-def _architecture(kind: str, name: str, biased: bool | None) -> Architecture:
+def _architecture(kind: str, name: str, style: Style) -> Architecture:
     return Architecture(
         type=kind,
         classes=(name,),
-        read=partial(read, biased=biased),
-        rules=rules,
-        write=write,
+        read=partial(read, style=style),
+        rules=partial(rules, style=style),
+        write=partial(write, style=style),
         tied={"model.embed_tokens.weight": ("lm_head.weight",)},
         unused=(".rotary_emb.inv_freq",),
-        rewrites=("unscaled",),
+        rewrites=() if style.gemma else ("unscaled",),
     )
 
 
-LLAMA = _architecture("llama", "LlamaForCausalLM", biased=None)
-MISTRAL = _architecture("mistral", "MistralForCausalLM", biased=False)
+LLAMA = _architecture("llama", "LlamaForCausalLM", Style(feedforward_bias=True))
+MISTRAL = _architecture("mistral", "MistralForCausalLM", Style(bias=False))
+QWEN2 = _architecture("qwen2", "Qwen2ForCausalLM", Style(bias="inputs"))
+QWEN3 = _architecture("qwen3", "Qwen3ForCausalLM", Style(head_norms=True))
+GEMMA = _architecture("gemma", "GemmaForCausalLM", Style(gemma=True))
