@@ -1,6 +1,7 @@
 """Every endpoint translates all sentences of a text, as `allyouneed.load` does: none comes back with the first only."""
 
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from serve_folders import captioner, running
 
 import allyouneed
 from allyouneed.cli.inspect import command
-from allyouneed.decode.running_batch import GeneratedToken
+from allyouneed.decode.running_batch import GeneratedToken, RunningBatch
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.choice_text import ChoiceText
 from allyouneed.serve.completion_format import CompletionPart
@@ -193,6 +194,20 @@ def test_later_sentences_wait_for_room(folder: Path, wanted: list[str], monkeypa
         found = complete(server, prompt=" ".join(["No."] * 5))
     assert found["choices"][0]["text"] == " ".join([wanted[3]] * 5)
     assert filled
+
+
+def test_the_deadline_covers_all_sentences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = RunningBatch.step
+
+    def slowly(self: RunningBatch) -> list[GeneratedToken]:
+        time.sleep(0.01)  # so half a second for a turn of one sentence
+        return step(self)
+
+    monkeypatch.setattr(RunningBatch, "step", slowly)
+    with running([folder], client_queue=1, deadline=2) as server:
+        body = {"model": "captions", "prompt": " ".join(["No."] * 20), "temperature": 0}
+        response = httpx.post(f"{server[0]}/v1/completions", json=body, timeout=300)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "deadline_exceeded")
 
 
 def test_inspect_states_that_the_text_is_read_at_once(

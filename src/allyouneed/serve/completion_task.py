@@ -18,6 +18,7 @@ from allyouneed.serve.completion_format import CompletionFormat, CompletionPart,
 from allyouneed.serve.completion_schema import CompletionRequest, Finish, Unknown, Usage
 from allyouneed.serve.detokenizer import Detokenizer, TextPiece, TextStream
 from allyouneed.serve.encoded_prompt import EncodedPrompt
+from allyouneed.serve.engine import Deadline
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
@@ -109,19 +110,20 @@ class CompletionTask:
             return
         by_token = bool(body.stream or body.stops) or body.logprobs is not None
         choices = [self._choice(prompt, by_token) for prompt in self.prompts for _ in range(n)]
+        deadline = self._engine.deadline()
         for number, places in enumerate(self._turns(choices, by_token)):
             if number:  # the request was accepted with its first turn
-                await self._engine.wait_for_capacity(len(places))
-            async with aclosing(self._decode(choices, places, by_token)) as parts:
+                await self._engine.wait_for_capacity(len(places), deadline)
+            async with aclosing(self._decode(choices, places, by_token, deadline)) as parts:
                 async for part in parts:
                     yield part
 
     async def _decode(
-        self, choices: Sequence[ChoiceText], places: dict[Row, tuple[int, int]], by_token: bool
+        self, choices: Sequence[ChoiceText], places: dict[Row, tuple[int, int]], by_token: bool, deadline: Deadline
     ) -> AsyncGenerator[CompletionPart]:
         """Yield parts as tokens arrive. If several tokens of a choice have arrived, its part contains all of them."""
         turn, open_rows = self._engine.time_slice(), set(places)
-        async with aclosing(self._engine.generate(list(places), wait_for_all=not by_token)) as batches:
+        async with aclosing(self._engine.generate(list(places), not by_token, deadline)) as batches:
             async for tokens in batches:
                 turn.begin()
                 parts: dict[int, CompletionPart] = {}

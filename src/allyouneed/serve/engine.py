@@ -6,7 +6,6 @@ scores, classes (`batch_worker.py`). This module runs in the event loop: it enqu
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -27,6 +26,21 @@ from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue
 
 LONGEST_RETRY = 60  # seconds; upper bound of Retry-After
 CAPACITY_INTERVAL = 0.05  # seconds between two looks at a full queue
+
+
+class Deadline:
+    """The seconds that a request may still wait for its tokens. Time that its reader takes does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    async def wait(self, event: asyncio.Event) -> None:
+        """Wait for an event. Raise TimeoutError if no time is left."""
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        async with asyncio.timeout(self.left):
+            await event.wait()
+        self.left -= loop.time() - before
 
 
 class Engine:
@@ -62,15 +76,21 @@ class Engine:
             worker.join()
         self.decode_workers.workers.clear()  # they refer to each other: a cycle that would keep the model
 
-    def generate(self, rows: Sequence[Row], wait_for_all: bool = False) -> AsyncGenerator[list[GeneratedToken]]:
+    def generate(
+        self, rows: Sequence[Row], wait_for_all: bool = False, deadline: Deadline | None = None
+    ) -> AsyncGenerator[list[GeneratedToken]]:
         """Yield the tokens of the rows as they are decoded: all that have arrived since the last time.
 
         `wait_for_all` yields only the last token of each row, when all rows are done: it is cheaper. Closing the
         iterator removes the rows from the batch. Decoding pauses while the tokens that have not been consumed take
-        more than `max_backlog` bytes.
+        more than `max_backlog` bytes. Several calls for the same request share its `deadline`.
         """
         request = PendingRequest(rows, wait_for_all=wait_for_all, max_backlog=self.config.max_backlog)
-        return self._events(self._submit(request))
+        return self._events(self._submit(request), deadline or self.deadline())
+
+    def deadline(self) -> Deadline:
+        """Return the time that a request may take."""
+        return Deadline(self.config.deadline)
 
     def time_slice(self) -> TimeSlice:
         """Return the slice of a computation in the event loop, such as that of one long response."""
@@ -81,19 +101,15 @@ class Engine:
         if not items:
             return []
         request = self._submit(PendingRequest(operation=operation, items=items))
-        async for _ in self._events(request):
+        async for _ in self._events(request, self.deadline()):
             pass
         return request.results
 
-    async def _events(self, request: PendingRequest) -> AsyncGenerator[list[GeneratedToken]]:
-        start, left = request.loop.time(), self.config.deadline
+    async def _events(self, request: PendingRequest, deadline: Deadline) -> AsyncGenerator[list[GeneratedToken]]:
+        start = request.loop.time()
         try:
             while True:
-                # The deadline covers the wait alone: time that the reader spends between events does not count.
-                before = request.loop.time()
-                async with asyncio.timeout(left):
-                    await request.has_events.wait()
-                left -= request.loop.time() - before
+                await deadline.wait(request.has_events)
                 request.has_events.clear()
                 events, request.events = request.events, []
                 if tokens := [event for event in events if isinstance(event, GeneratedToken)]:
@@ -149,11 +165,11 @@ class Engine:
             return f"the queue is full: {ready} of {config.queue} answers"
         return None
 
-    async def wait_for_capacity(self, size: int) -> None:
-        """Wait until this many answers of the client fit into the queue, at most until the deadline of a request."""
-        end = time.monotonic() + self.config.deadline
-        while not self.queue.closed and self._overflow(size) and time.monotonic() < end:
+    async def wait_for_capacity(self, size: int, deadline: Deadline) -> None:
+        """Wait until this many answers of the client fit into the queue, at most until the deadline."""
+        while deadline.left > 0 and not self.queue.closed and self._overflow(size):
             await asyncio.sleep(CAPACITY_INTERVAL)
+            deadline.left -= CAPACITY_INTERVAL
 
     def _submit(self, request: PendingRequest) -> PendingRequest:
         with self.queue.changed:
