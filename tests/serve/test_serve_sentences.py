@@ -14,12 +14,14 @@ from serve_folders import captioner, running
 
 import allyouneed
 from allyouneed.cli.inspect import command
-from allyouneed.decode.running_batch import GeneratedToken, RunningBatch
+from allyouneed.decode.running_batch import GeneratedToken, Row, RunningBatch
+from allyouneed.decode.sample import SampleConfig, uniforms
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.choice_text import ChoiceText
 from allyouneed.serve.completion_format import CompletionPart
 from allyouneed.serve.completion_task import CompletionTask
 from allyouneed.serve.detokenizer import TextPiece
+from allyouneed.serve.engine import Engine
 from allyouneed.serve.worker import bytes_of
 
 TEXT = "A dog runs. Two men sit!  They wait.\nNo.\n"
@@ -193,6 +195,25 @@ def test_later_sentences_wait_for_room(folder: Path, wanted: list[str], monkeypa
     with running([folder], queue=4, client_queue=4, batch=1) as server:
         found = complete(server, prompt=" ".join(["No."] * 5))
     assert found["choices"][0]["text"] == " ".join([wanted[3]] * 5)
+    assert filled
+
+
+def test_later_sentences_of_translate_wait_for_room(
+    folder: Path, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, filled = Engine.run, list[Any]()
+
+    async def run_then_fill(self: Engine, *args: Any) -> list[Any]:
+        found = await run(self, *args)
+        if not filled:
+            rows = [Row([], [5, 6], SampleConfig(temperature=0), uniforms(0, 0, 0)) for _ in range(4)]
+            filled.append(self.generate(rows))
+        return found
+
+    monkeypatch.setattr(Engine, "run", run_then_fill)
+    with running([folder], queue=4, client_queue=4, batch=1) as server:
+        client = LibreTranslateAPI(server[0] + "/")
+        assert client.translate(" ".join(["No."] * 5), "en", "de") == " ".join([wanted[3]] * 5)
     assert filled
 
 

@@ -252,6 +252,8 @@ async def _search(backend: Backend, served: Served, texts: Sequence[str], body: 
     # A text of many sentences is translated in turns, each of which leaves room for other requests of the client.
     size = most if len(pieces) <= most else (most + 1) // 2
     for start in range(0, len(pieces), size):
+        if start:  # the request was accepted with its first turn
+            await engine.wait_for_capacity(len(pieces[start : start + size]), engine.deadline())
         found += await engine.run(operation, pieces[start : start + size])
     current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
     return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
