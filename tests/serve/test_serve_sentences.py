@@ -234,9 +234,9 @@ def test_the_deadline_covers_all_sentences(folder: Path, monkeypatch: pytest.Mon
 def test_inspect_states_that_the_text_is_read_at_once(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command(str(folder), LINE, out=tmp_path / "inspect")
-    assert "translates this text in 3 pieces" in capsys.readouterr().out
-    assert '"pieces": 3' in (tmp_path / "inspect" / "index.html").read_text("utf-8")
+    command(str(folder), "They wait. No.", out=tmp_path / "inspect")
+    assert "translates this text in 2 pieces" in capsys.readouterr().out
+    assert '"pieces": 2' in (tmp_path / "inspect" / "index.html").read_text("utf-8")
 
 
 def test_a_model_of_longer_lines_reads_them_whole(tmp_path: Path) -> None:
