@@ -1,6 +1,9 @@
 """Clients take turns: in the batch, in the queue, and in searches."""
 
 import asyncio
+import json
+import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -14,14 +17,16 @@ import pytest
 from serve_folders import running
 from test_serve_fairness import Harness, with_harness
 
+from allyouneed.config import parse
 from allyouneed.decode.running_batch import Row
 from allyouneed.decode.sample import SampleConfig, uniforms
 from allyouneed.models.decoder import Decoder
-from allyouneed.serve import tokens
+from allyouneed.serve import ServeConfig, create_app, open_models, tokens
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.clients import CURRENT_CLIENT
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
+from allyouneed.serve.server import Server, uvicorn_config
 from allyouneed.serve.worker import PendingRequest, RequestQueue
 
 pytestmark = pytest.mark.no_shapes
@@ -158,16 +163,28 @@ def test_a_full_queue_accepts_the_equal_share_of_a_client(folders: list[Path], s
         assert found[0].status_code == 200
 
 
-def test_tokenizing_takes_turns_by_client(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small request waits for one large request in each thread. The operator's requests do not wait at all."""
-    order, go, tokenize = list[str](), threading.Event(), tokens._tokenize
+class Tokenized:
+    """The texts that `/tokenize` has processed, in order. It waits while `go` is not set."""
 
-    def counted(served: Served, texts: Sequence[str], side: tokens.Side) -> list[tokens.TokenizedText]:
-        assert go.wait(120)
-        order.append(texts[0][:5])
+    def __init__(self) -> None:
+        self.texts, self.go = list[str](), threading.Event()
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> Tokenized:
+    found, tokenize = Tokenized(), tokens._tokenize
+
+    def recorded(served: Served, texts: Sequence[str], side: tokens.Side) -> list[tokens.TokenizedText]:
+        assert found.go.wait(300)
+        found.texts.append(texts[0])
         return tokenize(served, texts, side)
 
-    monkeypatch.setattr(tokens, "_tokenize", counted)
+    monkeypatch.setattr(tokens, "_tokenize", recorded)
+    return found
+
+
+def test_tokenizing_takes_turns_by_client(folders: list[Path], tmp_path: Path, tokenized: Tokenized) -> None:
+    """A small request waits for one large request in each thread. The operator's requests do not wait at all."""
     large = {"model": "language", "text": "large " * 3000}
     small = {"model": "language", "text": "small"}
     with running(folders[3:4], threads=2) as (url, backend), ExitStack() as sent:
@@ -177,9 +194,41 @@ def test_tokenizing_takes_turns_by_client(folders: list[Path], tmp_path: Path, m
         found += [sent.enter_context(posting("127.0.0.2", url, small, "/tokenize"))]
         until(lambda: backend.texts.waiting == 29)
         assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
-        go.set()
-    assert order.index("small") <= 3
+        tokenized.go.set()
+    assert tokenized.texts.index("small") <= 3
     assert [one.json()["texts"][0]["count"] > 0 for [one] in found] == [True] * 31
+
+
+@pytest.mark.parametrize(("drain", "status"), [(300, b"200 OK"), (0.1, b"503 Service Unavailable")])
+def test_texts_that_wait_at_shutdown_are_processed_or_refused(
+    folders: list[Path], tokenized: Tokenized, drain: float, status: bytes
+) -> None:
+    config = parse(ServeConfig, {"port": 0, "threads": 1, "drain": drain})
+    app = create_app(config, open_models([str(folders[3])]))
+    server, backend = Server(uvicorn_config(app, config), app.state.backend), app.state.backend
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as sent:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        until(lambda: server.started)
+        connections = []
+        for number in range(3):
+            connections.append(sent.enter_context(socket.create_connection(listener.getsockname(), timeout=300)))
+            connections[-1].sendall(raw_post("/tokenize", {"model": "language", "text": "to be"}))
+            until(lambda waiting=number: backend.active == waiting + 1 and backend.texts.waiting == waiting)  # type: ignore[misc]
+        server.handle_exit(signal.SIGTERM, None)
+        if status == b"200 OK":
+            tokenized.go.set()
+        found = [connection.recv(100).partition(b"\r\n")[0] for connection in connections[1:]]
+        tokenized.go.set()
+        thread.join()
+    assert found == [b"HTTP/1.1 " + status] * 2
+    assert len(tokenized.texts) == (3 if status == b"200 OK" else 1)
+
+
+def raw_post(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode()
 
 
 def submit(harness: Harness, client: str, items: str, key: str = "search") -> PendingRequest:

@@ -1,6 +1,6 @@
 """The gate before all endpoints: it refuses a request as early as possible, and hands on only complete ones.
 
-    host | shutdown | declared size | requests of this client | key | body: size, time, structure | endpoint
+    host | shutdown | declared size | key | requests of this client | body: size, time, structure | endpoint
 
 Keys come before bodies: without a valid key nothing of a request is parsed. LibreTranslate's clients send the key as a
 field of the body; for them only the field is looked up. Plain ASGI; responses are not buffered.
