@@ -165,16 +165,16 @@ class Pipeline(Bundle):
         `top_p`, `min_p`, `seed` (default 0) and `max_length` (new tokens, default 256).
         """
         asked = {**settings, "n": n}
-        config = parse(SampleConfig, {name: value for name, value in asked.items() if value is not None})
+        given = {name: value for name, value in asked.items() if value is not None}
+        config = parse(SampleConfig, {**given, "ends": self.codec.ends})
         require_generator(self)
         codec, prompt = self.codec, _text(prompt, "prompt")
         require_short(codec.source or codec.target, [prompt], "prompt")
-        begin = [] if codec.source is not None else codec.encode_prompt(prompt)[1:]
+        ids = codec.encode_prompt(prompt) if codec.source is None else codec.encode_prompt()
         sources = [codec.encode_source(prompt)] if codec.source is not None else None
-        known = len(codec.decode_target(begin))
-        samples = [
-            codec.decode_target([*begin, *one.ids])[known:] for one in sample(self.model, [begin], config, sources)[0]
-        ]
+        known = len(codec.decode_target(ids))
+        found = sample(self.model, [ids[1:]], config, sources, begin=ids[0])[0]
+        samples = [codec.decode_target([*ids, *one.ids])[known:] for one in found]
         return samples if n is not None else samples[0]
 
     def score(self, items: Iterable[str] | Iterable[Pair]) -> list[Scored]:

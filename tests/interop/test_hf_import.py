@@ -138,8 +138,10 @@ def same_searches(read: Imported, theirs: Any, source_BS: Tensor, mask_BS: Tenso
 def test_decoders(tmp_path: Path, make: Maker) -> None:
     folder, theirs = make(tmp_path / "theirs")
     read = read_folder(folder)
-    prompts = [read.codec.encode_prompt(text)[1:9] for text in their.SENTENCES]
-    rows = [[BOS, *prompt] for prompt in prompts]
+    assert read.codec.target is not None
+    tokenizer = their.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = [read.codec.encode_prompt(text)[:9] for text in their.SENTENCES]
+    assert [to_theirs(read, row) for row in rows] == [tokenizer.encode(text).ids[:9] for text in their.SENTENCES]
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-5 if "rope" in str(theirs.config) else 1e-6)):
         ours_model, their_model = read.model.to(dtype), theirs.to(dtype)
         for row in rows:
@@ -148,7 +150,8 @@ def test_decoders(tmp_path: Path, make: Maker) -> None:
                 right = their_model(torch.tensor([to_theirs(read, row)])).logits
             same_logits(read, ours, right, tolerance)
     check_optimized(read, rows)
-    generated = sample(read.model, prompts, SampleConfig(temperature=0, max_length=10))
+    config = SampleConfig(temperature=0, max_length=10)
+    generated = [sample(read.model, [row[1:]], config, begin=row[0])[0] for row in rows]
     for row, (one,) in zip(rows, generated, strict=True):
         begin = torch.tensor([to_theirs(read, row)])
         right = theirs.generate(
@@ -179,9 +182,9 @@ def check_optimized(read: Imported, rows: list[list[int]]) -> None:
 def test_a_score_is_the_log_probability_of_the_original(tmp_path: Path) -> None:
     folder, theirs = their.gpt2(tmp_path)
     read = read_folder(folder)
-    ids = read.codec.encode_prompt("the cat sat")[1:]
-    (found,) = score(read.model, [(None, ids)], ended=False)
-    whole = torch.tensor([to_theirs(read, [BOS, *ids])])
+    begin, *ids = read.codec.encode_prompt("the cat sat")
+    (found,) = score(read.model, [(None, ids)], ended=False, begins=[begin])
+    whole = torch.tensor([to_theirs(read, [begin, *ids])])
     with torch.no_grad():
         logprob_TV = theirs(whole).logits[0].log_softmax(-1)
     right = logprob_TV[:-1].gather(1, whole[0, 1:, None]).sum()

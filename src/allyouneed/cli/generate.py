@@ -64,7 +64,8 @@ def command(
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     codec = bundle.codec
     require_short(codec.source or codec.target, [text], "--prompt" if prompt is not None else str(NAME))
-    begin = [] if codec.source is not None else codec.encode_prompt(text)[1:]
+    config = config.model_copy(update={"ends": codec.ends})
+    begin = codec.encode_prompt(text) if codec.source is None else codec.encode_prompt()
     source = codec.encode_source(text) if codec.source is not None else None
     decode = _in_torch if engine == "torch" else partial(_in_ctranslate2, int8)
     samples = decode(bundle, begin, config, source)
@@ -84,9 +85,9 @@ def _in_torch(
     from allyouneed.decode import sample, stream
 
     if config.n == 1:
-        yield stream(bundle.model, begin, config, source)
+        yield stream(bundle.model, begin[1:], config, source, begin=begin[0])
         return
-    for one in sample(bundle.model, [begin], config, None if source is None else [source])[0]:
+    for one in sample(bundle.model, [begin[1:]], config, None if source is None else [source], begin=begin[0])[0]:
         yield iter(one.ids)
 
 
@@ -96,9 +97,9 @@ def _in_ctranslate2(
     """Yield the same ids for each sample: this engine does not sample."""
     from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 
-    engine, given = CTranslate2Engine(bundle, int8), begin if source is None else source
+    engine, given = CTranslate2Engine(bundle, int8), begin[1:] if source is None else source
     for _ in range(config.n):
-        yield engine.stream(given, config)
+        yield engine.stream(given, config, begin=begin[0])
 
 
 def _pieces(codec: "Codec", begin: Sequence[int], ids: Iterator[int]) -> Iterator[str]:

@@ -23,11 +23,12 @@ from allyouneed.text.specials import BOS
 def embed(model: Model, codec: Codec, texts: Sequence[Sequence[int]], *, batch_tokens: int = 4096) -> list[Tensor]:
     """Return a vector (D) in float32 for each text. Its ids are those of `codec.encode_sources`, or a target's."""
     found: list[Tensor] = [torch.empty(0)] * len(texts)
-    rows = [list(ids) if codec.source is not None else [BOS, *ids] for ids in texts]
+    starts = codec.source is None and codec.bos
+    rows = [[BOS, *ids] if starts or not ids else list(ids) for ids in texts]
     with evaluating(model):
         for batch in pack([len(row) for row in rows], 1, batch_tokens):
             ids_BT, mask_BT = pad_right([rows[item] for item in batch], device_of(model))
-            vector_BD = _mean(_read(model, ids_BT, mask_BT), skip_first=codec.source is None)
+            vector_BD = _mean(_read(model, ids_BT, mask_BT), skip_first=starts)
             for item, vector_D in zip(batch, vector_BD, strict=True):
                 found[item] = vector_D
     return found
@@ -39,7 +40,7 @@ def longest_text(model: Model, codec: Codec) -> int | None:
         return model.source.longest
     if model.longest is None or model.kind != "decoder":
         return None
-    return model.longest - (codec.source is None)  # BOS
+    return model.longest - (codec.source is None and codec.bos)  # BOS
 
 
 def _read(model: Model, ids_BT: Tensor, mask_BT: Tensor | None) -> Memory:

@@ -67,6 +67,11 @@ class Row:
             self.drawn = self.uniforms.random(self.limit).tolist()
 
     @property
+    def context(self) -> Sequence[int]:
+        """Return the ids of the text before the new tokens."""
+        return self.prompt if self.begin == BOS else [self.begin, *self.prompt]
+
+    @property
     def length(self) -> int:
         """Return how many tokens are read before the first new one."""
         return 1 + max(len(self.prompt) + len(self.ids), len(self.source or ()))

@@ -34,7 +34,7 @@ from allyouneed.errors import DataError
 from allyouneed.inference.tokens import draw_tokens
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
-from allyouneed.text.specials import BOS
+from allyouneed.text.specials import BOS, EOS
 
 MIN_TEMPERATURE = 1e-3  # below it float32 scores overflow; 0 is exact
 
@@ -49,6 +49,7 @@ class SampleConfig(Config):
     seed: NonNegativeInt = 0
     max_length: NonNegativeInt = 256  # maximum number of new tokens, EOS included
     n: PositiveInt = 1  # samples for each prompt
+    ends: tuple[NonNegativeInt, ...] = ()  # more ids that end a text, as EOS does
     batch_tokens: PositiveInt = 4096  # source or prompt tokens in a batch, counted once per sample
 
     @field_validator("temperature")
@@ -66,8 +67,11 @@ def sample(
     prompts: Sequence[Sequence[int]],
     config: SampleConfig,
     sources: Sequence[Sequence[int]] | None = None,
+    begin: int = BOS,
 ) -> list[list[Hypothesis]]:
     """Return n continuations of each prompt, in the order of their seeds. A prompt is the first target ids after BOS.
+
+    `begin`: the id that is read first, for a model whose texts do not begin with BOS.
 
     Ids and log-probabilities are those after the prompt. Log-probabilities are the model's own, before temperature and
     cuts.
@@ -84,7 +88,7 @@ def sample(
 
         def draw(batch: list[int]) -> list[Hypothesis]:
             streams = UniformStreams(config, [(item, number) for item in batch for number in range(config.n)])
-            return _sample_batch(model, [pairs[item] for item in batch], config, streams)
+            return _sample_batch(model, [pairs[item] for item in batch], config, streams, begin)
 
         batches = pack(lengths, config.n, config.batch_tokens, parts=worker_count(device))
         for batch, found in run_concurrently(draw, batches, device):
@@ -124,10 +128,11 @@ def _sample_batch(
     pairs: Sequence[tuple[Sequence[int], Sequence[int] | None]],
     config: SampleConfig,
     streams: UniformStreams,
+    begin: int,
 ) -> list[Hypothesis]:
     device = device_of(model)
     state = start_state(model, [source for _, source in pairs], device)
-    token_BT, mask_BT = pad_left([[BOS, *prompt] for prompt, _ in pairs], device)
+    token_BT, mask_BT = pad_left([[begin, *prompt] for prompt, _ in pairs], device)
     # The prompt is read once, and only its last position is projected; then its row is repeated for each sample.
     x_BTD, state = model.hidden(token_BT, state, mask_BT)
     group_N = torch.arange(len(pairs), device=device).repeat_interleave(config.n)
@@ -141,7 +146,17 @@ def _sample_batch(
 
 
 def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token (B) for each row by a number in [0, 1); return it with its log-probability (B) before any cut."""
+    """Draw a token (B) for each row by a number in [0, 1); return it with its log-probability (B) before any cut.
+
+    Each of `config.ends` is returned as EOS.
+    """
+    token_B, logprob_B = _draw(logits_BV, config, uniform_B)
+    for end in config.ends:
+        token_B = token_B.masked_fill(token_B == end, EOS)
+    return token_B, logprob_B
+
+
+def _draw(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     if config.temperature == 0:
         return best_token(logits_BV)
     uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from allyouneed.decode.base import as_float32, device_of, generating, pack, pad_right, start_state
 from allyouneed.decode.threads import run_concurrently, worker_count
@@ -34,18 +33,28 @@ class Scored:
     token_logprobs: list[float]
 
 
-def score(model: Model, pairs: Sequence[Pair], *, ended: bool = True, batch_tokens: int = 4096) -> list[Scored]:
+def score(
+    model: Model,
+    pairs: Sequence[Pair],
+    *,
+    ended: bool = True,
+    batch_tokens: int = 4096,
+    begins: Sequence[int] | None = None,
+) -> list[Scored]:
     """Return log P of each target given its source. Targets have no BOS; EOS at their end is optional.
 
-    With `ended=False` a target is scored as the beginning of a text: EOS is not added.
+    With `ended=False` a target is scored as the beginning of a text: EOS is not added. `begins`: the id that is read
+    before each target, for a model whose texts do not begin with BOS.
     """
+    begins = [BOS] * len(pairs) if begins is None else begins
     targets = [_with_end(target) if ended else list(target) for _, target in pairs]
     lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
     results = [Scored(0.0, 0, [])] * len(pairs)
     device = device_of(model)
 
     def score_items(items: list[int]) -> list[list[float]]:
-        return _score_batch(model, [pairs[item][0] for item in items], [targets[item] for item in items])
+        sources, begin = [pairs[item][0] for item in items], [begins[item] for item in items]
+        return _score_batch(model, sources, [targets[item] for item in items], begin)
 
     with generating(model):
         for with_source in (True, False):
@@ -63,12 +72,12 @@ def _with_end(target: Sequence[int]) -> list[int]:
 
 
 def _score_batch(
-    model: Model, sources: Sequence[Sequence[int] | None], targets: Sequence[Sequence[int]]
+    model: Model, sources: Sequence[Sequence[int] | None], targets: Sequence[Sequence[int]], begins: Sequence[int]
 ) -> list[list[float]]:
     device = device_of(model)
     state = start_state(model, sources, device)
     output_BT, mask_BT = pad_right(targets, device)
-    input_BT = F.pad(output_BT[:, :-1], (1, 0), value=BOS)
+    input_BT = torch.cat([torch.tensor(begins, device=device)[:, None], output_BT[:, :-1]], dim=1)
     pieces = []
     for start in range(0, output_BT.shape[1], SEGMENT):
         columns = slice(start, start + SEGMENT)

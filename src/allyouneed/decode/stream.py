@@ -12,12 +12,16 @@ from allyouneed.text.specials import BOS, EOS
 
 
 def stream(
-    model: Model, prompt: Sequence[int], config: SampleConfig, source: Sequence[int] | None = None
+    model: Model,
+    prompt: Sequence[int],
+    config: SampleConfig,
+    source: Sequence[int] | None = None,
+    begin: int = BOS,
 ) -> Iterator[int]:
-    """Yield the ids after the prompt (the first target ids after BOS), without EOS."""
+    """Yield the ids after the prompt, without EOS. Arguments are those of `sample`."""
     device = device_of(model)
     streams, row_B = UniformStreams(config, [(0, 0)]), torch.zeros(1, dtype=torch.long, device=device)
-    token_BT = torch.tensor([[BOS, *prompt]], device=device)
+    token_BT = torch.tensor([[begin, *prompt]], device=device)
     state = None
     for _ in range(new_token_limit(model, config.max_length, prompt, source)):
         # The modes are restored before each yield, so that they do not apply to the caller's code between tokens.

@@ -35,8 +35,10 @@ def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: 
         assert codec.target is not None
         require_short(codec.target, targets, where, before)
         # A language model does not learn where a text ends, so a text is scored as the start of one.
-        texts = [(None, codec.target.encode(text)) for _, text in filled]
-        return _spread(rows, score(bundle.model, texts, ended=False))
+        # Where texts do not begin with BOS, the first token is read but has no probability.
+        texts = [codec.split_prompt(codec.target.encode(text)) for _, text in filled]
+        pairs = [(None, ids) for _, ids in texts]
+        return _spread(rows, score(bundle.model, pairs, ended=False, begins=[begin for begin, _ in texts]))
     require_short(codec.source, sources, where, before)
     if codec.classes is not None:
         require_known(codec, sources, where, before, bundle.model.longest_source)

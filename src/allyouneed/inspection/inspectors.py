@@ -109,20 +109,21 @@ class LanguageModelInspector(Inspector):
         super().__init__(bundle, text, longest)
         assert self.codec.target is not None
         self._require_short("text", self.codec.target, text)
-        prompt = self.codec.encode_prompt(text)[1:]
+        begin, prompt = self.codec.split_prompt(self.codec.target.encode(text))
         if target is not None:
             self._require_short("target", self.codec.target, target)
             more = self.codec.target.encode(target)
         else:
-            # The inspection reads BOS and all tokens, the last one included.
+            # The inspection reads the first token and all others, the last one included.
             most = self.longest if self.model.longest is None else min(self.longest, self.model.longest - 1)
             limit = min(MAX_CONTINUATION if new_tokens is None else new_tokens, max(0, most - len(prompt)))
-            more = list(stream(self.model, prompt, SampleConfig(temperature=0, max_length=limit)))
+            config = SampleConfig(temperature=0, max_length=limit, ends=self.codec.ends)
+            more = list(stream(self.model, prompt, config, begin=begin))
         self.target_ids = [*prompt, *more]
         if len(self.target_ids) > self.longest:
             raise DataError(f"text and target: more than {self.longest} tokens; maps are limited to shorter texts")
         self.given = len(prompt)
-        self.input_ids = [BOS, *self.target_ids]
+        self.input_ids = [begin, *self.target_ids]
 
     def _run(self) -> tuple[Tensor, list[tuple[str, AttentionMap]]]:
         assert self.input_ids is not None

@@ -162,9 +162,7 @@ async def _prepare(backend: Backend, served: Served, body: ChatRequest) -> Compl
     else:
         ids = await _encode(backend, served, messages)
     prompt, chat_format = EncodedPrompt([ids]), ChatFormat(served.name, body, plain)
-    task = CompletionTask(backend, served, completion, [prompt], None, chat_format)
-    task.has_first = not plain
-    return task
+    return CompletionTask(backend, served, completion, [prompt], None, chat_format, has_first=not plain)
 
 
 async def _encode(backend: Backend, served: Served, messages: Sequence[Mapping[str, str]]) -> list[int]:

@@ -100,7 +100,7 @@ class WholeChoice(ChoiceText):
         ids = token.row.ids[:-1] if token.end == "stop" else token.row.ids
         ids = ids[: self._left]
         self._count(len(ids))
-        text = self._gap + whole_text(self._codec, token.row.prompt, ids)
+        text = self._gap + whole_text(self._codec, token.row.context, ids)
         if self._is_last(token):
             self.finish = self._finish_of(token)
         else:

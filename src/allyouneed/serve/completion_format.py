@@ -1,5 +1,6 @@
 """The parts of a completion, and their form in the responses of /v1/completions."""
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ class CompletionFormat:
         logprobs = None
         if self._body.logprobs is not None:
             top = [dict(piece.top) for piece in part.pieces] if self._body.logprobs else None
-            values: list[float | None] = [piece.logprob for piece in part.pieces]
+            values: list[float | None] = [None if math.isnan(one.logprob) else one.logprob for one in part.pieces]
             logprobs = Logprobs(tokens=texts, token_logprobs=values, top_logprobs=top, text_offset=offsets)
         return Choice(index=part.index, text="".join(texts), logprobs=logprobs, finish_reason=part.finish)
 

@@ -1,5 +1,6 @@
 """One request for completions, from the ids of its prompts to the parts of its choices."""
 
+import math
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -32,8 +33,6 @@ MAX_TOKENS_BEYOND_SOURCE = 50
 class CompletionTask:
     """Generates the choices of one request."""
 
-    has_first = False  # whether the ids contain the first one that is read, which is BOS otherwise
-
     def __init__(
         self,
         backend: Backend,
@@ -42,7 +41,10 @@ class CompletionTask:
         prompts: Sequence[EncodedPrompt],
         unknown: Unknown | None = None,
         response_format: ResponseFormat | None = None,
+        has_first: bool = False,
     ) -> None:
+        """`has_first`: the ids contain the first one that is read, whether or not texts of the model begin with BOS."""
+        self._has_first = has_first or not served.bundle.codec.bos
         self.served, self.body, self.prompts, self._unknown = served, body, prompts, unknown
         self._engine, self._backend = backend.engine_of(served), backend
         self._format = response_format or CompletionFormat(served.name, body)
@@ -147,7 +149,7 @@ class CompletionTask:
         codec, most = self.served.bundle.codec, self.body.max_tokens
         if not by_token:
             return WholeChoice(codec, prompt, most, self._record)
-        context = () if self.served.takes_source else prompt.pieces[0][int(self.has_first) :]
+        context = () if self.served.takes_source else prompt.pieces[0]
         return StreamedChoice(codec, prompt, most, self._record, context, self.body.stops)
 
     def _turns(self, choices: Sequence[ChoiceText], by_token: bool) -> Iterator[dict[Row, tuple[int, int]]]:
@@ -192,9 +194,10 @@ class CompletionTask:
             min_p=body.min_p or 0.0,
             # One of several sentences must not use the tokens of the others.
             max_length=most if len(self.prompts[prompt].pieces) == 1 else min(most, default),
+            ends=self.served.bundle.codec.ends,
         )
         source, start = (ids, []) if self.served.takes_source else (None, ids)
-        begin, start = (start[0], start[1:]) if self.has_first and start else (BOS, start)
+        begin, start = (start[0], start[1:]) if self._has_first and start else (BOS, start)
         return Row(start, source, sampling, uniforms(seed, prompt, sample, piece), body.logprobs or 0, begin)
 
     async def _classify(self) -> AsyncGenerator[CompletionPart]:
@@ -225,9 +228,9 @@ class CompletionTask:
         ids_of = [prompt.pieces[0] for prompt in self.prompts]  # of a language model, which reads a prompt as a whole
 
         def measure(prompts: Sequence[list[int]]) -> list[list[tuple[float, TopTokens]]]:
-            return [prompt_logprobs(model, prompt, most) for prompt in prompts]
+            return [prompt_logprobs(model, prompt, most, self._has_first) for prompt in prompts]
 
-        found = await self._engine.run(BatchOperation(("echo", most), measure), ids_of)
+        found = await self._engine.run(BatchOperation(("echo", most, self._has_first), measure), ids_of)
         echoed = []
         turn = self._engine.time_slice()
         for ids, measured in zip(ids_of, found, strict=True):
@@ -239,13 +242,19 @@ class CompletionTask:
         return echoed
 
 
-def prompt_logprobs(model: Any, prompt: Sequence[int], most: int) -> list[tuple[float, TopTokens]]:
-    """Return the log-probability of each token of a prompt, and the `most` best tokens in its place."""
+def prompt_logprobs(
+    model: Any, prompt: Sequence[int], most: int, has_first: bool = False
+) -> list[tuple[float, TopTokens]]:
+    """Return the log-probability of each token of a prompt, and the `most` best tokens in its place.
+
+    With `has_first` nothing precedes the first token, so its log-probability is NaN.
+    """
+    found: list[tuple[float, TopTokens]] = [(math.nan, [])] if has_first and prompt else []
+    first, prompt = (prompt[:1], prompt[1:]) if has_first else ([BOS], prompt)
     if not prompt:
-        return []
-    ids_1T = torch.tensor([[BOS, *prompt[:-1]]], device=model.head.weight_VD.device)
+        return found
+    ids_1T = torch.tensor([[*first, *prompt[:-1]]], device=model.head.weight_VD.device)
     x_1TD, _ = model.hidden(ids_1T, model.start())
-    found = []
     for token, x_1D in zip(prompt, x_1TD.unbind(dim=1), strict=True):
         logprob_V = as_float32(model.head(x_1D))[0].log_softmax(dim=0)
         best = logprob_V[FIRST_TOKEN:].topk(min(most, len(logprob_V) - FIRST_TOKEN))

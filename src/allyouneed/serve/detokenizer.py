@@ -67,7 +67,7 @@ class TextPiece:
     """The text that one token added."""
 
     text: str
-    logprob: float = 0.0
+    logprob: float = 0.0  # NaN: the token was read, not predicted
     top: tuple[tuple[str, float], ...] = ()
 
 

@@ -207,12 +207,13 @@ class LanguageData(TaskData):
         places = len(self._train) - length
         starts = np.floor(generator(seed, index).random(count) * places).astype(np.int64)
         windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
-        windows[:, 0] = BOS
+        if self.codec.bos:
+            windows[:, 0] = BOS
         tokens_BT = torch.from_numpy(windows)
         return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]), segment=self._config.segment)
 
     def held_out(self, split: Split) -> Iterator[Batch]:
-        return text_windows(self._stream(split), self._config)
+        return text_windows(self._stream(split), self._config, self.codec.bos)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return []
@@ -228,8 +229,11 @@ class LanguageData(TaskData):
         return self._streams[split]
 
 
-def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
-    """Yield batches of windows over a text (its first id is BOS) in which every token is predicted once."""
+def text_windows(stream: Array, task: LanguageConfig, bos: bool) -> Iterator[Batch]:
+    """Yield batches of windows over a text in which every token but the first is predicted once.
+
+    Each window begins with BOS, which is the text's first id. Without `bos` it begins with the token before it.
+    """
     length, overlap = task.context, task.context_tokens
     if task.segment is not None:  # one batch of windows, as long as the text allows
         length = max(length, -(-(len(stream) - 1 + (task.batch - 1) * overlap) // task.batch))
@@ -239,7 +243,8 @@ def text_windows(stream: Array, task: LanguageConfig) -> Iterator[Batch]:
         rows = []
         for start in first[begin : begin + task.batch].tolist():
             read = start if start == 1 else start - overlap  # the first token whose prediction is in the window
-            rows.append((np.concatenate([[BOS], stream[read : read + length]]), start - read))
+            before = [BOS] if bos else stream[read - 1 : read]
+            rows.append((np.concatenate([before, stream[read : read + length]]), start - read))
         input_BT = torch.from_numpy(padded([row[:-1] for row, _ in rows], pad=PAD))
         output_BT = _no_start(torch.from_numpy(padded([row[1:] for row, _ in rows], pad=PAD)))
         for line, (_, known) in zip(output_BT, rows, strict=True):
@@ -263,19 +268,19 @@ class TextFile(TaskData):
         self.task = self._config = task
         self.codec, self.notes = codec, []
         self.sizes = Sizes(codec.target.size, codec.target.size, shared=True)
-        ids, characters, size = [BOS], 0, 0
+        ids, characters, size = [BOS] if codec.bos else [], 0, 0
         for text in blocks(resolve(files[0])):
             ids += codec.target.encode(text)
             characters, size = characters + len(text), size + len(text.encode())
-        if len(ids) == 1:
-            raise DataError(f"{files[0]}: is empty; should hold some text")
+        if len(ids) <= 1:
+            raise DataError(f"{files[0]}: is empty or a single token; should hold some text")
         self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, task.reading)
 
     def batch(self, seed: int, index: int) -> Batch:
         raise NotImplementedError("files are for evaluation")
 
     def held_out(self, split: Split) -> Iterator[Batch]:
-        return text_windows(self._stream, self._config)
+        return text_windows(self._stream, self._config, self.codec.bos)
 
     def examples(self, split: Split) -> list[tuple[str, str]]:
         return []

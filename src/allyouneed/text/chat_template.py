@@ -56,9 +56,9 @@ class ChatTemplate:
         ]
         ids, place, text = list[int](), 0, self.render(marked)
         for found in pattern.finditer(text):
-            ids += [*_encode(tokenizer, text[place : found.start()].replace(mark, "")), controls[found[0]]]
+            ids += [*_encode(tokenizer, text[place : found.start()].replace(mark, ""), place), controls[found[0]]]
             place = found.end()
-        return [*ids, *_encode(tokenizer, text[place:].replace(mark, ""))]
+        return [*ids, *_encode(tokenizer, text[place:].replace(mark, ""), place)]
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the text of a conversation. Raise DataError if the template refuses the messages, or fails."""
@@ -104,8 +104,9 @@ class ChatTemplate:
         return found
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text) if text else []
+def _encode(tokenizer: Tokenizer, text: str, place: int) -> list[int]:
+    """Return the ids of a part of a text that starts at `place`."""
+    return [] if not text else tokenizer.encode_rest(text) if place else tokenizer.encode(text)
 
 
 def _run(template: str, values: Mapping[str, Any] | None) -> str:

@@ -26,6 +26,10 @@ class Codec:
 
     `frame`: the ids before and after a source, if they are not the default ones (`framing`).
 
+    `bos`: whether a text of a language model begins with BOS. Some imported models begin with the text itself.
+
+    `ends`: more ids that end a text of a language model, as EOS does.
+
     `chat`: the template of conversations, if an imported language model has one.
 
     `sentences`: how many sentences a training line usually held. Longer texts are translated in pieces.
@@ -38,6 +42,8 @@ class Codec:
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     sentences: int | None = None
     chat: ChatTemplate | None = None
+    bos: bool = True
+    ends: tuple[int, ...] = ()
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
@@ -68,9 +74,14 @@ class Codec:
         return slice(len(before), length - len(after))
 
     def encode_prompt(self, text: str = "") -> list[int]:
-        """Return the first ids that the decoder reads: BOS and the start of the target."""
+        """Return the first ids that the decoder reads: BOS, where texts begin with it, and the start of the target."""
         assert self.target is not None, "a classifier has no target"
-        return [BOS, *self.target.encode(text)]
+        ids = self.target.encode(text)
+        return [BOS, *ids] if self.bos or not ids else ids
+
+    def split_prompt(self, ids: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the first id that the decoder reads, and the others, for the ids of a text."""
+        return (BOS, list(ids)) if self.bos or not ids else (ids[0], list(ids[1:]))
 
     def encode_target(self, text: str) -> list[int]:
         """Return the ids that the decoder should generate for a whole target: the text and EOS."""
@@ -106,6 +117,8 @@ class Codec:
         tree |= {"each": True} if self.per_position else {}
         tree |= {"frame": self.frame} if self.frame is not None else {}
         tree |= {"sentences": self.sentences} if self.sentences is not None else {}
+        tree |= {"bos": False} if not self.bos else {}
+        tree |= {"ends": self.ends} if self.ends else {}
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         if self.chat is not None:
             self.chat.save(folder)
@@ -128,6 +141,9 @@ class Codec:
             sentences = tree.get("sentences")
             if sentences is not None and (type(sentences) is not int or sentences < 1):
                 raise TypeError("sentences should be a number of at least 1")
+            bos, ends = tree.get("bos", True), _ids(tree.get("ends", []), "ends")
+            if not isinstance(bos, bool):
+                raise TypeError("bos should be true or false")
             if not has_source and (not has_target or names is not None):
                 raise ValueError("has neither a source nor a target")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -136,13 +152,21 @@ class Codec:
         if not has_target:
             return Codec(source=first, classes=names, per_position=per_position, frame=frame)
         if not has_source:
-            return Codec(target=first, chat=ChatTemplate.load(folder, first))
+            if any(number >= first.size for number in ends):
+                raise FolderError(f"{path}: not readable: ends should be ids of the vocabulary")
+            return Codec(target=first, chat=ChatTemplate.load(folder, first), bos=bos, ends=ends)
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
         return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences)
 
 
 def _frame(tree: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    sides = [tuple(side) for side in tree] if isinstance(tree, list) else []
-    if len(sides) != 2 or not all(type(number) is int and number >= 0 for side in sides for number in side):
+    if not isinstance(tree, list) or len(tree) != 2:
         raise TypeError("frame should be two lists of ids")
-    return sides[0], sides[1]
+    before, after = (_ids(side, "frame") for side in tree)
+    return before, after
+
+
+def _ids(tree: object, name: str) -> tuple[int, ...]:
+    if not isinstance(tree, list) or not all(type(number) is int and number >= 0 for number in tree):
+        raise TypeError(f"{name} should hold lists of ids")
+    return tuple(tree)

@@ -29,6 +29,7 @@ from tokenizers import Tokenizer as Library
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.text.child_training import TrainProgress, train_in_child
+from allyouneed.text.sentencepieces import SentencePieces, is_sentencepiece
 from allyouneed.text.specials import UNK
 from allyouneed.text.tokenizer_file import check_tokenizer_file
 
@@ -40,7 +41,7 @@ LONGEST_TRAINED = 10_000
 # Characters that are learnt from in this process, within a fraction of a second; more are in a child process.
 TRAINED_HERE = {"bpe": 1 << 18, "unigram": 1 << 15}
 Kind = Literal["bpe", "unigram", "characters", "bytes", "words"]
-AnyKind = Kind | Literal["wordpiece"]  # wordpiece: only imported
+AnyKind = Kind | Literal["wordpiece", "sentencepiece"]  # these two: only imported
 BYTES = 256
 
 # The library warns when a process that used its threads is forked. `THREADS` enables threads explicitly.
@@ -69,8 +70,8 @@ class TokenizerConfig(Config):
 class Tokenizer:
     """A trained tokeniser of any kind."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library | SentencePieces) -> None:
+        self._library: Any = library
         self.vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
         self.size = len(self.vocabulary)
         self.kind: AnyKind = _kind_of(library)
@@ -94,6 +95,10 @@ class Tokenizer:
             return [self._encode_characters(text) for text in texts]
         with THREADS, _no_panic():
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_rest(self, text: str) -> list[int]:
+        """Return the ids of a text that follows a control symbol."""
+        return self._library.encode_rest(text) if isinstance(self._library, SentencePieces) else self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; special ids are ignored."""
@@ -147,10 +152,13 @@ class Tokenizer:
             raise FolderError(f"{where}: more than {LARGEST_FILE:,} characters; a tokeniser is smaller")
         try:
             tree = json.loads(text)
-            check_tokenizer_file(tree)
-            library = Library.from_str(json.dumps(tree))  # exactly what was checked: the text might parse differently
+            if is_sentencepiece(tree):
+                library: Any = SentencePieces.from_tree(tree, where)
+            else:
+                check_tokenizer_file(tree)
+                library = Library.from_str(json.dumps(tree))  # what was checked: the text might parse differently
             tokenizer = Tokenizer(library)
-        except (KeyboardInterrupt, MemoryError):
+        except (KeyboardInterrupt, MemoryError, FolderError):
             raise
         except BaseException as error:  # the library raises bare Exception, and panics with BaseException
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -321,7 +329,9 @@ def _is_control(name: str) -> bool:
     return len(name) > 3 and name.startswith("< ") and name.endswith(" >")
 
 
-def _kind_of(library: Library) -> AnyKind:
+def _kind_of(library: Library | SentencePieces) -> AnyKind:
+    if isinstance(library, SentencePieces):
+        return "sentencepiece"
     model = library.model
     if isinstance(model, models.WordPiece):
         return "wordpiece"

@@ -28,7 +28,7 @@ from allyouneed.decode.penalty import length_penalty
 from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.interop.ctranslate2.runtime import open_runtime
-from allyouneed.text.specials import EOS
+from allyouneed.text.specials import BOS, EOS
 
 STRIDE = 8  # granularity of first guesses: sentences with equal guesses share a batch
 
@@ -48,11 +48,11 @@ class CTranslate2Engine:
     def __init__(self, bundle: Bundle, int8: bool = False) -> None:
         self._runtime, self._model = open_runtime(bundle, int8), bundle.model
 
-    def stream(self, ids: Sequence[int], config: SampleConfig) -> Iterator[int]:
+    def stream(self, ids: Sequence[int], config: SampleConfig, begin: int = BOS) -> Iterator[int]:
         """Yield what `decode.stream` yields at temperature 0, for a source or a prompt."""
         refuse_sampling(config)
         steps = new_token_limit(self._model, config.max_length, (), ids)
-        return self._runtime.stream(ids, steps) if steps else iter(())
+        return self._runtime.stream(ids, steps, begin, config.ends) if steps else iter(())
 
     def search(
         self,

@@ -21,7 +21,7 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
-from allyouneed.text.specials import BOS
+from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import SPECIALS
 from allyouneed.version import __version__
 
@@ -107,7 +107,7 @@ def card(bundle: Bundle, quantization: Quantization) -> str:
     beam = search.get("beam", 1) if isinstance(search, dict) else 1
     about = str(bundle.recipe.get("about", "") if isinstance(bundle.recipe, dict) else "")
     if codec.source is None:
-        program = _generate(longest)
+        program = _generate(codec, longest)
     elif isinstance(bundle.model, EncoderDecoder):
         program = _translate(codec, int(beam), longest)
     else:
@@ -173,7 +173,13 @@ for one in found:
 """
 
 
-def _generate(longest: int | None) -> str:
+def _generate(codec: Codec, longest: int | None) -> str:
+    begin, tokens = (
+        f'["{SPECIALS[BOS]}"]',
+        'tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens',
+    )
+    prompt = f"{begin} + {tokens}" if codec.bos else f"{tokens} or {begin}"
+    ends = f"\n    end_token={[EOS, *codec.ends]}," if codec.ends else ""
     return f"""import sys
 
 import ctranslate2
@@ -181,12 +187,12 @@ from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("tokenizer.json")
 generator = ctranslate2.Generator(".", device="cpu")
-prompt = ["{SPECIALS[BOS]}"] + tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens
+prompt = {prompt}
 {_too_long("[prompt]", longest)}found = generator.generate_batch(
     [prompt], beam_size=1, max_length={_longest("prompt", longest)}, include_prompt_in_result=False,
-    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
+    suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],{ends}
 )
-ids = [tokenizer.token_to_id(token) for token in prompt[1:] + found[0].sequences[0] if not token.startswith("< ")]
+ids = [tokenizer.token_to_id(token) for token in prompt + found[0].sequences[0] if not token.startswith("< ")]
 print(tokenizer.decode(ids, skip_special_tokens=False))
 """
 

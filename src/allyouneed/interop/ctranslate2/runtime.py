@@ -65,8 +65,11 @@ class Runtime(ABC):
         """Return the log-probability of each target id and of the final EOS."""
 
     @abstractmethod
-    def stream(self, row: Row, steps: int) -> Iterator[int]:
-        """Yield the ids of a greedy search as they are found, without EOS."""
+    def stream(self, row: Row, steps: int, begin: int, ends: Row) -> Iterator[int]:
+        """Yield the ids of a greedy search as they are found, without EOS.
+
+        A language model reads `begin` first, and also stops at one of `ends`.
+        """
 
     def _numbers(self, words: Sequence[str]) -> list[int]:
         return [self.number[word] for word in words]
@@ -96,12 +99,12 @@ class _Translator(Runtime):
         found = _call(self.engine.score_batch, *given, max_input_length=0, max_batch_size=batch, batch_type="tokens")
         return [one.log_probs for one in found]
 
-    def stream(self, row: Row, steps: int) -> Iterator[int]:
+    def stream(self, row: Row, steps: int, begin: int, ends: Row) -> Iterator[int]:
         if list(row) in ([], [EOS]):  # searching commands skip empty texts
             raise DataError("empty text: --engine ctranslate2 generates nothing for it; use --engine torch")
         limits = {"max_decoding_length": steps, "min_decoding_length": 0, "max_input_length": 0}
         (words,) = _named([row], self.source)
-        return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits))
+        return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits), {EOS})
 
 
 @final
@@ -135,9 +138,10 @@ class _Generator(Runtime):
         found = _call(self.engine.score_batch, _named(texts, self.target), **batches)
         return [one.log_probs[len(given) - 1 :] for given, one in zip(prefixes, found, strict=True)]
 
-    def stream(self, row: Row, steps: int) -> Iterator[int]:
-        (words,) = _named(self._prefixes([row]), self.target)
-        return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, max_length=steps, min_length=0))
+    def stream(self, row: Row, steps: int, begin: int, ends: Row) -> Iterator[int]:
+        (words,) = _named(self._prefixes([row]) if self._has_source else [[begin, *row]], self.target)
+        limits = {"max_length": steps, "min_length": 0, "end_token": [EOS, *ends]}
+        return _ids(self.engine.generate_tokens(words, suppress_sequences=SUPPRESSED, **limits), {EOS, *ends})
 
     def _prefixes(self, rows: Sequence[Row]) -> list[list[int]]:
         return [[*row, BOS] if self._has_source else [BOS, *row] for row in rows]
@@ -159,10 +163,10 @@ def _call(work: Callable[..., Any], *given: Any, **options: Any) -> Any:
         return work(*given, **options)
 
 
-def _ids(steps: Iterator[Any]) -> Iterator[int]:
+def _ids(steps: Iterator[Any], ends: set[int]) -> Iterator[int]:
     with _as_data_errors():
         for step in steps:
-            if step.token_id != EOS:
+            if step.token_id not in ends:
                 yield step.token_id
 
 

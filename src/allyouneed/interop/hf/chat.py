@@ -5,7 +5,7 @@ from typing import Any
 
 from allyouneed.errors import DataError, FolderError
 from allyouneed.interop.hf.files import CHAT_TEMPLATE, LARGEST_CONFIG, TOKENIZER_CONFIG, ForeignFolder
-from allyouneed.interop.hf.vocabulary import ForeignTokenizer, Vocabulary
+from allyouneed.interop.hf.vocabulary import Foreign, Vocabulary
 from allyouneed.text.chat_template import ChatTemplate
 
 DEFAULT = "default"  # the template of several that a chat uses
@@ -17,7 +17,7 @@ PROBE = (
 
 
 def read_chat_template(
-    foreign: ForeignFolder, settings: Mapping[str, Any], tokenizer: ForeignTokenizer, vocabulary: Vocabulary
+    foreign: ForeignFolder, settings: Mapping[str, Any], tokenizer: Foreign, vocabulary: Vocabulary
 ) -> tuple[ChatTemplate | None, list[str]]:
     """Return the template with the ids of its control tokens, and notes. `settings`: those of tokenizer_config.json.
 
@@ -30,7 +30,7 @@ def read_chat_template(
     found = ChatTemplate(text, tuple(controls.items()), tuple(_names(settings).items()))
     try:
         found.check()
-        theirs = tokenizer.library.encode(found.render(PROBE), add_special_tokens=False).ids
+        theirs = tokenizer.encode(found.render(PROBE), controls=True)
         if found.encode(vocabulary.tokenizer, PROBE) != [vocabulary.ours[number] for number in theirs]:
             raise DataError("its text would get different tokens")
     except (DataError, KeyError) as error:

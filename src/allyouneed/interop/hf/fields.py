@@ -9,9 +9,13 @@ from allyouneed.errors import FolderError
 T = TypeVar("T")
 LARGEST_NUMBER = 1 << 28
 MOST_LAYERS = 4096
+LONGEST_VALUE = 60  # characters of a value in a message
 
 # Fields that do not affect what a trained model computes: training settings, extra outputs, names.
 INERT = {
+    *("_model_name_or_path", "is_llama_config", "output_past", "num_labels", "pooler_fc_size", "pooler_type"),
+    *("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "transformers.js_config"),
+    *("xla_device", "tf_legacy_loss", "_commit_hash", "_attn_implementation", "_unsloth_fixed", "unsloth_version"),
     *("transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "model_type", "architectures"),
     *(
         "use_cache",
@@ -68,6 +72,16 @@ GENERATION = {
     *("suppress_tokens", "begin_suppress_tokens", "prefix", "renormalize_logits", "max_time", "epsilon_cutoff"),
     *("eta_cutoff", "cache_implementation"),
 }
+# Fields that change nothing if they have this value; any other value is refused, unless an architecture reads it.
+NEUTRAL: dict[str, Any] = {
+    "rope_interleaved": False,
+    "add_cross_attention": False,
+    "is_decoder": False,
+    "tie_encoder_decoder": False,
+    "use_bfloat16": False,
+    "pruned_heads": {},
+    "directionality": "bidi",
+}
 CODE = ("auto_map", "trust_remote_code", "custom_pipelines")
 
 
@@ -116,17 +130,24 @@ class Fields:
     def only(self, name: str, *values: Any) -> None:
         """Raise FolderError unless the field has one of these values; the first is the default."""
         value = self.get(name, values[0])
-        if not any(type(value) is type(right) and value == right for right in values):
-            raise FolderError(f"{self.where}: {name}: {value!r}; only {' or '.join(map(repr, values))} is supported")
+        if not any(_same(value, right) for right in values):
+            right = " or ".join(map(repr, values))
+            raise FolderError(f"{self.where}: {name}: {_shown(value)}; only {right} is supported")
 
     def token(self, name: str) -> int | None:
         """Return a token id, or None."""
-        value = self.get(name, None)
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise FolderError(f"{self.where}: {name}: {value!r}; should be one id")
-        return value
+        found = self.tokens(name)
+        if len(found) > 1:
+            raise FolderError(f"{self.where}: {name}: {list(found)!r}; should be one id")
+        return found[0] if found else None
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """Return token ids: one, several of the same meaning, or none."""
+        value = self.get(name, [])
+        found = value if isinstance(value, list) else [value]
+        if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in found):
+            raise FolderError(f"{self.where}: {name}: {value!r}; should be an id, or a list of ids")
+        return tuple(dict.fromkeys(found))
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a field and mark it as read; null counts as missing."""
@@ -143,10 +164,30 @@ class Fields:
         self._left.difference_update(names)
 
     def finish(self) -> list[str]:
-        """Raise FolderError for unknown fields. Return the settings of `generate` that are ignored."""
+        """Raise FolderError for unknown fields. Return the settings of `generate` that are ignored.
+
+        A field without a value (null) changes nothing, whatever its name.
+        """
         self.ignore(INERT)
-        unknown = sorted(self._left - GENERATION)
+        self.ignore([name for name, value in NEUTRAL.items() if _same(self._tree.get(name), value)])
+        unknown = sorted(name for name in self._left - GENERATION if self._tree[name] is not None)
         if unknown:
-            raise FolderError(f"{self.where}: unsupported fields: {', '.join(unknown)}")
+            shown = [f"{name} ({_shown(self._tree[name])})" for name in unknown]
+            raise FolderError(f"{self.where}: unsupported fields: {', '.join(shown)}")
+        return self.rest()
+
+    def rest(self) -> list[str]:
+        """Return the fields that are not read and have a value, as `name=value`."""
         empty: tuple[Any, ...] = (None, False, [], {}, 0, "")
-        return [f"{name}={self._tree[name]!r}" for name in sorted(self._left) if self._tree[name] not in empty]
+        left = sorted(self._left - INERT)
+        return [f"{name}={_shown(self._tree[name])}" for name in left if self._tree[name] not in empty]
+
+
+def _same(value: Any, right: Any) -> bool:
+    return type(value) is type(right) and value == right
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, cut to a short text."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

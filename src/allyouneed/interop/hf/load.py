@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import Tree, parse
-from allyouneed.errors import ConfigError, FolderError, unknown_name
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, save_folder, size_guard
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
@@ -20,7 +20,8 @@ from allyouneed.interop.hf.chat import read_chat_template
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, ForeignFolder
 from allyouneed.interop.hf.rules import Rule, join_all
-from allyouneed.interop.hf.vocabulary import ForeignTokenizer, Parts, Vocabulary, renumber
+from allyouneed.interop.hf.spm import has_pieces, read_pieces
+from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, renumber
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.models import Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
@@ -73,16 +74,18 @@ def read_folder(folder: Path) -> Imported:
     fields = Fields(tree, foreign.path / CONFIG)
     architecture, name = _architecture(fields)
     generation = _generation(foreign)
-    tokens = {key: _token(fields, generation, key) for key in ("pad", "bos", "eos", "decoder_start")}
-    config = _settings(architecture, fields, name)
-    beam = _known_search(fields, tokens) or _known_search(generation, tokens)
-    notes = _notes([*fields.finish(), *generation.finish()])
-    classes = _classes(tree, config, name)
-    tokenizer = ForeignTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
-    frame, parts = _parts(tokenizer, tokens, config, architecture.framed)
-    named = _tokenizer_settings(foreign)
-    parts = replace(parts, unknown=tokenizer.unknown(named))
     size = fields.number("vocab_size")
+    tokens, ends = _tokens(fields, generation, size)
+    config = _settings(architecture, fields, name)
+    if ends and not isinstance(config, DecoderConfig):
+        raise FolderError(f"{fields.where}: eos_token_id: several ids; only a language model can have more than one")
+    beam = _known_search(fields, tokens) or _known_search(generation, tokens)
+    notes = _notes([*fields.finish(), *generation.rest()])
+    classes = _classes(tree, config, name, fields.where)
+    named = _tokenizer_settings(foreign)
+    tokenizer = _tokenizer(foreign, named)
+    frame, parts = _parts(tokenizer, tokens, config, architecture.framed, fields.where)
+    parts = replace(parts, unknown=tokenizer.unknown(named))
     vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
         config = config.model_copy(update={"output_bias": True})
@@ -90,7 +93,8 @@ def read_folder(folder: Path) -> Imported:
     codec = _codec(config, vocabulary, frame, classes, name)
     if isinstance(config, DecoderConfig):
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
-        codec, notes = replace(codec, chat=chat), [*notes, *left_out]
+        more = tuple(vocabulary.ours[number] for number in ends)
+        codec, notes = replace(codec, chat=chat, ends=more, bos=bool(frame and frame[0])), [*notes, *left_out]
     return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
 
 
@@ -106,7 +110,8 @@ def _refuse_ours(folder: Path) -> None:
 def _architecture(fields: Fields) -> tuple[Architecture, str]:
     kind, names = fields.get("model_type"), fields.get("architectures")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise FolderError(f"{fields.where}: model_type: {unknown_name(str(kind), ARCHITECTURES)}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise FolderError(f"{fields.where}: model_type: {str(kind)[:60]!r} is not supported; supported: {known}")
     found = ARCHITECTURES[kind]
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
     if not isinstance(name, str) or name not in found.classes:
@@ -134,10 +139,28 @@ def _tokenizer_settings(foreign: ForeignFolder) -> Tree:
     return tree
 
 
-def _token(fields: Fields, generation: Fields, key: str) -> int | None:
-    """Return the token that `generate` would use: the generation config overrides the model's."""
-    first, second = generation.token(f"{key}_token_id"), fields.token(f"{key}_token_id")
-    return second if first is None else first
+def _tokenizer(foreign: ForeignFolder, settings: Tree) -> Foreign:
+    if has_pieces(foreign):
+        return read_pieces(foreign, settings)
+    return ForeignTokenizer(foreign.read_tokenizer(), foreign.path / TOKENIZER)
+
+
+def _tokens(fields: Fields, generation: Fields, size: int) -> tuple[dict[str, int | None], tuple[int, ...]]:
+    """Return the token of each role, and further tokens that end a text.
+
+    They are those of `generate`: the generation config overrides the model's.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for key in ("pad", "bos", "eos", "decoder_start"):
+        name = f"{key}_token_id"
+        for place in (fields, generation):
+            given = place.tokens(name)
+            if given and max(given) >= size:
+                raise FolderError(f"{place.where}: {name}: {max(given)}, but the model has {size:,} tokens")
+            if len(given) > 1 and key != "eos":
+                raise FolderError(f"{place.where}: {name}: {list(given)}; should be one id")
+            found[key] = given or found.get(key, ())
+    return {key: next(iter(given), None) for key, given in found.items()}, found["eos"][1:]
 
 
 def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
@@ -151,22 +174,26 @@ def _known_search(fields: Fields, tokens: dict[str, int | None]) -> Any:
 
 
 def _parts(
-    tokenizer: ForeignTokenizer, tokens: dict[str, int | None], config: ModelConfig, framed: bool
+    tokenizer: Foreign, tokens: dict[str, int | None], config: ModelConfig, framed: bool, where: Path | str
 ) -> tuple[tuple[list[int], list[int]] | None, Parts]:
-    """Return the frame of a source if it is not the default, and the roles of the special tokens."""
+    """Return the frame of a text if it is not the default, and the roles of the special tokens."""
     begin, end = tokens["bos"], tokens["eos"]
-    frame = tokenizer.frame() if framed else None
+    frame = tokenizer.frame() if framed or isinstance(config, DecoderConfig) else None
     if isinstance(config, EncoderConfig):
         before, behind = frame or ([], [])
         begin, end = next(iter(before), begin), next(iter(behind), end)
     elif isinstance(config, EncoderDecoderConfig):
         begin = tokens["decoder_start"]
         if begin is None:
-            raise FolderError(f"{tokenizer.where.parent / CONFIG}: decoder_start_token_id is missing")  # type: ignore[attr-defined]
-    elif begin is None:
-        begin = end
+            raise FolderError(f"{where}: decoder_start_token_id is missing")
+    elif frame is not None:
+        if len(frame[0]) > 1:
+            raise FolderError(
+                f"{tokenizer.where}: post_processor: adds {len(frame[0])} tokens before a text; at most 1 is supported"
+            )
+        begin = frame[0][0] if frame[0] else end if begin is None else begin
     if end is None:
-        raise FolderError(f"{tokenizer.where}: no end-of-text token; eos_token_id or the template should name one")
+        raise FolderError(f"{where}: eos_token_id is missing; it should name the token that ends a text")
     return frame, Parts(tokens["pad"], begin, end, None)
 
 
@@ -230,7 +257,7 @@ def _cleaned(
     }
 
 
-def _classes(tree: Tree, config: ModelConfig, name: str) -> tuple[str, ...] | None:
+def _classes(tree: Tree, config: ModelConfig, name: str, where: Path | str) -> tuple[str, ...] | None:
     """Return the class names; () for a model without classes; None if its outputs are tokens."""
     if not isinstance(config, EncoderConfig) or config.tied:
         return None
@@ -238,12 +265,12 @@ def _classes(tree: Tree, config: ModelConfig, name: str) -> tuple[str, ...] | No
         return ()
     labels: Any = tree.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not isinstance(labels, dict) or not all(isinstance(one, str) for one in labels.values()):
-        raise FolderError(f"{CONFIG}: id2label: should map numbers to class names")
+        raise FolderError(f"{where}: id2label: should map numbers to class names")
     try:
         numbered = {int(number): label for number, label in labels.items()}
         return tuple(numbered[number] for number in range(len(numbered)))
     except (ValueError, KeyError):
-        raise FolderError(f"{CONFIG}: id2label: should number the classes from 0") from None
+        raise FolderError(f"{where}: id2label: should number the classes from 0") from None
 
 
 def _codec(
@@ -265,7 +292,7 @@ def _codec(
         rest = [f"< unused {number} >" for number in range(len(words), len(vocabulary.rows.theirs))]
         named = (*words, *rest) if classes is None else classes
         return Codec(source=tokenizer, classes=named, per_position=config.pool == "none", frame=sides)
-    return Codec(source=tokenizer, target=tokenizer, frame=sides)
+    return Codec(source=vocabulary.source, target=tokenizer, frame=sides)
 
 
 def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:

@@ -62,8 +62,9 @@ def tokenizer_files(codec: Codec, tokens: TokenMap, config: Any) -> dict[str, Tr
 
 
 def _template(codec: Codec, tokens: TokenMap, names: dict[int, str], config: Any) -> Tree:
-    """Return the template around a text: the frame of a source, or BOS before the prompt of a language model."""
-    sides = codec.framing if codec.source is not None else ((BOS,), ())
+    """Return the template around a text: the frame of a source, or BOS before a prompt, if texts begin with it."""
+    begin: tuple[int, ...] = (BOS,) if codec.bos else ()
+    sides = codec.framing if codec.source is not None else (begin, ())
     numbers = [[_token(tokens, ours) for ours in side] for side in sides]
     before, behind = ([{"SpecialToken": {"id": names[n], "type_id": 0}} for n in side] for side in numbers)
     text = [{"Sequence": {"id": letter, "type_id": 0}} for letter in "AB"]

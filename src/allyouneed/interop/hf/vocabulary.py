@@ -12,7 +12,7 @@ token of text contains.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Library
 
@@ -45,12 +45,33 @@ class Parts:
 class Vocabulary:
     """The tokenizer, and the map between their ids and ours."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer  # of the target, if the sides differ
     rows: Rows
     ours: Mapping[int, int]  # by their token
+    source: Tokenizer
 
 
-class ForeignTokenizer:
+class Foreign(Protocol):
+    """A tokenizer as imported."""
+
+    where: object
+    names: Mapping[int, str]  # by id
+    added: Mapping[int, tuple[str, bool]]  # further names by id, and whether they are special: not part of a text
+
+    def encode(self, text: str, controls: bool = False) -> list[int]:
+        """Return the ids of a text. `controls`: names of special tokens become their ids."""
+
+    def unknown(self, settings: Mapping[str, Any]) -> int | None:
+        """Return the id of the unknown token."""
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Return the ids that are added before and after a text."""
+
+    def renumbered(self, names: Sequence[str], ours_of: Mapping[int, int]) -> tuple[Tokenizer, Tokenizer]:
+        """Return our tokenisers of the source and the target, with these names and ids."""
+
+
+class ForeignTokenizer(Foreign):
     """tokenizer.json as imported."""
 
     def __init__(self, tree: dict[str, Any], where: object) -> None:
@@ -62,6 +83,8 @@ class ForeignTokenizer:
             self.library = Library.from_str(json.dumps(tree))
             self.tree = tree = json.loads(self.library.to_str())  # upgrades old formats
             check_pipeline(tree)
+            if tree["model"].get("dropout") is not None:  # texts would get random tokens from here on
+                raise ValueError(f"model BPE: dropout = {tree['model']['dropout']} is not an allowed value")
             added = tree["added_tokens"]
             self.names = {number: name for name, number in self.library.get_vocab(with_added_tokens=True).items()}
             self.added = {int(one["id"]): (str(one["content"]), bool(one.get("special"))) for one in added}
@@ -78,6 +101,11 @@ class ForeignTokenizer:
         # We pad and truncate batches ourselves.
         self.library.no_padding()
         self.library.no_truncation()
+
+    def encode(self, text: str, controls: bool = False) -> list[int]:
+        # Control tokens are always recognised; no probe contains one unless it should.
+        ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
+        return ids
 
     def unknown(self, settings: Mapping[str, Any]) -> int | None:
         """Return the id of the unknown token, from the model or else from `unk_token` in tokenizer_config.json."""
@@ -98,8 +126,13 @@ class ForeignTokenizer:
             f"{self.where}: post_processor: does more than add tokens before and after a text, which is not supported"
         )
 
+    def renumbered(self, names: Sequence[str], ours_of: Mapping[int, int]) -> tuple[Tokenizer, Tokenizer]:
+        text = json.dumps(_rewritten(self, names, ours_of), ensure_ascii=False)
+        made = Tokenizer.from_json(text, str(self.where))
+        return made, made
 
-def renumber(tokenizer: ForeignTokenizer, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
+
+def renumber(tokenizer: Foreign, parts: Parts, size: int, classes: int = 0) -> Vocabulary:
     """Renumber their vocabulary of `size` tokens. `classes`: number of output classes, if outputs are not tokens."""
     special = [parts.pad, parts.begin, parts.end, parts.unknown]
     for number in [*(number for number in special if number is not None), *tokenizer.names]:
@@ -115,14 +148,12 @@ def renumber(tokenizer: ForeignTokenizer, parts: Parts, size: int, classes: int 
     hidden = frozenset(ours for ours in (PAD, BOS, EOS, UNK) if owner.get(theirs[ours]) != ours)
     ours_of = {number: ours for ours, number in enumerate(theirs) if number is not None and ours not in hidden}
     names = _names(tokenizer, theirs)
-    made = Tokenizer.from_json(
-        json.dumps(_rewritten(tokenizer, names, ours_of), ensure_ascii=False), str(tokenizer.where)
-    )
-    _compare(tokenizer, made, ours_of)
-    return Vocabulary(made, Rows(tuple(theirs), hidden, size, classes), ours_of)
+    source, target = tokenizer.renumbered(names, ours_of)
+    _compare(tokenizer, source, ours_of)
+    return Vocabulary(target, Rows(tuple(theirs), hidden, size, classes), ours_of, source)
 
 
-def _names(tokenizer: ForeignTokenizer, theirs: Sequence[int | None]) -> list[str]:
+def _names(tokenizer: Foreign, theirs: Sequence[int | None]) -> list[str]:
     """Return the names of our ids, up to the last one with a name."""
     names = list(SPECIALS)
     named = max((ours for ours, number in enumerate(theirs) if number in tokenizer.names), default=-1)
@@ -159,10 +190,10 @@ def _rewritten(tokenizer: ForeignTokenizer, names: Sequence[str], ours_of: Mappi
     return tree
 
 
-def _compare(theirs: ForeignTokenizer, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
+def _compare(theirs: Foreign, made: Tokenizer, ours_of: Mapping[int, int]) -> None:
     """Raise FolderError if a text gets different tokens, or if a text can spell a control token."""
     for text in PROBES:
-        right = [ours_of[number] for number in theirs.library.encode(text, add_special_tokens=False).ids]
+        right = [ours_of[number] for number in theirs.encode(text)]
         if made.encode(text) != right:
             raise FolderError(f"{theirs.where}: cannot be renumbered: {text!r} would get different tokens")
     controls = sorted(made.controls - {UNK})

@@ -101,7 +101,8 @@ def _program_start(bundle: Bundle) -> tuple[str, str]:
     tokens = [{BOS}]
 """
     else:
-        prompt = f"[{BOS}] + {ids}" if codec.source is None else f"{text} + [{BOS}]"
+        prompt = f"{text} + [{BOS}]" if codec.source is not None else f"[{BOS}] + {ids}"
+        prompt = prompt if codec.source is not None or codec.bos else f"{ids} or [{BOS}]"
         start = f"    state, tokens = {{}}, {prompt}\n{check}"
     return start, limit
 
@@ -138,7 +139,7 @@ def answer(text, longest=100):
         names = [one.name.replace("present", "past") for one in decoder.get_outputs()[1:]]
         state |= dict(zip(names, present))
         token = int(logits[0, -1, {EOS}:].argmax()) + {EOS}  # never padding or begin-of-text
-        if token == {EOS}:
+        if token in {[EOS, *codec.ends]}:
             break
         said.append(token)
         tokens = [token]
