@@ -92,35 +92,41 @@ class NoPositionConfig(PositionConfig):
 class SinusoidalConfig(PositionConfig):
     """PE(pos, 2i) = sin(pos / 10000^(2i/D)),  PE(pos, 2i+1) = cos(pos / 10000^(2i/D))   (section 3.5).
 
-    In `halves` all sines come before all cosines, as in the authors' code: a fixed permutation of features.
+    In `halves` all sines come before all cosines, as in the authors' code: a fixed permutation of features. That code
+    also has other wavelengths, from 2 pi to exactly 2 pi 10000: `inclusive`, with the exponent i / (D/2 - 1).
     """
 
     summary = "sines and cosines of geometric wavelengths, added to embeddings"
     paper = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     type: Literal["sinusoidal"] = "sinusoidal"
     halves: bool = False
+    inclusive: bool = False
+    first: NonNegativeInt = 0  # number of the first position
 
     def build_added(self, width: int) -> "Sinusoidal":
-        return Sinusoidal(width, self.halves)
+        return Sinusoidal(width, self.halves, self.inclusive, self.first)
 
 
 class Sinusoidal(AddedPosition):
     table_ND: Tensor
 
-    def __init__(self, width: int, halves: bool = False) -> None:
+    def __init__(self, width: int, halves: bool = False, inclusive: bool = False, first: int = 0) -> None:
         super().__init__()
+        if inclusive and (width < 4 or width % 2):
+            raise ConfigError(f"inclusive sinusoidal positions need an even width of at least 4, but it is {width}")
         self.register_buffer("table_ND", torch.empty(0, width), persistent=False)
-        self.width, self.halves = width, halves
+        self.width, self.halves, self.first = width, halves, first
+        self.last = width - 2 if inclusive else width  # the feature whose wavelength is 2 pi 10000
 
     def table(self, length: int, device: torch.device) -> Tensor:
         table_ND = self.table_ND  # another thread may replace the attribute by a shorter table
         if length > table_ND.shape[0]:
-            self.table_ND = table_ND = self._waves(torch.arange(max(64, 2 * length), device=device))
+            self.table_ND = table_ND = self._waves(self.first + torch.arange(max(64, 2 * length), device=device))
         return table_ND
 
     def _waves(self, position_N: Tensor) -> Tensor:
         # In float64: at position 10,000 the error of a float32 angle is a thousandth.
-        exponent_R = torch.arange(0, self.width, 2, dtype=torch.float64, device=position_N.device) / self.width
+        exponent_R = torch.arange(0, self.width, 2, dtype=torch.float64, device=position_N.device) / self.last
         angle_NR = position_N[:, None].to(torch.float64) * 10000.0**-exponent_R
         if self.halves:
             waves_ND = torch.cat([angle_NR.sin(), angle_NR[:, : self.width // 2].cos()], dim=1)

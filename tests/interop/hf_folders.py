@@ -160,6 +160,14 @@ def mbart(folder: Path) -> tuple[Path, Any]:
     return write_folder(folder, model, tokenizer), model
 
 
+def m2m_100(folder: Path) -> tuple[Path, Any]:
+    """Like NLLB: a source starts with the tag of its language; a target starts with `</s>` and a tag."""
+    tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "deu_Latn", "eng_Latn"), "eng_Latn $A </s>")
+    config = transformers.M2M100Config(vocab_size=size_of(tokenizer), **BART_SIZES)
+    model = transformers.M2M100ForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
 def t5(folder: Path, **more: Any) -> tuple[Path, Any]:
     tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>", "<extra_id_0>"), "$A </s>")
     settings: dict[str, Any] = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 3}

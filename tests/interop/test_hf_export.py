@@ -36,6 +36,10 @@ TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "with a bias": ("MarianMTModel", {"output_bias": True, "feedforward": "silu"}),
     "pre-norm": ("PegasusForConditionalGeneration", {"norm": "pre"}),
     "more heads to read": ("PegasusForConditionalGeneration", {"norm": "pre", "encoder_mixer": {"heads": 6}}),
+    "inclusive": (
+        "M2M100ForConditionalGeneration",
+        {"norm": "pre", "positions": {"type": "sinusoidal", "inclusive": True, "first": 1}},
+    ),
     "learned": (
         "BartForConditionalGeneration",
         {"positions": {"type": "learned", "max_length": 64}, "embedding_norm": True},
@@ -200,7 +204,7 @@ def test_encoders(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close(model.classify(ids), theirs(ids).logits, rtol=0, atol=1e-5)
 
 
-ROUND_TRIPS = [their.marian, their.bart, their.t5, their.gpt2, their.llama, their.bloom]
+ROUND_TRIPS = [their.marian, their.bart, their.m2m_100, their.t5, their.gpt2, their.llama, their.bloom]
 ROUND_TRIPS += [their.qwen2, their.qwen3, their.gemma, their.gpt_neox, their.opt]
 
 

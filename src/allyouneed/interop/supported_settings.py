@@ -20,7 +20,7 @@ MIXERS: dict[str, set[str]] = {
 }
 POSITIONS = {
     "none": {"type"},
-    "sinusoidal": {"type", "halves"},
+    "sinusoidal": {"type", "halves", "inclusive", "first"},
     "learned": {"type", "max_length"},
     "shaw": {"type", "clip"},
     "t5": {"type", "buckets", "max_distance"},

@@ -90,6 +90,8 @@ def _target_architecture(config: Any) -> Architecture:
         raise ConfigError(f"{what} has no counterpart in transformers for a model of type {config.type}")
     if target == "marian" and config.embedding_norm:
         target = "bart"
+    if target == "pegasus" and config.positions.inclusive:
+        target = "m2m_100"
     if target == "pegasus" and config.embedding_norm:
         target = "mbart"
     if target == "bert" and config.transform == "relu":
@@ -130,6 +132,11 @@ def _vocabulary(
     if answers_are_tokens and bias_V is not None:
         hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= ZERO_PROBABILITY_LOGIT)
     kept = [number for number in range(sized) if number not in hidden]
+    if architecture.type == "m2m_100":  # its positions start after the number of the padding token
+        if config.positions.first == 0:
+            raise ConfigError("model.positions.first: 0; m2m_100 of transformers has at least 1")
+        kept.remove(PAD)
+        kept.insert(config.positions.first - 1, PAD)
     theirs: list[int | None] = [None] * sized
     for token, number in enumerate(kept):
         theirs[number] = token

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from allyouneed.errors import ConfigError
 from allyouneed.models.parts.stack import StackConfig
-from allyouneed.positions import AlibiConfig, LearnedConfig, Sinusoidal, SinusoidalConfig
+from allyouneed.positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 
 Weights = dict[str, Tensor]
 Rewrite = Callable[[StackConfig, Weights, int], tuple[StackConfig, Weights]]
@@ -41,14 +41,14 @@ def halves(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConf
     for name, tensor in weights.items():
         axis = next((axis for end, axis in FEATURES.items() if name.endswith(end)), None)
         changed[name] = tensor if axis is None else tensor.index_select(axis, order_D)
-    return config.model_copy(update={"positions": SinusoidalConfig(halves=True)}), changed
+    return config.model_copy(update={"positions": config.positions.model_copy(update={"halves": True})}), changed
 
 
 def table(config: StackConfig, weights: Weights, heads: int) -> tuple[StackConfig, Weights]:
     """Replace sinusoidal positions by a learned table."""
     if not isinstance(config.positions, SinusoidalConfig):
         return config, weights
-    sines = Sinusoidal(config.width, config.positions.halves).table(LONGEST, torch.device("cpu"))[:LONGEST]
+    sines = config.positions.build_added(config.width).table(LONGEST, torch.device("cpu"))[:LONGEST]
     tables = {
         f"{side}.position.table_ND": sines.clone() for side in ("source", "target") if _embeds(config, side, weights)
     }

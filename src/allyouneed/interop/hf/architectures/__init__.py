@@ -1,6 +1,6 @@
 """One file for each family of architectures, and a table of them by `model_type` of config.json."""
 
-from allyouneed.interop.hf.architectures.bart import BART, MARIAN, MBART, PEGASUS
+from allyouneed.interop.hf.architectures.bart import BART, M2M_100, MARIAN, MBART, PEGASUS
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.architectures.bert import (
     BERT,
@@ -20,7 +20,7 @@ from allyouneed.interop.hf.architectures.opt import OPT
 from allyouneed.interop.hf.architectures.reformer import REFORMER
 from allyouneed.interop.hf.architectures.t5 import T5
 
-_TRANSLATORS = (MARIAN, PEGASUS, BART, MBART, T5)
+_TRANSLATORS = (MARIAN, PEGASUS, M2M_100, BART, MBART, T5)
 _WRITERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX, BLOOM, REFORMER)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ROFORMER, LONGFORMER, BIG_BIRD)
 ARCHITECTURES: dict[str, Architecture] = {one.type: one for one in (*_TRANSLATORS, *_WRITERS, *_ENCODERS)}

@@ -1,12 +1,14 @@
-"""Marian, Pegasus, BART and mBART: the Transformer of 2017 with small differences.
+"""Marian, Pegasus, M2M-100, BART and mBART: the Transformer of 2017 with small differences.
 
-              norm    positions                        embedding norm
-    Marian    post    sinusoidal, sines first          no
-    Pegasus   pre     sinusoidal, sines first          no
-    BART      post    learned, from row 2 on           yes
-    mBART     pre     learned, from row 2 on           yes
+              norm    positions                                        embedding norm    output bias
+    Marian    post    sinusoidal, sines first                          no                yes
+    Pegasus   pre     sinusoidal, sines first                          no                yes
+    M2M-100   pre     sinusoidal, sines first, inclusive               no                no
+    BART      post    learned, from row 2 on                           yes               yes
+    mBART     pre     learned, from row 2 on                           yes               yes
 
-All tie embeddings and output, and add `final_logits_bias` to the logits.
+All tie embeddings and output. The bias of the logits is `final_logits_bias`. NLLB is M2M-100 with other tokens.
+Positions of M2M-100 start after the number of its padding token, which is 1.
 """
 
 from dataclasses import dataclass
@@ -31,20 +33,28 @@ WRITTEN_POSITIONS = 1024  # length of a written sinusoidal table
 
 
 @dataclass(frozen=True)
-class Style:
-    """The differences between the four."""
+class BartStyle:
+    """The differences between the five."""
 
     pre: bool
     learned: bool  # learned positions and an embedding norm
+    m2m: bool = False  # other sines, no output bias
+
+    def positions(self, fields: Fields) -> LearnedConfig | SinusoidalConfig:
+        """Return the positions."""
+        longest = fields.number("max_position_embeddings", 1024)
+        if self.learned:
+            return LearnedConfig(max_length=longest)
+        padding = fields.token("pad_token_id")
+        return SinusoidalConfig(halves=True, inclusive=self.m2m, first=1 + (padding or 0) if self.m2m else 0)
 
 
-def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
+def read(fields: Fields, name: str, style: BartStyle) -> EncoderDecoderConfig:
     """Return our settings."""
     width, heads = fields.number("d_model"), fields.number("decoder_attention_heads")
     hidden = fields.number("decoder_ffn_dim")
     if fields.number("encoder_ffn_dim") != hidden:
         raise FolderError(f"{fields.where}: encoder_ffn_dim and decoder_ffn_dim differ; should be equal")
-    longest = fields.number("max_position_embeddings", 1024)
     for flag, only in {
         "normalize_before": style.pre,
         "normalize_embedding": style.learned,
@@ -68,16 +78,16 @@ def read(fields: Fields, name: str, style: Style) -> EncoderDecoderConfig:
         encoder_mixer=SoftmaxConfig(heads=encoder_heads) if encoder_heads != heads else None,
         norm="pre" if style.pre else "post",
         epsilon=EPSILON,
-        feedforward=fields.one_of("activation_function", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        positions=LearnedConfig(max_length=longest) if style.learned else SinusoidalConfig(halves=True),
+        feedforward=fields.one_of("activation_function", ACTIVATIONS, "relu" if style.m2m else "gelu"),  # type: ignore[arg-type]
+        positions=style.positions(fields),
         embedding_scale=fields.flag("scale_embedding", False),
         embedding_norm=style.learned,
-        output_bias=True,
+        output_bias=not style.m2m,
         dropout=0.0,
     )
 
 
-def write(config: EncoderDecoderConfig, style: Style) -> Tree:
+def write(config: EncoderDecoderConfig, style: BartStyle) -> Tree:
     """Return the Hugging Face settings."""
     positions = config.positions
     encoder = softmax_of(config.encoder_stack())
@@ -96,15 +106,17 @@ def write(config: EncoderDecoderConfig, style: Style) -> Tree:
         "tie_word_embeddings": True,
         "dropout": config.dropout,
         "forced_eos_token_id": None,
+        **({"pad_token_id": positions.first - 1} if style.m2m and isinstance(positions, SinusoidalConfig) else {}),
     }
 
 
-def rules(config: EncoderDecoderConfig, rows: Rows) -> list[Rule]:
+def rules(config: EncoderDecoderConfig, rows: Rows, style: BartStyle) -> list[Rule]:
     """Return the rules for the weights."""
-    found = [
-        Rule("source.weight_VD", ("model.shared.weight",), rows.table()),
-        Rule("head.bias_V", ("final_logits_bias",), rows.bias(as_row=True)),
-    ]
+    found = [Rule("source.weight_VD", ("model.shared.weight",), rows.table())]
+    if not style.m2m:
+        found += [Rule("head.bias_V", ("final_logits_bias",), rows.bias(as_row=True))]
+    elif config.output_bias:  # for ids that are never generated
+        found += [Rule("head.bias_V", (), rows.bias())]
     for ours, theirs, way_in in (("encoder", "model.encoder", "source"), ("decoder", "model.decoder", "target")):
         if isinstance(config.positions, LearnedConfig):
             found += [Rule(f"{way_in}.position.table_ND", (f"{theirs}.embed_positions.weight",), After(OFFSET))]
@@ -143,7 +155,7 @@ def sines(config: EncoderDecoderConfig, length: int = WRITTEN_POSITIONS) -> dict
     return {f"model.{side}.embed_positions.weight": table_ND.clone() for side in ("encoder", "decoder")}
 
 
-def _architecture(kind: str, name: str, style: Style, **more: Any) -> Architecture:
+def _architecture(kind: str, name: str, style: BartStyle, **more: Any) -> Architecture:
     tied = {
         "model.shared.weight": (
             "lm_head.weight",
@@ -151,13 +163,13 @@ def _architecture(kind: str, name: str, style: Style, **more: Any) -> Architectu
             "model.decoder.embed_tokens.weight",
         )
     }
-    if not style.learned:
+    if not style.learned and not style.m2m:
         more |= {"fixed": sines}
     return Architecture(
         type=kind,
         classes=(name,),
         read=partial(read, style=style),
-        rules=rules,
+        rules=partial(rules, style=style),
         write=partial(write, style=style),
         tied=tied,
         rewrites=("halves",) if not style.learned else ("table",),
@@ -165,7 +177,16 @@ def _architecture(kind: str, name: str, style: Style, **more: Any) -> Architectu
     )
 
 
-MARIAN = _architecture("marian", "MarianMTModel", Style(pre=False, learned=False))
-PEGASUS = _architecture("pegasus", "PegasusForConditionalGeneration", Style(pre=True, learned=False), needs_fixed=True)
-BART = _architecture("bart", "BartForConditionalGeneration", Style(pre=False, learned=True), framed=True)
-MBART = _architecture("mbart", "MBartForConditionalGeneration", Style(pre=True, learned=True), framed=True)
+MARIAN = _architecture("marian", "MarianMTModel", BartStyle(pre=False, learned=False))
+PEGASUS = _architecture(
+    "pegasus", "PegasusForConditionalGeneration", BartStyle(pre=True, learned=False), needs_fixed=True
+)
+BART = _architecture("bart", "BartForConditionalGeneration", BartStyle(pre=False, learned=True), framed=True)
+M2M_100 = _architecture(
+    "m2m_100",
+    "M2M100ForConditionalGeneration",
+    BartStyle(pre=True, learned=False, m2m=True),
+    framed=True,
+    unused=(".embed_positions.weights",),  # in early checkpoints; they follow from the settings
+)
+MBART = _architecture("mbart", "MBartForConditionalGeneration", BartStyle(pre=True, learned=True), framed=True)

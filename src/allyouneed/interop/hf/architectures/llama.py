@@ -24,7 +24,7 @@ from allyouneed.positions import RotaryConfig
 
 
 @dataclass(frozen=True)
-class Style:
+class LlamaStyle:
     """The differences between the relatives."""
 
     bias: bool | Literal["inputs"] | None = None  # of attention; None: a field has it
@@ -38,7 +38,7 @@ class Style:
         return "geglu-tanh" if self.gemma else "swiglu"
 
 
-def read(fields: Fields, name: str, style: Style) -> DecoderConfig:
+def read(fields: Fields, name: str, style: LlamaStyle) -> DecoderConfig:
     """Return our settings."""
     width, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
     wide = 128 if style.head_norms else 256 if style.gemma else max(1, width // heads)
@@ -73,7 +73,7 @@ def read(fields: Fields, name: str, style: Style) -> DecoderConfig:
     )
 
 
-def _read_gate(fields: Fields, style: Style) -> None:
+def _read_gate(fields: Fields, style: LlamaStyle) -> None:
     if not style.gemma:
         fields.one_of("hidden_act", {"silu": None, "swish": None}, "silu")
         return
@@ -127,7 +127,7 @@ def rotary_share(positions: RotaryConfig, head_width: int) -> float:
     return 1.0 if positions.pairs is None else (2 * positions.pairs + 0.5) / head_width
 
 
-def write(config: DecoderConfig, style: Style) -> Tree:
+def write(config: DecoderConfig, style: LlamaStyle) -> Tree:
     """Return their settings."""
     mixer = softmax_of(config)
     if config.feedforward != style.feedforward:
@@ -157,7 +157,7 @@ def write(config: DecoderConfig, style: Style) -> Tree:
     }
 
 
-def rules(config: DecoderConfig, rows: Rows, style: Style) -> list[Rule]:
+def rules(config: DecoderConfig, rows: Rows, style: LlamaStyle) -> list[Rule]:
     """Return the rules for the weights."""
     mixer = softmax_of(config)
     own = mixer.head_widths(config.width)[0]
@@ -188,7 +188,7 @@ def rules(config: DecoderConfig, rows: Rows, style: Style) -> list[Rule]:
     return found
 
 
-def _architecture(kind: str, name: str, style: Style) -> Architecture:
+def _architecture(kind: str, name: str, style: LlamaStyle) -> Architecture:
     return Architecture(
         type=kind,
         classes=(name,),
@@ -201,8 +201,8 @@ def _architecture(kind: str, name: str, style: Style) -> Architecture:
     )
 
 
-LLAMA = _architecture("llama", "LlamaForCausalLM", Style(feedforward_bias=True))
-MISTRAL = _architecture("mistral", "MistralForCausalLM", Style(bias=False))
-QWEN2 = _architecture("qwen2", "Qwen2ForCausalLM", Style(bias="inputs"))
-QWEN3 = _architecture("qwen3", "Qwen3ForCausalLM", Style(head_norms=True))
-GEMMA = _architecture("gemma", "GemmaForCausalLM", Style(gemma=True))
+LLAMA = _architecture("llama", "LlamaForCausalLM", LlamaStyle(feedforward_bias=True))
+MISTRAL = _architecture("mistral", "MistralForCausalLM", LlamaStyle(bias=False))
+QWEN2 = _architecture("qwen2", "Qwen2ForCausalLM", LlamaStyle(bias="inputs"))
+QWEN3 = _architecture("qwen3", "Qwen3ForCausalLM", LlamaStyle(head_norms=True))
+GEMMA = _architecture("gemma", "GemmaForCausalLM", LlamaStyle(gemma=True))
