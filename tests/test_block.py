@@ -64,6 +64,15 @@ def test_pre_norm() -> None:
     torch.testing.assert_close(net(x)[0], y)
 
 
+def test_norms_around_sublayers() -> None:
+    """x = x + Norm'(Sublayer(Norm(x)))   (Ding et al. 2021, section 2.4)."""
+    net, x = block("both", crossed=True), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    y = x + layer_norm(net.mixed_norm, 2 * layer_norm(net.mixer_norm, x))
+    y = y + layer_norm(net.crossed_norm, 2 * layer_norm(net.cross_norm, y))
+    y = y + layer_norm(net.fed_norm, net.feedforward(layer_norm(net.feedforward_norm, y)))
+    torch.testing.assert_close(net(x)[0], y)
+
+
 def test_no_norm() -> None:
     net, x = block("none", crossed=True), torch.randn(2, 5, WIDTH, dtype=torch.float64)
     y = x + 2 * x

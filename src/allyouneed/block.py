@@ -2,6 +2,7 @@
 
     post (the paper):  x = Norm(x + Dropout(Sublayer(x)))
     pre:               x = x + Dropout(Sublayer(Norm(x)))
+    both:              x = x + Dropout(Norm'(Sublayer(Norm(x))))
     none:              x = x + Dropout(Sublayer(x))
 
 A `parallel` block computes both sublayers of the same input. It is pre-norm or has no norms, and reads no memory.
@@ -14,6 +15,7 @@ the first. x holds both (2 D wide). The inputs could be computed from the output
     pre:               a = a + Dropout(Mixer(Norm(b)));   b = b + Dropout(FeedForward(Norm(a)))
 
 Paper: Vaswani et al. 2017, arXiv:1706.03762, sections 3.1 and 5.4; pre-norm: Xiong et al. 2020, arXiv:2002.04745;
+both: Ding et al. 2021, arXiv:2105.13290, section 2.4;
 parallel: Black et al. 2022, arXiv:2204.06745;
 two streams: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3.
 """
@@ -33,7 +35,7 @@ from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import Memory, Mixer, State
 
-NormPlace = Literal["post", "pre", "none"]
+NormPlace = Literal["post", "pre", "both", "none"]
 Activation = Literal["relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh"]
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
@@ -132,7 +134,7 @@ class Block(nn.Module):
         super().__init__()
         if config.streams == 2 and (config.norm != "pre" or cross is not None):
             raise ConfigError("model.streams=2 needs model.norm='pre' and a stack without cross-attention")
-        if config.parallel and (config.norm == "post" or config.streams != 1 or cross is not None):
+        if config.parallel and (config.norm in ("post", "both") or config.streams != 1 or cross is not None):
             raise ConfigError(
                 "model.parallel=true needs model.norm='pre' or 'none', one stream and a stack without cross-attention"
             )
@@ -143,6 +145,9 @@ class Block(nn.Module):
         self.mixer_norm = config.build_norm(width)
         self.cross_norm = config.build_norm(width) if cross is not None else nn.Identity()
         self.feedforward_norm = config.build_norm(width)
+        if config.norm == "both":
+            self.mixed_norm, self.fed_norm = config.build_norm(width), config.build_norm(width)
+            self.crossed_norm = config.build_norm(width) if cross is not None else nn.Identity()
 
     def forward(
         self,
@@ -173,15 +178,16 @@ class Block(nn.Module):
             return self._run_two(x, mix, state, feed)
         if self.parallel:
             return self._run_parallel(x, mix, state, feed)
-        pre = self.norm_place == "pre"
+        pre, both = self.norm_place in ("pre", "both"), self.norm_place == "both"
         y, mixed = mix(self.mixer_norm(x) if pre else x, state=state.mixer if state else None)
-        x = self.add_residual(x, y, self.mixer_norm)
+        x = self.add_residual(x, self.mixed_norm(y) if both else y, self.mixer_norm)
         crossed: State = None
         if cross is not None:
             y, crossed = cross(self.cross_norm(x) if pre else x, memory=memory, state=state.cross if state else None)
-            x = self.add_residual(x, y, self.cross_norm)
+            x = self.add_residual(x, self.crossed_norm(y) if both else y, self.cross_norm)
         y = feed(self.feedforward_norm(x) if pre else x)
-        return self.add_residual(x, y, self.feedforward_norm), BlockState(mixed, crossed)
+        x = self.add_residual(x, self.fed_norm(y) if both else y, self.feedforward_norm)
+        return x, BlockState(mixed, crossed)
 
     def _run_two(
         self, x: Tensor, mix: Mix, state: BlockState | None, feed: Callable[[Tensor], Tensor]

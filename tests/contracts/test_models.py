@@ -28,6 +28,7 @@ SOURCE, TARGET = 11, 13  # ids
 # Small settings of every architecture, several where branches differ.
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, "dropout": 0.0}
 PARTIAL = {"mixer": {"type": "softmax", "heads": 2}, "positions": {"type": "rotary", "pairs": 2}}
+NARROW = {"mixer": {"type": "softmax", "heads": 3, "window": 2}}
 BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
 CONVS2S = {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 NTM = {"hidden": 6, "slots": 5, "slot_width": 4}
@@ -38,6 +39,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
         {**SOFTMAX, "layers": 2},
         {**SOFTMAX, "layers": 2, "norm": "pre", "streams": 2, "tied": False},
         {**SOFTMAX, **PARTIAL, "layers": 2, "norm": "pre", "parallel": True},
+        {**SOFTMAX, **NARROW, "layers": 2, "norm": "both", "logit_cap": 0.5, "output_bias": True},
     ],
     "encoder": [{**SOFTMAX, "layers": 2}],
     "seq2seq": [

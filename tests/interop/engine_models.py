@@ -41,6 +41,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"mixer": {"key_width": 6, "value_width": 6}},
 ]
 NORMED: dict[str, Any] = {"norm": "pre", "normalisation": "rms", "mixer": {"head_norm": 1e-6, "bias": "inputs"}}
+AROUND: dict[str, Any] = {"norm": "both", "normalisation": "rms", "mixer": {"window": 3}}
 PARALLEL: dict[str, Any] = {"parallel": True, "norm": "pre", "feedforward": "gelu"}
 PARTIAL: dict[str, Any] = {"positions": {"type": "rotary", "pairs": 3}, "mixer": {"heads": 2, "key_heads": 1}}
 

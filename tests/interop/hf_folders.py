@@ -230,6 +230,7 @@ mistral = partial(like_llama, kind="Mistral", sliding_window=None)
 qwen2 = partial(like_llama, kind="Qwen2")
 qwen3 = partial(like_llama, kind="Qwen3", head_dim=6)
 gemma = partial(like_llama, kind="Gemma", head_dim=4)
+gemma2 = partial(like_llama, kind="Gemma2", head_dim=4, query_pre_attn_scalar=4, sliding_window=4, num_hidden_layers=3)
 
 
 def gpt_neox(folder: Path, **more: Any) -> tuple[Path, Any]:

@@ -77,6 +77,8 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary, biases of inputs": ("Qwen2ForCausalLM", {**UNBIASED, "mixer": {"heads": 3, "bias": "inputs"}}),
     "rotary, norms of heads": ("Qwen3ForCausalLM", {**UNBIASED, "mixer": {"heads": 3, "head_norm": 1e-6}}),
     "rotary, gelu": ("GemmaForCausalLM", {**UNBIASED, "feedforward": "geglu-tanh"}),
+    "rotary, window": ("MistralForCausalLM", {**UNBIASED, "mixer": {"heads": 3, "bias": False, "window": 3}}),
+    "rotary, norms around": ("Gemma2ForCausalLM", {**UNBIASED, "feedforward": "geglu-tanh", "norm": "both"}),
     "rotary, layer norms": (
         "GPTNeoXForCausalLM",
         {"positions": {"type": "rotary", "pairs": 3, "base": 500.0}, "parallel": True, "feedforward": "gelu"},
@@ -205,7 +207,7 @@ def test_encoders(tmp_path: Path, name: str) -> None:
 
 
 ROUND_TRIPS = [their.marian, their.bart, their.m2m_100, their.t5, their.gpt2, their.llama, their.bloom]
-ROUND_TRIPS += [their.qwen2, their.qwen3, their.gemma, their.gpt_neox, their.opt]
+ROUND_TRIPS += [their.qwen2, their.qwen3, their.gemma, their.gemma2, their.gpt_neox, their.opt]
 
 
 @pytest.mark.parametrize("make", ROUND_TRIPS)

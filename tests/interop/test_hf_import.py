@@ -44,6 +44,10 @@ WRITERS: dict[str, Maker] = {
     "qwen3, biased": partial(their.qwen3, attention_bias=True, rms_norm_eps=1e-3),
     "gemma": their.gemma,
     "gemma, wide heads": partial(their.gemma, head_dim=10, num_key_value_heads=1),
+    "mistral, window": partial(their.like_llama, kind="Mistral", sliding_window=4),
+    "qwen2, window": partial(their.qwen2, use_sliding_window=True, sliding_window=3, max_window_layers=1),
+    "gemma2": partial(their.gemma2, attn_logit_softcapping=0.5, final_logit_softcapping=2.0),
+    "gemma2, without caps": partial(their.gemma2, attn_logit_softcapping=None, final_logit_softcapping=None),
     "gpt_neox": their.gpt_neox,
     "gpt_neox, sequential": partial(
         their.gpt_neox, use_parallel_residual=False, rotary_pct=0.75, tie_word_embeddings=True

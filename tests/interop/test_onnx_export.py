@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_models import (
+    AROUND,
     NORMED,
     PARALLEL,
     PARTIAL,
@@ -64,7 +65,7 @@ MIXED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize(
-    "settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, NORMED, *MORE, *CONSTANT], ids=str
+    "settings", [*({"positions": one} for one in POSITIONS), *SETTINGS, NORMED, AROUND, *MORE, *CONSTANT], ids=str
 )
 def test_logits_are_the_same(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     notes = export_folder(bundle_of(kind, settings), tmp_path / "out")  # the exporter compares both engines
@@ -72,7 +73,7 @@ def test_logits_are_the_same(kind: str, settings: dict[str, Any], tmp_path: Path
     assert (tmp_path / "out" / "encoder.onnx").exists() == (kind == "encoder-decoder")
 
 
-@pytest.mark.parametrize("settings", [PARALLEL, PARTIAL], ids=str)
+@pytest.mark.parametrize("settings", [PARALLEL, PARTIAL, {"logit_cap": 2.0, "output_bias": True}], ids=str)
 def test_settings_of_decoders(settings: dict[str, Any], tmp_path: Path) -> None:
     assert "at once and step by step" in export_folder(bundle_of("decoder", settings), tmp_path / "out")[0]
 

@@ -10,6 +10,7 @@ from allyouneed.mixers import Memory, Role, select_rows
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.mixers.naive import multi_head_by_loops
 from allyouneed.mixers.softmax import SoftmaxConfig
+from allyouneed.mixers.window import WindowConfig
 from allyouneed.positions import ScorePosition, T5Config
 
 
@@ -92,3 +93,29 @@ def test_the_default_position_does_nothing() -> None:
     position, x = ScorePosition(), torch.randn(1, 1, 2, 4)
     assert position.rotate(x, torch.arange(2)) is x
     assert position.bias(x, torch.arange(2), torch.arange(2)) is None
+
+
+@pytest.mark.parametrize("role", ["causal", "bidirectional"])
+def test_a_window_is_that_of_window_attention(role: Role) -> None:
+    """Both read the same positions; softmax computes all pairs, the mixer `window` only those within reach."""
+    wide = SoftmaxConfig(heads=3, window=2).build(12, role=role).double()
+    near = WindowConfig(heads=3, window=2).build(12, role=role).double()
+    with torch.no_grad():
+        for parameter in wide.parameters():
+            parameter.normal_(std=0.5)
+    near.project.load_state_dict(wide.state_dict())
+    x_BTD, mask_BT = torch.randn(2, 9, 12, dtype=torch.float64), torch.ones(2, 9, dtype=torch.bool)
+    mask_BT[0, [0, 4, 8]] = False
+    for mask in (None, mask_BT):
+        torch.testing.assert_close(wide(x_BTD, mask_BT=mask)[0][mask_BT], near(x_BTD, mask_BT=mask)[0][mask_BT])
+    if role == "causal":
+        right, state, steps = wide(x_BTD)[0], None, []
+        for part_BTD in x_BTD.split([2, 3, 1, 1, 1, 1], dim=1):
+            y_BTD, state = wide(part_BTD, state=state)
+            steps.append(y_BTD)
+        torch.testing.assert_close(torch.cat(steps, dim=1), right)
+
+
+def test_a_window_of_a_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mixer.window: a mixer that reads a memory reads all of it"):
+        SoftmaxConfig(window=3).build(16, role="cross")

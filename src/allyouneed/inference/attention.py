@@ -29,7 +29,8 @@ class SoftmaxStep:
         if map_sink() is None:
             if isinstance(state, CrossState) and not self._mixer.normed and self._mixer.score_cap is None:
                 return self._read_memory(x_BD, state)
-            if isinstance(state, SoftmaxState) and (state.mask_BS is None or self._mixer.position is None):
+            plain = self._mixer.position is None and self._mixer.window is None
+            if isinstance(state, SoftmaxState) and (state.mask_BS is None or plain):
                 return self._read_cache(x_BD, state)
         return Mixer.advance(self._mixer, x_BD, state=state, memory=memory)
 
@@ -48,14 +49,17 @@ class SoftmaxStep:
             place_S = torch.arange(place + 1, device=x_BD.device)
             bias = mixer.position.bias(q_BHTK, place_S[-1:], place_S)
         kv_cache = state.kv_cache.append(kept.unsqueeze(1))
-        k_BGSK, v_BGSR = mixer.keys_values(kv_cache.tensor)
+        cached = kv_cache.tensor
+        if mixer.window is not None:
+            cached, bias = cached[:, -1 - mixer.window :], None if bias is None else bias[..., -1 - mixer.window :]
+        keys, values = mixer.keys_values(cached)
         mask_BS = extend_mask(state.mask_BS, None, B, place, 1)
         if mixer.score_cap is None and kernels.usable(query):
-            y_BM = self._attend(query, k_BGSK, v_BGSR, mask_BS, None if bias is None else bias.flatten(-2))
+            y_BM = self._attend(query, keys, values, mask_BS, None if bias is None else bias.flatten(-2))
         else:
             visible = None if mask_BS is None else mask_BS[:, None, None, :]
             cap = mixer.score_cap
-            y_BM = soft_lookup(q_BHTK, k_BGSK, v_BGSR, bias=bias, visible=visible, cap=cap).reshape(B, -1)
+            y_BM = soft_lookup(q_BHTK, keys, values, bias=bias, visible=visible, cap=cap).reshape(B, -1)
         return mixer.output(y_BM), SoftmaxState(kv_cache, mask_BS)
 
     def _read_memory(self, x_BD: Tensor, state: CrossState) -> Advanced:

@@ -53,14 +53,14 @@ def _is_ordinary(block: Block) -> bool:
         and (cross is None or (isinstance(cross, Softmax) and _is_plain(cross)))
         and not feed.gated
         and feed.function is torch.relu_
-        and block.norm_place != "none"
+        and block.norm_place in ("pre", "post")
         and block.streams == 1
         and not block.parallel
     )
 
 
 def _is_plain(mixer: Softmax) -> bool:
-    return mixer.groups == mixer.heads and not mixer.normed and mixer.score_cap is None
+    return mixer.groups == mixer.heads and not mixer.normed and mixer.score_cap is None and mixer.window is None
 
 
 def _cache_width(block: Block) -> int:

@@ -29,14 +29,17 @@ class OptimizedHead(Head):
         else:
             head.weight_VD.data = by_columns_VD
             super().__init__(head.weight_VD)
-        self.bias_V = head.bias_V
+        self.bias_V, self.cap = head.bias_V, head.cap
         self.__dict__["_trained_VD"] = head.weight_VD  # not registered a second time
-        self.product = PackedProduct(self.weight_VD, self.bias_V, int8)
+        added = None if self.cap is not None else self.bias_V  # a bias is not capped
+        self.product = PackedProduct(self.weight_VD, added, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        if (y := self.product(x)) is not None:
-            return y
-        return F.linear(x, self._trained_VD if torch.is_grad_enabled() else self.weight_VD, self.bias_V)
+        y = self.product(x)
+        if y is None:
+            weight_VD = self._trained_VD if torch.is_grad_enabled() else self.weight_VD
+            y = F.linear(x, weight_VD, self.bias_V if self.cap is None else None)
+        return y if self.cap is None else self.capped(y)
 
     __call__ = forward
 
@@ -90,6 +93,8 @@ class _SomeTokensHead(nn.Module):
 
 def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
     """Return a head for the logits (..., N) of some tokens, without gradients; None if no faster than the full head."""
+    if head.cap is not None:
+        return None
     if isinstance(head, OptimizedHead):
         if head.product.int8 and kernels.usable(head.weight_VD):
             return None
@@ -102,7 +107,7 @@ def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
 
 def head_of_lists(head: Head, token_NL: Tensor, count_N: Tensor) -> ListsHead | None:
     """Return a head with a list of tokens for each of N groups of rows; None if only int8 kernels would be faster."""
-    if isinstance(head, OptimizedHead) and head.product.int8 and kernels.usable(head.weight_VD):
+    if head.cap is None and isinstance(head, OptimizedHead) and head.product.int8 and kernels.usable(head.weight_VD):
         return _Int8ListsHead(head.product.lines(), token_NL, count_N)
     return None
 

@@ -14,9 +14,9 @@ from allyouneed.models.encoder_decoder import EncoderDecoder
 
 BLOCKS = {"type", "width", "hidden", "norm", "normalisation", "feedforward", "feedforward_bias", "epsilon", "dropout"}
 MODEL = BLOCKS | {"mixer", "positions", "embedding_scale", "embedding_norm", "output_bias", "tied", "layers"}
-MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross", "parallel"}
+MODEL |= {"encoder_layers", "decoder_layers", "encoder_mixer", "cross", "parallel", "logit_cap"}
 MIXERS: dict[str, set[str]] = {
-    "softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias", "head_norm", "score_cap"}
+    "softmax": {"type", "heads", "key_heads", "key_width", "value_width", "bias", "head_norm", "score_cap", "window"}
 }
 POSITIONS = {
     "none": {"type"},

@@ -5,7 +5,9 @@
 
 Consecutive heads may share keys and values (`key_heads`): grouped-query attention; with one key head, multi-query.
 With `head_norm`, queries and keys of each head pass an RMS norm before they meet. With `score_cap`, a score s becomes
-cap tanh(s / cap), before a relative position is added to it.
+cap tanh(s / cap), before a relative position is added to it. With `window` = w a position reads itself and the w
+positions before it (and after it, unless it is causal). All pairs are computed and all keys kept; the mixer `window`
+saves both.
 
 Cost: O(T S D) time, O(T D) state (the keys and values seen), 1 sequential step, path 1.
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; groups: Ainslie et al. 2023, arXiv:2305.13245;
@@ -45,6 +47,7 @@ class SoftmaxConfig(MixerConfig):
     bias: bool | Literal["inputs"] = True  # of the four projections; inputs: of queries, keys and values only
     head_norm: PositiveFloat | None = None  # epsilon of the norms of queries and keys; default: no norms
     score_cap: PositiveFloat | None = None  # bound of the scores; default: none
+    window: PositiveInt | None = None  # positions read to each side (causal: before it); default: all
 
     @property
     def position_heads(self) -> int:
@@ -68,6 +71,8 @@ class SoftmaxConfig(MixerConfig):
 
     def build(self, width: int, *, role: Role = "causal", position: ScorePosition | None = None) -> "Softmax":
         self.require(role, position)
+        if self.window is not None and role == "cross":
+            raise ConfigError("mixer.window: a mixer that reads a memory reads all of it; remove it from model.cross")
         return Softmax(self, width, role, position)
 
     def cost(self, length: int, width: int, *, role: Role = "causal", memory: int | None = None) -> Cost:
@@ -77,7 +82,8 @@ class SoftmaxConfig(MixerConfig):
         projections = 2 * (length * self.heads + read * self.groups) * width * both
         attention = 2 * length * read * self.heads * both
         state = 0 if role == "bidirectional" else read * self.groups * both * 4
-        return Cost(flops=projections + attention, state_bytes=state, sequential=1, path=1)
+        path = 1 if self.window is None or role == "cross" else max(1, -(-(length - 1) // self.window))
+        return Cost(flops=projections + attention, state_bytes=state, sequential=1, path=path)
 
 
 @final
@@ -99,7 +105,7 @@ class Softmax(Mixer):
         else:
             self.query_key_value = nn.Linear(width, self.queries + self.keys + self.values, bias=biased)
         self.output = nn.Linear(config.heads * value_width, width, bias=config.bias is True)
-        self.normed, self.score_cap = config.head_norm is not None, config.score_cap
+        self.normed, self.score_cap, self.window = config.head_norm is not None, config.score_cap, config.window
         if self.normed:
             self.query_norm, self.key_norm = (nn.RMSNorm(key_width, eps=config.head_norm) for _ in range(2))
         self._initialise()
@@ -187,7 +193,7 @@ class Softmax(Mixer):
         if state is not None:
             k_BGSK, v_BGSR = self.keys_values(kv_cache.tensor)
         # Without a cache and padding the kernel's own triangle suffices; a single step sees everything.
-        triangle = causal and before == 0 and mask_BS is None
+        triangle = causal and before == 0 and mask_BS is None and self.window is None
         visible = None if triangle else self._visible(mask_BS, T, before, x_BTD)
         y_BHTR = self._look_up(q_BHTK, k_BGSK, v_BGSR, bias, visible, triangle and T > 1)
         y_BTD = self.output(y_BHTR.transpose(1, 2).flatten(2))
@@ -199,6 +205,11 @@ class Softmax(Mixer):
         if self.role == "causal" and T > 1:
             past_TS = torch.ones(T, before + T, dtype=torch.bool, device=like.device).tril(before)
             visible = past_TS if visible is None else visible & past_TS
+        if self.window is not None:
+            place = count_positions(mask_BS, before + T, like.device)  # (S), or (B, S) with padding
+            apart = (place[..., before:, None] - place[..., None, :]).abs()
+            near = apart <= self.window if mask_BS is None else (apart <= self.window).unsqueeze(1)
+            visible = near if visible is None else visible & near
         return visible
 
     def _read_memory(self, x_BTD: Tensor, state: CrossState | None, memory: Memory | None) -> tuple[Tensor, CrossState]:

@@ -69,13 +69,15 @@ class ModelConfig(Config, ABC):
 class Head(nn.Module):
     """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper).
 
-    A weight that is not a parameter is fixed: it follows from the settings and is neither trained nor saved.
+    With a `cap` they are cap tanh(x E^T / cap) (+ b) (Gemma Team 2024, arXiv:2408.00118). A weight that is not a
+    parameter is fixed: it follows from the settings and is neither trained nor saved.
     """
 
     weight_VD: Tensor
 
-    def __init__(self, weight_VD: Tensor, bias: bool = False) -> None:
+    def __init__(self, weight_VD: Tensor, bias: bool = False, cap: float | None = None) -> None:
         super().__init__()
+        self.cap = cap
         if isinstance(weight_VD, nn.Parameter):
             self.weight_VD = weight_VD
         else:
@@ -84,7 +86,15 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
+        if self.cap is not None:
+            return self.capped(nn.functional.linear(x, self.weight_VD))
         return nn.functional.linear(x, self.weight_VD, self.bias_V)
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Return cap tanh(x E^T / cap) + b, given x E^T."""
+        assert self.cap is not None
+        logits = self.cap * torch.tanh(logits / self.cap)
+        return logits if self.bias_V is None else logits + self.bias_V
 
 
 class Model(nn.Module, ABC):

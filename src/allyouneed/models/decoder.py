@@ -7,6 +7,7 @@ Paper: Liu et al. 2018, arXiv:1801.10198 (the decoder alone); Radford et al. 201
 
 from typing import Literal, final
 
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from allyouneed.errors import ConfigError
@@ -27,6 +28,7 @@ class DecoderConfig(StackConfig, ModelConfig):
     layers: Layers = 6
     tied: bool = True  # embedding = output projection
     output_bias: bool = False
+    logit_cap: PositiveFloat | None = None  # bound of the logits; default: none
 
     def source_mixers(self) -> list[MixerConfig]:
         return self.mixers_of(self.layers)
@@ -52,7 +54,7 @@ class Decoder(Model):
         if config.tied and config.streams != 1:
             raise ConfigError("model.streams=2: the output is twice as wide as the embedding; set model.tied=false")
         output_VE = table_VD if config.tied else new_embedding(sizes.target, config.stream_width)
-        self.head = Head(output_VE, bias=config.output_bias)
+        self.head = Head(output_VE, bias=config.output_bias, cap=config.logit_cap)
 
     @property
     def longest(self) -> int | None:

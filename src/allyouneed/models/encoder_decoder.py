@@ -33,7 +33,7 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     encoder_mixer: AnyMixer | list[AnyMixer] | None = (
         None  # default: mixer; for mixers that can encode but cannot be causal
     )
-    cross: AnyMixer | None = None  # default: mixer if it is softmax, else softmax with as many heads
+    cross: AnyMixer | None = None  # default: mixer without a window if it is softmax, else softmax with as many heads
     # Target embedding = output projection (= source embedding, if the vocabulary is shared). "inputs": embeddings of
     # a shared vocabulary are tied, the output projection is separate.
     tied: bool | Literal["inputs"] = True
@@ -42,8 +42,9 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     def cross_mixer(self) -> MixerConfig:
         """Return the mixer that reads the memory."""
         mixer = self.mixer_of(0)
-        like_mixer = mixer if isinstance(mixer, SoftmaxConfig) else SoftmaxConfig(heads=mixer.position_heads)
-        return self.cross or like_mixer
+        if not isinstance(mixer, SoftmaxConfig):
+            return self.cross or SoftmaxConfig(heads=mixer.position_heads)
+        return self.cross or mixer.model_copy(update={"window": None})
 
     def encoder_stack(self) -> StackConfig:
         """Return the settings of the encoder's blocks."""

@@ -131,6 +131,9 @@ def losses(model: Learner, batch: Batch, smoothing: float = 0.0) -> Iterator[Los
         x_ND = x_BTD.flatten(0, 1).index_select(0, counts_N)
         target_N = output_BT.flatten().index_select(0, counts_N)
         head = model.head
-        total = linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing)
+        if head.cap is None:
+            total = linear_cross_entropy(x_ND, head.weight_VD, head.bias_V, target_N, smoothing)
+        else:  # whose gradient needs the logits
+            total = F.cross_entropy(_widened(head(x_ND)), target_N, reduction="sum", label_smoothing=smoothing)
         yield Loss(total, target_N.shape[0], torch.stack(beside).sum() if beside else 0.0)
         state = detach(after)

@@ -82,8 +82,10 @@ def build_spec(model: Model) -> Any:
 def refuse(model: EncoderDecoder | Decoder) -> None:
     """Raise ConfigError for the first setting that CTranslate2 does not support."""
     config = model.config
-    if config.norm == "none":
-        raise ConfigError('ctranslate2: model.norm "none" cannot be expressed there; post and pre can')
+    if config.norm not in ("pre", "post"):
+        raise ConfigError(f'ctranslate2: model.norm "{config.norm}" cannot be expressed there; post and pre can')
+    if model.head.cap is not None:
+        raise ConfigError(f"ctranslate2: model.logit_cap {model.head.cap} cannot be expressed there")
     if isinstance(config.positions, AlibiConfig):
         _refuse_alibi(config.positions, model)
     if config.parallel and config.normalisation == "rms":
@@ -136,6 +138,8 @@ def _refuse_scores(name: str, mixer: nn.Module, model: EncoderDecoder | Decoder)
     config = model.config
     if mixer.score_cap is not None:
         raise ConfigError(f"ctranslate2: {name}.score_cap {mixer.score_cap} cannot be expressed there")
+    if mixer.window is not None:
+        raise ConfigError(f"ctranslate2: {name}.window {mixer.window} cannot be expressed there")
     if mixer.normed and isinstance(model, EncoderDecoder):
         raise ConfigError(f"ctranslate2: {name}.head_norm can be expressed there for a decoder, not with a source")
     right = getattr(config.build_norm(config.width), "eps", None)

@@ -41,6 +41,7 @@ ARCHITECTURE_OF: dict[tuple[str, ...], str] = {
     ("decoder", "learned", "pre"): "gpt2",
     ("decoder", "sinusoidal", "pre"): "gpt2",
     ("decoder", "rotary", "pre"): "llama",
+    ("decoder", "rotary", "both"): "gemma2",
     ("decoder", "alibi", "pre"): "bloom",
     ("encoder", "learned", "post"): "bert",
     ("encoder", "sinusoidal", "post"): "bert",
@@ -108,6 +109,8 @@ def _like_llama(config: DecoderConfig) -> str:
         return "qwen3"
     if mixer.bias == "inputs":
         return "qwen2"
+    if mixer.window is not None:
+        return "mistral"
     return "gemma" if config.feedforward == "geglu-tanh" else "llama"
 
 

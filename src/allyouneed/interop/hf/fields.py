@@ -155,6 +155,10 @@ class Fields:
         value = self._tree.get(name)
         return default if value is None else value
 
+    def has(self, name: str) -> bool:
+        """Return whether the config has a field, even one that is null."""
+        return name in self._tree
+
     def leave(self, name: str) -> None:
         """Mark a field as not understood after all."""
         self._left |= {name} & self._tree.keys()

@@ -85,6 +85,8 @@ def _decoder(model: EncoderDecoder | Decoder) -> Graph:
     run = _begin(g, model, tokens, kept)
     x = run.stack(model.decoder, run.embedding(model.target, tokens))
     logits = g("MatMul", x, g("Transpose", g.weight(model.head.weight_VD), perm=[1, 0]))
+    if model.head.cap is not None:
+        logits = run.capped(logits, model.head.cap)
     if model.head.bias_V is not None:
         logits = g("Add", logits, g.weight(model.head.bias_V))
     g.output(logits, "logits", float, ["B", "T", model.head.weight_VD.shape[0]])
@@ -177,15 +179,17 @@ class _Run:
             fed = self.feedforward(block.feedforward, self.norm(block.feedforward_norm, x))
             mixed = self.itself(mixer, number, self.norm(block.mixer_norm, x))
             return self.g("Add", self.g("Add", x, mixed), fed)
-        x = self._residual(block, block.mixer_norm, x, lambda y: self.itself(mixer, number, y))
+        x = self._residual(block, "mixer_norm", "mixed_norm", x, lambda y: self.itself(mixer, number, y))
         if cross is not None:
-            x = self._residual(block, block.cross_norm, x, lambda y: self.memory(cross, number, y))
-        return self._residual(block, block.feedforward_norm, x, lambda y: self.feedforward(block.feedforward, y))
+            x = self._residual(block, "cross_norm", "crossed_norm", x, lambda y: self.memory(cross, number, y))
+        feed = block.feedforward
+        return self._residual(block, "feedforward_norm", "fed_norm", x, lambda y: self.feedforward(feed, y))
 
-    def _residual(self, block: Block, norm: nn.Module, x: str, layer: Callable[[str], str]) -> str:
-        pre, post = block.norm_place == "pre", block.norm_place == "post"
-        x = self.g("Add", x, layer(self.norm(norm, x) if pre else x))
-        return self.norm(norm, x) if post else x
+    def _residual(self, block: Block, norm: str, after: str, x: str, layer: Callable[[str], str]) -> str:
+        place, outer = block.norm_place, getattr(block, norm)
+        y = layer(self.norm(outer, x) if place in ("pre", "both") else x)
+        x = self.g("Add", x, self.norm(getattr(block, after), y) if place == "both" else y)
+        return self.norm(outer, x) if place == "post" else x
 
     def norm(self, layer: nn.Module, x: str) -> str:
         """Apply LayerNorm, RMSNorm, or nothing."""
@@ -272,7 +276,14 @@ class _Run:
             value = g("Concat", self.kept[f"past_{number}_value"], value, axis=2)
             self.kept |= {f"present_{number}_key": key, f"present_{number}_value": value}
         bias = None if mixer.position is None else self._bias(mixer.position, mixer, query)
-        return self._look_up(mixer, query, key, value, bias, self.visible)
+        return self._look_up(mixer, query, key, value, bias, self._near(mixer))
+
+    def _near(self, mixer: Softmax) -> str:
+        """Return which positions may read which, within the mixer's window."""
+        g = self.g
+        if mixer.window is None:
+            return self.visible
+        return g("And", self.visible, g("LessOrEqual", g("Abs", self._distance), g.constant(mixer.window)))
 
     def memory(self, mixer: nn.Module, number: int, x: str) -> str:
         """Apply a cross mixer."""
@@ -299,6 +310,11 @@ class _Run:
         key, value = (self.heads(part, mixer.groups) for part in parts)
         return [self.norm(mixer.key_norm, key) if mixer.normed else key, value]
 
+    def capped(self, x: str, cap: float) -> str:
+        """Return cap tanh(x / cap)."""
+        bound = self.g.constant(cap)
+        return self.g("Mul", self.g("Tanh", self.g("Div", x, bound)), bound)
+
     def heads(self, x: str, heads: int) -> str:
         """Split heads: (B, T, H K) -> (B, H, T, K)."""
         return self.g("Transpose", self.g.reshape(x, 0, 0, heads, -1), perm=[0, 2, 1, 3])
@@ -313,8 +329,7 @@ class _Run:
             key, value = self._repeated(key, mixer), self._repeated(value, mixer)
         score = g("MatMul", g("Mul", query, g.constant(mixer.scale)), g("Transpose", key, perm=[0, 1, 3, 2]))
         if mixer.score_cap is not None:
-            cap = g.constant(mixer.score_cap)
-            score = g("Mul", g("Tanh", g("Div", score, cap)), cap)
+            score = self.capped(score, mixer.score_cap)
         score = score if bias is None else g("Add", score, bias)
         alpha = g("Softmax", g("Where", visible, score, g.constant(HIDDEN)), axis=-1)
         return self.linear(mixer.output, self.merged(g("MatMul", alpha, value)))

@@ -147,7 +147,7 @@ class Stack(nn.Module):
             built = mixer.build(config.width, role=role, position=position)
             blocks.append(Block(config, config.width, built, crossing))
         self.blocks = nn.ModuleList(blocks)
-        self.norm = config.build_norm(config.stream_width) if config.norm == "pre" else nn.Identity()
+        self.norm = config.build_norm(config.stream_width) if config.norm in ("pre", "both") else nn.Identity()
         self.streams = config.streams
         self._config, self._role, self._cross = config, role, cross
 

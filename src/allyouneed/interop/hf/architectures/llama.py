@@ -11,7 +11,7 @@ Gemma      as attention_bias says     1 + gamma        GELU gates, scaled embedd
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
@@ -30,7 +30,7 @@ class LlamaStyle:
     bias: bool | Literal["inputs"] | None = None  # of attention; None: a field has it
     feedforward_bias: bool = False  # whether a field has it
     head_norms: bool = False
-    gemma: bool = False
+    gemma: Literal[0, 1, 2] = 0  # its version
 
     @property
     def feedforward(self) -> Literal["swiglu", "geglu-tanh"]:
@@ -46,29 +46,33 @@ def read(fields: Fields, name: str, style: LlamaStyle) -> DecoderConfig:
     layers, epsilon = fields.layers("num_hidden_layers"), fields.real("rms_norm_eps", 1e-6)
     _read_gate(fields, style)
     fields.only("pretraining_tp", 1)
-    _refuse_windows(fields, name, layers)
+    if style.gemma == 2:
+        fields.only("query_pre_attn_scalar", own)
     for size in ("vocab_size", "max_position_embeddings"):  # rotary positions have no maximum
         fields.number(size)
+    mixer = SoftmaxConfig(
+        heads=heads,
+        key_heads=None if key_heads == heads else key_heads,
+        key_width=None if own * heads == width else own,
+        value_width=None if own * heads == width else own,
+        bias=fields.flag("attention_bias", False) if style.bias is None else style.bias,
+        head_norm=epsilon if style.head_norms else None,
+        score_cap=_cap(fields, "attn_logit_softcapping", 50.0) if style.gemma == 2 else None,
+    )
     return DecoderConfig(
         width=width,
         layers=layers,
         hidden=fields.number("intermediate_size"),
         feedforward=style.feedforward,
         feedforward_bias=style.feedforward_bias and fields.flag("mlp_bias", False),
-        mixer=SoftmaxConfig(
-            heads=heads,
-            key_heads=None if key_heads == heads else key_heads,
-            key_width=None if own * heads == width else own,
-            value_width=None if own * heads == width else own,
-            bias=fields.flag("attention_bias", False) if style.bias is None else style.bias,
-            head_norm=epsilon if style.head_norms else None,
-        ),
-        norm="pre",
+        mixer=_mixers(fields, name, layers, mixer),
+        norm="both" if style.gemma == 2 else "pre",
         normalisation="rms",
         epsilon=epsilon,
         positions=rotary_of(fields, own),
-        embedding_scale=style.gemma,
-        tied=fields.flag("tie_word_embeddings", style.gemma),
+        embedding_scale=style.gemma > 0,
+        tied=fields.flag("tie_word_embeddings", style.gemma > 0),
+        logit_cap=_cap(fields, "final_logit_softcapping", 30.0) if style.gemma == 2 else None,
         dropout=0.0,
     )
 
@@ -84,14 +88,45 @@ def _read_gate(fields: Fields, style: LlamaStyle) -> None:
     fields.only("use_bidirectional_attention", False)
 
 
-def _refuse_windows(fields: Fields, name: str, layers: int) -> None:
-    """Raise FolderError if a layer reads a window only."""
+def _cap(fields: Fields, name: str, default: float) -> float | None:
+    """Return a cap; null is none."""
+    return fields.real(name, default) if fields.get(name) is not None or not fields.has(name) else None
+
+
+def _mixers(fields: Fields, name: str, layers: int, mixer: SoftmaxConfig) -> Any:
+    """Return the mixer, or a list with one for each layer if some of them read a window only."""
+    size, kinds = _windows(fields, name, layers)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        what = "full_attention or sliding_attention for each layer"
+        raise FolderError(f"{fields.where}: layer_types: {kinds!r}; should be {what}")
+    if "sliding_attention" not in kinds:
+        return mixer
+    if size is None or size < 2:
+        raise FolderError(f"{fields.where}: sliding_window: {size}; should be at least 2")
+    # Theirs counts the position itself.
+    narrow = mixer.model_copy(update={"window": size - 1})
+    mixers = [narrow if kind == "sliding_attention" else mixer for kind in kinds]
+    if len(set(kinds)) == 1:
+        return narrow
+    return mixers[:2] if mixers == (mixers[:2] * layers)[:layers] else mixers
+
+
+def _windows(fields: Fields, name: str, layers: int) -> tuple[int | None, Any]:
+    """Return the size of the window, and which layers have it."""
+    full, sliding = "full_attention", "sliding_attention"
+    kinds = fields.get("layer_types")
     if name.startswith("Qwen"):
-        fields.only("use_sliding_window", False)
-        fields.ignore(["sliding_window", "max_window_layers"])
-    elif name.startswith("Mistral"):
-        fields.only("sliding_window", None)
-    fields.only("layer_types", ["full_attention"] * layers)
+        used, since = fields.flag("use_sliding_window", False), fields.number("max_window_layers", 28, least=0)
+        size = fields.number("sliding_window", 4096) if used else None
+        fields.ignore(["sliding_window"])
+        return size, kinds or [sliding if used and layer >= since else full for layer in range(layers)]
+    if name.startswith("Mistral"):
+        size = None if fields.get("sliding_window") is None else fields.number("sliding_window")
+        return size, kinds or [full if size is None else sliding] * layers
+    if name.startswith("Gemma2"):
+        size = fields.number("sliding_window", 4096)
+        return size, kinds or [full if layer % 2 else sliding for layer in range(layers)]
+    return None, kinds or [full] * layers
 
 
 def rotary_of(fields: Fields, head_width: int, share: float | None = None) -> RotaryConfig:
@@ -143,6 +178,8 @@ def write(config: DecoderConfig, style: LlamaStyle) -> Tree:
         "num_key_value_heads": mixer.groups,
         "head_dim": own,
         "hidden_act": "gelu_pytorch_tanh" if style.gemma else "silu",
+        **(_fields_of_gemma2(config, mixer, own) if style.gemma == 2 else {}),
+        **({"sliding_window": mixer.window and mixer.window + 1} if style.bias is False else {}),
         "rms_norm_eps": epsilon_of(config),
         "rope_parameters": {
             "rope_type": "default",
@@ -154,6 +191,19 @@ def write(config: DecoderConfig, style: LlamaStyle) -> Tree:
         **({"mlp_bias": config.feedforward_bias} if style.feedforward_bias else {}),
         "tie_word_embeddings": config.tied,
         "max_position_embeddings": 1 << 15,
+    }
+
+
+def _fields_of_gemma2(config: DecoderConfig, mixer: SoftmaxConfig, own: int) -> Tree:
+    windows = [one.window for one in config.mixers_of(config.layers) if isinstance(one, SoftmaxConfig)]
+    narrow = next((window for window in windows if window is not None), None)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": own,
+        "attn_logit_softcapping": mixer.score_cap,
+        "final_logit_softcapping": config.logit_cap,
+        "sliding_window": 4096 if narrow is None else narrow + 1,
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
     }
 
 
@@ -184,7 +234,12 @@ def rules(config: DecoderConfig, rows: Rows, style: LlamaStyle) -> list[Rule]:
         found += stacked(f"{ours}.feedforward.inner", gates, [config.hidden] * 2, bias=config.feedforward_bias)
         found += layer(f"{ours}.feedforward.outer", f"{theirs}.mlp.down_proj", bias=config.feedforward_bias)
         found += norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm")
-        found += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm")
+        if style.gemma == 2:
+            found += norm(f"{ours}.mixed_norm", f"{theirs}.post_attention_layernorm")
+            found += norm(f"{ours}.feedforward_norm", f"{theirs}.pre_feedforward_layernorm")
+            found += norm(f"{ours}.fed_norm", f"{theirs}.post_feedforward_layernorm")
+        else:
+            found += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm")
     return found
 
 
@@ -205,4 +260,5 @@ LLAMA = _architecture("llama", "LlamaForCausalLM", LlamaStyle(feedforward_bias=T
 MISTRAL = _architecture("mistral", "MistralForCausalLM", LlamaStyle(bias=False))
 QWEN2 = _architecture("qwen2", "Qwen2ForCausalLM", LlamaStyle(bias="inputs"))
 QWEN3 = _architecture("qwen3", "Qwen3ForCausalLM", LlamaStyle(head_norms=True))
-GEMMA = _architecture("gemma", "GemmaForCausalLM", LlamaStyle(gemma=True))
+GEMMA = _architecture("gemma", "GemmaForCausalLM", LlamaStyle(gemma=1))
+GEMMA2 = _architecture("gemma2", "Gemma2ForCausalLM", LlamaStyle(gemma=2))
