@@ -38,6 +38,19 @@ def test_any_batch_at_any_time(lengths, data) -> None:
     assert [ours.members(7, index).tolist() for index in indices] == fresh
 
 
+@given(lengths=LENGTHS, seed=st.integers(0, 2**63), epoch=st.integers(0, 3))
+def test_an_epoch_is_sorted_as_by_lexsort(lengths, seed, epoch) -> None:
+    ours, source, target = batches(lengths, 100)
+    longer, shorter, random = np.maximum(source, target), np.minimum(source, target), generator(seed, epoch)
+    sizes = bucket_sizes(longer)
+    examples = np.lexsort((shorter + random.random(len(shorter)) * (2 + sizes / STEPS), sizes))
+    order = np.argsort(random.random(len(ours)), kind="stable")
+    found = [ours.members(seed, epoch * len(ours) + number) for number in range(len(ours))]
+    assert np.concatenate([found[place] for place in np.argsort(order)]).tolist() == examples.tolist()
+    in_order = np.concatenate(ours.in_order())
+    assert in_order.tolist() == np.lexsort((shorter, sizes)).tolist()
+
+
 def test_seeds_and_epochs_differ() -> None:
     ours, *_ = batches([(5, 5)] * 1000, 100)
     orders = [

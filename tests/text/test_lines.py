@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from allyouneed.errors import DataError
 from allyouneed.tasks.translation import TranslationConfig
 from allyouneed.text import lines as text
+from allyouneed.text.corpus_settings import pairs
 
 GOOD = b"a b\nc d\ne f\n"
 ODD = "x\u2028y\u2029z\u0085w\x0bv\x0cu\x1ct\x1ds\x1er".encode()
@@ -172,9 +173,9 @@ def test_blocks_name_the_line_and_the_byte(content: str, bad: bytes, data: st.Da
 def test_tsv_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a\tb\na\tb\tc\n")
     with pytest.raises(DataError, match=r"x.tsv: line 2: 3 columns; should be 2, separated by TABs: source, target"):
-        list(text.pairs([str(tmp_path / "x.tsv")]))
+        list(pairs([str(tmp_path / "x.tsv")]))
     (tmp_path / "x.tsv").write_text("a\tb\n\nc\td\n")
-    assert list(text.pairs([str(tmp_path / "x.tsv")])) == [("a", "b"), ("", ""), ("c", "d")]
+    assert list(pairs([str(tmp_path / "x.tsv")])) == [("a", "b"), ("", ""), ("c", "d")]
 
 
 @pytest.mark.parametrize(("name", "message"), [("missing", "no such file"), (".", "not a regular file")])

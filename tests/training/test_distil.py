@@ -52,7 +52,7 @@ def lesson(**settings: object) -> Lesson:
 
 
 def taught_pairs(task: TranslationConfig) -> tuple[list[str], list[str]]:
-    source, target = (Path(name).read_text().split("\n")[:-1] for name in task.train)
+    source, target = (Path(name).read_text().split("\n")[:-1] for name in task.train[0].files)
     return source, target
 
 
@@ -80,7 +80,7 @@ def test_references_can_be_added(task: TranslationConfig, teacher: Bundle, tmp_p
 def test_the_output_nearest_to_the_reference_is_kept(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     best = outputs_of(teacher, beam=3)
     wanted = [found[number % len(found)] for number, found in enumerate(best)]  # as if they were human references
-    Path(task.train[1]).write_text("\n".join([*wanted[:5], "of no source", *wanted[5:]]) + "\n")
+    Path(task.train[0].files[1]).write_text("\n".join([*wanted[:5], "of no source", *wanted[5:]]) + "\n")
     _, target = taught_pairs(teach(teacher, task, lesson(choose="nearest"), tmp_path / "out"))
     assert target == wanted
     assert target != [found[0] for found in best]

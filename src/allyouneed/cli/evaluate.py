@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device, Int8, Listed, ModelFolder, open_model, pair_files, shortlist_of
+from allyouneed.cli.model_options import Data, Device, Int8, Listed, ModelFolder, open_model, pair_files, shortlist_of
 
 
 def command(
@@ -15,9 +15,7 @@ def command(
     ] = None,
     source: Annotated[str | None, typer.Option(help="File of source texts, one per line (with --reference).")] = None,
     reference: Annotated[str | None, typer.Option(help="File of expected outputs, one per line.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="TSV file in the format of the task; for a language model, a text file.")
-    ] = None,
+    data: Data = None,
     beam: Annotated[
         int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")
     ] = None,

@@ -1,10 +1,11 @@
 """Options that several commands share, and how they open a model for inference."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from allyouneed.config import override
 from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 
 
 ModelFolder = Annotated[str, typer.Argument(help="Model folder or run folder.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="File in the format of the task (TSV, JSONL, TMX, Parquet; for a language model also text), a pattern, or "
+        'a table as in a recipe: \'{files="test.jsonl", source="en", target="de"}\' (docs/data.md).'
+    ),
+]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")]
 
 
@@ -54,12 +62,17 @@ def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":
     return require_shortlist(bundle)
 
 
-def pair_files(source: str | None, reference: str | None, data: str | None) -> list[str]:
+def corpora_of(data: str) -> Any:
+    """Return the corpora of --data: a name, or a table or list as a recipe has them."""
+    return override({}, [f"data={data}"])["data"] if data.startswith(("[", "{")) else [data]
+
+
+def pair_files(source: str | None, reference: str | None, data: str | None) -> Any:
     """Return the files of --source and --reference, or of --data, or none. Callers refuse both."""
     if (source is None) != (reference is None):
         raise ConfigError("--source and --reference need each other; give both, or --data")
     if data is not None:
-        return [data]
+        return corpora_of(data)
     return [source, reference] if source is not None and reference is not None else []
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from allyouneed.cli.model_options import ModelFolder, pair_files
+from allyouneed.cli.model_options import Data, ModelFolder, pair_files
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
         str | None, typer.Option(help="File of source texts to learn from, one per line (with --reference).")
     ] = None,
     reference: Annotated[str | None, typer.Option(help="File of their translations, one per line.")] = None,
-    data: Annotated[str | None, typer.Option(help="TSV file to learn from: source TAB translation.")] = None,
+    data: Data = None,
 ) -> None:
     """Add a vocabulary shortlist to a model, for faster decoding.
 

@@ -5,8 +5,9 @@ prepared again from the task. It is only used if that gives the same tokenisers 
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, DataError
@@ -14,6 +15,7 @@ from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks import Score, Split, TaskData
+from allyouneed.text.corpus_settings import file_names
 from allyouneed.training import evaluate
 
 
@@ -55,16 +57,16 @@ def _last_split(data: TaskData) -> Split:
 
 def evaluate_files(
     bundle: Bundle,
-    files: Sequence[str],
+    files: Any,
     search: SearchConfig,
     report: Callable[[str], None],
     shortlist: Shortlist | None = None,
 ) -> list[Score]:
-    """Return all scores on [source file, reference file], one TSV file, or a text file for a language model."""
+    """Return all scores on [source file, reference file], one file, or corpora as a recipe gives them."""
     data = recipe_of(bundle).task.from_files(bundle.codec, files)
     for note in data.notes:
         report(note)
-    name = ",".join(Path(file).name for file in files)
+    name = ",".join(Path(file).name for file in file_names(files))
     return [
         Score(one.name, one.value, one.signature.replace("split:test", f"data:{name}"), one.higher_is_better)
         for one in evaluate(bundle.model, data, "test", search, shortlist=shortlist)

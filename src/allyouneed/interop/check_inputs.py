@@ -8,7 +8,8 @@ from typing import Any
 from allyouneed.errors import UserError
 from allyouneed.folder import Bundle
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import blocks, pairs, resolve
+from allyouneed.text.corpora import TextCorpus
+from allyouneed.text.corpus_settings import pairs, parse_corpora
 from allyouneed.text.specials import UNK
 from allyouneed.words import counted
 
@@ -33,12 +34,11 @@ def framed(codec: Codec, ids: Sequence[int]) -> list[int]:
 def task_texts(bundle: Bundle) -> list[str]:
     """Return the first texts of the task's validation set, or [] if it cannot be read; of pairs, the sources."""
     task = bundle.recipe.get("task")
-    files: Any = task.get("valid") or task.get("test") if isinstance(task, dict) else None
-    names = [files] if isinstance(files, str) else files
-    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+    files = task.get("valid") or task.get("test") if isinstance(task, dict) else None
+    if not files:
         return []
     try:
-        return [text for text in islice(_texts(list(names), bundle.codec.source is not None), TEXTS) if text.strip()]
+        return [text for text in islice(_texts(files, bundle.codec.source is not None), TEXTS) if text.strip()]
     except (UserError, OSError):  # missing or changed data: random ids are compared in any case
         return []
 
@@ -52,7 +52,8 @@ def stage_name(texts: Sequence[str]) -> str:
     )
 
 
-def _texts(names: list[str], paired: bool) -> Iterable[str]:
+def _texts(files: Any, paired: bool) -> Iterable[str]:
     if paired:
-        return (source for source, _ in pairs(names))
-    return (line for block in blocks(resolve(names[0])) for line in block.splitlines() if line.strip())
+        return (source for source, _ in pairs(files))
+    pieces = (text or "" for corpus in parse_corpora(files, TextCorpus) for text in corpus.documents())
+    return (line for piece in pieces for line in piece.splitlines() if line.strip())

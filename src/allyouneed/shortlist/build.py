@@ -5,9 +5,10 @@ how many words a source allows on average, and how many words of held-out refere
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from allyouneed.shortlist.lexicon import learn_lexicon
 from allyouneed.shortlist.table import ALWAYS, BEST, Shortlist, make_shortlist
 from allyouneed.storage import lock, require_replaceable, sweep
 from allyouneed.tasks.base import TaskData
-from allyouneed.text.lines import Skips, chunks, filled, pairs
+from allyouneed.text.corpus_settings import file_names, pairs
+from allyouneed.text.lines import Skips, chunks, filled
 from allyouneed.text.ragged import Ragged, RaggedWriter, dtype_for
 
 LEAST_COVERAGE = 0.75  # Multi30k has 0.94 from 2,000 pairs, and 0.56 from the same pairs with sides swapped
@@ -59,13 +61,13 @@ def _run_of(folder: Path) -> Path | None:
 
 def learn_shortlist(
     bundle: Bundle,
-    files: Sequence[str] = (),
+    files: Any = (),
     *,
     best: int = BEST,
     always: int = ALWAYS,
     progress: Callable[[float], None] | None = None,
 ) -> tuple[Shortlist, list[str]]:
-    """Learn a shortlist from [source file, target file], one TSV file, or the model's own training pairs.
+    """Learn a shortlist from [source file, target file], one file, corpora, or the model's own training pairs.
 
     Return it with notes for the user.
     """
@@ -88,8 +90,9 @@ def learn_shortlist(
                 answer_coverage(shortlist, bundle, files, LONGEST),
             )
             if found.share < LEAST_COVERAGE:
+                where = " and ".join(file_names(files))
                 raise ConfigError(
-                    f"{' and '.join(files)}: only {found.share:.1%} of {whose} would be allowed; are the files in the "
+                    f"{where}: only {found.share:.1%} of {whose} would be allowed; are the files in the "
                     "model's languages, source first?"
                 )
         else:
@@ -142,9 +145,9 @@ def _frequency(targets: Ragged, size: int) -> np.ndarray:
     return counts
 
 
-def _encoded(bundle: Bundle, files: Sequence[str], folder: Path) -> tuple[tuple[Ragged, Ragged], list[str]]:
+def _encoded(bundle: Bundle, files: Any, folder: Path) -> tuple[tuple[Ragged, Ragged], list[str]]:
     """Return the pairs of files as ids of the model, and notes on skipped pairs."""
-    skips, tokenizers = Skips(" and ".join(files)), bundle.codec.both()
+    skips, tokenizers = Skips(" and ".join(file_names(files))), bundle.codec.both()
     names = ["source", "target"]
     dtypes = [dtype_for(tokenizer.size) for tokenizer in tokenizers]
     with (

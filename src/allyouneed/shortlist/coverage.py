@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from allyouneed.decode import SearchConfig, search
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import Batch
-from allyouneed.text.lines import Skips, filled, pairs
+from allyouneed.text.corpus_settings import pairs
+from allyouneed.text.lines import Skips, filled
 from allyouneed.text.specials import EOS, PAD
 
 CHUNK = 64  # sources whose words are looked up together
@@ -47,7 +49,7 @@ def pairs_of_batches(batches: Iterable[Batch]) -> Iterator[tuple[list[int], list
             yield [word for word in source if word != PAD], [word for word in target if word != PAD]
 
 
-def answer_coverage(shortlist: Shortlist, bundle: Bundle, files: Sequence[str], longest: int) -> Coverage:
+def answer_coverage(shortlist: Shortlist, bundle: Bundle, files: Any, longest: int) -> Coverage:
     """Measure the coverage of the model's own answers to the first texts of files, decoded among all words.
 
     A file in another language, or swapped files, give a low coverage.

@@ -25,7 +25,8 @@ from allyouneed.errors import ConfigError, DataError
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.text.checks import require_short
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import Pair, Skips, filled, pairs
+from allyouneed.text.corpus_settings import file_names, pairs
+from allyouneed.text.lines import Pair, Skips, filled
 from allyouneed.text.ragged import Ragged
 from allyouneed.text.specials import PAD, UNK
 
@@ -152,12 +153,12 @@ class TaskConfig(Config, ABC):
         """Return (source, target) texts as a batch. Raise DataError if a source and its target do not fit."""
         raise ConfigError(f"task {self.type!r} does not learn from pairs of texts")
 
-    def read_pairs(self, files: Sequence[str]) -> Iterator[Pair]:
-        """Yield the (source, target) texts of [source file, target file], or of one TSV file."""
+    def read_pairs(self, files: Any) -> Iterator[Pair]:
+        """Yield the (source, target) texts of [source file, target file], of one file, or of corpora."""
         return pairs(files)
 
-    def from_files(self, codec: Codec, files: Sequence[str]) -> "TaskData":
-        """Return files as evaluation data of this task, in the ids of a finished model."""
+    def from_files(self, codec: Codec, files: Any) -> "TaskData":
+        """Return files, or corpora, as evaluation data of this task, in the ids of a finished model."""
         return FilePairs(self, codec, files)
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
@@ -204,12 +205,12 @@ class TaskData(ABC):
 class FilePairs(TaskData):
     """Pairs of texts from files, in the ids of a finished model: evaluation data only."""
 
-    def __init__(self, task: TaskConfig, codec: Codec, files: Sequence[str]) -> None:
+    def __init__(self, task: TaskConfig, codec: Codec, files: Any) -> None:
         self.task, self.codec = task, codec
         assert codec.source is not None
         size = len(codec.classes) if codec.classes is not None else codec.target.size if codec.target else 0
         self.sizes = Sizes(codec.source.size, size)
-        skips = Skips(" and ".join(files))
+        skips = Skips(" and ".join(file_names(files)))
         self._pairs = list(self._checked(filled(task.read_pairs(files), skips), skips))
         self.notes = skips.notes()
         if not self._pairs:

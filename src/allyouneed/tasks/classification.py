@@ -1,6 +1,6 @@
-"""Classification: one label for a whole text, from TSV files.
+"""Classification: one label for a whole text, from TSV, JSONL, Parquet or Arrow files.
 
-    source = BOS text;    class = the index of the label among those of the training file, sorted by name
+    source = BOS text;    class = the index of the label among those of the training files, sorted by name
 
 Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 """
@@ -8,6 +8,8 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
@@ -19,10 +21,20 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, prepared, source_hashes
+from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
 from allyouneed.tasks.scores import accuracy
+from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import Pair, Skips, chunks, columns, filled, merged, resolve
+from allyouneed.text.corpora import LabelCorpus
+from allyouneed.text.corpus_settings import (
+    LabelCorpora,
+    described,
+    parse_corpora,
+    require_weights_for_training,
+    sources_of,
+    written_name,
+)
+from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS
 from allyouneed.text.tokenizer import TokenizerConfig, train
@@ -33,15 +45,15 @@ SIDES = ("text", "label")
 
 
 class ClassificationConfig(TaskConfig):
-    summary = "one label for a whole text, from TSV files"
+    summary = "one label for a whole text, from TSV, JSONL, Parquet or Arrow files"
     paper = "Devlin et al. 2019, arXiv:1810.04805"
     kinds = frozenset({"encoder"})
 
     type: Literal["classification"] = "classification"
-    train: str  # TSV files
-    valid: str
-    test: str | None = None
-    columns: tuple[Literal["label", "text"], Literal["label", "text"]] = ("label", "text")
+    train: LabelCorpora  # files, or several corpora (docs/data.md)
+    valid: LabelCorpora
+    test: LabelCorpora | None = None
+    columns: tuple[Literal["label", "text"], Literal["label", "text"]] = ("label", "text")  # of TSV files
     tokenizer: TokenizerConfig = TokenizerConfig()
     batch_tokens: Annotated[int, Field(ge=1)] = 8192  # at most, padding included
     max_length: Annotated[int, Field(ge=2)] = 512  # tokens of a text, BOS included; longer texts are skipped
@@ -56,20 +68,25 @@ class ClassificationConfig(TaskConfig):
             )
         if self.tokenizer.dropout:
             raise ValueError("tokenizer.dropout works for translation only")
+        require_weights_for_training(self.train, self.valid, self.test)
         return self
 
-    def files(self) -> dict[str, str]:
-        """Return the file of each split that has one."""
+    def files(self) -> dict[str, tuple[LabelCorpus, ...]]:
+        """Return the corpora of each split that has some."""
         given = {"train": self.train, "valid": self.valid, "test": self.test}
-        return {split: name for split, name in given.items() if name is not None}
+        return {split: corpora for split, corpora in given.items() if corpora is not None}
 
-    def rows(self, name: str) -> Iterator[Pair]:
-        """Yield (text, label) for each line of a file."""
-        text, label = (self.columns.index(column) for column in SIDES)
-        return ((row[text], row[label].strip()) for row in columns(resolve(name), self.columns))
+    def weights(self) -> list[float]:
+        """Return how often a text of each training corpus is read in an epoch."""
+        return [corpus.weight for corpus in self.train]
 
-    def read_pairs(self, files: Sequence[str]) -> Iterator[Pair]:
-        return self.rows(files[0]) if len(files) == 1 else super().read_pairs(files)
+    def rows(self, corpora: Sequence[LabelCorpus]) -> Iterator[Pair]:
+        """Yield (text, label) for each row of corpora."""
+        return ((text, label.strip()) for corpus in corpora for text, label in corpus.rows(self.columns))
+
+    def read_pairs(self, files: Any) -> Iterator[Pair]:
+        parallel_files = isinstance(files, list | tuple) and len(files) == 2
+        return super().read_pairs(files) if parallel_files else self.rows(parse_corpora(files, LabelCorpus))
 
     def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
         return text_class_batch(codec, items)
@@ -85,7 +102,9 @@ class ClassificationConfig(TaskConfig):
 
     def prepare(self, folder: Path, seed: int) -> "ClassificationData":
         settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
-        key = {"task": self.type, "files": self.files(), "sha256": source_hashes(self.files().values()), **settings}
+        files = {split: written_name(corpora, weights=False) for split, corpora in self.files().items()}
+        hashes = file_hashes(sources_of([corpus for corpora in self.files().values() for corpus in corpora]))
+        key = {"task": self.type, "files": files, "sha256": hashes, **settings, **key_of(self.weights())}
         return ClassificationData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
 
 
@@ -103,73 +122,87 @@ def _build(task: ClassificationConfig, preparation: Preparation) -> None:
     codec = Codec.load(preparation.path("codec"))
     assert codec.classes is not None
     notes: list[str] = []
-    for split, name in task.files().items():
+    for split, corpora in task.files().items():
 
-        def write(folder: Path, rows: Iterator[Pair], split: str = split) -> dict[str, Any]:
+        def write(folder: Path, rows: Iterator[Numbered], split: str = split) -> dict[str, Any]:
             return _write_part(task, codec, folder, split, rows)
 
         meter = Meter(f"encoding {split}", "texts", read if split == "train" else None)
-        rows = _checked(task.rows(name), codec.classes, name)
-        skips = merged(preparation.parts(split, rows, write, meter))
+        parts = preparation.parts(split, _checked(corpora, task.columns, codec.classes), write, meter)
+        skips = merged(parts)
         if not skips.kept:
             raise DataError(
-                f"{name}: none of {skips.read:,} lines can be used; should hold at least one label with a text"
+                f"{described(corpora)}: none of {skips.read:,} lines can be used; should hold at least one label with "
+                "a text"
             )
         notes += [f"{split}: {skips.kept:,} texts", *skips.notes()]
+        if split == "train":
+            save_counts(preparation.folder, parts, task.weights())
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
 
 def _classes(task: ClassificationConfig) -> tuple[tuple[str, ...], int]:
-    """Return the labels of the training file, and the number of its lines."""
+    """Return the labels of the training corpora, and the number of their rows."""
     names: set[str] = set()
     skips = Skips("train")
     for _, label in filled(task.rows(task.train), skips, SIDES):
         names.add(label)
         if len(names) > MOST_CLASSES:
-            raise DataError(f"{task.train}: more than {MOST_CLASSES:,} different labels; are the columns swapped?")
+            raise DataError(
+                f"{described(task.train)}: more than {MOST_CLASSES:,} different labels; are the columns swapped?"
+            )
     if len(names) < 2:
         raise DataError(
-            f"{task.train}: {counted(len(names), 'label')} in {skips.read:,} lines; there should be at least two"
+            f"{described(task.train)}: {counted(len(names), 'label')} in {skips.read:,} lines; "
+            "there should be at least two"
         )
     return tuple(sorted(names)), skips.read
 
 
 def _write_part(
-    task: ClassificationConfig, codec: Codec, folder: Path, split: str, rows: Iterator[Pair]
+    task: ClassificationConfig, codec: Codec, folder: Path, split: str, rows: Iterator[Numbered]
 ) -> dict[str, Any]:
-    """Encode labelled texts into a folder; return what was skipped."""
+    """Encode labelled texts into a folder; return what was skipped, and the number of texts of each corpus."""
     assert codec.source is not None
     assert codec.classes is not None
     numbers = {label: number for number, label in enumerate(codec.classes)}
-    skips, limit = Skips(split), task.max_length - 1
-    kept = ((text, numbers[label]) for text, label in filled(rows, skips, SIDES))
+    skips, limit, kept = Skips(split), task.max_length - 1, dict[int, int]()
     with (
         RaggedWriter(folder, f"{split}.source", dtype_for(codec.source.size)) as ids,
         RaggedWriter(folder, f"{split}.class", "<u4") as classes,
         RaggedWriter(folder, f"{split}.text", "u1") as texts,
     ):
-        for chunk in chunks(kept):
-            sane = [item for item in chunk if not codec.source.surely_longer(item[0], limit)]
-            encoded = codec.source.encode_batch([text for text, _ in sane])
-            fitting = [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
-            for _ in range(len(chunk) - len(fitting)):
-                skips.skip(f"longer than max_length={task.max_length} tokens")
-            ids.extend(row for row, _, _ in fitting)
-            classes.extend([number] for _, _, number in fitting)
-            if split != "train":
-                texts.extend(text.encode("utf-8") for _, text, _ in fitting)
-    return asdict(skips)
+        for corpus, of_corpus in groupby(rows, itemgetter(0)):
+            usable = filled((row for _, row in of_corpus), skips, SIDES)
+            for chunk in chunks((text, numbers[label]) for text, label in usable):
+                sane = [item for item in chunk if not codec.source.surely_longer(item[0], limit)]
+                encoded = codec.source.encode_batch([text for text, _ in sane])
+                fitting = [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
+                for _ in range(len(chunk) - len(fitting)):
+                    skips.skip(f"longer than max_length={task.max_length} tokens")
+                kept[corpus] = kept.get(corpus, 0) + len(fitting)
+                ids.extend(row for row, _, _ in fitting)
+                classes.extend([number] for _, _, number in fitting)
+                if split != "train":
+                    texts.extend(text.encode("utf-8") for _, text, _ in fitting)
+    return {**asdict(skips), "corpora": sorted(kept.items())}
 
 
-def _checked(rows: Iterator[Pair], classes: tuple[str, ...], name: str) -> Iterator[Pair]:
-    """Yield all rows. Raise DataError at a label that does not occur in training."""
+def _checked(corpora: Sequence[LabelCorpus], columns: Sequence[str], classes: tuple[str, ...]) -> Iterator[Numbered]:
+    """Yield all rows with the number of their corpus. Raise DataError at a label that does not occur in training."""
     labels = frozenset(classes)
-    for number, (text, label) in enumerate(rows, start=1):
-        if text.strip() and label and label not in labels:
-            known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-            raise DataError(f"{name}: line {number}: label {label!r} does not occur in training; known: {known}")
-        yield text, label
+    for corpus, one in enumerate(corpora):
+        for shard in one.shards(columns):
+            for number, (text, label) in enumerate(shard.rows(), start=1):
+                label = label.strip()
+                if text.strip() and label and label not in labels:
+                    known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+                    raise DataError(
+                        f"{shard.where}: {shard.unit} {number}: label {label!r} does not occur in training; "
+                        f"known: {known}"
+                    )
+                yield corpus, (text, label)
 
 
 @final
@@ -184,7 +217,11 @@ class ClassificationData(TaskData):
         self.sizes = Sizes(source=self.codec.source.size, target=len(self.codec.classes))
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         # All files are mapped now, so preparing the folder again does not change this object.
-        self._splits = {split: _ClassSplit(folder, split, self.sizes, task.batch_tokens) for split in task.files()}
+        shares = {"train": read_shares(folder, task.weights())}
+        self._splits = {
+            split: _ClassSplit(folder, split, self.sizes, task.batch_tokens, shares.get(split, []))
+            for split in task.files()
+        }
         self._train = self._splits["train"]
         self.epoch = len(self._train.batches)
 
@@ -208,12 +245,12 @@ class ClassificationData(TaskData):
 
 
 class _ClassSplit:
-    def __init__(self, folder: Path, split: str, sizes: Sizes, budget: int) -> None:
+    def __init__(self, folder: Path, split: str, sizes: Sizes, budget: int, shares: Sequence[Share]) -> None:
         self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
         self.classes = Ragged(folder, f"{split}.class", "<u4")
         self.texts = Ragged(folder, f"{split}.text", "u1")
         lengths = self.source.lengths() + 1
-        self.batches = Batches((lengths, lengths), budget)
+        self.batches = Batches((lengths, lengths), budget, shares=shares)
 
     def batch(self, members: Array) -> Batch:
         rows = [self.source[i] for i in members.tolist()]

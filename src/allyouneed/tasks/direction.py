@@ -14,8 +14,10 @@ FEWEST = 30  # words: fewer decide nothing
 Parts = Callable[[str], Iterable[str]]
 
 
-def require_same_direction(train: Iterator[Pair], held_out: Iterator[Pair], where: str) -> None:
+def require_same_direction(train: Iterator[Pair], held_out: Iterator[Pair], where: str, like: str) -> None:
     """Raise DataError if sources of held-out pairs look like targets of training pairs, and the other way round.
+
+    `where` and `like` name the held-out pairs and the training pairs.
 
     Words decide, or characters, for languages without blanks. If both sides look alike, nothing is decided.
     """
@@ -26,7 +28,7 @@ def require_same_direction(train: Iterator[Pair], held_out: Iterator[Pair], wher
         if other >= CLEAR and other >= TIMES * same:
             raise DataError(
                 f"{where}: source and target are swapped: {same:.0%} of its words are known from the same side of the "
-                f"training text, {other:.0%} from the other side; give the files in the order of task.train"
+                f"training text, {other:.0%} from the other side; give the sides in the order of {like}"
             )
 
 

@@ -14,39 +14,52 @@ Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, prepared, source_hashes
+from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
+from allyouneed.tasks.weighting import key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
-from allyouneed.text.lines import as_names, blocks, resolve
+from allyouneed.text.corpora import TextCorpus
+from allyouneed.text.corpus_settings import (
+    TextCorpora,
+    described,
+    parse_corpora,
+    require_weights_for_training,
+    sources_of,
+    written,
+)
+from allyouneed.text.lines import blocks, resolve
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, PAD
 from allyouneed.text.tokenizer import LONGEST_TRAINED, Tokenizer, TokenizerConfig, train
 
+Piece = tuple[int, str | None]  # the number of a corpus, and a piece of its text; None before each document
+ENCODED_TOGETHER = 8  # pieces, one for each core at a time
 PART_BLOCKS = 32  # blocks of text, of at most about 1 MiB, in a part of prepared data
-Files = Annotated[tuple[str, ...], BeforeValidator(as_names), Field(min_length=1)]
 
 
 class LanguageConfig(TaskConfig):
-    summary = "language modelling from plain text: characters, bytes or BPE"
+    summary = "language modelling from text, JSONL, Parquet or Arrow files: characters, bytes or BPE"
     paper = "Graves 2013, arXiv:1308.0850"
     kinds = frozenset({"decoder"})
 
     type: Literal["language"] = "language"
-    train: Files  # text files; each is one document
-    valid: Files | None = None
-    test: Files | None = None
+    train: TextCorpora  # files; each file of plain text, and each record of other formats, is one document
+    valid: TextCorpora | None = None
+    test: TextCorpora | None = None
     split: tuple[float, ...] | None = None  # fractions of one file's characters: [0.9, 0.1] train and valid, or three
     tokenizer: TokenizerConfig = TokenizerConfig(kind="characters")
     context: Annotated[int, Field(ge=1)] = 256
@@ -59,10 +72,11 @@ class LanguageConfig(TaskConfig):
         if (self.split is None) == (self.valid is None):
             raise ValueError("needs either valid files or split = [0.9, 0.1]")
         if self.split is not None:
-            if len(self.train) != 1 or self.test is not None:
-                raise ValueError("split cuts one file into parts: give one train file and no other file")
+            if not (len(self.train) == 1 and self.train[0].is_one_text()) or self.test is not None:
+                raise ValueError("split cuts one file into parts: give one train file of plain text and no other file")
             if len(self.split) not in (2, 3) or min(self.split) <= 0 or abs(sum(self.split) - 1) > 1e-9:
                 raise ValueError(f"split={list(self.split)}: should be two or three fractions that sum to 1")
+        require_weights_for_training(self.train, self.valid, self.test)
         if self.tokenizer.dropout:
             raise ValueError("tokenizer.dropout works for translation only: running text is tokenised once")
         if self.overlap is not None and self.overlap >= self.context:
@@ -86,19 +100,26 @@ class LanguageConfig(TaskConfig):
             return f"context:{self.context}|overlap:{self.context_tokens}"
         return f"segment:{self.segment}|carried|streams:{self.batch}|overlap:{self.context_tokens}"
 
-    def from_files(self, codec: Codec, files: Sequence[str]) -> "TextFile":
+    def from_files(self, codec: Codec, files: Any) -> "TextFile":
         return TextFile(self, codec, files)
+
+    def weights(self) -> list[float]:
+        """Return how often the text of each training corpus is read, in proportion to its length."""
+        return [corpus.weight for corpus in self.train]
 
     def largest_batch(self) -> tuple[str, int]:
         return f"batch={self.batch} with context={self.context}", self.batch * self.context
 
     def example(self, seed: int) -> str | None:
-        return next((text for text in _parts(self)["valid"]() if text), "")
+        return next((text for _, text in _parts(self)["valid"]() if text), "")
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
-        files = {"train": self.train, "valid": self.valid, "test": self.test, "split": self.split}
-        hashes = source_hashes(name for part in (self.train, self.valid, self.test) for name in part or ())
+        given = {"train": self.train, "valid": self.valid, "test": self.test}
+        splits = {name: None if part is None else written(part, weights=False) for name, part in given.items()}
+        files = {**splits, "split": self.split}
+        hashes = file_hashes(sources_of([corpus for part in given.values() for corpus in part or ()]))
         key = {"task": self.type, "files": files, "sha256": hashes, "tokenizer": self.tokenizer.model_dump()}
+        key |= key_of(self.weights())
         return LanguageData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
 
 
@@ -109,7 +130,8 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     def train_codec(folder: Path) -> int:
         """Train the tokeniser; return the number of blocks that were read for that."""
         meter = Meter("reading for the tokeniser", "blocks")
-        tokenizer = train(_short(meter.over(splits["train"]())), task.tokenizer, sentences=False, progress=learnt)
+        texts = (text for _, text in meter.over(splits["train"]()))
+        tokenizer = train(_short(texts), task.tokenizer, sentences=False, progress=learnt)
         Codec(target=tokenizer).save(folder)
         return meter.done
 
@@ -119,59 +141,65 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     units = {}
     for name, read in splits.items():
 
-        def write(folder: Path, texts: Iterator[str | None], name: str = name) -> list[int]:
-            return _write_text(tokenizer, folder, name, texts)
+        def write(folder: Path, pieces: Iterator[Piece], name: str = name) -> dict[str, Any]:
+            return _write_text(tokenizer, folder, name, pieces)
 
         meter = Meter(f"encoding {name}", "blocks", blocks_read if name == "train" else None)
         parts = preparation.parts(name, read(), write, meter, PART_BLOCKS)
-        tokens, characters, size = (sum(part[number] for part in parts) for number in range(3))
+        tokens, characters, size = (sum(part["units"][number] for part in parts) for number in range(3))
         if not tokens:
             files = (task.valid if name == "valid" else task.test if name == "test" else None) or task.train
-            raise DataError(f"{' and '.join(files)}: the {name} text is empty")
+            raise DataError(f"{described(files)}: the {name} text is empty")
         units[name] = (tokens, characters, size)
+        if name == "train":
+            save_counts(preparation.folder, parts, task.weights())
     (preparation.folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
 
 
-def _write_text(tokenizer: Tokenizer, folder: Path, name: str, texts: Iterator[str | None]) -> list[int]:
-    """Encode blocks of text into a folder; return their tokens, characters and bytes."""
+def _write_text(tokenizer: Tokenizer, folder: Path, name: str, pieces: Iterator[Piece]) -> dict[str, Any]:
+    """Encode pieces of text into a folder; return their tokens, characters and bytes, and the ids of each corpus."""
     tokens = characters = size = 0
+    counts: dict[int, int] = {}
     with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
-        for text in texts:
-            ids = [BOS] if text is None else tokenizer.encode(text)
-            stream.extend([ids])
-            if text is not None:
-                tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
-    return [tokens, characters, size]
+        while some := list(islice(pieces, ENCODED_TOGETHER)):
+            encoded = iter(tokenizer.encode_batch([text for _, text in some if text is not None]))
+            for corpus, text in some:
+                ids = [BOS] if text is None else next(encoded)
+                stream.extend([ids])
+                counts[corpus] = counts.get(corpus, 0) + len(ids)
+                if text is not None:
+                    tokens, characters, size = tokens + len(ids), characters + len(text), size + len(text.encode())
+    return {"units": [tokens, characters, size], "corpora": sorted(counts.items())}
 
 
-def _parts(task: LanguageConfig) -> dict[str, Any]:
+def _parts(task: LanguageConfig) -> dict[str, Callable[[], Iterator[Piece]]]:
     """Return for each split a function that yields its text in pieces, with None before each document."""
     if task.split is None:
         given = {"train": task.train, "valid": task.valid, "test": task.test}
-        return {name: lambda files=files: _documents(files) for name, files in given.items() if files}
-    path = resolve(task.train[0])
+        return {name: partial(_documents, corpora) for name, corpora in given.items() if corpora}
+    path = resolve(task.train[0].files[0])
     total = sum(len(text) for text in blocks(path))
     cuts = [int(total * share) for share in np.cumsum([0.0, *task.split[:-1]])] + [total]
     return {
-        name: lambda start=start, end=end: _between(path, start, end)
+        name: partial(_between, path, start, end)
         for name, start, end in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False)
     }
 
 
-def _documents(files: tuple[str, ...]) -> Iterator[str | None]:
-    for name in files:
-        yield None
-        yield from blocks(resolve(name))
+def _documents(corpora: Sequence[TextCorpus]) -> Iterator[Piece]:
+    for number, corpus in enumerate(corpora):
+        for text in corpus.documents():
+            yield number, text
 
 
-def _between(path: Path, start: int, end: int) -> Iterator[str | None]:
-    yield None
+def _between(path: Path, start: int, end: int) -> Iterator[Piece]:
+    yield 0, None
     seen = 0
     for text in blocks(path):
         piece = text[max(0, start - seen) : max(0, end - seen)]
         seen += len(text)
         if piece:
-            yield piece
+            yield 0, piece
 
 
 def _short(texts: Iterator[str | None]) -> Iterator[str]:
@@ -195,22 +223,34 @@ class LanguageData(TaskData):
         # All files are mapped now, so preparing the folder again does not change this object.
         self._streams = {split: Ragged(folder, split, dtype_for(size)).values for split in self._units}
         self._train = self._streams["train"]
+        self._shares = read_shares(folder, task.weights())
         self.train_tokens = self._units["train"][0]
         if len(self._train) <= task.context:
             raise DataError(
-                f"{' and '.join(task.train)}: {len(self._train):,} tokens to learn from; "
+                f"{described(task.train)}: {len(self._train):,} tokens to learn from; "
                 f"context={task.context} needs more than that"
             )
 
     def batch(self, seed: int, index: int) -> Batch:
         length, count = self._config.context, self._config.batch
         places = len(self._train) - length
-        starts = np.floor(generator(seed, index).random(count) * places).astype(np.int64)
+        starts = self._places(generator(seed, index).random(count), places)
         windows = self._train[starts[:, None] + np.arange(length + 1)].astype(np.int64)
         if self.codec.bos:
             windows[:, 0] = BOS
         tokens_BT = torch.from_numpy(windows)
         return Batch(input_BT=tokens_BT[:, :-1], output_BT=_no_start(tokens_BT[:, 1:]), segment=self._config.segment)
+
+    def _places(self, random: Array, places: int) -> Array:
+        """Return places in the text, from random numbers between 0 and 1; weighted ones if corpora have weights."""
+        if not self._shares:
+            return np.floor(random * places).astype(np.int64)
+        counts, weights = np.array(self._shares).T
+        ends = np.minimum(np.cumsum(counts), places)  # the last window starts before the end
+        lengths = np.diff(ends, prepend=0.0)
+        mass = np.cumsum(lengths * weights)
+        found = np.interp(random * mass[-1], np.concatenate([[0.0], mass]), np.concatenate([[0.0], ends]))
+        return np.minimum(np.floor(found).astype(np.int64), places - 1)
 
     def held_out(self, split: Split) -> Iterator[Batch]:
         return text_windows(self._stream(split), self._config, self.codec.bos)
@@ -261,20 +301,20 @@ def _no_start(output_BT: torch.Tensor) -> torch.Tensor:
 class TextFile(TaskData):
     """Running text from a file, in the ids of a finished model: evaluation data only."""
 
-    def __init__(self, task: LanguageConfig, codec: Codec, files: Sequence[str]) -> None:
-        if len(files) != 1:
-            raise ConfigError("a language model is measured on one text file: --data FILE")
+    def __init__(self, task: LanguageConfig, codec: Codec, files: Any) -> None:
+        corpora = parse_corpora(files, TextCorpus)
         assert codec.target is not None
         self.task = self._config = task
         self.codec, self.notes = codec, []
         self.sizes = Sizes(codec.target.size, codec.target.size, shared=True)
-        ids, characters, size = [BOS] if codec.bos else [], 0, 0
-        for text in blocks(resolve(files[0])):
-            ids += codec.target.encode(text)
-            characters, size = characters + len(text), size + len(text.encode())
-        if len(ids) <= 1:
-            raise DataError(f"{files[0]}: is empty or a single token; should hold some text")
-        self._stream, self._units = np.asarray(ids), Units(len(ids) - 1, characters, size, task.reading)
+        ids, characters, size = list[int](), 0, 0
+        for _, text in _documents(corpora):
+            ids += codec.target.encode(text) if text is not None else [BOS] if codec.bos else []
+            characters, size = characters + len(text or ""), size + len((text or "").encode())
+        if not characters or len(ids) <= 1:
+            raise DataError(f"{described(corpora)}: is empty or a single token; should hold some text")
+        unpredicted = ids.count(BOS) if codec.bos else 1
+        self._stream, self._units = np.asarray(ids), Units(len(ids) - unpredicted, characters, size, task.reading)
 
     def batch(self, seed: int, index: int) -> Batch:
         raise NotImplementedError("files are for evaluation")

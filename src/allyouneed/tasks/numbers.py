@@ -65,7 +65,7 @@ class NumbersConfig(PairTask):
     def languages(self) -> tuple[str, str]:
         return self.source, self.target
 
-    def describe(self, split: AnySplit) -> str:
+    def describe(self, split: AnySplit, corpus: int | None = None) -> str:
         return f"number words {self.source}-{self.target}, {split}"
 
     def sources(self, seed: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class DatesConfig(PairTask):
     def languages(self) -> tuple[str, str]:
         return self.source, self.target
 
-    def describe(self, split: AnySplit) -> str:
+    def describe(self, split: AnySplit, corpus: int | None = None) -> str:
         return f"dates {self.source}-{self.target}, {split}"
 
     def sources(self, seed: int) -> dict[str, Any]:

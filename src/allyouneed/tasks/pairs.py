@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -25,6 +27,7 @@ from allyouneed.tasks.collate import pair_batch, text_pair_batch
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.prepared import PART_ROWS, Preparation, prepared
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
+from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
@@ -64,8 +67,8 @@ class PairTask(TaskConfig):
         return self
 
     @abstractmethod
-    def describe(self, split: AnySplit) -> str:
-        """Return where the pairs of a split come from, for messages."""
+    def describe(self, split: AnySplit, corpus: int | None = None) -> str:
+        """Return where the pairs of a split, or of one of its corpora, come from, for messages."""
 
     @abstractmethod
     def sources(self, seed: int) -> dict[str, Any]:
@@ -74,6 +77,15 @@ class PairTask(TaskConfig):
     @abstractmethod
     def rows(self, split: AnySplit, seed: int) -> Iterator[Pair] | None:
         """Yield the pairs of a split, in order. Return None if the recipe does not have the split."""
+
+    def corpora(self, split: AnySplit, seed: int) -> list[Iterator[Pair]]:
+        """Return the pairs of each corpus of a split, in order; none if the recipe does not have the split."""
+        rows = self.rows(split, seed)
+        return [] if rows is None else [rows]
+
+    def weights(self) -> list[float]:
+        """Return how often a pair of each training corpus is read in an epoch."""
+        return [1.0]
 
     def check_splits(self, seed: int) -> None:
         """Raise DataError if held-out pairs do not belong to the training pairs."""
@@ -96,7 +108,7 @@ class PairTask(TaskConfig):
         tokenizers = [config.model_dump() for config in self.tokenizers()]
         sampled = seed if any(config.dropout for config in self.tokenizers()) else None
         settings = {"tokenizers": tokenizers, "sampled": sampled, "shared": self.shared, "max_length": self.max_length}
-        key = {"task": self.type, "sources": self.sources(seed), **settings}
+        key = {"task": self.type, "sources": self.sources(seed), **settings, **key_of(self.weights())}
         return PairData(self, prepared(folder, key, lambda preparation: _build(self, preparation, seed)))
 
 
@@ -114,10 +126,10 @@ def _build(task: PairTask, preparation: Preparation, seed: int) -> None:
     codec = codecs[0] if codecs else Codec.load(preparation.path(CODEC))
     notes: list[str] = []
     for split in SPLITS:
-        rows = task.rows(split, seed)
-        if rows is not None:
+        corpora = task.corpora(split, seed)
+        if corpora:
             meter = Meter(f"encoding {split}", "pairs", read if split == "train" else None)
-            notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, rows, meter)
+            notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, corpora, meter)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
@@ -187,9 +199,9 @@ class _SplitWriter:
     split: AnySplit
     seed: int
 
-    def write(self, folder: Path, rows: Iterator[Pair]) -> dict[str, Any]:
-        """Encode pairs into a folder; return what was skipped."""
-        task, skips = self.task, Skips(self.split)
+    def write(self, folder: Path, rows: Iterator[Numbered]) -> dict[str, Any]:
+        """Encode pairs into a folder; return what was skipped, and how many pairs of each corpus were kept."""
+        task, skips, kept = self.task, Skips(self.split), dict[int, int]()
         sides = [
             _SideWriter(folder, self.split, side, tokenizer, config.dropout)
             for side, tokenizer, config in zip(SIDES, self.codec.both(), task.tokenizers(), strict=True)
@@ -197,26 +209,35 @@ class _SplitWriter:
         with ExitStack() as stack:
             for side in sides:
                 stack.callback(side.close)
-            for chunk in chunks(filled(rows, skips)):
-                fitting = list(_encode(task, self.codec, chunk))
-                for _ in range(len(chunk) - len(fitting)):
-                    skips.skip(f"longer than max_length={task.max_length} tokens")
-                for number, side in enumerate(sides):
-                    side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
+            for corpus, of_corpus in groupby(rows, itemgetter(0)):
+                for chunk in chunks(filled((pair for _, pair in of_corpus), skips)):
+                    fitting = list(_encode(task, self.codec, chunk))
+                    for _ in range(len(chunk) - len(fitting)):
+                        skips.skip(f"longer than max_length={task.max_length} tokens")
+                    kept[corpus] = kept.get(corpus, 0) + len(fitting)
+                    for number, side in enumerate(sides):
+                        side.extend([ids[number] for ids, _ in fitting], [texts[number] for _, texts in fitting])
             for number, side in enumerate(sides):
                 side.finish(generator(self.seed, number, SEGMENTATIONS))
-        return asdict(skips)
+        return {**asdict(skips), "corpora": sorted(kept.items())}
 
 
-def _write_split(writer: _SplitWriter, preparation: Preparation, rows: Iterator[Pair], meter: Meter) -> list[str]:
+def _write_split(
+    writer: _SplitWriter, preparation: Preparation, corpora: list[Iterator[Pair]], meter: Meter
+) -> list[str]:
     split, task = writer.split, writer.task
+    rows = ((number, pair) for number, of_corpus in enumerate(corpora) for pair in of_corpus)
     # Words of BPE dropout are numbered across the whole text.
     whole = split == "train" and any(config.dropout for config in task.tokenizers())
     parts = preparation.parts(split, rows, writer.write, meter, None if whole else PART_ROWS)
     skips = merged(parts)
     if not skips.kept:
         raise DataError(_nothing_left(task, split, skips))
-    return [f"{split}: {skips.kept:,} pairs", *skips.notes()]
+    notes = [f"{split}: {skips.kept:,} pairs", *skips.notes()]
+    if split == "train" and len(corpora) > 1:
+        counts = save_counts(preparation.folder, parts, task.weights())
+        notes += [f"{split}: {task.describe(split, number)}: {count:,} pairs" for number, count in enumerate(counts)]
+    return notes
 
 
 def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
@@ -251,7 +272,10 @@ class PairData(TaskData):
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         # All files are mapped now, so preparing the folder again does not change this object.
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
-        self._splits = {split: _PairSplit(folder, split, self.sizes, task) for split in given}
+        shares = read_shares(folder, task.weights())
+        self._splits = {
+            split: _PairSplit(folder, split, self.sizes, task, shares if split == "train" else []) for split in given
+        }
         self._train = self._splits["train"]
         self._usual = tuple(
             Ragged(folder, f"train.{side}", dtype_for(size))
@@ -284,7 +308,7 @@ class PairData(TaskData):
 
 
 class _PairSplit:
-    def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, task: PairTask) -> None:
+    def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, task: PairTask, shares: Sequence[Share]) -> None:
         self._sides: list[StoredIds | SampledIds] = []
         self._resampled = False
         for side, size, config in zip(SIDES, (sizes.source, sizes.target), task.tokenizers(), strict=True):
@@ -295,11 +319,11 @@ class _PairSplit:
             else:
                 self._sides.append(StoredIds(folder, name, dtype))
         self.texts = [Ragged(folder, f"{split}.{side}.text", "u1") for side in SIDES] if split != "train" else []
-        self._budget = task.batch_tokens
+        self._budget, self._shares = task.batch_tokens, shares
 
     @cached_property
     def batches(self) -> Batches:
-        return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None)
+        return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None, self._shares)
 
     def _lengths(self, seed: int, epoch: int) -> tuple[Array, Array]:
         source, target = (side.lengths(seed, epoch, number) + 1 for number, side in enumerate(self._sides))

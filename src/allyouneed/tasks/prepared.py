@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from allyouneed.text.lines import BLOCK, open_text, resolve
 from allyouneed.text.ragged import concatenate
 
 FORMAT = 1  # of prepared data; increase it when the way data is prepared changes
+STAGES = 2  # the format of stages and their results
 PREPARING, RESULT = "preparing", "result.json"
 PART_ROWS = 1 << 16  # rows of a part
 T = TypeVar("T")
@@ -31,7 +32,12 @@ T = TypeVar("T")
 
 def source_hashes(names: Iterable[str]) -> dict[str, str]:
     """Return the sha256 of each source file, by the name that the recipe uses."""
-    return {name: _sha256(resolve(name)) for name in dict.fromkeys(names)}
+    return file_hashes({name: resolve(name) for name in names})
+
+
+def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the sha256 of each file."""
+    return {name: _sha256(path) for name, path in files.items()}
 
 
 def _sha256(path: Path) -> str:
@@ -139,7 +145,7 @@ def prepared(folder: Path, key: dict[str, Any], build: Callable[[Preparation], N
             return final
     sweep(folder)
     with ExitStack() as held:
-        resumed = _open_stages(held, preparing, text)
+        resumed = _open_stages(held, preparing, f"{text}\nstages {STAGES}")
         with new_folder(final) as temporary:
             preparation = Preparation(temporary, preparing if resumed else temporary / PREPARING)
             build(preparation)

@@ -1,4 +1,4 @@
-"""Translation, learnt from parallel text: two files whose lines correspond, or one TSV file.
+"""Translation, learnt from parallel text: two files whose lines correspond, or corpora of other formats.
 
 Paper: Sutskever et al. 2014, arXiv:1409.3215; Bahdanau et al. 2015, arXiv:1409.0473; Vaswani et al. 2017,
 arXiv:1706.03762.
@@ -6,108 +6,124 @@ arXiv:1706.03762.
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import model_validator
 
 from allyouneed.errors import ConfigError
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.direction import require_same_direction
 from allyouneed.tasks.pairs import AnySplit, PairData, PairTask, translation_scores
-from allyouneed.tasks.prepared import source_hashes
-from allyouneed.text.compressed import SUFFIXES
-from allyouneed.text.lines import Pair, as_names, pairs
-from allyouneed.words import counted
+from allyouneed.tasks.prepared import file_hashes
+from allyouneed.text.compressed import without_packing
+from allyouneed.text.corpora import PairCorpus
+from allyouneed.text.corpus_settings import (
+    PairCorpora,
+    described,
+    require_weights_for_training,
+    sources_of,
+    written,
+)
+from allyouneed.text.lines import Pair
 
 SPLITS: tuple[AnySplit, ...] = ("train", "valid", "test")
 LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z0-9]{2,8})*")
 
 
-def _one_or_two(value: Any) -> Any:
-    names = as_names(value)
-    if isinstance(names, list | tuple) and len(names) not in (1, 2):
-        raise ValueError(
-            f"{counted(len(names), 'file')}; should be two, [source file, target file], or one TSV file. "
-            "Concatenate several corpora, in the same order for both sides"
-        )
-    return names
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_one_or_two)]
-
-
 class TranslationConfig(PairTask):
-    summary = "translation from parallel text files or TSV"
+    summary = "translation from parallel text, TSV, JSONL, TMX, Parquet or Arrow files"
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     has_sentences = True
 
     type: Literal["translation"] = "translation"
-    train: Files  # [source file, target file], or one TSV file: source TAB target
-    valid: Files
-    test: Files | None = None
+    train: PairCorpora  # [source file, target file], one file with both, or several corpora (docs/data.md)
+    valid: PairCorpora
+    test: PairCorpora | None = None
 
-    def files(self, split: AnySplit) -> tuple[str, ...] | None:
-        """Return the files of a split."""
-        return {"train": self.train, "valid": self.valid, "test": self.test}[split]
+    @model_validator(mode="after")
+    def _weights(self) -> "TranslationConfig":
+        require_weights_for_training(self.train, self.valid, self.test)
+        return self
+
+    def files(self, split: AnySplit) -> tuple[PairCorpus, ...]:
+        """Return the corpora of a split."""
+        return {"train": self.train, "valid": self.valid, "test": self.test or ()}[split]
 
     def languages(self) -> tuple[str, str] | None:
-        return _languages(self.train)
+        return _languages(self.train[0])
 
     def prepare(self, folder: Path, seed: int) -> PairData:
         for split in SPLITS:
-            _require_two_files(split, self.files(split) or ())
-        for split in ("valid", "test"):
-            files, train = self.files(split), _languages(self.train)
-            _require_same_languages(split, files or (), self.train)
-            if files is not None and train is not None and _languages(files) == train[::-1]:
-                raise ConfigError(
-                    f"task.{split}: {' and '.join(files)}: their names are in the order {' '.join(train[::-1])}, those "
-                    f"of task.train in the order {' '.join(train)}; swap them"
-                )
+            for corpus in self.files(split):
+                _require_two_files(split, corpus)
+                if corpus is not self.train[0]:
+                    _require_same_languages(split, corpus, self.train[0])
         return super().prepare(folder, seed)
 
     def check_splits(self, seed: int) -> None:
+        first, *further = self.train
+        for corpus in further:
+            require_same_direction(_pairs(first), _pairs(corpus), f"task.train: {corpus.name}", first.name)
         for split in ("valid", "test"):
-            files = self.files(split)
-            if files is not None:
-                require_same_direction(pairs(self.train), pairs(files), f"task.{split}: {' and '.join(files)}")
+            for corpus in self.files(split):
+                require_same_direction(_pairs(first), _pairs(corpus), f"task.{split}: {corpus.name}", "task.train")
 
-    def describe(self, split: AnySplit) -> str:
-        return " and ".join(self.files(split) or ())
+    def describe(self, split: AnySplit, corpus: int | None = None) -> str:
+        files = self.files(split)
+        return described(files if corpus is None else [files[corpus]])
 
     def sources(self, seed: int) -> dict[str, Any]:
-        splits = {"train": self.train, "valid": self.valid, "test": self.test}
-        hashes = source_hashes(name for files in splits.values() for name in files or ())
-        return {"splits": splits, "sha256": hashes}
+        given = {"train": self.train, "valid": self.valid, "test": self.test}
+        splits = {name: None if corpora is None else written(corpora, weights=False) for name, corpora in given.items()}
+        files = sources_of([corpus for split in SPLITS for corpus in self.files(split)])
+        return {"splits": splits, "sha256": file_hashes(files)}
 
     def rows(self, split: AnySplit, seed: int) -> Iterator[Pair] | None:
-        files = self.files(split)
-        return None if files is None else pairs(files)
+        found = self.corpora(split, seed)
+        return chain.from_iterable(found) if found else None
+
+    def corpora(self, split: AnySplit, seed: int) -> list[Iterator[Pair]]:
+        return [_pairs(corpus) for corpus in self.files(split)]
+
+    def weights(self) -> list[float]:
+        return [corpus.weight for corpus in self.train]
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return translation_scores(hypotheses, references)
 
 
-def _require_two_files(split: str, files: tuple[str, ...]) -> None:
+def _pairs(corpus: PairCorpus) -> Iterator[Pair]:
+    return ((source, target) for source, target in corpus.rows())
+
+
+def _require_two_files(split: str, corpus: PairCorpus) -> None:
     """Raise ConfigError if one file is given as source and as target."""
-    if len(files) == 2 and Path(files[0]).resolve() == Path(files[1]).resolve():
-        raise ConfigError(f"task.{split}: {files[0]} is the source and the target; give [source file, target file]")
+    if corpus.is_parallel() and Path(corpus.files[0]).resolve() == Path(corpus.files[1]).resolve():
+        raise ConfigError(
+            f"task.{split}: {corpus.files[0]} is the source and the target; give [source file, target file]"
+        )
 
 
-def _require_same_languages(split: str, files: tuple[str, ...], train: tuple[str, ...]) -> None:
-    """Raise ConfigError if the names of both splits end with languages, one of which is the same and one is not.
+def _require_same_languages(split: str, corpus: PairCorpus, train: PairCorpus) -> None:
+    """Raise ConfigError if the languages of a corpus are those of training swapped, or if one of them differs.
 
-    Other endings (train.src, train.tgt) may differ.
+    Names that are no languages (train.src, train.tgt) may differ.
     """
-    found, known = _suffixes(files), _suffixes(train)
+    found, known = _named(corpus), _named(train)
     if found is None or known is None:
         return
     same = [_is_one_language(*sides) for sides in zip(found, known, strict=True)]
     if sum(same) == 1 and all(re.match("[a-z]{2}(?![a-z])", sides[same.index(False)]) for sides in (found, known)):
         raise ConfigError(
-            f"task.{split}: {' and '.join(files)}: their names end with {' '.join(found)}, those of task.train with "
+            f"task.{split}: {corpus.name}: their names end with {' '.join(found)}, those of task.train with "
             f"{' '.join(known)}; give files in the languages of task.train"
+        )
+    if _languages(train) is not None and found == known[::-1]:
+        raise ConfigError(
+            f"task.{split}: {corpus.name}: their names are in the order {' '.join(found)}, those "
+            f"of task.train in the order {' '.join(known)}; swap them"
         )
 
 
@@ -115,16 +131,19 @@ def _is_one_language(one: str, other: str) -> bool:
     return re.split("[_-]", one)[0] == re.split("[_-]", other)[0]
 
 
-def _languages(files: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the languages of two files. Parallel files are usually named after them: train.en, train.de.gz."""
-    found = _suffixes(files)
+def _languages(corpus: PairCorpus) -> tuple[str, str] | None:
+    """Return the languages of a corpus. Parallel files are usually named after them: train.en, train.de.gz."""
+    found = _named(corpus)
     return found if found is not None and found[0] != found[1] else None
 
 
-def _suffixes(files: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the suffixes of two files if both look like languages."""
-    if len(files) != 2:
+def _named(corpus: PairCorpus) -> tuple[str, str] | None:
+    """Return the ends of the names of two files, or of the two fields, if both look like languages."""
+    if corpus.is_parallel():
+        names = [without_packing(name) for name in corpus.files]
+    elif isinstance(corpus.source, str) and isinstance(corpus.target, str):
+        names = [f".{field}" for field in (corpus.source, corpus.target)]
+    else:
         return None
-    plain = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in map(Path, files)]
-    source, target = (path.suffix.removeprefix(".") for path in plain)
+    source, target = (name.rpartition(".")[2] if "." in Path(name).name else "" for name in names)
     return (source, target) if LANGUAGE.fullmatch(source) and LANGUAGE.fullmatch(target) else None

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from allyouneed.errors import DataError
 from allyouneed.text.compressed import refuse_packed, unpacked
-from allyouneed.words import counted
 
 LONGEST_LINE = 4 << 20  # bytes; a longer one is refused without being read whole
 BLOCK = 1 << 20  # bytes of one read
@@ -43,11 +42,6 @@ def resolve(name: str) -> Path:
             f"{name}: $DATA is {folder}, which is not a folder; set {DATA_VARIABLE} to the folder with the data"
         )
     return folder / name.removeprefix("$DATA/")
-
-
-def as_names(value: Any) -> Any:
-    """Return one file name as a list: a recipe may give either."""
-    return [value] if isinstance(value, str) else value
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -212,27 +206,6 @@ def parallel(source: Path, target: Path) -> Iterator[Pair]:
             f"{source} has {ours:,} lines, {target} has {theirs:,}: they should have the same number, "
             f"each line the translation of the other (line {first:,} has no partner)"
         )
-
-
-def columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a TAB-separated file. An empty line is a row of empty columns."""
-    for number, line in enumerate(lines(path), 1):
-        row = tuple(line.split("\t")) if line else ("",) * len(names)
-        if len(row) != len(names):
-            raise DataError(
-                f"{path}: line {number}: {counted(len(row), 'column')}; "
-                f"should be {len(names)}, separated by TABs: {', '.join(names)}"
-            )
-        yield row
-
-
-def pairs(files: Sequence[str]) -> Iterator[Pair]:
-    """Yield the pairs of [source file, target file] or of one TSV file."""
-    paths = [resolve(name) for name in files]
-    if len(paths) == 2:
-        yield from parallel(*paths)
-        return
-    yield from ((row[0], row[1]) for row in columns(paths[0], ("source", "target")))
 
 
 def chunks(rows: Iterator[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:

@@ -21,6 +21,7 @@ from allyouneed.errors import ConfigError
 from allyouneed.folder import Bundle
 from allyouneed.storage import lock, write_atomic
 from allyouneed.tasks.translation import TranslationConfig
+from allyouneed.text.corpora import PairCorpus
 from allyouneed.text.lines import Pair, Skips, chunks, filled
 
 LESSON, PART = "lesson.json", "targets.part"
@@ -56,12 +57,13 @@ def teach(
         _begin(folder, {"teacher": teacher.sha256, "lesson": taught, "task": task.sources(0)})
         if not all(file.exists() for file in files):
             _write(teacher, task, lesson, folder, progress)
-    return task.model_copy(update={"train": tuple(str(file) for file in files)})
+    return task.model_copy(update={"train": (PairCorpus(files=tuple(str(file) for file in files)),)})
 
 
 def _names(task: TranslationConfig, folder: Path) -> tuple[Path, Path]:
     """Return the output files; their suffixes name the languages, like those of the originals."""
-    ends = [Path(name).suffix for name in task.train] if len(task.train) == 2 else [".source", ".target"]
+    first = task.train[0]
+    ends = [Path(name).suffix for name in first.files] if first.is_parallel() else [".source", ".target"]
     return folder / f"train{ends[0]}", folder / f"train{ends[1]}"
 
 
