@@ -68,14 +68,17 @@ def test_compressed_input_that_cannot_be_read(run: Commands, corpus: Path, numbe
     refused(train(run, corpus, 'task.train=["cut.en.gz","train.de"]'), "cut.en.gz: damaged, or not gzip:")
     (corpus / "train.en.zst").write_bytes(b"\x28\xb5\x2f\xfd and more")
     done = train(run, corpus, 'task.train=["train.en.zst","train.de"]')
-    refused(done, "train.en.zst: is compressed with zstd; unpack it first: zstd -d")
+    refused(done, "train.en.zst: damaged, or not zstd:")
+    (corpus / "train.en.zip").write_bytes(b"PK\x03\x04 and more")
+    done = train(run, corpus, 'task.train=["train.en.zip","train.de"]')
+    refused(done, "train.en.zip: is compressed with zip; unpack it first: unzip")
     done = run("translate", numbers, given=gzip.compress(b"forty-one\n"))
     refused(done, "standard input: is compressed with gzip; unpack it first: gzip -d")
 
 
 def test_lists_of_files(run: Commands, corpus: Path) -> None:
     done = train(run, corpus, 'task.train=["train.en","train.de","train.fr"]')
-    refused(done, "task.train: 3 files; should be two, [source file, target file], or one TSV file")
+    refused(done, "task.train: 3 files of plain text; give [source file, target file], or a list of such lists")
     right = """--set 'task.train=["train.en","train.de"]'"""
     refused(train(run, corpus, "task.train=[train.en, train.de]"), "setting task.train=", "need quotes", right)
     refused(train(run, corpus, "task.train=train.en,train.de"), "no such file; several files are a list", right)

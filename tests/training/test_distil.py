@@ -65,7 +65,10 @@ def test_the_student_reads_the_teachers_outputs(task: TranslationConfig, teacher
     heard: list[tuple[int, int]] = []
     taught = teach(teacher, task, lesson(), tmp_path / "out", lambda *done: heard.append(done))
     assert heard[-1] == (len(SOURCES), len(SOURCES))
-    assert [Path(name).name for name in taught.train] == ["train.en", "train.de"]  # the suffixes name the languages
+    assert [Path(name).name for name in taught.train[0].files] == [
+        "train.en",
+        "train.de",
+    ]  # the suffixes name the languages
     assert taught_pairs(taught) == (SOURCES, [best[0] for best in outputs_of(teacher)])
     assert taught.valid == task.valid
     assert not (tmp_path / "out" / PART).exists()

@@ -303,6 +303,8 @@ class TextFile(TaskData):
 
     def __init__(self, task: LanguageConfig, codec: Codec, files: Any) -> None:
         corpora = parse_corpora(files, TextCorpus)
+        if len(corpora) != 1:
+            raise ConfigError("a language model is measured on one corpus: --data FILE, or --data '{files=[...]}'")
         assert codec.target is not None
         self.task = self._config = task
         self.codec, self.notes = codec, []
