@@ -108,9 +108,11 @@ def test_every_sentence_is_translated(tmp_path: Path, browser: Browser) -> None:
         idle(page)
         assert page.inner_text(".card .answer") == wanted
         assert "translated in 2 pieces" in page.locator(".card .note").last.inner_text()
+        assert "The weights of this map show" in page.locator(".card .note").last.inner_text()
         page.goto(link(url, "attention", model="captions", text=text))
         page.wait_for_selector("map-explorer heat-map .cells")
         assert "translated in 2 pieces" in page.inner_text("map-explorer > .note")
+        assert "The output and the maps" in page.inner_text("map-explorer > .note")
         page.goto(link(url, "attention", model="captions", text="They wait."))
         until(page, "!document.querySelector('map-explorer > .note')")
 

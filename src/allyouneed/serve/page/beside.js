@@ -137,7 +137,7 @@ class Card {
 
   draw(result) {
     const number = mainMap(result.maps);
-    const whole = wholeNote(result);
+    const whole = wholeNote(result, "The weights of this map");
     this.note.textContent = `${result.note} ${whole}`.trim();
     if (number < 0) return;
     const map = result.maps[number], large = el("heat-map");

@@ -34,10 +34,10 @@ export function labelsOf(result, axis) {
   return { source: result.source, target: result.target, input: result.input }[axis] ?? null;
 }
 
-// States that a text is translated in pieces, and that its maps show something else.
-export function wholeNote(result) {
+// States that a text is translated in pieces, and that its maps show something else. `shown`: what does.
+export function wholeNote(result, shown) {
   if (!(result.pieces > 1)) return "";
-  return `This text is translated in ${result.pieces} pieces, sentence by sentence. The maps show the model when it reads the whole text at once.`;
+  return `This text is translated in ${result.pieces} pieces, sentence by sentence. ${shown} show the model when it reads the whole text at once.`;
 }
 
 class TokenStrip extends HTMLElement {
@@ -92,7 +92,7 @@ class MapExplorer extends HTMLElement {
     this.read = el("token-strip");
     const side = el("div", { class: "side" }, this.parts());
     const main = el("div", { class: "main" }, this.title_, this.about, el("div", { class: "strips" }, this.reader, this.read, this.readings), el("heat-legend"), this.large);
-    const note = [result.note, wholeNote(result)].filter(Boolean).map((text) => el("p", { class: "note" }, text));
+    const note = [result.note, wholeNote(result, "The output and the maps on this page")].filter(Boolean).map((text) => el("p", { class: "note" }, text));
     this.replaceChildren(...note, el("div", { class: result.maps.length > 1 || result.maps[0].weights.length > 1 ? "explorer" : "explorer one" }, main, side));
     this.choose(this.map, this.head, true);
   }
