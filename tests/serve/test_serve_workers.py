@@ -1,15 +1,18 @@
 """`serve --workers`: several processes that share a port."""
 
 import asyncio
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx2 as httpx
@@ -23,6 +26,7 @@ from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.server import Server, WorkerRole, uvicorn_config
 from allyouneed.serve.setup import Source
 from allyouneed.serve.shared_metrics import SharedMetrics
+from allyouneed.serve.worker_process import READY
 
 pytestmark = pytest.mark.no_shapes
 SHORT = {"model": "language", "prompt": "to be or", "max_tokens": 5, "temperature": 0}
@@ -117,6 +121,28 @@ def test_sighup_reaches_all_workers(folders: list[Path], tmp_path: Path) -> None
         log.wait("1 keys; models: unchanged", 2)
         for _ in range(10):
             assert models_of(url, "new") == ["language"]
+
+
+def test_a_worker_that_starts_does_not_block_the_others(folders: list[Path], tmp_path: Path) -> None:
+    """The workers share the listening socket, and with it the flag that `accept` does not wait."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)  # as another worker has left it
+        number = listener.fileno()
+        source = asdict(Source(models=[str(folders[3])]))
+        order = json.dumps({"listener": number, "worker": 1, "metrics": str(tmp_path), "source": source})
+        command = [sys.executable, "-m", "allyouneed.serve.worker_process"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[number]) as worker:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            worker.stdin.write(order.encode() + b"\n")
+            worker.stdin.flush()
+            with ThreadPoolExecutor(1) as pool:
+                line = pool.submit(worker.stdout.readline)
+                while not line.done():
+                    assert not os.get_blocking(number)
+                    time.sleep(0.0002)  # the flag would be cleared for a few milliseconds
+            assert line.result() == READY
+            worker.stdin.close()
 
 
 def has_torch(process: int) -> bool:

@@ -26,6 +26,9 @@ def main() -> int:
     threading.Thread(target=_stop_with_supervisor, daemon=True).start()
     keep_freed_memory()
     listener = socket.socket(fileno=order["listener"])
+    # All workers share this flag. `dup` of a blocking socket clears it, and the event loops of the others would stop
+    # in `accept` until the next connection.
+    listener.setblocking(False)
     source = Source(**order["source"])
     try:
         role = WorkerRole(order["worker"], Path(order["metrics"]), _report)
