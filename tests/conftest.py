@@ -1,6 +1,7 @@
 """For all tests: one thread, a seed for each test, reproducible property tests, checked tensor names, and `--fast`."""
 
 import os
+import signal
 import sys
 import zlib
 from collections.abc import Generator
@@ -35,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_shapes: runs without the check of shape suffixes, for speed")
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--fast"):
         sys.addaudithook(_skip_processes)
     if os.environ.get("ALLYOUNEED_SANITIZE") and not config.getoption("numprocesses", None):

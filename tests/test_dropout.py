@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.dropout import Dropout, dropout_mask, seed_dropout
+from waiting import PATIENCE
 
 MANY = 1 << 20
 
@@ -83,7 +84,7 @@ def test_threads_do_not_disturb_each_other() -> None:
         parts = []
         for _ in range(20):
             if turn is not None:
-                turn.wait(timeout=30)
+                turn.wait(timeout=PATIENCE)
             parts.append(dropout_mask(torch.empty(64), 0.5))
         into[seed] = torch.stack(parts)
 

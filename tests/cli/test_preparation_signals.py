@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_commands import ENVIRONMENT, HEADS, SMALL
 
-LIMIT = 120.0  # seconds, for a machine that is busy with other work; the training would take minutes
+from waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def start(corpus: Path, out: Path) -> subprocess.Popen[str]:
 
 def trainer_of(process: subprocess.Popen[str]) -> int:
     """Wait until the child process that trains a tokeniser uses processor time, and return its id."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         for child in map(int, children.read_text().split() if children.exists() else []):
@@ -50,10 +50,7 @@ def trainer_of(process: subprocess.Popen[str]) -> int:
 
 
 def wait_until_gone(process: int) -> None:
-    deadline = time.monotonic() + LIMIT
-    while Path(f"/proc/{process}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not Path(f"/proc/{process}").exists())
 
 
 @pytest.mark.slow
@@ -62,7 +59,7 @@ def test_a_signal_ends_the_training_of_a_tokenizer(corpus: Path, tmp_path: Path,
     process = start(corpus, tmp_path / "run")
     trainer = trainer_of(process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=LIMIT)
+    _, errors = process.communicate(timeout=PATIENCE)
     wait_until_gone(trainer)
     data = tmp_path / "run" / "data"
     assert not (data / "preparing" / "codec").exists()  # it was not trained to its end

@@ -120,4 +120,4 @@ def run_alone(folder: Path, stdin: str, packages: Sequence[str], sandbox: Path) 
 def run_program(folder: Path, stdin: str, sandbox: Path) -> subprocess.CompletedProcess[str]:
     """Run the program that `run_alone` has written, without checking its exit status."""
     command = [sys.executable, "-I", "-S", str(sandbox / "program.py")]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=folder, timeout=600, check=False)

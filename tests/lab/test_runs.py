@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from allyouneed.lab.jobs import Job, outcome_of
 from allyouneed.lab.runs import run_all
 from allyouneed.storage import lock, open_folder
 from allyouneed.training import Recipe, load_recipe, train
+from waiting import until
 
 pytestmark = pytest.mark.no_shapes
 
@@ -80,7 +80,7 @@ def test_concurrent_calls_for_one_folder_are_refused(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_runs import recipe
 from allyouneed.lab.jobs import Job
 from allyouneed.lab.runs import run_all
@@ -89,7 +89,7 @@ run_all([Job("one", recipe(1, "train.budget.steps=400"))], Path({folder!r}))
 
 
 def test_children_stop_with_their_parent_and_the_run_resumes(tmp_path: Path) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "killed"))
+    script = SCRIPT.format(tests=[str(one) for one in Path(__file__).parents[:2]], folder=str(tmp_path / "killed"))
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         lock = tmp_path / "killed" / "one" / "lock"
         until(lambda: (tmp_path / "killed" / "one" / "checkpoints").exists() and lock.read_text().strip() != "")
@@ -101,13 +101,6 @@ def test_children_stop_with_their_parent_and_the_run_resumes(tmp_path: Path) -> 
     train(long, tmp_path / "whole", cores=1)
     assert outcome.steps == 400
     assert weights(tmp_path / "killed" / "one") == weights(tmp_path / "whole")
-
-
-def until(condition: object, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
 
 
 def is_alive(process: int) -> bool:

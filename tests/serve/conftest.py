@@ -10,10 +10,13 @@ from page_browser import CHROMIUM, Browser
 from serve_folders import language_model, reverser, running, translator
 
 from allyouneed.serve.backend import Backend
+from waiting import PATIENCE
 
-# On a busy machine a response may take longer than the five seconds after which this client gives up.
+# The default of httpx is five seconds, and a response may take longer on a busy machine. All its calls and clients use
+# this object, so no test has to set a timeout.
 for _part in ("connect", "read", "write", "pool"):
-    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 300.0)
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, PATIENCE)
+assert httpx.Client().timeout == httpx.Timeout(PATIENCE)
 
 
 @pytest.fixture(scope="session")

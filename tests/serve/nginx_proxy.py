@@ -94,7 +94,7 @@ class RestartableServer:
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=30):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=300):
                     return
             except OSError:
                 assert process.poll() is None, self._log.read_text()

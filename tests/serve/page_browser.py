@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
-TIMEOUT = 60_000  # milliseconds: starting a program process is slow on a busy machine
+TIMEOUT = 300_000  # milliseconds: as long as other tests wait (waiting.py)
 
 
 class Browser:

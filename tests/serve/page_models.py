@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from serve_folders import PATIENT
 
 from allyouneed.config import parse
 from allyouneed.folder import save_folder
@@ -72,7 +73,7 @@ def write_run(folder: Path, steps: int, *, end: bool = False) -> None:
 @contextmanager
 def serving(folders: list[str], runs: Path, port: int = 0, **settings: Any) -> Iterator[str]:
     """Run a real server in a thread, and yield its address. Port 0: any free port."""
-    config = ServeConfig(runs=str(runs), **settings)
+    config = ServeConfig(runs=str(runs), **{**PATIENT, **settings})
     app = create_app(config, open_models(folders))
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,8 +82,7 @@ def serving(folders: list[str], runs: Path, port: int = 0, **settings: Any) -> I
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until = time.monotonic() + 60
-        while not server.started and thread.is_alive() and time.monotonic() < until:
+        while not server.started and thread.is_alive():
             time.sleep(0.02)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
@@ -96,7 +96,7 @@ def request(url: str, body: Any = None, key: str | None = None) -> tuple[int, An
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=300) as response:
             return response.status, json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
         with error:

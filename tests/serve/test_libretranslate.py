@@ -3,7 +3,6 @@
 import html
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ def keyed(folders: list[Path]) -> Iterator[str]:
         yield url
 
 
-send = partial(httpx.post, timeout=60)  # the machine may be busy
-get = partial(httpx.get, timeout=60)
+send, get = httpx.post, httpx.get
 
 
 def post(url: str, path: str = "/translate", **body: Any) -> tuple[int, Any]:

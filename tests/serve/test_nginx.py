@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from nginx_proxy import CONFIGURATION, MISSING, NGINX, RestartableServer, two_servers_behind_nginx, write_configuration
-from test_serve_lifecycle import LONG, until
+from test_serve_lifecycle import LONG
 
 from allyouneed.serve.setup import Source
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from rolling_restart import roll
@@ -49,7 +50,7 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 def test_streams_and_disconnects_pass_at_once(proxied: tuple[str, list[RestartableServer], Path]) -> None:
     url, _, log = proxied
     body, headers = {**LONG, "max_tokens": 1_000_000, "stream": True}, {"X-Request-Id": "stream"}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=300) as response:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
         assert response.status_code == 200
         assert next(response.iter_lines()).startswith("data: {")
         assert "stream" not in logged(log)  # an event has arrived, and the end is far

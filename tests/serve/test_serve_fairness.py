@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,9 @@ from allyouneed.decode import translate
 from allyouneed.folder import load_folder
 from allyouneed.serve.batch_worker import BatchWorker, FairLock
 from allyouneed.serve.worker import BatchOperation, PendingRequest, RequestQueue
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.no_shapes
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
 
 
 class Harness:
@@ -140,7 +133,7 @@ def test_a_short_translation_overtakes_a_long_one(tmp_path: Path, monkeypatch: p
     def search(model: Any, codec: Any, texts: Sequence[str], *args: Any, **settings: Any) -> Any:
         batches.append(list(texts))
         started.set()
-        assert resume.wait(60)
+        assert resume.wait(PATIENCE)
         return translate(model, codec, texts, *args, **settings)
 
     monkeypatch.setattr("allyouneed.serve.backend.translate", search)
@@ -149,12 +142,12 @@ def test_a_short_translation_overtakes_a_long_one(tmp_path: Path, monkeypatch: p
 
         def post(name: str, q: str | list[str]) -> None:
             body = {"q": q, "source": "en", "target": "de"}
-            responses[name] = httpx.post(f"{url}/translate", json=body, timeout=60).json()["translatedText"]
+            responses[name] = httpx.post(f"{url}/translate", json=body).json()["translatedText"]
 
         config = backend.models["numbers-de"].search
         first = threading.Thread(target=post, args=("long", long))
         first.start()
-        assert started.wait(60)
+        assert started.wait(PATIENCE)
         second = threading.Thread(target=post, args=("short", short))
         second.start()
         until(lambda: len(backend.engines["numbers-de"].queue) == len(long) - 12 + 1)

@@ -12,6 +12,7 @@ from serve_folders import running
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
 from allyouneed.serve import ServeConfig
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.no_shapes
 
@@ -20,7 +21,7 @@ def get(url: str, *hosts: str, version: str = "1.1", path: str = "/health") -> t
     """Send a request with these `Host` headers. Return the status and the body of the response."""
     host, port = url.removeprefix("http://").split(":")
     lines = [f"GET {path} HTTP/{version}", *(f"Host: {one}" for one in hosts), "Connection: close", "", ""]
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall("\r\n".join(lines).encode("latin-1"))
         answer = b""
         with contextlib.suppress(ConnectionError):

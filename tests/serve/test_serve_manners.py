@@ -3,7 +3,6 @@
 import logging
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import httpx2 as httpx
@@ -12,6 +11,7 @@ from hostile_bodies import FIELDS
 from serve_folders import running, translator
 
 from allyouneed.serve.backend import Backend
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.no_shapes
 ORIGIN = "http://friend.example"
@@ -37,13 +37,10 @@ def test_hanging_up_in_a_body_is_no_failure(
     before, failures = counted(backend, 499), counted(backend, 500)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += 'Transfer-Encoding: chunked\r\n\r\n5\r\n{"q":\r\n' if chunked else 'Content-Length: 90\r\n\r\n{"q":'
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(head.encode())
-        while not backend.active:
-            time.sleep(0.01)
-    until = time.monotonic() + 60
-    while counted(backend, 499) == before and time.monotonic() < until:
-        time.sleep(0.01)
+        until(lambda: backend.active)
+    until(lambda: counted(backend, 499) > before)
     assert (counted(backend, 499), counted(backend, 500)) == (before + 1, failures)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 

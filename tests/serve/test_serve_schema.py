@@ -21,6 +21,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from serve_folders import running
 
+from waiting import PATIENCE
+
 pytestmark = pytest.mark.no_shapes
 CHECKS = [
     not_a_server_error,
@@ -42,7 +44,7 @@ def test_every_response_is_described(folders: list[Path], valid: bool) -> None:
 
 def try_everything(url: str, valid: bool) -> None:
     mode = schemathesis.GenerationMode.POSITIVE if valid else schemathesis.GenerationMode.NEGATIVE
-    requests.get(f"{url}/api/models", timeout=120)  # its imports may take longer than schemathesis waits
+    requests.get(f"{url}/api/models", timeout=PATIENCE)  # its imports may take longer than schemathesis waits
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     schema.config.generation.update(modes=[mode])
     tried = 0
@@ -61,7 +63,7 @@ def try_everything(url: str, valid: bool) -> None:
                 body["model"] = "language" if len(str(body)) % 2 else "numbers-de"
             if valid and isinstance(body, dict) and "target" in body and "q" in body:
                 body["source"], body["target"] = "en", "de"
-            case.call_and_validate(checks=CHECKS, timeout=120)  # the machine may be busy
+            case.call_and_validate(checks=CHECKS, timeout=PATIENCE)  # the machine may be busy
 
         try:
             check()

@@ -5,7 +5,7 @@ import gc
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from serve_folders import running
 
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.worker import PendingRequest
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.no_shapes
 
@@ -22,19 +23,12 @@ PROMPTS = [f"to be or not {number}" for number in range(32)]
 HUGE = {"model": "language", "prompt": PROMPTS, "n": 8, "max_tokens": 1024, "logprobs": 20, "seed": 1, "stream": True}
 
 
-def until(true: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
-
-
 def send_unread(url: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and read nothing. A small buffer keeps the response in the server."""
     content = json.dumps(body).encode()
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
-    connection.settimeout(60)
+    connection.settimeout(PATIENCE)
     host, port = url.removeprefix("http://").split(":")
     connection.connect((host, int(port)))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -58,7 +52,7 @@ def pause_of(backend: Backend) -> int:
         idle, requests = backend.engines["language"].decode_workers.rows() == 0, waiting(backend)
         return idle and bool(requests) and all(request.backlog.lags for request in requests)
 
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         before = tokens()
         time.sleep(1)
@@ -110,7 +104,7 @@ def test_unread_streams_do_not_fill_the_queue_of_others(folders: list[Path]) -> 
         pause_of(backend)
         size = 256 - len(backend.engines["language"].queue) + 1  # more than the queue has left
         transport = httpx.HTTPTransport(local_address="127.0.0.2")  # another client
-        with httpx.Client(transport=transport, timeout=60) as client:
+        with httpx.Client(transport=transport) as client:
             body = {"model": "language", "prompt": ["to"] * size, "max_tokens": 2}
             assert client.post(f"{url}/v1/completions", json=body).status_code == 200
 
@@ -120,7 +114,9 @@ def test_an_event_contains_all_tokens_that_are_ready(folders: list[Path]) -> Non
         pause_of(backend)
         received = b""
         while len(received) < 1 << 22:
-            received += connection.recv(1 << 16)
+            more = connection.recv(1 << 16)
+            assert more
+            received += more
     lines = [line for line in received.decode(errors="replace").splitlines() if line.startswith("data: {")]
     tokens = []
     for line in lines[:-1]:
@@ -135,9 +131,9 @@ def test_an_event_contains_all_tokens_that_are_ready(folders: list[Path]) -> Non
 def test_pauses_do_not_change_the_text(folders: list[Path], url: str, settings: dict[str, int]) -> None:
     """With a backlog of one byte every token suspends its rows. Few of them keep their states in a small batch."""
     body = {**HUGE, "prompt": PROMPTS[:3], "n": 3, "max_tokens": 30, "logprobs": 2}
-    wanted = choices_of(httpx.post(f"{url}/v1/completions", json=body, timeout=60).text)
+    wanted = choices_of(httpx.post(f"{url}/v1/completions", json=body).text)
     with running(folders[3:4], **settings) as (paused, _):
-        found = choices_of(httpx.post(f"{paused}/v1/completions", json=body, timeout=60).text)
+        found = choices_of(httpx.post(f"{paused}/v1/completions", json=body).text)
     assert found == wanted
     assert len(wanted) == 9
 
@@ -164,7 +160,7 @@ def test_long_responses_leave_time_for_others(
     folders: list[Path], longest_run: list[float], body: dict[str, Any]
 ) -> None:
     with running(folders[3:4]) as (url, _):
-        found = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+        found = httpx.post(f"{url}/v1/completions", json=body)
         assert found.status_code == 200
     assert max(longest_run) < 0.25
 

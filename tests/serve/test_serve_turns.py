@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.server import Server, uvicorn_config
 from allyouneed.serve.worker import PendingRequest, RequestQueue
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.no_shapes
 
@@ -41,16 +41,9 @@ LONG: dict[str, Any] = {
 SHORT = {"model": "language", "prompt": "to be", "max_tokens": 2, "temperature": 0}
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
-
-
 def post_from(address: str, url: str, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
     """Send a request from one of the loopback addresses: each is a client."""
-    with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=120) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=address)) as client:
         return client.post(f"{url}{path}", json=body)
 
 
@@ -85,7 +78,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     found, advance = Steps(), Decoder.advance
 
     def counted(self: Decoder, token_B: Any, state: Any) -> Any:
-        assert found.go.wait(120)
+        assert found.go.wait(PATIENCE)
         found.count += 1
         found.watch()
         return advance(self, token_B, state)
@@ -193,7 +186,7 @@ def test_tokenizing_takes_turns_by_client(folders: list[Path], tmp_path: Path, t
         until(lambda: backend.texts.waiting == 28)
         found += [sent.enter_context(posting("127.0.0.2", url, small, "/tokenize"))]
         until(lambda: backend.texts.waiting == 29)
-        assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
+        assert httpx.get(f"{url}/metrics").status_code == 200
         tokenized.go.set()
     assert tokenized.texts.index("small") <= 3
     assert [one.json()["texts"][0]["count"] > 0 for [one] in found] == [True] * 31
@@ -272,7 +265,7 @@ def test_rows_that_return_to_a_closed_queue_are_refused() -> None:
             queue.take(request)
             assert queue.close() == set()
             queue.put_back([(request, row)])
-        await asyncio.wait_for(request.has_events.wait(), 60)
+        await asyncio.wait_for(request.has_events.wait(), PATIENCE)
         [refusal] = request.events
         assert isinstance(refusal, Refusal)
         assert (refusal.status, len(queue)) == (503, 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from serve_process import process
-from test_serve_lifecycle import LONG, until
+from test_serve_lifecycle import LONG
 from test_serve_reload import Log, models_of
 
 from allyouneed.serve.app import create_app
@@ -27,6 +27,7 @@ from allyouneed.serve.server import Server, WorkerRole, uvicorn_config
 from allyouneed.serve.setup import Source
 from allyouneed.serve.shared_metrics import SharedMetrics
 from allyouneed.serve.worker_process import READY
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.no_shapes
 SHORT = {"model": "language", "prompt": "to be or", "max_tokens": 5, "temperature": 0}
@@ -73,7 +74,7 @@ def test_workers_share_a_port_and_sum_their_metrics(folders: list[Path]) -> None
         pids = children(server.pid)
         assert len(pids) == 2
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=300) == 0
+        assert server.wait(timeout=PATIENCE) == 0
         assert server.communicate() == ("", "")
         assert not any(map(runs, pids))
 
@@ -90,14 +91,14 @@ def test_a_worker_that_crashes_starts_again(folders: list[Path]) -> None:
         log.wait("ended with status 0; it starts again in 0 seconds")
         assert httpx.post(f"{url}/v1/completions", json=SHORT).status_code == 200
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=300) == 0
+        assert server.wait(timeout=PATIENCE) == 0
 
 
 def test_requests_finish_when_workers_drain(folders: list[Path]) -> None:
     options = ("--limit", "drain=300", "--limit", "deadline=300")
     with (
         two_workers(str(folders[3]), *options) as (server, url),
-        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=300) as response,
+        httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}) as response,
     ):
         lines = response.iter_lines()
         assert next(lines).startswith("data: {")
@@ -106,7 +107,7 @@ def test_requests_finish_when_workers_drain(folders: list[Path]) -> None:
                 os.kill(one, signal.SIGTERM)
         server.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert server.wait(timeout=300) == 0
+        assert server.wait(timeout=PATIENCE) == 0
 
 
 def test_sighup_reaches_all_workers(folders: list[Path], tmp_path: Path) -> None:
@@ -163,9 +164,9 @@ def test_sighup_during_the_start_does_not_end_the_server(folders: list[Path], wo
                     server.send_signal(signal.SIGHUP)
                     time.sleep(0.05)
             url = line.result().partition("(")[0].split()[-1]
-            assert httpx.get(f"{url}/ready", timeout=300).status_code == 200
+            assert httpx.get(f"{url}/ready").status_code == 200
             server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=300) == 0
+            assert server.wait(timeout=PATIENCE) == 0
         finally:
             server.kill()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from allyouneed.storage import lock
 with lock(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +26,7 @@ from allyouneed.training.loop import Interrupted, Run
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import SilentListener
 from allyouneed.training.stopping import stop_signals
+from waiting import PATIENCE, until
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.no_shapes
@@ -270,11 +270,8 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     command = [*TORCHRUN, "-m", "allyouneed", "train", str(folder / "recipe.toml"), "--out", str(folder / "run")]
     before = evaluations(folder / "run")
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 120
-    while evaluations(folder / "run") <= before:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: evaluations(folder / "run") > before or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
     return process
 
 
@@ -325,16 +322,16 @@ def test_a_second_signal_ends_a_run_at_once_although_the_first_one_raised() -> N
         signal.signal(signal.SIGINT, usual)
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def error_lines(errors: str) -> list[str]:
     """Return the lines of our own errors. A reason quoted within such a line may hold "error: " as well."""
     return [line for line in errors.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> None:
     process = start(tmp_path)
     os.kill(workers(process)[1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode > 0
     (line,) = error_lines(errors)
     assert "another process of this run has ended" in line
@@ -343,7 +340,7 @@ def test_a_killed_process_ends_the_others_and_a_signal_saves(tmp_path: Path) -> 
 
     process = start(tmp_path)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     assert f"resuming from step {int(latest.name[5:]):,}" in errors
     (line,) = error_lines(errors)

@@ -23,6 +23,7 @@ from allyouneed.lab.claims.structure import recurrent_steps
 from allyouneed.lab.claims.verdicts import cells_of, chosen, finished, try_claims, write_page
 from allyouneed.mixers.recurrent import Recurrent, RnnConfig
 from allyouneed.storage import lock
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.no_shapes
 
@@ -158,7 +159,7 @@ def test_a_worker_stops_with_its_parent() -> None:
     worker = subprocess.Popen([sys.executable, "-m", "allyouneed.lab.claims.cell_process"], stdin=subprocess.PIPE)
     assert worker.stdin is not None
     worker.stdin.close()
-    assert worker.wait(timeout=60) == 0
+    assert worker.wait(timeout=PATIENCE) == 0
 
 
 def test_shared_measurements_are_made_once() -> None:
