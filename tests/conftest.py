@@ -84,7 +84,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     checker = ShapeChecker()
     before = sys.getprofile()
-    sys.setprofile(checker)
+    sys.setprofile(checker.profile)
     try:
         return (yield)
     finally:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -16,6 +15,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = str(ROOT / "src" / "allyouneed") + os.sep
 SUFFIX = re.compile(r"^[a-z]\w*?_([A-Z0-9]*[A-Z][A-Z0-9]*)$")
+DIGITS = {str(digit): digit for digit in range(10)}
+# Codes and their suffixed names, by package and identity. The hash of a code is slow; its id is valid while it lives.
+KNOWN: dict[str, dict[int, tuple[CodeType, Sequence[tuple[str, str]]]]] = {}
 
 
 def shared_data(*parts: str) -> Path:
@@ -28,7 +30,7 @@ def shared_data(*parts: str) -> Path:
 
 
 class ShapeChecker:
-    """A profile function (`sys.setprofile`) that checks names like `x_BTD` against the tensors they hold.
+    """The function `profile`, for `sys.setprofile`, checks names like `x_BTD` against the tensors they hold.
 
     Whenever a function of the package returns, each of its local tensors with a suffix must have one axis for each
     letter. A letter is one size within the frame, a digit is that size, and a size of 1 broadcasts. Wrong names are
@@ -37,33 +39,45 @@ class ShapeChecker:
     """
 
     def __init__(self, package: str = PACKAGE) -> None:
-        self.package = package
         self.wrong_names: list[str] = []
+        known = KNOWN.setdefault(package, {})
+        find = known.get
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "return" and (names := _suffixed(frame.f_code, self.package)):
-            self._check(frame, names)
+        def profile(frame: FrameType, event: str, _: Any) -> None:
+            if event != "return":
+                return
+            code = frame.f_code
+            if (found := find(id(code))) is None:
+                found = known[id(code)] = code, _suffixed(code, package)
+            if found[1]:
+                self._check(frame, found[1])
+
+        self.profile = profile  # a plain function: it is called for every call and every return
 
     def _check(self, frame: FrameType, names: Sequence[tuple[str, str]]) -> None:
-        sizes: dict[str, int] = {}
+        sizes = dict(DIGITS)
         values = frame.f_locals
         for name, letters in names:
             value = values.get(name)
             if not isinstance(value, Tensor):
                 continue
-            where = f"{frame.f_code.co_qualname}: {name} is {tuple(value.shape)}"
-            if value.ndim != len(letters):
-                self.wrong_names.append(f"{where}, not of {len(letters)} axes")
+            shape = value.shape
+            if len(shape) != len(letters):
+                self._add(frame, name, value, f"not of {len(letters)} axes")
                 continue
-            for letter, size in zip(letters, value.shape, strict=True):
-                expected = int(letter) if letter.isdigit() else sizes.get(letter, 1)
-                if 1 not in (size, expected) and size != expected:
-                    self.wrong_names.append(f"{where}, but {letter} = {expected}")
+            for letter, size in zip(letters, shape, strict=True):
+                expected = sizes.get(letter, 1)
+                if size == expected:
+                    continue
+                if 1 not in (size, expected):
+                    self._add(frame, name, value, f"but {letter} = {expected}")
                 elif not letter.isdigit():
                     sizes[letter] = max(size, expected) if 0 not in (size, expected) else 0
 
+    def _add(self, frame: FrameType, name: str, value: Tensor, problem: str) -> None:
+        self.wrong_names.append(f"{frame.f_code.co_qualname}: {name} is {tuple(value.shape)}, {problem}")
 
-@cache
+
 def _suffixed(code: CodeType, package: str) -> tuple[tuple[str, str], ...]:
     """Return the local names of a function that carry a shape, or nothing outside the package."""
     if not code.co_filename.startswith(package):
