@@ -20,7 +20,13 @@ from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
 from allyouneed.decode.sentences import in_pieces
 from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.evaluation.probabilities import score_rows
-from allyouneed.evaluation.settings import require_generator, require_source, search_config, sentence_splitter
+from allyouneed.evaluation.settings import (
+    in_languages,
+    require_generator,
+    require_source,
+    search_config,
+    sentence_splitter,
+)
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
@@ -81,6 +87,8 @@ class Pipeline(Bundle):
         n_best: None = None,
         shortlist: bool = False,
         sentences: Sentences = "auto",
+        source_language: str | None = None,
+        target_language: str | None = None,
         **settings: Unpack[SearchSettings],
     ) -> list[str]: ...
 
@@ -92,6 +100,8 @@ class Pipeline(Bundle):
         n_best: int,
         shortlist: bool = False,
         sentences: Sentences = "auto",
+        source_language: str | None = None,
+        target_language: str | None = None,
         **settings: Unpack[SearchSettings],
     ) -> list[list[Answer]]: ...
 
@@ -102,6 +112,8 @@ class Pipeline(Bundle):
         n_best: int | None = None,
         shortlist: bool = False,
         sentences: Sentences = "auto",
+        source_language: str | None = None,
+        target_language: str | None = None,
         **settings: Unpack[SearchSettings],
     ) -> list[str] | list[list[Answer]]:
         """Return the best translation of each text, or its `n_best` best with their scores.
@@ -112,8 +124,11 @@ class Pipeline(Bundle):
 
         `sentences`: split a text into sentences, translate each, and join the results. `auto` does so if the text has
         more sentences than a line of the training data usually had; the score is then the mean of all pieces.
+
+        `source_language` and `target_language` choose languages of a multilingual model by the names of its tags.
         """
         require_source(self, "translate")
+        codec = in_languages(self, source_language, target_language)
         config = search_config(self, {**settings, "n_best": n_best})
         listed = require_shortlist(self) if shortlist else None
         texts = _texts(texts, "texts")
@@ -125,7 +140,7 @@ class Pipeline(Bundle):
         filled = [text for text in texts if text.strip()]
 
         def whole(pieces: list[str]) -> list[list[Answer]]:
-            return translate(self.model, self.codec, pieces, config, shortlist=listed)
+            return translate(self.model, codec, pieces, config, shortlist=listed)
 
         found = iter(in_pieces(splitter, whole, config.n_best)(filled))
         answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]

@@ -9,6 +9,7 @@ import pytest
 from allyouneed.cli import run
 from allyouneed.config import parse
 from allyouneed.folder import load_folder, save_folder
+from allyouneed.pipeline import load
 from allyouneed.training import Recipe
 
 pytestmark = [
@@ -35,6 +36,23 @@ class CommandRunner:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandRunner:
     return CommandRunner(capsys, monkeypatch, tmp_path / "stdin")
+
+
+def test_translating_between_chosen_languages(tmp_path: Path, command: CommandRunner) -> None:
+    folder, _ = their.m2m_100(tmp_path / "theirs")
+    status, _, err = command("import", folder, "--out", tmp_path / "ours")
+    assert status == 0, err
+    ask = ("translate", tmp_path / "ours", "--max-length", 5, "--beam", 1)
+    found = [command(*ask, "--from", "eng_Latn", "--to", tag, text="the cat\n")[:2] for tag in ("deu_Latn", "eng_Latn")]
+    own = load(tmp_path / "ours").translate(["the cat"], max_length=5, beam=1, target_language="deu_Latn")
+    assert found[0] == (0, f"{own[0]}\n")
+    assert found[1][1] != found[0][1]
+    status, _, err = command(*ask, "--to", "xx", text="the cat\n")
+    assert status == 2
+    assert "ours: target language: unknown name 'xx'; 2 are known, such as deu_Latn, eng_Latn" in err
+    status, _, err = command(*ask, "--to", "deu_Latn", "--engine", "ctranslate2", text="the cat\n")
+    assert status == 2
+    assert "--to: --engine ctranslate2 cannot begin targets with a tag; use --engine torch" in err
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
+from allyouneed.errors import ConfigError
 from allyouneed.inference.optimize import optimize_for_inference
-from allyouneed.interop.hf.load import Imported, read_folder
+from allyouneed.interop.hf.load import Imported, import_folder, read_folder
+from allyouneed.pipeline import load
 from allyouneed.text.specials import BOS, EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -137,6 +139,36 @@ def same_searches(read: Imported, theirs: Any, source_BS: Tensor, mask_BS: Tenso
             ids = [*best.ids, EOS] if best.finished else best.ids
             assert to_theirs(read, ids) == row[1 : 1 + len(ids)]
             assert set(row[1 + len(ids) :]) <= {theirs.config.pad_token_id, theirs.config.eos_token_id}
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_languages_of_a_multilingual_model(tmp_path: Path, beam: int) -> None:
+    folder, theirs = their.m2m_100(tmp_path / "theirs")
+    notes = import_folder(folder, tmp_path / "ours")
+    assert "2 languages (deu_Latn, eng_Latn, ...): translate --from A --to B" in notes
+    pipeline, read = load(tmp_path / "ours"), read_folder(folder)
+    tokenizer = their.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tags = {name: tokenizer.token_to_id(name) for name in ("deu_Latn", "eng_Latn")}
+    for source, target in (("deu_Latn", "eng_Latn"), (None, "deu_Latn")):
+        chosen = {"source_language": source, "target_language": target}
+        found = pipeline.translate(their.SENTENCES, n_best=1, beam=beam, length_penalty=0.0, max_length=9, **chosen)
+        for text, (best,) in zip(their.SENTENCES, found, strict=True):
+            ids = tokenizer.encode(text).ids
+            ids[0] = tags[source] if source else ids[0]
+            row = theirs.generate(
+                torch.tensor([ids]),
+                num_beams=beam,
+                length_penalty=0.0,
+                max_new_tokens=10,
+                do_sample=False,
+                forced_bos_token_id=tags[target],
+                bad_words_ids=never_generated(theirs),
+            )[0].tolist()
+            right = [number for number in row[2:] if number not in (theirs.config.eos_token_id, 1)]
+            assert row[1] == tags[target]
+            assert best.text == read.codec.decode_target([read.vocabulary.ours[number] for number in right])
+    with pytest.raises(ConfigError, match=r"ours: target language: unknown name 'deu'; 2 are known, such as deu_Latn"):
+        pipeline.translate(["a tree"], target_language="deu")
 
 
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)

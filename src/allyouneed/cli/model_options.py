@@ -1,6 +1,7 @@
 """Options that several commands share, and how they open a model for inference."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -38,6 +39,15 @@ Engine = Annotated[
     typer.Option(help="Inference engine. Both give the same outputs for a trained model."),
 ]
 
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option("--from", help="Language of the source, of a multilingual model.", show_default="the model's own"),
+]
+TargetLanguage = Annotated[
+    str | None,
+    typer.Option("--to", help="Language of the target, of a multilingual model.", show_default="the model's choice"),
+]
+
 
 def open_model(
     folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False, engine: str = "torch"
@@ -51,6 +61,15 @@ def open_model(
         return load_folder(folder, device, sets)
     keep_freed_memory()
     return load(folder, device=device, sets=sets, int8=int8)
+
+
+def in_languages(bundle: "Bundle", source: str | None, target: str | None, engine: str) -> "Bundle":
+    """Return a multilingual model for two of its languages; None keeps its own."""
+    from allyouneed.evaluation.settings import in_languages as codec_in_languages
+
+    if target is not None and engine == "ctranslate2":
+        raise ConfigError("--to: --engine ctranslate2 cannot begin targets with a tag; use --engine torch")
+    return replace(bundle, codec=codec_in_languages(bundle, source, target))
 
 
 def shortlist_of(bundle: "Bundle", wanted: bool) -> "Shortlist | None":

@@ -12,7 +12,10 @@ from allyouneed.cli.model_options import (
     Int8,
     Listed,
     ModelFolder,
+    SourceLanguage,
+    TargetLanguage,
     check_engine,
+    in_languages,
     open_model,
     shortlist_of,
 )
@@ -52,17 +55,18 @@ def command(
             "sentences than a line of the training data usually had."
         ),
     ] = "auto",
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     device: Device = "cpu",
 ) -> None:
     """Translate or classify each line of standard input."""
     from allyouneed.cli.progress import line_meter
     from allyouneed.cli.stdin import line_batches
-    from allyouneed.cli.terminal import note
     from allyouneed.decode.sentences import in_pieces
     from allyouneed.evaluation.settings import require_source, search_config, sentence_splitter
 
     check_engine(engine, device, shortlist)
-    bundle = open_model(model, device, int8=int8, engine=engine)
+    bundle = in_languages(open_model(model, device, int8=int8, engine=engine), source_language, target_language, engine)
     require_source(bundle, "translate")
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, changes)
@@ -83,6 +87,13 @@ def command(
             before += len(texts)
             sys.stdout.flush()
             meter.end()
+    _note_unknown(unknown)
+
+
+def _note_unknown(unknown: Sequence[int]) -> None:
+    """Note the lines with unknown text."""
+    from allyouneed.cli.terminal import note
+
     if unknown:
         where = f"line {unknown[0]} has" if len(unknown) == 1 else f"{len(unknown):,} lines (first: {unknown[0]}) have"
         note(f"{where} text that the model did not see in training; the answer may be meaningless")

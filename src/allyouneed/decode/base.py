@@ -78,6 +78,19 @@ def new_token_limit(model: Model, asked: int, prompt: Sequence[int], source: Seq
     return min(asked, max(1, model.longest - read + 1))  # the last token is not read
 
 
+def start_targets(model: Model, sources: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> tuple[State, Tensor]:
+    """Return the state before the last id that every target begins with, and that id for each source: (B).
+
+    Targets begin with BOS and the ids of `prefix`.
+    """
+    device = device_of(model)
+    state = model.condition(*pad_right(sources, device))
+    *before, last = (BOS, *prefix)
+    if before:
+        _, state = model.hidden(torch.tensor([before], device=device).expand(len(sources), -1), state)
+    return state, torch.full((len(sources),), last, device=device)
+
+
 def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list[list[int]]:
     """Return batches of item numbers with similar lengths, longest first: a batch that is too large fails at once.
 

@@ -36,17 +36,17 @@ from allyouneed.decode.base import (
     generating,
     new_token_limit,
     pack,
-    pad_right,
+    start_targets,
     top_tokens,
 )
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.decode.threads import one_core, run_concurrently, worker_count
-from allyouneed.mixers import State, select_rows
+from allyouneed.mixers import select_rows
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
-from allyouneed.text.specials import BOS, EOS, PAD
+from allyouneed.text.specials import EOS, PAD
 
 BEYOND_SOURCE = 50  # section 6.1: "maximum output length during inference to input length + 50"
 NEVER = float("-inf")
@@ -85,8 +85,9 @@ def search(
     config: SearchConfig,
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
-    """Return the n best targets of each source, best first.
+    """Return the n best targets of each source, best first. All begin with `prefix`, which is not returned.
 
     `progress` is called after each batch with its number of sources. With a shortlist, a target has only tokens that it
     allows for the source, and probabilities are among those.
@@ -99,11 +100,11 @@ def search(
 
         def decode(batch: list[int]) -> list[list[Hypothesis]]:
             chosen = [sources[item] for item in batch]
-            limits = [new_token_limit(model, config.limit(source), (), source) for source in chosen]
+            limits = [new_token_limit(model, config.limit(source), prefix, source) for source in chosen]
             allowed = None if shortlist is None else BatchShortlist(model, shortlist, chosen, config.beam)
             if config.beam == 1:
-                return greedy_batch(model, chosen, limits, config.length_penalty, allowed)
-            beams = _Beams(model, chosen, limits, config, allowed)
+                return greedy_batch(model, chosen, limits, config.length_penalty, allowed, prefix)
+            beams = _Beams(model, chosen, limits, config, allowed, prefix)
             with one_core(model, len(chosen) * config.beam):
                 return beams.run()
 
@@ -172,6 +173,7 @@ class _Beams:
         limits: Sequence[int],
         config: SearchConfig,
         shortlist: BatchShortlist | None = None,
+        prefix: Sequence[int] = (),
     ) -> None:
         self.model = model if shortlist is None else shortlist.model
         self.config, self.shortlist, self.device = config, shortlist, device_of(model)
@@ -182,8 +184,8 @@ class _Beams:
         self.last_penalty_N = torch.tensor(penalties, device=self.device)
         self.to_beat_N = torch.full((len(limits),), NEVER, device=self.device)  # the n-th best finished score
         self.logprob_NK = torch.zeros(len(limits), 1, device=self.device)
-        self.ids_BT = torch.full((len(limits), 1), BOS, device=self.device)
-        self.state: State = model.condition(*pad_right(sources, self.device))
+        self.state, begin_B = start_targets(model, sources, prefix)
+        self.ids_BT = begin_B[:, None]
 
     def run(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of every sentence, best first."""

@@ -6,15 +6,13 @@ y_t = argmax_v P(v | y_<t, source)    until EOS
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from allyouneed.decode.base import Hypothesis, device_of, pad_right
+from allyouneed.decode.base import Hypothesis, start_targets
 from allyouneed.decode.generation_loop import best_token, generation_loop
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.models import Model
-from allyouneed.text.specials import BOS
 
 
 def greedy_batch(
@@ -23,15 +21,15 @@ def greedy_batch(
     limits: Sequence[int],
     alpha: float,
     shortlist: BatchShortlist | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """Return one hypothesis for each source. `limits` are maximum lengths, EOS included, at least 1.
 
-    `shortlist` restricts the tokens; None allows all.
+    `shortlist` restricts the tokens; None allows all. Targets begin with `prefix`, which is not returned.
     """
-    device = device_of(model)
+    state, begin_B = start_targets(model, sources, prefix)
     model = model if shortlist is None else shortlist.model
-    state = model.condition(*pad_right(sources, device))
-    logits, state = model.advance(torch.full((len(sources),), BOS, device=device), state)
+    logits, state = model.advance(begin_B, state)
     if shortlist is None:
         found = generation_loop(model, logits, state, limits, lambda logits_BV, _: best_token(logits_BV))
     else:

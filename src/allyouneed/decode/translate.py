@@ -51,7 +51,7 @@ def translate(
             if progress is not None:
                 progress(len(chosen))
         return answers
-    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress, shortlist))
+    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress, shortlist, codec.prefix))
 
 
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:

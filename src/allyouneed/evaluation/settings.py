@@ -7,6 +7,7 @@ from allyouneed.config import parse
 from allyouneed.decode import SearchConfig
 from allyouneed.errors import ConfigError, FolderError, UserError, unknown_name
 from allyouneed.folder import Bundle
+from allyouneed.text.codec import Codec
 from allyouneed.text.sentences import Sentences, SentenceSplitter
 from allyouneed.training import Recipe
 from allyouneed.training.former import without_former_settings
@@ -36,6 +37,14 @@ def _require_search(bundle: Bundle, names: Sequence[str]) -> None:
         raise ConfigError(f"{names[0]}: has no effect with a classifier, whose classes need no search; remove it")
     if names and bundle.codec.source is None:
         raise ConfigError(f"{names[0]}: has no effect with a language model, which is scored by its loss; remove it")
+
+
+def in_languages(bundle: Bundle, source: str | None, target: str | None) -> Codec:
+    """Return the codec of a multilingual model for two of its languages; None keeps its own."""
+    try:
+        return bundle.codec.in_languages(source, target)
+    except ConfigError as error:
+        raise ConfigError(f"{bundle.path}: {error}") from None
 
 
 def sentence_splitter(

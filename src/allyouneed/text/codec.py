@@ -5,11 +5,11 @@ Files: `tokenizer.json`; `tokenizer.target.json` if the target has a separate vo
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allyouneed.errors import FolderError
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.text.chat_template import ChatTemplate
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import LARGEST_FILE, Tokenizer
@@ -30,6 +30,11 @@ class Codec:
 
     `ends`: more ids that end a text of a language model, as EOS does.
 
+    `tags`: the ids that name languages, by name, if the model is multilingual: the source's tag is in the frame, and a
+    target begins with the tag of its language. `in_languages` chooses both.
+
+    `prefix`: the ids that every target begins with, after BOS. They are not stored.
+
     `chat`: the template of conversations, if an imported language model has one.
 
     `sentences`: how many sentences a training line usually held. Longer texts are translated in pieces.
@@ -44,6 +49,29 @@ class Codec:
     chat: ChatTemplate | None = None
     bos: bool = True
     ends: tuple[int, ...] = ()
+    tags: Mapping[str, int] | None = None
+    prefix: tuple[int, ...] = ()
+
+    def in_languages(self, source: str | None, target: str | None) -> "Codec":
+        """Return the codec for a source and a target language; None keeps the model's own.
+
+        Raise ConfigError for a model without tags, or a name that it does not know.
+        """
+        if source is None and target is None:
+            return self
+        if not self.tags:
+            raise ConfigError("the model has no language tags, so its languages cannot be chosen")
+        for what, name in (("source", source), ("target", target)):
+            if name is not None and name not in self.tags:
+                near = [tag for tag in sorted(self.tags) if tag[:2] == name[:2]] or sorted(self.tags)
+                known = f"{len(self.tags):,} are known, such as {', '.join(near[:5])}"
+                raise ConfigError(f"{what} language: unknown name {name[:40]!r}; {known}")
+        frame, numbers = self.framing, set(self.tags.values())
+        if source is not None:
+            tag = self.tags[source]
+            before, after = (tuple(tag if one in numbers else one for one in side) for side in frame)
+            frame = before, after
+        return replace(self, frame=frame, prefix=self.prefix if target is None else (self.tags[target],))
 
     def both(self) -> tuple[Tokenizer, Tokenizer]:
         """Return the tokenisers of a task with a source and a target."""
@@ -119,6 +147,7 @@ class Codec:
         tree |= {"sentences": self.sentences} if self.sentences is not None else {}
         tree |= {"bos": False} if not self.bos else {}
         tree |= {"ends": self.ends} if self.ends else {}
+        tree |= {"tags": self.tags} if self.tags else {}
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         if self.chat is not None:
             self.chat.save(folder)
@@ -144,6 +173,7 @@ class Codec:
             bos, ends = tree.get("bos", True), _ids(tree.get("ends", []), "ends")
             if not isinstance(bos, bool):
                 raise TypeError("bos should be true or false")
+            tags = _tags(tree.get("tags"))
             if not has_source and (not has_target or names is not None):
                 raise ValueError("has neither a source nor a target")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -156,7 +186,9 @@ class Codec:
                 raise FolderError(f"{path}: not readable: ends should be ids of the vocabulary")
             return Codec(target=first, chat=ChatTemplate.load(folder, first), bos=bos, ends=ends)
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
-        return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences)
+        if any(number >= min(first.size, second.size) for number in (tags or {}).values()):
+            raise FolderError(f"{path}: not readable: tags should be ids of the vocabulary")
+        return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences, tags=tags)
 
 
 def _frame(tree: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -164,6 +196,14 @@ def _frame(tree: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
         raise TypeError("frame should be two lists of ids")
     before, after = (_ids(side, "frame") for side in tree)
     return before, after
+
+
+def _tags(tree: object) -> dict[str, int] | None:
+    if tree is None:
+        return None
+    if not isinstance(tree, dict) or not all(type(number) is int and number >= 0 for number in tree.values()):
+        raise TypeError("tags should be ids by name")
+    return tree
 
 
 def _ids(tree: object, name: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Anything that is not understood raises an error that names it: a field of the co
 tokenizer that cannot be renumbered. Nothing in the folder is executed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, ForeignFolder
 from allyouneed.interop.hf.rules import Rule, join_all
 from allyouneed.interop.hf.spm import has_pieces, read_pieces
-from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, renumber
+from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, language_tags, renumber
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.models import Model, ModelConfig
 from allyouneed.models.decoder import DecoderConfig
@@ -95,6 +96,9 @@ def read_folder(folder: Path) -> Imported:
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
         more = tuple(vocabulary.ours[number] for number in ends)
         codec, notes = replace(codec, chat=chat, ends=more, bos=bool(frame and frame[0])), [*notes, *left_out]
+    elif isinstance(config, EncoderDecoderConfig) and tokens["decoder_start"] == tokens["eos"]:
+        tags = language_tags(tokenizer, vocabulary)
+        codec, notes = replace(codec, tags=tags), [*notes, *_tag_notes(tags)]
     return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
 
 
@@ -310,6 +314,10 @@ def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:
     decode = {"beam": beam} if isinstance(beam, int) and not isinstance(beam, bool) and 0 < beam <= 64 else {}
     tree = {"about": f"{name}{ABOUT}", "task": task, "model": config.model_dump(mode="json")}
     return parse(Recipe, {**tree, "decode": decode})
+
+
+def _tag_notes(tags: Mapping[str, int] | None) -> list[str]:
+    return [f"{len(tags):,} languages ({', '.join(sorted(tags)[:3])}, ...): translate --from A --to B"] if tags else []
 
 
 def _notes(left: list[str]) -> list[str]:

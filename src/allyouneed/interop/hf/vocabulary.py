@@ -10,6 +10,7 @@ token of text contains.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,10 @@ PROBES = (
     "a",
 )
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+
+
+# Tags of languages: eng_Latn (NLLB), en_XX (mBART), __en__ (M2M-100).
+LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__[a-z]{2,3}__")
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,13 @@ def renumber(tokenizer: Foreign, parts: Parts, size: int, classes: int = 0) -> V
     source, target = tokenizer.renumbered(names, ours_of)
     _compare(tokenizer, source, ours_of)
     return Vocabulary(target, Rows(tuple(theirs), hidden, size, classes), ours_of, source)
+
+
+def language_tags(tokenizer: Foreign, vocabulary: Vocabulary) -> dict[str, int] | None:
+    """Return the ids of the special tokens that name languages, by language; None if there are none."""
+    special = {name: number for number, (name, special) in tokenizer.added.items() if special}
+    named = {name.strip("_"): number for name, number in special.items() if LANGUAGE.fullmatch(name)}
+    return {name: vocabulary.ours[number] for name, number in named.items() if number in vocabulary.ours} or None
 
 
 def _names(tokenizer: Foreign, theirs: Sequence[int | None]) -> list[str]:
