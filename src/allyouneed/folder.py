@@ -62,8 +62,8 @@ FORMAT: Final = 1
 KINDS: dict[str, tuple[str, set[str]]] = {
     "onnx": ("an export for ONNX runtimes", {"decoder.onnx"}),
     "ctranslate2": ("an export for CTranslate2", {"model.bin", CONFIG}),
-    "hf": ("an export for transformers of Hugging Face", {"tokenizer_config.json", WEIGHTS, CONFIG}),
     "model": ("a model folder", {"codec.json", WEIGHTS, CONFIG}),
+    "hf": ("an export for transformers of Hugging Face", {WEIGHTS, CONFIG}),
 }
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 

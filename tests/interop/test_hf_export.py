@@ -13,8 +13,9 @@ import transformers
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, search
 from allyouneed.errors import ConfigError
-from allyouneed.folder import Bundle
+from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.hf.export import export_folder
+from allyouneed.interop.hf.files import KEPT
 from allyouneed.interop.hf.load import import_folder, read_folder
 from allyouneed.models import MODELS, Model
 from allyouneed.shortlist.table import SPECIALS, Shortlist
@@ -212,32 +213,52 @@ ROUND_TRIPS += [their.qwen2, their.qwen3, their.gemma, their.gemma2, their.gpt_n
 
 @pytest.mark.parametrize("make", ROUND_TRIPS)
 def test_round_trip(tmp_path: Path, make: Any) -> None:
-    """Exporting an imported model drops the ids that we added and keeps the original logits."""
+    """Exporting an imported model keeps its ids, its files and its logits."""
     folder, theirs = make(tmp_path / "theirs")
     import_folder(folder, tmp_path / "ours")
-    from allyouneed.folder import load_folder
-
     export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
-    first, second = read_folder(folder), read_folder(tmp_path / "again")
-    again: Any = _auto(theirs).from_pretrained(tmp_path / "again").eval()  # OPT becomes GPT-2
-    assert again.config.vocab_size == theirs.config.vocab_size
-    row = first.codec.encode_prompt("the cat sat")
-    assert second.codec.encode_prompt("the cat sat") == row
-    numbers = [[one.vocabulary.rows.theirs[n] for n in row] for one in (first, second)]
-    orders = [[one.vocabulary.ours[n] for n in range(theirs.config.vocab_size)] for one in (first, second)]
+    same_vocabulary(folder, tmp_path / "again")
+    (name,) = json.loads((tmp_path / "again" / "config.json").read_text())["architectures"]  # OPT is a GPT-2 here
+    again: Any = getattr(transformers, name).from_pretrained(tmp_path / "again").eval()
+    ids = torch.tensor([[5, 7, 4, 9]])
+    arguments = {"input_ids": ids} | ({"decoder_input_ids": ids} if theirs.config.is_encoder_decoder else {})
     with torch.no_grad():
-        arguments: list[dict[str, Any]] = [{"input_ids": torch.tensor([ids])} for ids in numbers]
-        if theirs.config.is_encoder_decoder:
-            arguments = [{**one, "decoder_input_ids": one["input_ids"][:, :4]} for one in arguments]
-        logits = [model(**one).logits for model, one in zip((theirs.float(), again), arguments, strict=True)]
-    by_ours = [one[..., torch.tensor(order).argsort()] for one, order in zip(logits, orders, strict=True)]
-    torch.testing.assert_close(*by_ours, rtol=0, atol=1e-5)
+        torch.testing.assert_close(again(**arguments).logits, theirs.float()(**arguments).logits, rtol=0, atol=1e-5)
+    first, second = read_folder(folder), read_folder(tmp_path / "again")
+    assert second.vocabulary.rows == first.vocabulary.rows
+    assert second.codec.encode_prompt("the cat sat") == first.codec.encode_prompt("the cat sat")
 
 
-def _auto(theirs: Any) -> Any:
-    """Return the class that finds a model's class by its folder."""
-    pairs = theirs.config.is_encoder_decoder
-    return transformers.AutoModelForSeq2SeqLM if pairs else transformers.AutoModelForCausalLM
+def same_vocabulary(first: Path, second: Path) -> None:
+    """Require the same ids of special tokens, and the same files of the tokenizer."""
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    numbers = [{name: tree[name] for name in tree if name.endswith("_token_id")} for tree in configs]
+    assert numbers[0].items() <= numbers[1].items()
+    assert all(value is None for name, value in numbers[1].items() if name not in numbers[0])
+    assert configs[0]["vocab_size"] == configs[1]["vocab_size"]
+    for name in KEPT:
+        if (first / name).exists():
+            assert (second / name).read_bytes() == (first / name).read_bytes(), name
+
+
+def test_a_token_that_pads_and_begins_is_exported_as_it_begins(tmp_path: Path) -> None:
+    """Training changes the vector of BOS, which is that of padding in Marian: the token is only ever read as BOS."""
+    folder, _ = their.marian(tmp_path / "theirs")
+    import_folder(folder, tmp_path / "ours")
+    bundle = load_folder(tmp_path / "ours")
+    model: Any = bundle.model
+    with torch.no_grad():
+        model.source.weight_VD[BOS] += 1.0
+    export_folder(bundle, tmp_path / "again")
+    again: Any = transformers.MarianMTModel.from_pretrained(tmp_path / "again").eval()
+    source, begin = torch.tensor([[5, 7, EOS]]), torch.tensor([[BOS, 6]])
+    place: Any = bundle.codec.origin and bundle.codec.origin.theirs
+    theirs = [torch.tensor([[place[number] for number in ids[0].tolist()]]) for ids in (source, begin)]
+    with torch.no_grad():
+        ours, _ = model.step(begin, model.condition(source))
+        right = again(input_ids=theirs[0], decoder_input_ids=theirs[1]).logits
+    order = list(range(4, len(place)))
+    torch.testing.assert_close(ours[..., order], right[..., [place[n] for n in order]], rtol=0, atol=1e-5)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -9,9 +9,11 @@ import pytest
 import spm_folders as folders
 import torch
 import transformers
+from test_hf_export import same_vocabulary
 from test_hf_import import same_searches, to_theirs
 
 from allyouneed.folder import load_folder
+from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import Imported, import_folder, read_folder
 from allyouneed.pipeline import load
 from allyouneed.text.specials import EOS, UNK
@@ -187,3 +189,23 @@ def test_text_is_never_a_control_symbol(t5: tuple[Path, Any, Imported], llama: t
         again = Tokenizer.from_json(tokenizer.to_json(), "here")
         assert again.encode("the <sep> cat") == tokenizer.encode("the <sep> cat")
         assert EOS not in again.encode("</s>")
+
+
+@pytest.mark.parametrize("name", ["opus", "t5", "llama"])
+def test_an_export_is_the_original(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The exported folder has the original files, and transformers generates the same from it."""
+    folder, theirs, _ = request.getfixturevalue(name)
+    import_folder(folder, tmp_path / "ours")
+    export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
+    same_vocabulary(folder, tmp_path / "again")
+    kinds: dict[str, tuple[Any, Any]] = {
+        "opus": (transformers.MarianTokenizer, transformers.MarianMTModel),
+        "t5": (transformers.T5Tokenizer, transformers.T5ForConditionalGeneration),
+        "llama": (transformers.LlamaTokenizer, transformers.LlamaForCausalLM),
+    }
+    tokenizer = kinds[name][0].from_pretrained(tmp_path / "again")
+    again = kinds[name][1].from_pretrained(tmp_path / "again").eval()
+    batch = tokenizer("the cat ran", return_tensors="pt", return_token_type_ids=False)
+    settings = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1}
+    found = [model.float().generate(**batch, **settings).tolist() for model in (theirs, again)]
+    assert found[0] == found[1]

@@ -1,7 +1,7 @@
 """Text <-> ids for a finished model: the part of its task that a model folder stores, instead of training data.
 
 Files: `tokenizer.json`; `tokenizer.target.json` if the target has a separate vocabulary; `codec.json` with the rest;
-`chat_template.json` of an imported language model that has one.
+`chat_template.json` of an imported language model that has one; `original.json` of an imported model.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.text.chat_template import ChatTemplate
+from allyouneed.text.origin import Origin
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import LARGEST_FILE, Tokenizer
 
@@ -37,6 +38,8 @@ class Codec:
 
     `chat`: the template of conversations, if an imported language model has one.
 
+    `origin`: the ids, names and files of the tokenizer of an imported model, for exports.
+
     `sentences`: how many sentences a training line usually held. Longer texts are translated in pieces.
     """
 
@@ -51,6 +54,7 @@ class Codec:
     ends: tuple[int, ...] = ()
     tags: Mapping[str, int] | None = None
     prefix: tuple[int, ...] = ()
+    origin: Origin | None = None
 
     def in_languages(self, source: str | None, target: str | None) -> "Codec":
         """Return the codec for a source and a target language; None keeps the model's own.
@@ -151,6 +155,8 @@ class Codec:
         (folder / FILES[2]).write_text(json.dumps(tree, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         if self.chat is not None:
             self.chat.save(folder)
+        if self.origin is not None:
+            self.origin.save(folder)
 
     @staticmethod
     def load(folder: Path) -> "Codec":
@@ -178,17 +184,19 @@ class Codec:
                 raise ValueError("has neither a source nor a target")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise FolderError(f"{path}: not readable: {error}") from None
-        first = Tokenizer.load(folder / FILES[0])
+        first, origin = Tokenizer.load(folder / FILES[0]), Origin.load(folder)
         if not has_target:
-            return Codec(source=first, classes=names, per_position=per_position, frame=frame)
+            return Codec(source=first, classes=names, per_position=per_position, frame=frame, origin=origin)
         if not has_source:
             if any(number >= first.size for number in ends):
                 raise FolderError(f"{path}: not readable: ends should be ids of the vocabulary")
-            return Codec(target=first, chat=ChatTemplate.load(folder, first), bos=bos, ends=ends)
+            chat = ChatTemplate.load(folder, first)
+            return Codec(target=first, chat=chat, bos=bos, ends=ends, origin=origin)
         second = Tokenizer.load(folder / FILES[1]) if (folder / FILES[1]).exists() else first
         if any(number >= min(first.size, second.size) for number in (tags or {}).values()):
             raise FolderError(f"{path}: not readable: tags should be ids of the vocabulary")
-        return Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences, tags=tags)
+        whole = Codec(source=first, target=second, classes=names, frame=frame, sentences=sentences, origin=origin)
+        return replace(whole, tags=tags)
 
 
 def _frame(tree: object) -> tuple[tuple[int, ...], tuple[int, ...]]:

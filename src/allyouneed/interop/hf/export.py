@@ -29,6 +29,8 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.parts.stack import StackConfig
 from allyouneed.storage import new_folder, write_tensors
+from allyouneed.text.codec import Codec
+from allyouneed.text.origin import Origin
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
 
 # By kind of model, positions and placement of the norms.
@@ -63,21 +65,28 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
         settings = _settings(config, architecture)
     except ConfigError as error:
         raise ConfigError(f"{bundle.path}: {error}") from None
-    settings |= _answers(bundle, config, architecture) | tokens.numbers(config) | {"vocab_size": rows.size}
+    origin, numbers = bundle.codec.origin, tokens.numbers(config)
+    numbers = numbers if origin is None else dict(origin.fields)
+    settings |= _answers(bundle, config, architecture) | numbers | {"vocab_size": rows.size}
     tensors = dict(split_all(architecture.rules(config, rows), weights))
     if architecture.needs_fixed:
         tensors |= architecture.fixed(config)
-    files = {CONFIG: settings, **tokenizer_files(bundle.codec, tokens, config)}
+    trees = {CONFIG: settings, **(tokenizer_files(bundle.codec, tokens, config) if origin is None else {})}
     if not isinstance(config, EncoderConfig):
-        files[GENERATION] = {**tokens.numbers(config), **_search(bundle)}
+        trees[GENERATION] = {**numbers, **_search(bundle)}
+    files = {name: _json(tree, name) for name, tree in trees.items()} | dict(origin.files if origin is not None else {})
     with new_folder(out) as folder:
-        for name, tree in files.items():
-            text = json.dumps(tree, indent=1 if name != TOKENIZER else None, ensure_ascii=False)
-            (folder / name).write_text(text + "\n", encoding="utf-8")
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
         write_tensors(folder / WEIGHTS, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
     opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
-    return [opened, *shortlist_note(bundle, "transformers has no shortlists"), *chat_note(bundle)]
+    notes = [opened, *shortlist_note(bundle, "transformers has no shortlists")]
+    return [*notes, *(chat_note(bundle) if origin is None else [])]
+
+
+def _json(tree: Tree, name: str) -> bytes:
+    return (json.dumps(tree, indent=1 if name != TOKENIZER else None, ensure_ascii=False) + "\n").encode("utf-8")
 
 
 def _target_architecture(config: Any) -> Architecture:
@@ -128,32 +137,27 @@ def _vocabulary(
     """Map our ids to their tokens, except ids that are never generated; adapt the output bias."""
     codec, bias_V = bundle.codec, weights.get("head.bias_V")
     answers_are_tokens = not isinstance(config, EncoderConfig) or config.tied
-    sized = weights["source.weight_VD" if "source.weight_VD" in weights else "target.weight_VD"].shape[0]
-    if codec.source is not None and codec.target is not None and codec.source is not codec.target:
-        raise ConfigError("source and target have separate vocabularies; transformers needs a shared one")
-    hidden = frozenset[int]()
-    if answers_are_tokens and bias_V is not None:
-        hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= ZERO_PROBABILITY_LOGIT)
-    kept = [number for number in range(sized) if number not in hidden]
-    if architecture.type == "m2m_100":  # its positions start after the number of the padding token
-        if config.positions.first == 0:
-            raise ConfigError("model.positions.first: 0; m2m_100 of transformers has at least 1")
-        kept.remove(PAD)
-        kept.insert(config.positions.first - 1, PAD)
-    theirs: list[int | None] = [None] * sized
-    for token, number in enumerate(kept):
-        theirs[number] = token
-    rows = Rows(tuple(theirs), hidden, len(kept), len(codec.classes or ()) if not answers_are_tokens else 0)
-    tokens = TokenMap(rows, _token_roles(weights, theirs, hidden))
+    table = "source.weight_VD" if "source.weight_VD" in weights else "target.weight_VD"
+    sized, classes = weights[table].shape[0], 0 if answers_are_tokens else len(codec.classes or ())
+    if codec.origin is not None:
+        rows = _original_rows(codec.origin, sized, classes)
+        weights = _with_one_begin(weights, table, rows)
+    else:
+        place = None
+        if architecture.type == "m2m_100":  # its positions start after the number of the padding token
+            if config.positions.first == 0:
+                raise ConfigError("model.positions.first: 0; m2m_100 of transformers has at least 1")
+            place = config.positions.first - 1
+        rows = _own_rows(codec, bias_V if answers_are_tokens else None, sized, classes, place)
+    kept = [number for number in range(sized) if number not in rows.hidden]
+    tokens = TokenMap(rows, _token_roles(weights, rows.theirs, rows.hidden))
     if isinstance(config, EncoderConfig):
         return config, weights, rows, tokens
     writes_bias = any(rule.ours == "head.bias_V" and rule.theirs for rule in architecture.rules(config, rows))
     if writes_bias and bias_V is None:
         weights = {
             **weights,
-            "head.bias_V": weights[
-                "target.weight_VD" if "target.weight_VD" in weights else "source.weight_VD"
-            ].new_zeros(sized),
+            "head.bias_V": weights[table].new_zeros(sized),
         }
         config = config.model_copy(update={"output_bias": True})
     if not writes_bias and bias_V is not None:
@@ -161,6 +165,39 @@ def _vocabulary(
             raise ConfigError(f"model.output_bias: {architecture.type} has no output bias")
         config = config.model_copy(update={"output_bias": False})
     return config, weights, rows, tokens
+
+
+def _original_rows(origin: Origin, sized: int, classes: int) -> Rows:
+    """Return the original tokens of an imported model."""
+    if len(origin.theirs) != sized:
+        raise ConfigError(f"original.json: {len(origin.theirs):,} ids, but the model has {sized:,}")
+    return Rows(origin.theirs, origin.hidden, origin.size, classes)
+
+
+def _with_one_begin(weights: Weights, table: str, rows: Rows) -> Weights:
+    """Return the weights with the vector of BOS for a token that is both padding and BOS: padding is never read."""
+    if BOS not in rows.hidden or PAD in rows.hidden or rows.theirs[BOS] != rows.theirs[PAD]:
+        return weights
+    changed = weights[table].clone()
+    changed[PAD] = changed[BOS]
+    return {**weights, table: changed}
+
+
+def _own_rows(codec: Codec, bias_V: Tensor | None, sized: int, classes: int, pad: int | None) -> Rows:
+    """Return tokens in the order of our ids, without ids that are never generated. `pad`: the number of padding."""
+    if codec.source is not None and codec.target is not None and codec.source is not codec.target:
+        raise ConfigError("source and target have separate vocabularies; transformers needs a shared one")
+    hidden = frozenset[int]()
+    if bias_V is not None:
+        hidden = frozenset(number for number in (PAD, BOS, EOS, UNK) if bias_V[number] <= ZERO_PROBABILITY_LOGIT)
+    kept = [number for number in range(sized) if number not in hidden]
+    if pad is not None:
+        kept.remove(PAD)
+        kept.insert(pad, PAD)
+    theirs: list[int | None] = [None] * sized
+    for token, number in enumerate(kept):
+        theirs[number] = token
+    return Rows(tuple(theirs), hidden, sized - len(hidden), classes)
 
 
 def _token_roles(weights: Weights, theirs: Sequence[int | None], hidden: frozenset[int]) -> dict[int, int | None]:

@@ -26,6 +26,12 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 4 << 20  # bytes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Files of a tokenizer that an import keeps, so that an export can write them again.
+KEPT = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "generation_config.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("source.spm", "target.spm", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
 OTHER_TOKENIZER_FILES = (
     "source.spm",
     "target.spm",
@@ -90,6 +96,10 @@ class ForeignFolder:
                 "a fast tokenizer of transformers writes one (AutoTokenizer.from_pretrained(...).save_pretrained)"
             )
         return self.read_json(TOKENIZER, LARGEST_FILE)
+
+    def kept_files(self) -> dict[str, bytes]:
+        """Return the files of the tokenizer as they are."""
+        return {name: self.read(name, LARGEST_FILE) for name in KEPT if self.has(name)}
 
     def read_tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the model, floats as float32."""

@@ -30,6 +30,7 @@ from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.sizes import Sizes
 from allyouneed.text.codec import Codec
+from allyouneed.text.origin import Origin
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
 
@@ -91,7 +92,7 @@ def read_folder(folder: Path) -> Imported:
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
         config = config.model_copy(update={"output_bias": True})
     model = _model(architecture, config, vocabulary, foreign)
-    codec = _codec(config, vocabulary, frame, classes, name)
+    codec = replace(_codec(config, vocabulary, frame, classes, name), origin=_origin(tree, vocabulary, foreign))
     if isinstance(config, DecoderConfig):
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
         more = tuple(vocabulary.ours[number] for number in ends)
@@ -297,6 +298,13 @@ def _codec(
         named = (*words, *rest) if classes is None else classes
         return Codec(source=tokenizer, classes=named, per_position=config.pool == "none", frame=sides)
     return Codec(source=vocabulary.source, target=tokenizer, frame=sides)
+
+
+def _origin(tree: Tree, vocabulary: Vocabulary, foreign: ForeignFolder) -> Origin:
+    """Return the ids, names and files of the tokenizer as they are in the folder."""
+    fields = {name: value for name, value in tree.items() if name.endswith(("_token_id", "_token_ids"))}
+    rows = vocabulary.rows
+    return Origin(tuple(rows.theirs), rows.hidden, rows.size, fields, foreign.kept_files())
 
 
 def _recipe(config: ModelConfig, name: str, beam: Any) -> Recipe:

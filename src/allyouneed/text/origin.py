@@ -1,0 +1,83 @@
+"""The vocabulary of an imported model as it was: an export gives tokens their ids and names, and writes the same files.
+
+Our ids are in another order than theirs, and special tokens have our names. `original.json` of a model folder has the
+original id of each of our ids, the fields of config.json that name tokens, and the files of the tokenizer.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allyouneed.errors import FolderError
+
+FILE = "original.json"
+LARGEST_ORIGIN = 192 << 20  # bytes
+MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The ids, names and files of the original tokenizer.
+
+    `theirs` has their token for each of our ids (None: there is none), `hidden` those of our ids that are copies of
+    another one and are never generated, `size` the number of their tokens.
+    """
+
+    theirs: tuple[int | None, ...]
+    hidden: frozenset[int]
+    size: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def save(self, folder: Path) -> None:
+        """Write the file."""
+        files = {name: _written(data) for name, data in self.files.items()}
+        tree = {"ids": self.theirs, "hidden": sorted(self.hidden), "size": self.size, "fields": dict(self.fields)}
+        text = json.dumps({**tree, "files": files}, ensure_ascii=False)
+        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(folder: Path) -> "Origin | None":
+        """Return the origin of a folder, if it has one. Raise FolderError if the file is not what `save` writes."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            with path.open("rb") as file:
+                tree = json.loads(file.read(LARGEST_ORIGIN).decode("utf-8"))
+            theirs, hidden, size, fields = (tree[name] for name in ("ids", "hidden", "size", "fields"))
+            files = {name: _read(name, content) for name, content in tree["files"].items()}
+            if not isinstance(fields, dict) or not isinstance(theirs, list) or not isinstance(hidden, list):
+                raise TypeError("ids and hidden should be lists, fields a table")
+            found = Origin(tuple(theirs), frozenset(hidden), size, fields, files)
+            found.check()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FolderError(f"{path}: not readable: {error}") from None
+        return found
+
+    def check(self) -> None:
+        """Raise ValueError unless each of their tokens is exactly one of our ids that is not hidden."""
+        if type(self.size) is not int or not 0 < self.size <= MOST_TOKENS:
+            raise ValueError(f"size: {self.size!r}")
+        shown = [token for ours, token in enumerate(self.theirs) if ours not in self.hidden and token is not None]
+        if not all(type(token) is int for token in shown) or sorted(shown) != list(range(self.size)):
+            raise ValueError(f"ids should contain each of {self.size:,} tokens once")
+
+
+def _written(data: bytes) -> dict[str, str]:
+    try:
+        return {"text": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def _read(name: str, content: Mapping[str, str]) -> bytes:
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is not the name of a file")
+    ((form, text),) = content.items()
+    if form not in ("text", "base64"):
+        raise ValueError(f"{name}: should be text or base64")
+    return text.encode("utf-8") if form == "text" else base64.b64decode(text, validate=True)
