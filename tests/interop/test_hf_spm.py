@@ -9,12 +9,15 @@ import pytest
 import spm_folders as folders
 import torch
 import transformers
+from engine_models import run_alone
 from test_hf_export import same_vocabulary
 from test_hf_import import same_searches, to_theirs
 
 from allyouneed.folder import load_folder
+from allyouneed.interop.ctranslate2.export import export_folder as ctranslate2_folder
 from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import Imported, import_folder, read_folder
+from allyouneed.interop.onnx.export import export_folder as onnx_folder
 from allyouneed.pipeline import load
 from allyouneed.text.specials import EOS, UNK
 from allyouneed.text.tokenizer import Tokenizer
@@ -209,3 +212,29 @@ def test_an_export_is_the_original(name: str, request: pytest.FixtureRequest, tm
     settings = {"max_new_tokens": 8, "do_sample": False, "num_beams": 1}
     found = [model.float().generate(**batch, **settings).tolist() for model in (theirs, again)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("name", "engine"), [("opus", "ctranslate2"), ("llama", "ctranslate2"), ("opus", "onnx")])
+def test_exports_for_engines_run_without_our_package(
+    name: str, engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The program of the README splits texts with sentencepiece, and prints what we translate or generate."""
+    pytest.importorskip("onnxruntime" if engine == "onnx" else engine, reason=f"{engine} is not installed (extra: dev)")
+    folder, _, _ = request.getfixturevalue(name)
+    import_folder(folder, tmp_path / "ours")
+    bundle, pipeline = load_folder(tmp_path / "ours"), load(tmp_path / "ours")
+    text = ">>de<< the cat ran after the dog" if name == "opus" else "the cat"
+    if engine == "onnx":
+        onnx_folder(bundle, tmp_path / "out")
+        right = pipeline.translate([text], beam=1, max_length=100)[0]
+    elif name == "opus":
+        bundle.recipe["decode"]["beam"] = 1
+        ctranslate2_folder(bundle, tmp_path / "out")
+        right = pipeline.translate([text], beam=1, max_length=256)[0]
+    else:
+        ctranslate2_folder(bundle, tmp_path / "out")
+        right = text + pipeline.generate(text, temperature=0, max_length=100)
+    packages = {"ctranslate2": ["ctranslate2", "yaml"], "onnx": ["onnxruntime"]}[engine]
+    (tmp_path / "alone").mkdir()
+    said = run_alone(tmp_path / "out", f"{text}\n", [*packages, "sentencepiece", "numpy"], tmp_path / "alone")
+    assert said == f"{right}\n"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from allyouneed.config import parse, to_toml
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.tasks import TASKS
 from allyouneed.text.codec import Codec
+from allyouneed.text.origin import Origin
 from allyouneed.text.specials import BOS, EOS
 from allyouneed.text.tokenizer import of_symbols
 
@@ -90,3 +92,26 @@ def test_every_task_has_a_summary_and_survives_toml(name: str) -> None:
     assert parse(TASKS[name], tomllib.loads(to_toml(task))) == task
     with pytest.raises(ConfigError, match="unknown name 'nonsense'"):
         parse(TASKS[name], {**NEEDED.get(name, {}), "nonsense": 1})
+
+
+BROKEN_ORIGINS: dict[str, dict[str, Any]] = {
+    "a token twice": {"ids": [0, 0, 1, 2]},
+    "a token too few": {"ids": [0, 1, None, None]},
+    "no list": {"ids": 3},
+    "no number": {"size": "4"},
+    "a path": {"files": {"../evil": {"text": "x"}}},
+    "no text": {"files": {"a": {"pickle": "x"}}},
+    "no base64": {"files": {"a": {"base64": "ä"}}},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_ORIGINS)
+def test_damaged_origins_are_refused(tmp_path: Path, name: str) -> None:
+    files = {"tokenizer.json": b"{}", "source.spm": b"\xff\x00"}
+    right = Origin((0, 1, None, 2, 3), frozenset({2}), 4, {"eos_token_id": [1, 2]}, files)
+    right.save(tmp_path)
+    assert Origin.load(tmp_path) == right
+    path = tmp_path / "original.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **BROKEN_ORIGINS[name]}))
+    with pytest.raises(FolderError, match=r"original.json: not readable"):
+        Origin.load(tmp_path)

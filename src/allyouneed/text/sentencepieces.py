@@ -96,9 +96,13 @@ class SentencePieces:
         text: str = self._processor.decode([self._vocab[number] for number in ids])
         return text if self._ids is not None else text.replace(BLANK, " ").strip()
 
+    def proto(self) -> bytes:
+        """Return the model as a file of the package."""
+        return self._model.proto()
+
     def to_str(self, pretty: bool = False) -> str:
         """Return the content of the file."""
-        proto = base64.b64encode(self._model.proto()).decode("ascii")
+        proto = base64.b64encode(self.proto()).decode("ascii")
         model = {"type": TYPE, "vocab": self._vocab, "ids": self._ids, "proto": proto}
         return json.dumps({"version": "1.0", "model": model}, ensure_ascii=False)
 

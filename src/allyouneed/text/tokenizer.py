@@ -140,6 +140,11 @@ class Tokenizer:
         """Return the tokens of one word of `words`, as strings."""
         return [token.value for token in self._library.model.tokenize(word)]
 
+    def spm_proto(self) -> bytes:
+        """Return the file of a SentencePiece model."""
+        assert isinstance(self._library, SentencePieces)
+        return self._library.proto()
+
     def to_json(self) -> str:
         """Return the content of tokenizer.json."""
         text: str = self._library.to_str(pretty=True)

@@ -15,6 +15,7 @@ from allyouneed.interop.ctranslate2.vmap import FILE, unwritable_name, write_vma
 from allyouneed.interop.export_notes import shortlist_note
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.interop.progress import ProgressStages, ReportProgress, no_progress
+from allyouneed.interop.text_program import library_of, text_functions, write_spm_files
 from allyouneed.models import Model
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
@@ -56,6 +57,7 @@ def export_folder(
         else:
             notes += shortlist_note(bundle, "CTranslate2 supports vmap.txt for encoder-decoder models only")
         codec.save(folder)
+        write_spm_files(codec, folder)
         text = card(bundle, chosen) + (LISTED if (folder / FILE).exists() else "")
         (folder / CARD).write_text(text, encoding="utf-8")
     return [*notes, *_notes(chosen, texts)]
@@ -116,8 +118,8 @@ def card(bundle: Bundle, quantization: Quantization) -> str:
 
 {about}
 
-Written by allyouneed {__version__}, weights in {quantization}; `pip install ctranslate2 tokenizers` is all it needs.
-Run this in the folder:
+Written by allyouneed {__version__}, weights in {quantization}; `pip install ctranslate2 {library_of(codec)}` is
+all it needs. Run this in the folder:
 
 ```python
 {program}```
@@ -151,49 +153,36 @@ def _longest(prompt: str, longest: int | None) -> str:
 
 
 def _translate(codec: Codec, beam: int, longest: int | None) -> str:
-    target = "source" if codec.source is codec.target else 'Tokenizer.from_file("tokenizer.target.json")'
     limit = "" if longest is None else f"\n    max_decoding_length={min(256, longest)},"
     return f"""import sys
 
 import ctranslate2
-from tokenizers import Tokenizer
-
-source = Tokenizer.from_file("tokenizer.json")
-target = {target}
-translator = ctranslate2.Translator(".", device="cpu")
+{text_functions(codec)}translator = ctranslate2.Translator(".", device="cpu")
 lines = [line.rstrip("\\n") for line in sys.stdin]
-given = [{_framed("source.encode(line, add_special_tokens=False).tokens", codec)} for line in lines]
+given = [{_framed("tokens_of(line)", codec)} for line in lines]
 {_too_long("given", longest)}found = translator.translate_batch(
     given, beam_size={beam}, length_penalty=1, max_input_length=0, min_decoding_length=0, max_batch_size=32,{limit}
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],
 )
 for one in found:
-    ids = [target.token_to_id(token) for token in one.hypotheses[0] if not token.startswith("< ")]
-    print(target.decode(ids, skip_special_tokens=False))
+    print(text_of(one.hypotheses[0]))
 """
 
 
 def _generate(codec: Codec, longest: int | None) -> str:
-    begin, tokens = (
-        f'["{SPECIALS[BOS]}"]',
-        'tokenizer.encode(sys.stdin.read().rstrip("\\n"), add_special_tokens=False).tokens',
-    )
+    begin, tokens = f'["{SPECIALS[BOS]}"]', 'tokens_of(sys.stdin.read().rstrip("\\n"))'
     prompt = f"{begin} + {tokens}" if codec.bos else f"{tokens} or {begin}"
     ends = f"\n    end_token={[EOS, *codec.ends]}," if codec.ends else ""
     return f"""import sys
 
 import ctranslate2
-from tokenizers import Tokenizer
-
-tokenizer = Tokenizer.from_file("tokenizer.json")
-generator = ctranslate2.Generator(".", device="cpu")
+{text_functions(codec)}generator = ctranslate2.Generator(".", device="cpu")
 prompt = {prompt}
 {_too_long("[prompt]", longest)}found = generator.generate_batch(
     [prompt], beam_size=1, max_length={_longest("prompt", longest)}, include_prompt_in_result=False,
     suppress_sequences=[["{SPECIALS[0]}"], ["{SPECIALS[BOS]}"]],{ends}
 )
-ids = [tokenizer.token_to_id(token) for token in prompt + found[0].sequences[0] if not token.startswith("< ")]
-print(tokenizer.decode(ids, skip_special_tokens=False))
+print(text_of(prompt + found[0].sequences[0]))
 """
 
 

@@ -15,6 +15,7 @@ from allyouneed.interop.onnx.check import Prompt, check_folder
 from allyouneed.interop.onnx.transformer import graphs_of
 from allyouneed.interop.output_folder import require_safe_output
 from allyouneed.interop.progress import ReportProgress, no_progress
+from allyouneed.interop.text_program import library_of, text_functions, write_spm_files
 from allyouneed.models.decoder import Decoder
 from allyouneed.models.encoder_decoder import EncoderDecoder
 from allyouneed.storage import new_folder
@@ -40,6 +41,7 @@ def export_folder(bundle: Bundle, out: Path, report: ReportProgress = no_progres
         notes = check_folder(folder, bundle.model, prompts_of(bundle, texts), report)
         notes += shortlist_note(bundle, "the graphs compute the logits of all words")
         bundle.codec.save(folder)
+        write_spm_files(bundle.codec, folder)
         (folder / CARD).write_text(card(bundle), encoding="utf-8")
     return notes if texts else [*notes, NO_TEXTS]
 
@@ -72,9 +74,9 @@ def card(bundle: Bundle) -> str:
 
 {about}
 
-Written by allyouneed {__version__}; `pip install onnxruntime tokenizers numpy` is all it needs. Its state is
-explicit: pass the outputs `present_*` of `decoder.onnx` as `past_*` in the next step. Run this (greedy search) in the
-folder:
+Written by allyouneed {__version__}; `pip install onnxruntime {library_of(bundle.codec)} numpy` is all it needs. Its
+state is explicit: pass the outputs `present_*` of `decoder.onnx` as `past_*` in the next step. Run this (greedy search)
+in the folder:
 
 ```python
 {_program(bundle)}```
@@ -85,7 +87,7 @@ def _program_start(bundle: Bundle) -> tuple[str, str]:
     """Return the lines that read a text, and those that limit the output."""
     codec, paired, positions = bundle.codec, isinstance(bundle.model, EncoderDecoder), bundle.model.longest
     before, behind = (list(side) for side in codec.framing)
-    ids = "source.encode(text, add_special_tokens=False).ids"
+    ids = "ids_of(text)"
     text = " + ".join([*([str(before)] if before else []), ids, *([str(behind)] if behind else [])])
     check, limit = "", ""
     if positions is not None:  # the last token needs no position
@@ -110,8 +112,6 @@ def _program_start(bundle: Bundle) -> tuple[str, str]:
 def _program(bundle: Bundle) -> str:
     """Return the program of the README: greedy search with onnxruntime."""
     codec, paired = bundle.codec, isinstance(bundle.model, EncoderDecoder)
-    one_file = codec.source is codec.target or codec.source is None
-    target = "source" if one_file else 'Tokenizer.from_file("tokenizer.target.json")'
     start, limit = _program_start(bundle)
     said = 'answer(line.rstrip("\\n"))'
     if codec.source is not None:
@@ -121,11 +121,7 @@ def _program(bundle: Bundle) -> str:
 
 import numpy as np
 import onnxruntime
-from tokenizers import Tokenizer
-
-source = Tokenizer.from_file("tokenizer.json")
-target = {target}
-{encoder}decoder = onnxruntime.InferenceSession("decoder.onnx")
+{text_functions(codec, ids=True)}{encoder}decoder = onnxruntime.InferenceSession("decoder.onnx")
 
 
 def answer(text, longest=100):
@@ -143,9 +139,7 @@ def answer(text, longest=100):
             break
         said.append(token)
         tokens = [token]
-    named = [(token, target.id_to_token(token)) for token in said]  # a model may have unused ids
-    words = [token for token, name in named if name and not name.startswith("< ")]
-    return target.decode(words, skip_special_tokens=False)
+    return text_of(said)
 
 
 for line in sys.stdin:
