@@ -1,14 +1,15 @@
 """A compiled program is an ordinary model folder: it can be loaded, evaluated, translated with and trained."""
 
+import contextlib
 import shutil
-import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from allyouneed.cli import app
+from allyouneed.cli import app, run
 from allyouneed.cli.train import _without_none
 from allyouneed.config import merge, parse, to_toml
 from allyouneed.decode import SearchConfig, translate
@@ -99,18 +100,33 @@ def test_an_encoder_is_scored_token_by_token(reverse):
     assert int(count) == 3
 
 
+def _run(arguments, stdin):
+    """Run a command in this process. Return its status, its output and its errors."""
+    threads = torch.get_num_threads()
+    with contextlib.ExitStack() as opened:
+        given, out, err = (opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3))
+        given.write(stdin)
+        given.seek(0)
+        patched = opened.enter_context(pytest.MonkeyPatch.context())
+        for name, file in (("stdin", given), ("stdout", out), ("stderr", err)):
+            patched.setattr(sys, name, file)
+        status = run(list(arguments))
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    torch.set_num_threads(threads)
+    return status, *texts
+
+
 def _stdout(*arguments, stdin=""):
-    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=True)
-    return done.stdout
+    status, out, err = _run(arguments, stdin)
+    assert status == 0, err
+    return out
 
 
 def _refused(*arguments, stdin=""):
-    code = f"import sys; from allyouneed.cli import run; sys.exit(run({list(arguments)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, check=False)
-    assert done.returncode in (1, 2)
-    assert done.stderr.startswith("error: ")
-    return done.stderr
+    status, _, err = _run(arguments, stdin)
+    assert status in (1, 2)
+    assert err.startswith("error: ")
+    return err
 
 
 def test_a_codec_with_more_classes_than_the_table_has_rows_is_refused(causal, tmp_path):

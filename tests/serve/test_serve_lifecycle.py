@@ -291,13 +291,3 @@ def stop_gracefully(server: subprocess.Popen[str], host: str, port: int) -> None
     assert statuses == {"200": 3}
     assert last_lines == ["data: [DONE]"] * 3
     assert server.communicate() == ("", "")
-
-
-def test_a_taken_port_is_reported(folders: list[Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "allyouneed", "serve", str(folders[0]), "--port", port]
-        found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 2
-    assert "cannot listen there" in found.stderr
-    assert found.stderr.count("\n") == 1

@@ -4,8 +4,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx2 as httpx
@@ -198,12 +196,3 @@ def test_a_log_that_is_not_read_does_not_block_the_server(folders: list[Path]) -
             assert client.get("/health").status_code == 200
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=PATIENCE) == 0
-
-
-def test_log_settings_are_checked(folders: list[Path]) -> None:
-    for option, value in (("--access-log", "xml"), ("--log-level", "loud")):
-        command = [sys.executable, "-m", "allyouneed", "serve", str(folders[0]), option, value]
-        found = subprocess.run(command, capture_output=True, text=True)
-        assert found.returncode == 2
-        assert found.stderr.count("\n") == 1
-        assert value in found.stderr

@@ -105,13 +105,6 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, words: str) -> 
     assert "serve.toml" in str(error.value)
 
 
-def test_no_model_and_no_file_are_one_line() -> None:
-    for arguments in ([], ["--config", "nosuch.toml"]):
-        command = [sys.executable, "-m", "allyouneed", "serve", *arguments]
-        found = subprocess.run(command, capture_output=True, text=True)
-        assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
-
-
 # --- SIGHUP ----------------------------------------------------------------------------------------------------------
 
 
