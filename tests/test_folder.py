@@ -17,7 +17,7 @@ from torch import Tensor
 import allyouneed
 from allyouneed.config import Config
 from allyouneed.errors import FolderError
-from allyouneed.folder import add_shortlist, fill_model, load_folder, model_tensors, save_folder
+from allyouneed.folder import add_shortlist, load_folder, save_folder
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.mixers.xl import XLConfig
 from allyouneed.models import MODELS, Model
@@ -28,6 +28,7 @@ from allyouneed.sizes import Sizes
 from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import of_symbols
+from allyouneed.weights import fill_model, model_tensors
 
 CHARACTERS = of_symbols("abc", "characters")
 WORDS = of_symbols(["ein", "zwei", "drei"], "words")

@@ -17,7 +17,6 @@ disturb the run.
 
 import html
 import json
-import math
 import os
 import stat
 import sys
@@ -29,13 +28,12 @@ from typing import Annotated, Any, Final, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.inference.optimize import is_optimized
+from allyouneed.inference.optimize import compact_parameters, is_optimized
 from allyouneed.models import AnyModel, Model
 from allyouneed.shortlist.table import Shortlist, read_shortlist
 from allyouneed.sizes import Sizes
@@ -43,6 +41,7 @@ from allyouneed.storage import (
     LARGEST_TENSORS,
     MANIFEST,
     Entry,
+    LazyTensors,
     Sealed,
     new_folder,
     open_folder,
@@ -53,6 +52,7 @@ from allyouneed.storage.checkpoints import averaged_weights, usable_checkpoint
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.codec import Codec
 from allyouneed.version import __version__
+from allyouneed.weights import assign_weights, build_for, model_tensors
 from allyouneed.words import printable
 
 OUTLINE = "outline"  # in a run folder
@@ -65,7 +65,6 @@ KINDS: dict[str, tuple[str, set[str]]] = {
     "model": ("a model folder", {"codec.json", WEIGHTS, CONFIG}),
     "hf": ("an export for transformers of Hugging Face", {WEIGHTS, CONFIG}),
 }
-_FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
 Ids = Annotated[int, Field(ge=0, le=1 << 28)]
 
@@ -114,9 +113,12 @@ class Bundle:
         return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
 
 
-def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, card: str) -> Path:
+def save_folder(
+    path: str | Path, model: Model, codec: Codec, recipe: Config, card: str, weights: LazyTensors | None = None
+) -> Path:
     """Write a model folder; an existing one is replaced once the new one is complete.
 
+    `weights`: those of a model that was built without them; each is computed when it is written.
     Raise ConfigError if the model is optimized for inference: its weights are stored in another layout.
     """
     if is_optimized(model):
@@ -124,7 +126,7 @@ def save_folder(path: str | Path, model: Model, codec: Codec, recipe: Config, ca
     text = _config_text(model, recipe)
     with new_folder(Path(path)) as folder:
         (folder / CONFIG).write_text(text, encoding="utf-8")
-        write_tensors(folder / WEIGHTS, model_tensors(model))
+        write_tensors(folder / WEIGHTS, weights or model_tensors(model))
         codec.save(folder)
         (folder / CARD).write_text(card, encoding="utf-8")
     return Path(path)
@@ -189,13 +191,15 @@ def load_folder(
     *,
     shortlist: bool = True,
     announce: bool = True,
+    compact: bool = False,
 ) -> Bundle:
     """Load the plain model of a model folder, or of a run folder, in evaluation mode.
 
     The model can be trained, hooked and inspected. `allyouneed.load` returns a faster one for inference. `sets` change
     settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
     shortlist is not read, so that a damaged one does not matter. If a run is not finished, its best checkpoint is used,
-    and with `announce` a line on standard error states this.
+    and with `announce` a line on standard error states this. With `compact`, weights stay mapped and in half precision:
+    `optimize_for_inference` must follow at once, which packs them.
 
     Hooks run when a module is called. Decoding calls the encoder with all its modules, the head, and the decoder's
     attention, norms and linear layers. It does not call the model, the target embedding, the decoder, or the decoder's
@@ -213,7 +217,9 @@ def load_folder(
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
     config, card = _read_config(sealed, sets), sealed.read_text(CARD) if CARD in sealed.files else ""
-    model = _build(sealed, config, sealed.read_tensors(WEIGHTS), sealed.path / WEIGHTS).to(device).eval()
+    compact = compact and torch.device(device).type == "cpu"
+    tensors = sealed.map_tensors(WEIGHTS) if compact else sealed.read_tensors(WEIGHTS)
+    model = _build(sealed, config, tensors, sealed.path / WEIGHTS, compact).to(device).eval()
     codec = _read_codec(sealed, config)
     sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
     return Bundle(sealed.path, model, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
@@ -223,7 +229,8 @@ def _load_unfinished(outline: Path, device: str | torch.device, sets: Sequence[s
     """Return the model of a run that is not finished, with the weights of its best checkpoint."""
     sealed = open_folder(outline)
     config, saved = _read_config(sealed, sets), usable_checkpoint(outline.parent)
-    model = _build(sealed, config, averaged_weights(saved), outline.parent / "checkpoints").to(device).eval()
+    model = _build(sealed, config, averaged_weights(saved), outline.parent / "checkpoints", False)
+    model = model.to(device).eval()
     codec = _read_codec(sealed, config)
     which = "best" if saved.best else "newest"
     line = f"{outline.parent}: not finished; using its {which} checkpoint of step {saved.step:,}"
@@ -251,21 +258,6 @@ def folder_recipe(path: str | Path) -> tuple[Tree, str]:
     if WEIGHTS not in sealed.files:
         raise FolderError(f"{sealed.path}: has no {WEIGHTS}; it is not a model folder")
     return _read_config(sealed).recipe, sealed.files[WEIGHTS].sha256
-
-
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors to save by name: parameters (a tied one under its first name) and persistent buffers."""
-    kept = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return {**{name: parameter.data for name, parameter in model.named_parameters()}, **buffers}
-
-
-def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Copy tensors into a model; names, shapes and dtypes must be exactly the model's own."""
-    own = model_tensors(model)
-    require_same_tensors(own, tensors, where)
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
 
 
 def _model_folder(path: Path) -> Path:
@@ -317,14 +309,13 @@ def _read_codec(sealed: Sealed, config: FolderConfig) -> Codec:
     return codec
 
 
-def _build(sealed: Sealed, config: FolderConfig, tensors: Mapping[str, Tensor], where: Path) -> Model:
+def _build(sealed: Sealed, config: FolderConfig, tensors: dict[str, Tensor], where: Path, compact: bool) -> Model:
+    sizes = Sizes(**config.sizes.model_dump())
     try:
-        # Loading a model does not advance the caller's random generator.
-        with torch.random.fork_rng(devices=[]), size_guard(tensors):
-            model = config.model.build(Sizes(**config.sizes.model_dump()))
+        model = build_for(lambda: config.model.build(sizes), tensors, f"the weights in {where.name}")
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{sealed.path / CONFIG}: {error}") from None
-    fill_model(model, tensors, where)
+    assign_weights(model, tensors, where, compact_parameters(model) if compact else frozenset())
     return model
 
 
@@ -334,31 +325,6 @@ def _read_shortlist(sealed: Sealed, codec: Codec, targets: int) -> Shortlist | N
     if codec.source is None or codec.target is None or codec.classes is not None:
         raise FolderError(f"{sealed.path / SHORTLIST}: a shortlist, but the model does not translate")
     return read_shortlist(sealed.read_tensors(SHORTLIST), codec.source.size, targets, sealed.path / SHORTLIST)
-
-
-class SizeGuard(TorchFunctionMode):
-    """Stop building a model that is too large: a small config can request terabytes, or a billion layers."""
-
-    def __init__(self, tensors: int, numbers: int, than: str) -> None:
-        super().__init__()
-        self.tensors, self.numbers, self.than = tensors, numbers, than
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FACTORIES and args:
-            self.tensors -= 1
-            self.numbers -= math.prod(
-                args[0] if isinstance(args[0], Sequence) else (n for n in args if isinstance(n, int))
-            )
-            if self.tensors < 0 or self.numbers < 0:
-                raise ConfigError(f"the model is far larger than {self.than}")
-        return func(*args, **(kwargs or {}))
-
-
-def size_guard(weights: Mapping[str, Tensor]) -> SizeGuard:
-    """Return a size guard for a model with these weights."""
-    # A model may have masks and tables beside its weights, and initialisation may need a second tensor.
-    numbers = 4 * sum(tensor.numel() for tensor in weights.values()) + (1 << 26)
-    return SizeGuard(4 * len(weights) + 256, numbers, f"the weights in {WEIGHTS}")
 
 
 def _require_ids_fit(codec: Codec, config: FolderConfig, where: Path) -> None:
@@ -374,20 +340,3 @@ def _require_ids_fit(codec: Codec, config: FolderConfig, where: Path) -> None:
     for what, ids, rows in needs:
         if ids > rows:
             raise FolderError(f"{where}: {what}: {ids} ids, but the model's table has {rows} rows")
-
-
-def require_same_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
-    """Raise FolderError unless names, shapes and dtypes of the tensors are exactly those expected."""
-    for name in [*expected, *sorted(found.keys() - expected.keys())]:
-        if name not in found:
-            raise FolderError(f"{where}: tensor {name} is missing")
-        if name not in expected:
-            raise FolderError(f"{where}: tensor {name} is not part of this model")
-        for what in ("shape", "dtype"):
-            right, actual = getattr(expected[name], what), getattr(found[name], what)
-            if right != actual:
-                raise FolderError(f"{where}: tensor {name} has {what} {_text(actual)}, the model needs {_text(right)}")
-
-
-def _text(value: Any) -> str:
-    return " x ".join(map(str, value)) or "()" if isinstance(value, torch.Size) else str(value)

@@ -63,7 +63,7 @@ def load(
     `int8` computes projections in int8: faster, slightly less exact. `sets` change settings that are not part of the
     weights, such as `task.segment=128`.
     """
-    bundle = load_folder(path, device, sets)
+    bundle = load_folder(path, device, sets, compact=True)
     if sets:
         _require_valid(bundle, sets)
     return optimized(bundle, int8)

@@ -14,7 +14,7 @@ from allyouneed.config import parse
 from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search, stream
 from allyouneed.decode.running_batch import Row, RunningBatch
 from allyouneed.decode.sample import uniforms
-from allyouneed.decode.threads import one_core, run_concurrently
+from allyouneed.decode.threads import kernel_threads, run_concurrently
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.models import Model
 from allyouneed.training import Recipe
@@ -153,7 +153,7 @@ def test_steps_of_one_batch_run_on_one_core_where_kernels_compute_them() -> None
 
 
 def test_plain_models_and_many_rows_keep_all_threads() -> None:
-    with torch.inference_mode(), one_core(make_model("decoder", 11), 1):
+    with torch.inference_mode(), kernel_threads(make_model("decoder", 11), 1):
         assert torch.get_num_threads() == 2
-    with torch.inference_mode(), one_core(optimized(), 10_000):
+    with torch.inference_mode(), kernel_threads(optimized(), 10_000):
         assert torch.get_num_threads() == 2

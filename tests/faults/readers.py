@@ -18,7 +18,7 @@ import torch
 
 from allyouneed.config import override, parse, read_recipe, to_toml
 from allyouneed.errors import ConfigError, UserError
-from allyouneed.storage import parse_tensors
+from allyouneed.storage import open_tensors
 from allyouneed.storage.manifest import parse_manifest
 from allyouneed.text.codec import Codec
 from allyouneed.text.tokenizer import Kind, Tokenizer, TokenizerConfig, train
@@ -277,7 +277,10 @@ def safetensors(data: bytes, folder: Path) -> None:
         return struct.pack("<Q", len(header)) + header + bytes(17)
 
     content = mutated(data, GOOD_HEADERS, write)
-    for tensor in parse_tensors(content, WHERE).values():
+    path = folder / "x.safetensors"
+    path.write_bytes(content)
+    file = open_tensors(path)
+    for tensor in map(file.read, file.places):
         assert isinstance(tensor, torch.Tensor)
         assert tensor.numel() * tensor.element_size() <= len(content) or tensor.numel() == 0
 

@@ -28,11 +28,11 @@ from test_models import SMALL as MODEL_SETTINGS
 
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, search
-from allyouneed.folder import model_tensors
 from allyouneed.mixers import MIXERS
 from allyouneed.models import MODELS, Model
 from allyouneed.sizes import Sizes
 from allyouneed.training import load_recipe, train
+from allyouneed.weights import model_tensors
 
 FILE = Path(__file__).with_name("identity.json")
 IDS = 13

@@ -25,6 +25,16 @@ from allyouneed.sizes import Sizes
 
 SHAPE: dict[str, Any] = {"width": 24, "hidden": 40, "mixer": SoftmaxConfig(heads=3)}
 BOTH: dict[str, Any] = {**SHAPE, "encoder_layers": 2, "decoder_layers": 2}
+LLAMA: dict[str, Any] = {
+    **SHAPE,
+    "mixer": SoftmaxConfig(heads=6, key_heads=2, bias=False),
+    "norm": "pre",
+    "normalisation": "rms",
+    "positions": RotaryConfig(),
+    "feedforward": "swiglu",
+    "feedforward_bias": False,
+    "embedding_scale": False,
+}
 WIDTHS = [SoftmaxConfig(heads=2, key_width=5, value_width=7), SoftmaxConfig(heads=3, key_width=4, value_width=4)]
 MODELS: dict[str, Any] = {
     "the paper's": EncoderDecoderConfig(**BOTH),
@@ -32,6 +42,14 @@ MODELS: dict[str, Any] = {
     "rotary, RMS norm": EncoderDecoderConfig(**BOTH, norm="pre", normalisation="rms", positions=RotaryConfig()),
     "heads of other widths": EncoderDecoderConfig(**{**BOTH, "mixer": WIDTHS}),
     "decoder": DecoderConfig(**SHAPE, layers=2),
+    "groups of heads": DecoderConfig(**{**SHAPE, "mixer": SoftmaxConfig(heads=4, key_heads=2)}, layers=2),
+    "Llama": DecoderConfig(**LLAMA, layers=2),
+    "GELU, groups that share an encoder": EncoderDecoderConfig(
+        **{**BOTH, "mixer": SoftmaxConfig(heads=4, key_heads=1), "cross": SoftmaxConfig(heads=3)},
+        feedforward="gelu-tanh",
+    ),
+    "SiLU": DecoderConfig(**SHAPE, layers=2, feedforward="silu"),
+    "gated GELU": DecoderConfig(**SHAPE, layers=2, feedforward="geglu-tanh"),
     "rotary decoder": DecoderConfig(**SHAPE, layers=2, positions=RotaryConfig(), norm="pre"),
 }
 
@@ -159,7 +177,7 @@ def test_states_of_both_kinds_can_be_joined(fused_first: bool) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", [name for name in MODELS if "decoder" not in name])
+@pytest.mark.parametrize("name", [name for name, config in MODELS.items() if config.kind == "encoder-decoder"])
 @pytest.mark.parametrize("padding", ["none", "behind", "before", "a row of nothing else"])
 def test_a_fused_encoder_equals_the_plain_one(name: str, padding: str) -> None:
     plain, fused = two(name)
@@ -203,6 +221,17 @@ def test_maps_and_gradients_fall_back_to_the_blocks() -> None:
         assert_close(said, right, atol=2e-5, rtol=1e-4)
     with torch.enable_grad():
         assert fused.encode(source_BS, mask_BS).x_BSD.requires_grad
+
+
+def test_what_the_kernel_does_not_compute_is_not_fused() -> None:
+    """Something that a block, mixer or position gets later is not lost."""
+    for place in ("decoder.blocks.0", "decoder.blocks.0.mixer", "decoder.blocks.1.mixer.position"):
+        model = DecoderConfig(**LLAMA, layers=2).build(Sizes(0, 30)).eval()
+        model.get_submodule(place).__dict__["new_setting"] = 1
+        optimize_for_inference(model)
+        with torch.inference_mode():
+            _, state = model.advance(torch.tensor([1]), model.start())
+        assert not isinstance(state, FusedState)
 
 
 def test_other_stacks_are_not_fused() -> None:

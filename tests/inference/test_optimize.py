@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allyouneed import kernels
 from allyouneed.decode import SearchConfig, search
 from allyouneed.decode.base import evaluating
 from allyouneed.errors import ConfigError
-from allyouneed.inference.optimize import HOOKS, is_optimized, optimize_for_inference
+from allyouneed.inference.optimize import HOOKS, compact_parameters, is_optimized, optimize_for_inference
 from allyouneed.inspection.maps import record_maps
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -133,6 +134,47 @@ def test_it_stays_in_evaluation_mode() -> None:
     copied = copy.deepcopy(model)
     assert is_optimized(copied)
     assert copied.eval() is copied
+
+
+@pytest.mark.parametrize("config", TIES, ids=["tied", "untied"])
+@pytest.mark.skipif(kernels.build.library() is None, reason="no C compiler: nothing is packed")
+def test_packed_weights_are_the_only_ones(config: EncoderDecoderConfig) -> None:
+    plain, fast = build(config), build(config, optimized=True)
+    right = dict(plain.named_parameters())
+    released = [name for name, one in fast.named_parameters() if one.untyped_storage().nbytes() < one.nbytes]
+    assert {"encoder.blocks.0.mixer.query_key_value.weight", "decoder.blocks.1.feedforward.outer.weight"} <= {*released}
+    assert fast.parameter_count() == plain.parameter_count()
+    with torch.no_grad():
+        assert torch.equal(fast.head.weight_VD, plain.head.weight_VD)
+        assert torch.equal(fast.target.look_up(torch.tensor([3, 10])), plain.target.weight_VD[[3, 10]])
+        inner = "decoder.blocks.0.feedforward.inner"
+        assert torch.equal(fast.get_submodule(inner).weight, right[f"{inner}.weight"])  # type: ignore[arg-type]
+
+
+def test_a_copy_computes_the_same() -> None:
+    fast = build(optimized=True)
+    copied = copy.deepcopy(fast)
+    with torch.no_grad():
+        assert torch.equal(loss(copied), loss(fast))
+    assert torch.equal(loss(copied).detach(), loss(fast).detach())  # with gradients: weights are unpacked
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.skipif(kernels.build.library() is None, reason="no C compiler: nothing is packed")
+def test_weights_in_half_precision_give_the_outputs_of_float32(half: torch.dtype, int8: bool) -> None:
+    for config in TIES:
+        single, stored = build(config), build(config)
+        for model in (single, stored):
+            compact = compact_parameters(model)
+            for parameter in model.parameters():
+                rounded = parameter.data.to(half)
+                parameter.data = rounded if model is stored and parameter in compact else rounded.float()
+            optimize_for_inference(model, int8)
+        with torch.no_grad():
+            assert torch.equal(loss(stored), loss(single))
+        if not int8:
+            torch.testing.assert_close(loss(stored), loss(single))
 
 
 def test_maps_are_those_of_the_plain_model() -> None:

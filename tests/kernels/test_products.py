@@ -1,6 +1,8 @@
 """Projections on packed weights equal torch's, for every shape."""
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -128,7 +130,7 @@ def test_int8_is_close_to_float32() -> None:
 def test_weights_and_rows_that_c_cannot_read_are_refused(
     packed: type[kernels.Packed] | type[kernels.PackedInt8],
 ) -> None:
-    for dtype in (torch.bfloat16, torch.float64):
+    for dtype in (torch.complex64, torch.float64):
         with pytest.raises(ValueError, match="float32"):
             packed(torch.randn(7, 5, dtype=dtype), None)
     with pytest.raises(ValueError, match="bias"):
@@ -145,3 +147,85 @@ def test_int8_rows_of_tiny_numbers(size: float) -> None:
     assert_close(kernels.PackedInt8(torch.randn(4, 3), bias_N).project(x_BD), bias_N[None])
     near_BN = kernels.PackedInt8(torch.full((4, 3), size), bias_N).project(torch.randn(2, 3))
     assert_close(near_BN, bias_N.expand(2, 4))
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@given(rows=sizes, inputs=sizes, outputs=sizes, seed=seeds)
+def test_weights_in_half_precision_compute_what_float32_would(
+    dtype: torch.dtype, rows: int, inputs: int, outputs: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    half_ND, bias_N, x_BD = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs), torch.randn(rows, inputs)
+    half, single = kernels.Packed(half_ND, bias_N), kernels.Packed(half_ND.float(), bias_N)
+    assert torch.equal(half.project(x_BD), single.project(x_BD))
+    chosen_M = torch.randint(0, outputs, (9,))
+    assert torch.equal(half.some(chosen_M).project(x_BD), single.some(chosen_M).project(x_BD))
+    assert torch.equal(kernels.PackedInt8(half_ND, bias_N).packed, kernels.PackedInt8(half_ND.float(), bias_N).packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@given(inputs=sizes, outputs=sizes, seed=seeds)
+def test_packed_weights_can_be_unpacked(dtype: torch.dtype, inputs: int, outputs: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight_ND = (torch.randn(outputs, inputs) * 10.0 ** torch.randint(-7, 4, (outputs, 1))).to(dtype)
+    packed = kernels.Packed(weight_ND, None)
+    assert torch.equal(packed.whole(), weight_ND.float())
+    output = torch.randint(0, outputs, (2, 5))
+    assert torch.equal(packed.rows(output), weight_ND.float()[output])
+    rounded = kernels.PackedInt8(weight_ND, None)
+    assert_close(rounded.whole(), weight_ND.float(), atol=float(weight_ND.abs().max()) / 250, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_number_in_half_precision(dtype: torch.dtype) -> None:
+    every_ND = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).view(256, 256)
+    single, found = every_ND.float(), kernels.Packed(every_ND, None).rows(torch.arange(256))
+    assert torch.equal(found.isnan(), single.isnan())
+    assert torch.equal(found.nan_to_num(), single.nan_to_num())
+    finite_ND = every_ND.nan_to_num(0, 0, 0)
+    x_BD = torch.eye(256)[:5]
+    assert torch.equal(kernels.Packed(finite_ND, None).project(x_BD), finite_ND.float().T[:5])
+
+
+def test_rows_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(IndexError, match="not among 7"):
+        kernels.Packed(torch.randn(7, 5), None).rows(torch.tensor([7]))
+
+
+@pytest.mark.parametrize("packed", [kernels.Packed, kernels.PackedInt8])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_several_threads_give_the_same_numbers(
+    packed: type[kernels.Packed] | type[kernels.PackedInt8], rows: int
+) -> None:
+    weight_ND, x_BD = torch.randn(1500, 300), torch.randn(rows, 300)
+    matrix = packed(weight_ND, None)
+    alone = matrix.project(x_BD)
+    with kernels.several_threads(3):
+        for _ in range(20):
+            assert torch.equal(matrix.project(x_BD), alone)
+
+
+def test_callers_that_share_the_team() -> None:
+    weight_ND, x_BD = torch.randn(1500, 300), torch.randn(1, 300)
+    matrix = kernels.Packed(weight_ND, None)
+    alone = matrix.project(x_BD)
+
+    def run(_: int) -> bool:
+        with torch.no_grad(), kernels.several_threads(2):
+            return all(torch.equal(matrix.project(x_BD), alone) for _ in range(30))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(run, range(3)))
+
+
+def test_threads_after_a_fork() -> None:
+    weight_ND, x_BD = torch.randn(1500, 300), torch.randn(1, 300)
+    matrix = kernels.Packed(weight_ND, None)
+    with kernels.several_threads(2):
+        alone = matrix.project(x_BD)
+        if (child := os.fork()) == 0:
+            os._exit(0 if torch.equal(matrix.project(x_BD), alone) else 1)
+        assert os.waitpid(child, 0)[1] == 0

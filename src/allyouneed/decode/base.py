@@ -64,7 +64,7 @@ def evaluation_mode(model: Model) -> Iterator[None]:
 
 def device_of(model: Model) -> torch.device:
     """Return the device of the model's weights."""
-    return model.head.weight_VD.device
+    return model.head.like.device
 
 
 def new_token_limit(model: Model, asked: int, prompt: Sequence[int], source: Sequence[int] | None) -> int:

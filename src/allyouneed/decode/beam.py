@@ -42,7 +42,7 @@ from allyouneed.decode.base import (
 from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import BatchShortlist
-from allyouneed.decode.threads import one_core, run_concurrently, worker_count
+from allyouneed.decode.threads import kernel_threads, run_concurrently, worker_count
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
 from allyouneed.shortlist.table import Shortlist
@@ -105,7 +105,7 @@ def search(
             if config.beam == 1:
                 return greedy_batch(model, chosen, limits, config.length_penalty, allowed, prefix)
             beams = _Beams(model, chosen, limits, config, allowed, prefix)
-            with one_core(model, len(chosen) * config.beam):
+            with kernel_threads(model, len(chosen) * config.beam):
                 return beams.run()
 
         lengths = [len(source) for source in sources]

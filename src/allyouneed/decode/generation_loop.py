@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode.base import Hypothesis, as_float32, top_tokens
-from allyouneed.decode.threads import one_core
+from allyouneed.decode.threads import kernel_threads
 from allyouneed.mixers import State, select_rows
 from allyouneed.models import Model
 from allyouneed.text.specials import EOS
@@ -27,7 +27,7 @@ def generation_loop(
 
     Whenever some rows have ended, `on_drop` is called with the places (N) of the rows that remain.
     """
-    with one_core(model, len(limits)):
+    with kernel_threads(model, len(limits)):
         return _generate(model, logits_BV, state, limits, choose, on_drop)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from allyouneed.decode.base import as_float32, device_of, new_token_limit, pad_left, start_state, top_tokens
 from allyouneed.decode.sample import SampleConfig, draw_token
-from allyouneed.decode.threads import one_core
+from allyouneed.decode.threads import kernel_threads
 from allyouneed.mixers import State, select_rows
 from allyouneed.mixers.parts.state import join_rows
 from allyouneed.models import Model
@@ -140,7 +140,7 @@ class RunningBatch:
 
     def step(self) -> list[GeneratedToken]:
         """Return the next token of every row and drop finished rows. If this fails, the batch is unchanged."""
-        with torch.inference_mode(), one_core(self._model, len(self._token_B)):
+        with torch.inference_mode(), kernel_threads(self._model, len(self._token_B)):
             if (len(self._token_B) - len(self.rows)) * EMPTY_SHARE > len(self._token_B):
                 self._compact()
             logits_BV, state = self._advance()

@@ -93,7 +93,7 @@ def _score_segment(
 ) -> tuple[Tensor, State]:
     x_BTD, state = model.hidden(input_BT, state, mask_BT)
     x_ND, output_N = x_BTD.flatten(0, 1), output_BT.flatten()
-    piece = max(1, LOGITS // model.head.weight_VD.shape[0])
+    piece = max(1, LOGITS // model.head.size)
     parts = [
         token_logprobs(model.head(x_ND[place : place + piece]), output_N[place : place + piece])
         for place in range(0, x_ND.shape[0], piece)

@@ -38,7 +38,7 @@ class BatchShortlist:
 
     def __init__(self, model: Model, shortlist: Shortlist, sources: Sequence[Sequence[int]], rows: int = 1) -> None:
         """`rows`: rows of logits for each source."""
-        device, size, most = device_of(model), model.head.weight_VD.shape[0], len(shortlist.ends)
+        device, size, most = device_of(model), model.head.size, len(shortlist.ends)
         if any(token >= most for source in sources for token in source):
             raise ConfigError(f"a shortlist of {most:,} source words, but a source has others; it is another model's")
         if shortlist.last >= size:

@@ -6,7 +6,7 @@ import torch
 
 from allyouneed.decode.base import as_float32, device_of, generating, new_token_limit, start_state
 from allyouneed.decode.sample import SampleConfig, UniformStreams, draw_token
-from allyouneed.decode.threads import one_core
+from allyouneed.decode.threads import kernel_threads
 from allyouneed.models import Model
 from allyouneed.text.specials import BOS, EOS
 
@@ -25,7 +25,7 @@ def stream(
     state = None
     for _ in range(new_token_limit(model, config.max_length, prompt, source)):
         # The modes are restored before each yield, so that they do not apply to the caller's code between tokens.
-        with generating(model), one_core(model, token_BT.shape[1]):
+        with generating(model), kernel_threads(model, token_BT.shape[1]):
             state = start_state(model, [source], device) if state is None else state
             x_BTD, state = model.hidden(token_BT, state)
             logits_BV = as_float32(model.head(x_BTD[:, -1]))

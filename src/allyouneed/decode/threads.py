@@ -4,9 +4,8 @@ Decoding takes many small steps. Two OpenMP threads that share one small step mo
 threads that each decode their own batch on one core meet only at the end, because torch releases the GIL inside its
 operations. A core that another process takes then costs its share of the work, and no more.
 
-A single batch has its prompts read by all of torch's threads. Its steps run on one core where the kernels compute them:
-the kernels use one thread, and what remains for torch is too small to share. Greedy decoding of a model with 135 M
-parameters, 1 and 32 rows: 17 and 75 ms a step with one thread, 19 and 83 with two.
+A single batch has its prompts read by all of torch's threads. Its steps run on the threads of the kernels, which share
+large products only (kernels/threads.c); what remains for torch is too small to share.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -75,15 +74,16 @@ def run_concurrently(
 
 
 @contextmanager
-def one_core(model: Model, rows: int) -> Iterator[None]:
-    """Run decoding steps of this many rows on one core, if the kernels compute them."""
+def kernel_threads(model: Model, rows: int) -> Iterator[None]:
+    """Run decoding steps of this many rows on the threads of the kernels instead of torch's, if they compute them."""
     threads = torch.get_num_threads()
-    by_kernels = threads > 1 and is_optimized(model) and kernels.usable(model.head.weight_VD)
+    by_kernels = threads > 1 and is_optimized(model) and kernels.usable(model.head.like)
     if not by_kernels or not kernels.few_rows(rows):
         yield
         return
     torch.set_num_threads(1)
     try:
-        yield
+        with kernels.several_threads(threads):
+            yield
     finally:
         torch.set_num_threads(threads)

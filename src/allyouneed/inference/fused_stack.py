@@ -1,8 +1,9 @@
 """Run a stack of blocks as one call (kernels/stack.c), if all its blocks are ordinary.
 
-An ordinary block has softmax attention with as many key heads as query heads, rotary positions or none in the score, a
-cross mixer of the same kind or none, ReLU, and norms before or after. Other stacks, and calls with gradients, recorded
-maps or another device, run block by block in torch. Both give the same output.
+An ordinary block has softmax attention, rotary positions or none in the score, a cross mixer with as many key heads as
+query heads or none, a feed-forward layer of ReLU, SiLU or GELU by tanh, gated or not, and norms before or after. Other
+stacks, and calls with gradients, recorded maps or another device, run block by block in torch. Both give the same
+output.
 
     encoder    sentences are concatenated, so that padding costs nothing
     decoder    selecting, repeating or dropping rows copies nothing: `FusedState` records where each slot is
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed import kernels
-from allyouneed.block import Block, BlockState
+from allyouneed.block import FUNCTIONS, Block, BlockState, FeedForward
 from allyouneed.inference.back_reference import BackReference
 from allyouneed.kernels.stack import AttentionShape, CosSin, Memories, Norm, PackedBlock, PackedStack, StackCache
 from allyouneed.mixers import Memory
@@ -29,6 +30,15 @@ from allyouneed.positions import Rotary
 # Longest source that the kernel encodes. It reads positions one by one, which takes quadratic time; for longer sources
 # torch's attention over all pairs at once is faster.
 SHORT = 128
+NUMBERS = {FUNCTIONS["relu"]: 0, FUNCTIONS["silu"]: 1, FUNCTIONS["gelu-tanh"]: 2}  # of functions, as in kernels.h
+# The attributes that the kernel computes.
+NORMS = {"mixer_norm", "cross_norm", "feedforward_norm"}
+BLOCK = {"norm_place", "streams", "parallel", "mixer", "cross", "feedforward", "dropout", "add_residual", *NORMS}
+SOFTMAX = {"heads", "role", "position", "groups", "scale", "queries", "keys", "values", "advance"}
+SOFTMAX |= {"normed", "score_cap", "window"}  # only without them
+SOFTMAX |= {"query", "key_value", "query_key_value", "output"}
+ROTARY = {"frequency_R", "_cached_waves"}
+FEEDFORWARD = {"gated", "function", "inner", "outer"}
 
 
 def is_fusable(stack: Stack) -> bool:
@@ -46,13 +56,16 @@ def is_fusable(stack: Stack) -> bool:
 def _is_ordinary(block: Block) -> bool:
     mixer, cross, feed = block.mixer, block.cross, block.feedforward
     return (
-        isinstance(mixer, Softmax)
+        _has_only(block, Block, BLOCK)
+        and _has_only(mixer, Softmax, SOFTMAX)
+        and isinstance(mixer, Softmax)
         and mixer.role in ("causal", "bidirectional")
         and _is_plain(mixer)
-        and (mixer.position is None or isinstance(mixer.position, Rotary))
-        and (cross is None or (isinstance(cross, Softmax) and _is_plain(cross)))
-        and not feed.gated
-        and feed.function is torch.relu_
+        and (mixer.position is None or _has_only(mixer.position, Rotary, ROTARY))
+        and (cross is None or _is_ordinary_cross(cross))
+        and _has_only(feed, FeedForward, FEEDFORWARD)
+        and feed.function in NUMBERS
+        and (not feed.gated or feed.function is not torch.relu_)
         and block.norm_place in ("pre", "post")
         and block.streams == 1
         and not block.parallel
@@ -60,7 +73,18 @@ def _is_ordinary(block: Block) -> bool:
 
 
 def _is_plain(mixer: Softmax) -> bool:
-    return mixer.groups == mixer.heads and not mixer.normed and mixer.score_cap is None and mixer.window is None
+    return not mixer.normed and mixer.score_cap is None and mixer.window is None
+
+
+def _is_ordinary_cross(cross: nn.Module) -> bool:
+    known = _has_only(cross, Softmax, SOFTMAX)
+    return known and isinstance(cross, Softmax) and _is_plain(cross) and cross.groups == cross.heads
+
+
+def _has_only(module: nn.Module, kind: type[nn.Module], known: set[str]) -> bool:
+    """Return whether a module has only attributes that the kernel takes into account: what is added later, it lacks."""
+    own = vars(module).keys() - vars(nn.Module()).keys() | module._parameters.keys() | module._buffers.keys()
+    return type(module) is kind and own | module._modules.keys() <= known
 
 
 def _cache_width(block: Block) -> int:
@@ -299,6 +323,8 @@ def _layer(block: Block) -> PackedBlock:
         _attention(mixer),
         _attention(cross) if isinstance(cross, Softmax) else None,
         block.norm_place == "pre",
+        NUMBERS[feed.function],
+        feed.gated,
     )
 
 
@@ -310,4 +336,5 @@ def _norm(norm: nn.Module) -> Norm:
 
 
 def _attention(mixer: Softmax) -> AttentionShape:
-    return AttentionShape(mixer.heads, mixer.keys // mixer.groups, mixer.values // mixer.groups, mixer.scale)
+    keys, values = mixer.keys // mixer.groups, mixer.values // mixer.groups
+    return AttentionShape(mixer.heads, mixer.heads // mixer.groups, keys, values, mixer.scale)

@@ -14,30 +14,55 @@ from allyouneed.models.base import Head, Model
 
 
 class OptimizedHead(Head):
-    """A head that does not run hooks. Its weight is stored by columns, and packed once few rows arrive.
+    """A head that does not run hooks. With `release` its weight is packed now, and takes no other memory.
 
-    A weight that is tied to an embedding is copied, because embeddings are read by rows. With gradients enabled the
-    tied weight itself is used, so that it receives its full gradient.
+    Otherwise the weight is stored by columns, and packed once few rows arrive. A weight that is tied to an embedding is
+    then copied, because embeddings are read by rows. With gradients enabled the tied weight itself is used, so that it
+    receives its full gradient.
     """
 
     _trained_VD: Tensor
 
-    def __init__(self, head: Head, int8: bool, tied: bool) -> None:
-        by_columns_VD = head.weight_VD.detach().T.contiguous().T
-        if tied or not isinstance(head.weight_VD, nn.Parameter):
-            super().__init__(by_columns_VD)  # a buffer: a tied weight counts and is saved once
+    def __init__(self, head: Head, int8: bool, tied: bool, release: bool, keep: bool) -> None:
+        nn.Module.__init__(self)
+        trained_VD = head.weight_VD
+        if release or keep:
+            assert isinstance(trained_VD, nn.Parameter)
+            self._parameters["weight_VD"] = trained_VD
+        elif tied or not isinstance(trained_VD, nn.Parameter):
+            # A buffer: a tied weight counts and is saved once.
+            self._buffers["weight_VD"] = trained_VD.detach().T.contiguous().T
+            self._non_persistent_buffers_set.add("weight_VD")
         else:
-            head.weight_VD.data = by_columns_VD
-            super().__init__(head.weight_VD)
+            trained_VD.data = trained_VD.data.T.contiguous().T
+            self._parameters["weight_VD"] = trained_VD
         self.bias_V, self.cap = head.bias_V, head.cap
-        self.__dict__["_trained_VD"] = head.weight_VD  # not registered a second time
+        self.__dict__["_trained_VD"] = trained_VD  # not registered a second time
+        computed_VD = self._buffers.get("weight_VD")
         added = None if self.cap is not None else self.bias_V  # a bias is not capped
-        self.product = PackedProduct(self.weight_VD, added, int8)
+        self.product = PackedProduct(trained_VD if computed_VD is None else computed_VD, added, int8, release=release)
+        self._size = trained_VD.shape[0]
+        stored = trained_VD.dtype in (torch.bfloat16, torch.float16)
+        self._like = torch.empty(0, dtype=torch.float32 if stored else trained_VD.dtype, device=trained_VD.device)
+
+    @property
+    def weight_VD(self) -> Tensor:  # type: ignore[override]
+        """Return the weight in float32; unpacked if it was released."""
+        return self.product.weight()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def like(self) -> Tensor:
+        return self._like
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.product(x)
         if y is None:
-            weight_VD = self._trained_VD if torch.is_grad_enabled() else self.weight_VD
+            copied = torch.is_grad_enabled() and "weight_VD" in self._buffers
+            weight_VD = self._trained_VD if copied else self.weight_VD
             y = F.linear(x, weight_VD, self.bias_V if self.cap is None else None)
         return y if self.cap is None else self.capped(y)
 
@@ -71,11 +96,10 @@ class _Int8ListsHead(ListsHead):
 class _SomeTokensHead(nn.Module):
     """Some tokens of an optimized head. The weights are gathered for torch only if no kernel applies."""
 
-    def __init__(
-        self, weight_VD: Tensor, bias_V: Tensor | None, product: PackedProduct | None, token_N: Tensor
-    ) -> None:
+    def __init__(self, head: OptimizedHead, token_N: Tensor) -> None:
         super().__init__()
-        self._all, self._product, self._token_N = (weight_VD.detach(), bias_V), product, token_N
+        self._whole, self._product, self._token_N = head.product, head.product.some(token_N), token_N
+        self._bias_V = head.bias_V
 
     def forward(self, x: Tensor) -> Tensor:
         if self._product is not None and (y := self._product(x)) is not None:
@@ -86,9 +110,8 @@ class _SomeTokensHead(nn.Module):
 
     @cached_property
     def _gathered(self) -> tuple[Tensor, Tensor | None]:
-        weight_VD, bias_V = self._all
-        columns_DN = weight_VD.T.index_select(1, self._token_N)
-        return columns_DN.T, None if bias_V is None else bias_V.detach()[self._token_N]
+        columns_DN = self._whole.weight().detach().T.index_select(1, self._token_N)
+        return columns_DN.T, None if self._bias_V is None else self._bias_V.detach()[self._token_N]
 
 
 def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
@@ -96,9 +119,9 @@ def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
     if head.cap is not None:
         return None
     if isinstance(head, OptimizedHead):
-        if head.product.int8 and kernels.usable(head.weight_VD):
+        if head.product.int8 and kernels.usable(head.like):
             return None
-        return _SomeTokensHead(head.weight_VD, head.bias_V, head.product.some(token_N), token_N)
+        return _SomeTokensHead(head, token_N)
     few = Head(head.weight_VD.detach()[token_N])
     if head.bias_V is not None:
         few.bias_V = nn.Parameter(head.bias_V.detach()[token_N], requires_grad=False)
@@ -107,7 +130,7 @@ def head_of_tokens(head: Head, token_N: Tensor) -> nn.Module | None:
 
 def head_of_lists(head: Head, token_NL: Tensor, count_N: Tensor) -> ListsHead | None:
     """Return a head with a list of tokens for each of N groups of rows; None if only int8 kernels would be faster."""
-    if head.cap is None and isinstance(head, OptimizedHead) and head.product.int8 and kernels.usable(head.weight_VD):
+    if head.cap is None and isinstance(head, OptimizedHead) and head.product.int8 and kernels.usable(head.like):
         return _Int8ListsHead(head.product.lines(), token_NL, count_N)
     return None
 

@@ -1,4 +1,4 @@
-"""Linear layers and norms for inference: packed weights, and no `nn.Module.__call__` between the operations."""
+"""Linear layers, tables and norms for inference: packed weights, and no `nn.Module.__call__` between the operations."""
 
 import threading
 
@@ -12,12 +12,21 @@ _PACKING = threading.Lock()
 
 
 class PackedProduct:
-    """x W^T + b by a kernel on packed weights, where the kernels apply."""
+    """x W^T + b by a kernel on packed weights, where the kernels apply.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, int8: bool) -> None:
-        self._weight, self._bias, self.int8 = weight, bias, int8
+    With `release`, the packed weights are the only ones: the parameter keeps its shape, but no memory. Torch's
+    operations get a copy that is unpacked for them; with gradients enabled the parameter gets it, and keeps it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, int8: bool, release: bool = False) -> None:
+        self._weight, self._bias, self.int8, self._released = weight, bias, int8, False
         self._packed: kernels.Packed | kernels.PackedInt8 | None = None
         self._lines: kernels.LinesInt8 | None = None
+        if release:
+            self.packed()
+            # Not a number: whatever reads the parameter itself by mistake is noticed.
+            weight.data = torch.full((), torch.nan).expand(weight.shape)
+            self._released = True
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Return the product, or None if torch has to compute it."""
@@ -26,6 +35,25 @@ class PackedProduct:
         if not self.int8 and not kernels.few_rows(x.numel() // x.shape[-1]):
             return None
         return (self._packed or self.packed()).project(x)
+
+    def weight(self) -> Tensor:
+        """Return the weights in float32, for torch's operations."""
+        if not self._released:
+            return self._weight if self._weight.dtype not in (torch.bfloat16, torch.float16) else self._weight.float()
+        whole = self.packed().whole()
+        if not torch.is_grad_enabled():
+            return whole
+        with _PACKING:
+            if self._released:
+                self._weight.data, self._released = whole, False
+        return self._weight
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """Return rows of the weights (..., D), as an embedding does."""
+        packed = self.packed()
+        if self._released and not torch.is_grad_enabled() and isinstance(packed, kernels.Packed):
+            return packed.rows(tokens.long())
+        return torch.embedding(self.weight(), tokens)
 
     def packed(self) -> kernels.Packed | kernels.PackedInt8:
         """Return the packed weights. They are packed on first use, by one thread."""
@@ -45,36 +73,53 @@ class PackedProduct:
 
     def some(self, output_N: Tensor) -> "PackedProduct | None":
         """Return the float32 product for some of the outputs, or None if the kernels do not apply."""
-        if self.int8 or not kernels.usable(self._weight):
+        if self.int8 or not kernels.usable(self._weight.new_empty(0, dtype=torch.float32)):
             return None
         packed, some = self.packed(), PackedProduct(self._weight, self._bias, int8=False)
         assert isinstance(packed, kernels.Packed)
         some._packed = packed.some(output_N)
         return some
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_packed": None, "_lines": None}  # a copy packs its own weights
-
 
 class OptimizedLinear(nn.Module):
-    """A linear layer that does not run hooks. Its weight is stored by columns, and packed once few rows arrive."""
+    """A linear layer that does not run hooks. With `release` its weight is packed now, and takes no other memory.
 
-    def __init__(self, layer: nn.Linear, int8: bool) -> None:
+    Otherwise the weight is stored by columns, and packed once few rows arrive.
+    """
+
+    def __init__(self, layer: nn.Linear, int8: bool, release: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
-        layer.weight.data = layer.weight.data.T.contiguous().T
-        self.weight = layer.weight
-        self._columns = layer.weight.data.T
-        self.product = PackedProduct(self.weight, self.bias, int8)
+        if not release:
+            layer.weight.data = layer.weight.data.T.contiguous().T
+        self._columns = None if release else layer.weight.data.T
+        assert isinstance(layer.weight, nn.Parameter)
+        self._parameters["weight"] = layer.weight
+        self.product = PackedProduct(layer.weight, self.bias, int8, release)
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight in float32; unpacked if it was released."""
+        return self.product.weight()
 
     def forward(self, x: Tensor) -> Tensor:
         if (y := self.product(x)) is not None:
             return y
-        if x.dim() == 2 and self.bias is not None and not torch.is_grad_enabled():  # fewer calls than F.linear
-            return torch.addmm(self.bias, x, self._columns)
+        if self._columns is not None and x.dim() == 2 and self.bias is not None and not torch.is_grad_enabled():
+            return torch.addmm(self.bias, x, self._columns)  # fewer calls than F.linear
         return F.linear(x, self.weight, self.bias)
 
     __call__ = forward
+
+
+class StoredTable:
+    """The look-up of an embedding whose table stays in half precision."""
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        self._weight_VD = weight_VD
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return torch.embedding(self._weight_VD, tokens).float()
 
 
 class OptimizedNorm(nn.Module):

@@ -10,29 +10,34 @@ A decoding step is bound by two things, and neither is arithmetic:
   parameters are found only after the normal lookup has failed. That was a sixth of a step. A stack of ordinary blocks
   is one call (inference/fused_stack.py).
 
+Softmax attention, feed-forward layers, tables and the head are most of a Transformer. Their weights are packed at once,
+one after another, and the originals are released: a model takes as much memory as its file. Tables and weights in half
+precision stay so; the kernels convert them in registers. Other layers keep their weights and pack them on first use.
+
 Shapes and parameter names stay the same, and so do the outputs, except with int8. Gradients stay correct: with
-gradients enabled, torch computes everything from the original weights. What an optimized model cannot do, it refuses:
-training mode, hooks (its modules are not called one by one), `load_state_dict`, and another device or dtype. It does
-not notice parameters that are edited in place. Do not edit them: packed copies, made on first use, keep the old values.
+gradients enabled, torch computes everything, and released weights are unpacked first (in int8: the rounded ones). What
+an optimized model cannot do, it refuses: training mode, hooks (its modules are not called one by one),
+`load_state_dict`, and another device or dtype. It does not notice parameters that are edited in place. Do not edit
+them: packed copies keep the old values, and a released parameter holds no numbers.
 """
 
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from allyouneed import kernels
-from allyouneed.block import Block
+from allyouneed.block import Block, FeedForward
 from allyouneed.errors import ConfigError
 from allyouneed.inference.attention import SoftmaxStep
 from allyouneed.inference.back_reference import BackReference
 from allyouneed.inference.fused_stack import fuse, is_fusable
 from allyouneed.inference.head import OptimizedHead
-from allyouneed.inference.layers import OptimizedLinear, OptimizedNorm, add_and_norm
+from allyouneed.inference.layers import OptimizedLinear, OptimizedNorm, StoredTable, add_and_norm
 from allyouneed.mixers.softmax import Softmax
-from allyouneed.models.base import Model
-from allyouneed.models.parts.stack import Stack
+from allyouneed.models.base import Head, Model
+from allyouneed.models.parts.stack import Embedding, Stack
 
 REMEDY = "use a plain model: allyouneed.folder.load_folder(path).model"
 HOOKS = (
@@ -54,13 +59,13 @@ def optimize_for_inference(model: Model, int8: bool = False) -> None:
     if is_optimized(model):
         raise ConfigError("the model is already optimized for inference")
     # Checked even if the result does not matter: the kernels are compiled now, not during the first request.
-    if not kernels.usable(torch.empty(0, device=model.head.weight_VD.device)) and int8:
+    if not kernels.usable(model.head.like.float()) and int8:
         raise ConfigError("int8 needs a CPU and a C compiler (cc, gcc or clang) that can be found")
     _require_no_hooks(model)
+    compact = compact_parameters(model)
+    _replace_head(model, int8, compact)  # first: it is the largest, and needs its original for a while
     for module in list(model.modules()):
-        _replace_layers(module, int8)
-    names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is model.head.weight_VD]
-    model.head = OptimizedHead(model.head, int8, tied=len(names) > 1)
+        _replace_layers(module, int8, compact)
     for module in list(model.modules()):
         if isinstance(module, Softmax):
             module.__dict__["advance"] = SoftmaxStep(module)
@@ -79,10 +84,56 @@ def is_optimized(model: nn.Module) -> bool:
     return "load_state_dict" in model.__dict__
 
 
-def _replace_layers(module: nn.Module, int8: bool) -> None:
+@torch.no_grad()
+def compact_parameters(model: Model) -> set[Tensor]:
+    """Return the parameters that may be mapped or in half precision when the model is optimized.
+
+    These are the weights of softmax attention and feed-forward layers, the embeddings of Transformers and their head.
+    """
+    if not kernels.usable(torch.empty(0)):
+        return set()
+    owners: dict[Tensor, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.dtype in kernels.KINDS and parameter.device.type in ("cpu", "meta"):
+                owners.setdefault(parameter, []).append(module)
+    found = set[Tensor]()
+    for module in model.modules():
+        if isinstance(module, Softmax | FeedForward):
+            layers = [layer for layer in module.children() if type(layer) is nn.Linear]
+            found |= {layer.weight for layer in layers if owners.get(layer.weight) == [layer]}
+    tables: set[Tensor] = {module.weight_VD for module in model.modules() if isinstance(module, Embedding)} | {
+        model.head.weight_VD
+    }
+    for table in tables & owners.keys():
+        if all(isinstance(owner, Embedding | Head) for owner in owners[table]):
+            found.add(table)
+    return found
+
+
+def _replace_head(model: Model, int8: bool, compact: set[Tensor]) -> None:
+    table = model.head.weight_VD
+    tied = [module for module in model.modules() if isinstance(module, Embedding) and module.weight_VD is table]
+    names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is table]
+    keep = table in compact and int8 and bool(tied)  # the embedding is not rounded
+    release = table in compact and not keep
+    if keep:
+        table.data = table.data.clone()  # it may be mapped
+    model.head = OptimizedHead(model.head, int8, tied=len(names) > 1, release=release, keep=keep)
+    for module in [module for module in model.modules() if isinstance(module, Embedding)]:
+        own = module.weight_VD
+        if own is table and release:
+            module.__dict__["look_up"] = model.head.product.rows
+        elif own in compact:
+            own.data = own.data.clone() if own is not table else own.data
+            if own.dtype is not torch.float32:
+                module.__dict__["look_up"] = StoredTable(own)
+
+
+def _replace_layers(module: nn.Module, int8: bool, compact: set[Tensor]) -> None:
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, OptimizedLinear(child, int8))
+            setattr(module, name, OptimizedLinear(child, int8, release=child.weight in compact))
         elif isinstance(child, nn.LayerNorm | nn.RMSNorm):
             setattr(module, name, OptimizedNorm(child))
 

@@ -3,8 +3,9 @@
     build.py      compile, load, `usable`
     header.py     the interface, read from kernels.h: structs and functions by name
     steps.py      norms, attention of one query, the best or a sampled token of each row
-    products.py   projections of a few rows on packed weights, in float32 or int8
+    products.py   projections of a few rows on packed weights, in float32, half precision or int8
     stack.py      a whole stack of ordinary blocks as one call
+    threads.c     a large product shared among threads
 
 Kernels take float32 on a CPU and give no gradients: callers check `usable`, and have torch's operations as well.
 
@@ -14,10 +15,11 @@ Measured on a CPU of 2.8 GHz with AVX-512, one thread: 32 rows through a matrix 
 """
 
 from allyouneed.kernels.build import usable
-from allyouneed.kernels.products import LinesInt8, OutputLists, Packed, PackedInt8, few_rows
+from allyouneed.kernels.products import KINDS, LinesInt8, OutputLists, Packed, PackedInt8, few_rows, several_threads
 from allyouneed.kernels.steps import add_norm, attend, gather, sample_tokens, top_tokens
 
 __all__ = [
+    "KINDS",
     "LinesInt8",
     "OutputLists",
     "Packed",
@@ -27,6 +29,7 @@ __all__ = [
     "few_rows",
     "gather",
     "sample_tokens",
+    "several_threads",
     "top_tokens",
     "usable",
 ]

@@ -36,6 +36,7 @@ _FILES = {
     "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
     "products.c": ("-O2", "-ftree-vectorize"),
     "stack.c": ("-O2", "-ftree-vectorize"),
+    "threads.c": ("-O2",),
 }
 # Instrumented code contracts a * b + c in some places only; without contraction all places round alike.
 _DEBUG = ("-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off")
@@ -100,7 +101,7 @@ def _compiled(compiler: str, sanitizer: str) -> Path:
     if sanitizer not in _SANITIZERS:
         raise BuildError(f"ALLYOUNEED_SANITIZE={sanitizer}: unknown; use address or thread")
     sanitize = _SANITIZERS[sanitizer]
-    sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", *_FILES)]
+    sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", "team.h", *_FILES)]
     facts = repr((compiler, _FILES, _SHARED, _WIDE, sanitize, _processor())).encode()
     folder = _cache_folder()
     path = folder / f"kernels-{hashlib.sha256(b'|'.join([*sources, facts])).hexdigest()[:16]}.so"
@@ -109,7 +110,7 @@ def _compiled(compiler: str, sanitizer: str) -> Path:
             built, objects = Path(work) / path.name, [str(Path(work) / f"{file}.o") for file in _FILES]
             for (file, flags), compiled in zip(_FILES.items(), objects, strict=True):
                 _run(compiler, *flags, *_SHARED, *_WIDE, *sanitize, "-c", str(HERE / file), "-o", compiled)
-            _run(compiler, "-shared", *sanitize, *objects, "-o", str(built), "-lm")
+            _run(compiler, "-shared", *sanitize, *objects, "-o", str(built), "-lm", "-lpthread")
             built.rename(path)
     return path
 

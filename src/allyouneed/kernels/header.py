@@ -13,7 +13,7 @@ from typing import Any
 
 PATH = Path(__file__).parent / "kernels.h"
 _NUMBERS = {"i64": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool}
-_POINTEES = {*_NUMBERS, "int8_t", "uint8_t", "int32_t"}
+_POINTEES = {*_NUMBERS, "int8_t", "uint8_t", "uint16_t", "int32_t"}
 _IGNORED = re.compile(r"/\*.*?\*/|^#include.*?$|^typedef int64_t i64;$", re.DOTALL | re.MULTILINE)
 _STRUCT = re.compile(r"struct (\w+) \{(.*?)\};", re.DOTALL)
 _FUNCTION = re.compile(r"(void|i64) (\w+)\((.*?)\);", re.DOTALL)

@@ -1,4 +1,4 @@
-/* Sums and maxima over 16 lanes.
+/* Sums and maxima over 16 lanes, and the exponential.
 
    Compilers do not vectorise these reductions as long as NaN and the order of additions matter, so the lanes are
    written out. */
@@ -28,6 +28,26 @@ MAXIMUM(absolute_maximum_above, fabsf)
 
 static inline float maximum(const float *x, i64 n) { return maximum_above(x, n, -INFINITY); }
 static inline float absolute_maximum(const float *x, i64 n) { return absolute_maximum_above(x, n, 0.0f); }
+
+/* exp(x) for x <= 0, within 4e-6: 2^k * 2^f with |f| <= 1/2. No branches, so loops vectorise. */
+static inline float exp_below(float x) {
+    x = x < -87.0f ? -87.0f : x; /* keeps NaN */
+    float scaled = x * 1.44269504088896341f;
+    float whole = rintf(scaled);
+    float f = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * f + 1.3981999507e-3f;
+    y = y * f + 8.3334519073e-3f;
+    y = y * f + 4.1665795894e-2f;
+    y = y * f + 1.6666665459e-1f;
+    y = y * f + 5.0000001201e-1f;
+    y = y * f * f + f + 1.0f;
+    /* -126 is the least that `whole` can be; NaN becomes it, as NaN cannot be converted, and y is NaN anyway. */
+    int32_t bits = ((int32_t)(whole >= -126.0f ? whole : -126.0f) + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return y * power;
+}
 
 #define SUM(NAME, TERM) \
     static inline float NAME { \

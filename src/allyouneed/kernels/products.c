@@ -5,16 +5,19 @@
    while it passes through a panel: 24 vectors of 16 floats.
 
    float32:  panel[k][32]                 y += x[k] panel[k]
+   halves:   panel[k][16][2]              output j beside output 16 + j: a shift and a mask make two vectors of floats
    int8:     panel[k / 4][32][4]          one instruction (VNNI) multiplies four neighbours and adds them up
 
    int8 is dynamic. A row of x is scaled by its own largest magnitude into 1 .. 255 (128 is zero, as the instruction
    takes unsigned times signed), a row of W by its own into -127 .. 127:
        y = s_x s_w (sum_k (q_x - 128) q_w) + b = s_x s_w (sum_k q_x q_w - 128 sum_k q_w) + b
-   Sums are exact integers. */
+   Sums are exact integers.
 
-#include "lanes.h"
+   Half precision (bfloat16 or float16) is converted in registers: half the bytes of float32, and the same sums. */
 
-#ifdef __AVX512VNNI__
+#include "team.h"
+
+#if defined(__AVX512VNNI__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -31,7 +34,53 @@ typedef float anywhere __attribute__((vector_size(64), aligned(4), may_alias));
    ahead; LISTED_AHEAD: outputs of a list. */
 enum { PANEL = 2 * WIDE, TILE = 12, BLOCK = 8 * TILE, FEW = 4, AHEAD = 32 * PANEL, LINE = 64, LISTED_AHEAD = 8 };
 
+enum { FLOAT32, BFLOAT16, FLOAT16 }; /* kinds of packed weights */
+
 static inline floats load(const float *x) { return *(const anywhere *)x; }
+
+static inline float float_of(uint16_t half, i64 kind) {
+    uint32_t bits = (uint32_t)half << 16;
+    if (kind == FLOAT16) {
+        uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+        if (rest >= 0x7c00) { /* Inf or NaN */
+            bits = sign | 0x7f800000 | (rest & 0x3ff) << 13;
+        } else if (rest >= 0x400) {
+            bits = sign | ((rest << 13) + ((127 - 15) << 23));
+        } else {
+            float small = (float)rest * 0x1p-24f;
+            return sign ? -small : small;
+        }
+    }
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The 32 weights of one input: outputs 0 .. 15 and 16 .. 31. */
+static inline __attribute__((always_inline)) void load_weights(const int kind, const float *panel, floats *low,
+                                                               floats *high) {
+    if (kind == FLOAT32) {
+        *low = load(panel);
+        *high = load(panel + WIDE);
+        return;
+    }
+    ints pairs;
+    memcpy(&pairs, panel, sizeof pairs);
+    if (kind == BFLOAT16) {
+        *low = (floats)(pairs << 16);
+        *high = (floats)(pairs & (int32_t)0xffff0000);
+        return;
+    }
+#ifdef __AVX512F__
+    *low = (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)pairs));
+    *high = (floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)pairs, 16)));
+#else
+    for (int j = 0; j < WIDE; j++) {
+        (*low)[j] = float_of((uint16_t)pairs[j], FLOAT16);
+        (*high)[j] = float_of((uint16_t)((uint32_t)pairs[j] >> 16), FLOAT16);
+    }
+#endif
+}
 
 /* Write the sums of one row in one panel: the first `count` of them, at most PANEL. */
 static inline void finish(floats low, floats high, const float *bias, bool relu, float *y, i64 count) {
@@ -55,17 +104,19 @@ static inline void finish(floats low, floats high, const float *bias, bool relu,
 }
 
 static inline __attribute__((always_inline)) void tile_float(
-    const int rows, const bool ordered, const float *x, i64 x_row, const float *panel, const float *bias, bool relu,
+    const int kind, const int rows, const bool ordered, const float *x, i64 x_row, const float *panel, const float *bias, bool relu,
     float *y, i64 y_row, i64 inputs, i64 count) {
     floats low[TILE], high[TILE];
     UNROLL
     for (int r = 0; r < rows; r++) low[r] = high[r] = (floats){0};
-    for (i64 k = 0; k < inputs; k++, panel += PANEL) {
-        floats first = load(panel), second = load(panel + WIDE);
+    const i64 step = kind == FLOAT32 ? PANEL : WIDE; /* floats that the weights of one input take */
+    for (i64 k = 0; k < inputs; k++, panel += step) {
+        floats first, second;
+        load_weights(kind, panel, &first, &second);
         /* Prefetch the next panel, or, with few rows, a page ahead. */
-        i64 ahead = rows > 3 ? inputs * PANEL : AHEAD;
+        i64 ahead = rows > 3 ? inputs * step : AHEAD;
         __builtin_prefetch(panel + ahead, 0, 2);
-        __builtin_prefetch(panel + ahead + WIDE, 0, 2);
+        if (kind == FLOAT32) __builtin_prefetch(panel + ahead + WIDE, 0, 2);
         UNROLL
         for (int r = 0; r < rows; r++) {
             float one = ordered ? x[k * rows + r] : x[r * x_row + k];
@@ -77,12 +128,14 @@ static inline __attribute__((always_inline)) void tile_float(
     for (int r = 0; r < rows; r++) finish(low[r], high[r], bias, relu, y + r * y_row, count);
 }
 
-#define EACH_TILE(DO) \
-    switch (left < TILE ? left : TILE) { \
-        case 1: DO(1); break; case 2: DO(2); break; case 3: DO(3); break; case 4: DO(4); break; \
-        case 5: DO(5); break; case 6: DO(6); break; case 7: DO(7); break; case 8: DO(8); break; \
-        case 9: DO(9); break; case 10: DO(10); break; case 11: DO(11); break; default: DO(12); \
-    }
+/* Rows that are read in place are few; a tile of ordered rows has at least FEW + 1. */
+#define FEW_ROWS(DO) case 1: DO(1); break; case 2: DO(2); break; case 3: DO(3); break;
+#define MORE_ROWS(DO) \
+    case 5: DO(5); break; case 6: DO(6); break; case 7: DO(7); break; case 8: DO(8); break; \
+    case 9: DO(9); break; case 10: DO(10); break; case 11: DO(11); break;
+#define EACH_TILE(DO) switch (left) { FEW_ROWS(DO) case 4: DO(4); break; MORE_ROWS(DO) default: DO(12); }
+#define EACH_FEW(DO) switch (left) { FEW_ROWS(DO) default: DO(4); }
+#define EACH_MORE(DO) switch (left) { MORE_ROWS(DO) default: DO(12); }
 
 /* Tiles have nearly equal heights: 32 rows are 11 + 11 + 10, not 12 + 12 + 8. */
 static inline i64 tile_height(i64 rows) {
@@ -110,30 +163,58 @@ static void order_tiles(const float *x, float *out, i64 rows, i64 height, i64 in
 /* `project` takes scratch space for tile_rows(rows) x inputs floats as `tiles`. */
 i64 tile_rows(i64 rows) { return rows > FEW ? min_i64(rows, BLOCK) : 0; }
 
-void project(const float *x, const float *packed, const float *bias, float *y, i64 rows, i64 inputs, i64 outputs,
-             i64 x_row, bool relu, float *tiles) {
-    i64 most = block_height(rows);
+/* Rows `top` to `bottom` of a product; `tiles` has them in the order in which they are read, if there are many. */
+struct product {
+    const float *x, *packed, *bias, *tiles;
+    float *y;
+    i64 kind, top, bottom, height, inputs, outputs, x_row;
+    bool relu, ordered;
+};
+
+static inline __attribute__((always_inline)) void panels(const int kind, const struct product *p, i64 first, i64 last) {
+    for (i64 begin = first * PANEL; begin < last * PANEL; begin += PANEL) {
+        const float *panel = p->packed + begin * p->inputs / (kind == FLOAT32 ? 1 : 2);
+        for (i64 row = p->top; row < p->bottom; row += p->height) {
+            i64 left = p->bottom - row < p->height ? p->bottom - row : p->height, count = p->outputs - begin;
+            const float *from = p->ordered ? p->tiles + (row - p->top) * p->inputs : p->x + row * p->x_row;
+            float *to = p->y + row * p->outputs + begin;
+            if (p->ordered) {
+#define DO(R) \
+    tile_float(kind, R, true, from, p->x_row, panel, p->bias + begin, p->relu, to, p->outputs, p->inputs, count)
+                EACH_MORE(DO)
+#undef DO
+            } else {
+#define DO(R) \
+    tile_float(kind, R, false, from, p->x_row, panel, p->bias + begin, p->relu, to, p->outputs, p->inputs, count)
+                EACH_FEW(DO)
+#undef DO
+            }
+        }
+    }
+}
+
+static void some_panels(const void *job, i64 first, i64 last) {
+    const struct product *p = job;
+    switch (p->kind) {
+        case FLOAT32: panels(FLOAT32, p, first, last); break;
+        case BFLOAT16: panels(BFLOAT16, p, first, last); break;
+        default: panels(FLOAT16, p, first, last);
+    }
+}
+
+static i64 panel_count(i64 outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+void project(const float *x, const float *packed, i64 kind, const float *bias, float *y, i64 rows, i64 inputs,
+             i64 outputs, i64 x_row, bool relu, float *tiles) {
+    i64 most = block_height(rows), bytes = outputs * inputs * (kind == FLOAT32 ? 4 : 2);
     bool ordered = tile_rows(rows) > 0;
     for (i64 top = 0; top < rows; top += most) {
         i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
         if (ordered) order_tiles(x + top * x_row, tiles, bottom - top, height, inputs, x_row);
-        for (i64 begin = 0; begin < outputs; begin += PANEL) {
-            const float *panel = packed + begin * inputs;
-            for (i64 row = top; row < bottom; row += height) {
-                i64 left = bottom - row < height ? bottom - row : height;
-                const float *from = ordered ? tiles + (row - top) * inputs : x + row * x_row;
-                float *to = y + row * outputs + begin;
-                if (ordered) {
-#define DO(R) tile_float(R, true, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
-                    EACH_TILE(DO)
-#undef DO
-                } else {
-#define DO(R) tile_float(R, false, from, x_row, panel, bias + begin, relu, to, outputs, inputs, outputs - begin)
-                    EACH_TILE(DO)
-#undef DO
-                }
-            }
-        }
+        struct product job = {.x = x, .packed = packed, .bias = bias, .tiles = tiles, .y = y, .kind = kind, .top = top,
+                              .bottom = bottom, .height = height, .inputs = inputs, .outputs = outputs, .x_row = x_row,
+                              .relu = relu, .ordered = ordered};
+        share(some_panels, &job, panel_count(outputs), bytes);
     }
 }
 
@@ -144,6 +225,30 @@ void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 w_output, 
             for (i64 j = 0; j < PANEL; j++) {
                 *packed++ = begin + j < outputs ? w[(begin + j) * w_output + k * w_input] : 0.0f;
             }
+        }
+    }
+}
+
+/* The same for halves; see `load_weights` for their order. */
+void pack_halves(const uint16_t *w, uint16_t *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input) {
+    for (i64 begin = 0; begin < outputs; begin += PANEL) {
+        for (i64 k = 0; k < inputs; k++) {
+            for (i64 j = 0; j < PANEL; j++) {
+                i64 n = begin + j % 2 * WIDE + j / 2;
+                *packed++ = n < outputs ? w[n * w_output + k * w_input] : 0;
+            }
+        }
+    }
+}
+
+/* The weights of some outputs, as rows of floats. */
+void unpack_rows(const float *packed, i64 kind, const i64 *output, float *rows, i64 count, i64 inputs) {
+    const uint16_t *halves = (const uint16_t *)packed;
+    for (i64 i = 0; i < count; i++, rows += inputs) {
+        i64 begin = output[i] / PANEL * PANEL * inputs, j = output[i] % PANEL, place = j % WIDE * 2 + j / WIDE;
+        for (i64 k = 0; k < inputs; k++) {
+            i64 at = begin + k * PANEL;
+            rows[k] = kind == FLOAT32 ? packed[at + j] : float_of(halves[at + place], kind);
         }
     }
 }
@@ -243,6 +348,10 @@ static inline __attribute__((always_inline)) void tile_int8(
     for (int r = 0; r < rows; r++) low[r] = high[r] = (ints){0};
     const int8_t *w = panel.w;
     for (i64 k = 0; k < groups; k++, w += 4 * PANEL) {
+        if (rows < 4) {
+            __builtin_prefetch(w + 4 * AHEAD, 0, 2);
+            __builtin_prefetch(w + 4 * AHEAD + LINE, 0, 2);
+        }
         UNROLL
         for (int r = 0; r < rows; r++) {
             add_products(&low[r], x + 4 * (r * groups + k), w);
@@ -253,6 +362,33 @@ static inline __attribute__((always_inline)) void tile_int8(
     for (int r = 0; r < rows; r++) write_scaled(low[r], high[r], x_scale[r], panel, relu, y + r * y_row, count);
 }
 
+struct int8_product {
+    const int8_t *packed;
+    const float *scale, *bias, *x_scale;
+    const int32_t *sums;
+    const uint8_t *bytes;
+    float *y;
+    i64 top, bottom, height, groups, outputs;
+    bool relu;
+};
+
+static void some_int8_panels(const void *job, i64 first, i64 last) {
+    const struct int8_product *p = job;
+    i64 byte_row = 4 * p->groups;
+    for (i64 begin = first * PANEL; begin < last * PANEL; begin += PANEL) {
+        struct panel panel = {p->packed + begin * byte_row, p->scale + begin, p->sums + begin, p->bias + begin};
+        for (i64 row = p->top; row < p->bottom; row += p->height) {
+            i64 left = p->bottom - row < p->height ? p->bottom - row : p->height;
+            const uint8_t *from = p->bytes + row * byte_row;
+            float *to = p->y + row * p->outputs + begin;
+#define DO(R) \
+    tile_int8(R, from, p->x_scale + row, panel, p->relu, to, p->outputs, p->groups, p->outputs - begin)
+            EACH_TILE(DO)
+#undef DO
+        }
+    }
+}
+
 /* Scratch space: `bytes` for rows x 4 ceil(inputs / 4) bytes, `x_scale` for a float of each row. */
 void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu) {
@@ -260,18 +396,12 @@ void project_int8(const float *x, const int8_t *packed, const float *scale, cons
     for (i64 row = 0; row < rows; row++) x_scale[row] = quantise(x + row * x_row, bytes + row * byte_row, inputs);
     i64 most = block_height(rows);
     for (i64 top = 0; top < rows; top += most) {
-        i64 bottom = rows < top + most ? rows : top + most, height = tile_height(bottom - top);
-        for (i64 begin = 0; begin < outputs; begin += PANEL) {
-            struct panel panel = {packed + begin * byte_row, scale + begin, sums + begin, bias + begin};
-            for (i64 row = top; row < bottom; row += height) {
-                i64 left = bottom - row < height ? bottom - row : height;
-                const uint8_t *from = bytes + row * byte_row;
-                float *to = y + row * outputs + begin;
-#define DO(R) tile_int8(R, from, x_scale + row, panel, relu, to, outputs, groups, outputs - begin)
-                EACH_TILE(DO)
-#undef DO
-            }
-        }
+        i64 bottom = rows < top + most ? rows : top + most;
+        struct int8_product job = {.packed = packed, .scale = scale, .bias = bias, .x_scale = x_scale, .sums = sums,
+                                   .bytes = bytes, .y = y, .top = top, .bottom = bottom,
+                                   .height = tile_height(bottom - top), .groups = groups, .outputs = outputs,
+                                   .relu = relu};
+        share(some_int8_panels, &job, panel_count(outputs), outputs * byte_row);
     }
 }
 

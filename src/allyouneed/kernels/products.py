@@ -3,6 +3,8 @@
 import copy
 import mmap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -14,6 +16,8 @@ from allyouneed.kernels.steps import among, require_shared
 PANEL = 32  # outputs that products.c packs together
 LINE = 64  # bytes of a cache line
 FEW = 512
+PIECE = 8 * PANEL  # outputs that are converted to float32 at once
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, as numbered in products.c
 
 
 def few_rows(rows: int) -> bool:
@@ -21,23 +25,53 @@ def few_rows(rows: int) -> bool:
     return rows <= FEW or torch.get_num_threads() == 1
 
 
+@contextmanager
+def several_threads(count: int) -> Iterator[None]:
+    """Share the large products of the calling thread among this many threads. The results are the same."""
+    functions().use_threads(threads=count)
+    try:
+        yield
+    finally:
+        functions().use_threads(threads=1)
+
+
 class Packed:
-    """A matrix (N, D) and a bias (N), packed for `project`."""
+    """A matrix (N, D) and a bias (N), packed for `project`. Weights in half precision stay so.
+
+    Packed weights do not change, so copies share them.
+    """
 
     def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
         N, D = _shape(weight_ND, bias_N)
-        self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
-        self.packed = _zeros(panels * PANEL * D, torch.float32)
+        self.outputs, self.inputs, self.kind = N, D, KINDS[weight_ND.dtype]
+        self.packed = _zeros(-(-N // PANEL) * PANEL * D, weight_ND.dtype)
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
-        w_output, w_input = weight_ND.stride()
-        functions().pack(
-            w=weight_ND.data_ptr(),
+        _pack(weight_ND, self.packed)
+
+    def __deepcopy__(self, memo: object) -> "Packed":
+        return self
+
+    def rows(self, output: Tensor) -> Tensor:
+        """Return the weights of some outputs (...) in float32: (..., D)."""
+        if not among(output, self.outputs):
+            raise IndexError(f"some rows are not among {self.outputs}")
+        rows, output = torch.empty(*output.shape, self.inputs), output.contiguous()
+        functions().unpack_rows(
             packed=self.packed.data_ptr(),
-            outputs=N,
-            inputs=D,
-            w_output=w_output,
-            w_input=w_input,
+            kind=self.kind,
+            output=output.data_ptr(),
+            rows=rows.data_ptr(),
+            count=output.numel(),
+            inputs=self.inputs,
         )
+        return rows
+
+    def whole(self) -> Tensor:
+        """Return the matrix (N, D) in float32, stored by columns."""
+        panels = self.packed.view(-1, self.inputs, PANEL)
+        if self.kind:  # output j is beside output 16 + j
+            panels = panels.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2)
+        return panels.transpose(0, 1).flatten(1)[:, : self.outputs].float().T
 
     def some(self, output_N: Tensor) -> "Packed":
         """Return some of the outputs, in the given order."""
@@ -46,14 +80,17 @@ class Packed:
         some, N, output_N = copy.copy(self), len(output_N), output_N.contiguous()
         # Not from the arena, which is never freed in part: these weights live for one batch.
         some.outputs, some.packed = N, torch.zeros(-(-N // PANEL) * PANEL * self.inputs)
-        some.bias = _padded(self.bias[output_N])
-        functions().pack_some(
-            packed=self.packed.data_ptr(),
-            output=output_N.data_ptr(),
-            some=some.packed.data_ptr(),
-            outputs=N,
-            inputs=self.inputs,
-        )
+        some.bias, some.kind = _padded(self.bias[output_N]), 0
+        if self.kind:
+            _pack(self.rows(output_N), some.packed)
+        else:
+            functions().pack_some(
+                packed=self.packed.data_ptr(),
+                output=output_N.data_ptr(),
+                some=some.packed.data_ptr(),
+                outputs=N,
+                inputs=self.inputs,
+            )
         return some
 
     def project(self, x: Tensor) -> Tensor:
@@ -66,6 +103,7 @@ class Packed:
         functions().project(
             x=x_BD.data_ptr(),
             packed=self.packed.data_ptr(),
+            kind=self.kind,
             bias=self.bias.data_ptr(),
             y=out_BN.data_ptr(),
             rows=B,
@@ -89,17 +127,30 @@ class PackedInt8:
         self.scale = torch.zeros(panels * PANEL)
         self.sums = torch.zeros(panels * PANEL, dtype=torch.int32)
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        piece = _temporary(PIECE * D)
+        for number, part in enumerate(weight_ND.split(PIECE)):
+            self._pack_piece(piece[: part.numel()].view_as(part).copy_(part), number * PIECE)
+
+    def _pack_piece(self, weight_ND: Tensor, begin: int) -> None:
         w_output, w_input = weight_ND.stride()
         functions().pack_int8(
             w=weight_ND.data_ptr(),
-            packed=self.packed.data_ptr(),
-            scale=self.scale.data_ptr(),
-            sums=self.sums.data_ptr(),
-            outputs=N,
-            inputs=D,
+            packed=self.packed[begin * self._row :].data_ptr(),
+            scale=self.scale[begin:].data_ptr(),
+            sums=self.sums[begin:].data_ptr(),
+            outputs=len(weight_ND),
+            inputs=self.inputs,
             w_output=w_output,
             w_input=w_input,
         )
+
+    def __deepcopy__(self, memo: object) -> "PackedInt8":
+        return self
+
+    def whole(self) -> Tensor:
+        """Return the rounded matrix (N, D) in float32."""
+        by_output = self.packed.view(-1, self._row // 4, PANEL, 4).transpose(1, 2).reshape(-1, self._row)
+        return by_output[: self.outputs, : self.inputs].float() * self.scale[: self.outputs, None]
 
     def project(self, x: Tensor) -> Tensor:
         """Return an approximation of x W^T + b of (..., D)."""
@@ -204,7 +255,7 @@ class _Arena:
         size = -(-count * dtype.itemsize // 64) * 64
         with self._lock:
             if size > len(self._left):
-                chunk = mmap.mmap(-1, max(self.CHUNK, size) + self.PAGE)
+                chunk = mmap.mmap(-1, max(self.CHUNK, size) + self.PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 if hasattr(mmap, "MADV_HUGEPAGE"):
                     chunk.madvise(mmap.MADV_HUGEPAGE)
                 fresh = torch.frombuffer(chunk, dtype=torch.uint8)  # keeps the memory alive while it is used
@@ -214,6 +265,11 @@ class _Arena:
 
 
 _ARENA = _Arena()
+
+
+def _temporary(count: int) -> Tensor:
+    """Return floats that go back to the system when they are freed; many holes in the heap would not."""
+    return torch.frombuffer(mmap.mmap(-1, count * 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.float32)
 
 
 def _zeros(count: int, dtype: torch.dtype) -> Tensor:
@@ -234,8 +290,10 @@ def _require_width(found: int, right: int) -> None:
 
 
 def _shape(weight_ND: Tensor, bias_N: Tensor | None) -> tuple[int, int]:
-    if weight_ND.dtype is not torch.float32 or not weight_ND.is_cpu:
-        raise ValueError(f"weights in {weight_ND.dtype} on {weight_ND.device}; should be float32 on the CPU")
+    if weight_ND.dtype not in KINDS or not weight_ND.is_cpu:
+        raise ValueError(
+            f"weights in {weight_ND.dtype} on {weight_ND.device}; should be float32, bfloat16 or float16 on the CPU"
+        )
     N, D = weight_ND.shape
     if bias_N is not None and (bias_N.shape != (N,) or bias_N.dtype is not torch.float32):
         raise ValueError(f"a bias of {tuple(bias_N.shape)} in {bias_N.dtype}; should be {N} numbers in float32")
@@ -251,6 +309,18 @@ def _rows(x: Tensor) -> Tensor:
 def _like(x: Tensor, out_BN: Tensor) -> Tensor:
     """Return rows of outputs in the shape of x: (..., N)."""
     return out_BN if x.dim() == 2 else out_BN.view(*x.shape[:-1], out_BN.shape[1])
+
+
+def _pack(weight_ND: Tensor, packed: Tensor) -> None:
+    (outputs, inputs), (w_output, w_input) = weight_ND.shape, weight_ND.stride()
+    (functions().pack if weight_ND.dtype is torch.float32 else functions().pack_halves)(
+        w=weight_ND.data_ptr(),
+        packed=packed.data_ptr(),
+        outputs=outputs,
+        inputs=inputs,
+        w_output=w_output,
+        w_input=w_input,
+    )
 
 
 def _padded(x_N: Tensor) -> Tensor:

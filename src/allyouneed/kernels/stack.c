@@ -58,7 +58,7 @@ static void multiply(const struct matrix *m, const float *x, float *y, i64 rows,
         project_int8(x, m->bytes, m->scale, m->sums, m->bias, space->bytes, space->scale, y, rows, m->inputs,
                      m->outputs, m->inputs, relu);
     } else {
-        project(x, m->packed, m->bias, y, rows, m->inputs, m->outputs, m->inputs, relu, space->tiles);
+        project(x, m->packed, m->kind, m->bias, y, rows, m->inputs, m->outputs, m->inputs, relu, space->tiles);
     }
 }
 
@@ -85,7 +85,7 @@ static void read_memory(const struct heads *h, const float *query, i64 query_row
                         struct workspace *space) {
     attend(query, m->k, m->v, m->visible, NULL, memory_of_row, row_of_slot, out, space->score, rows, sharing, h->count,
            m->slots, h->key_width, h->value_width, query_row, m->k_row, m->k_head, m->k_slot, m->v_row, m->v_head,
-           m->v_slot, m->visible_row, 0, 0, h->count * h->value_width, h->scale);
+           m->v_slot, m->visible_row, 0, 0, h->count * h->value_width, h->group, h->scale);
 }
 
 /* Rotary positions: rotate pairs of features (i, i + half); `sin` holds the signs. */
@@ -100,11 +100,45 @@ static void rotate(float *x, i64 heads, i64 width, const float *cos, const float
     }
 }
 
+static inline float sigmoid(float x) {
+    float e = exp_below(x < 0 ? x : -x);
+    return (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+static inline float silu(float x) { return x * sigmoid(x); }
+
+/* x Phi(x) with Phi approximated by tanh; (1 + tanh(u)) / 2 = sigmoid(2 u) */
+static inline float gelu(float x) { return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+
+/* The inner outputs through their function, in place; a gated layer keeps half of them, without gaps. */
+static void activate(const struct block *b, float *x, i64 rows) {
+    i64 width = b->inner.outputs;
+    if (!b->gated) {
+        if (b->function == 1) for (i64 i = 0; i < rows * width; i++) x[i] = silu(x[i]);
+        if (b->function == 2) for (i64 i = 0; i < rows * width; i++) x[i] = gelu(x[i]);
+        return;
+    }
+    i64 half = width / 2;
+    for (i64 row = 0; row < rows; row++) {
+        const float *gate = x + row * width, *value = gate + half;
+        float *y = x + row * half;
+        if (b->function == 1) for (i64 i = 0; i < half; i++) y[i] = silu(gate[i]) * value[i];
+        if (b->function == 2) for (i64 i = 0; i < half; i++) y[i] = gelu(gate[i]) * value[i];
+    }
+}
+
 static void feed_forward(const struct block *b, const float *x, float *y, i64 rows, struct workspace *space) {
-    multiply(&b->inner, sublayer_input(b, &b->feedforward_norm, x, rows, space), space->wide, rows, true, space);
+    const float *input = sublayer_input(b, &b->feedforward_norm, x, rows, space);
+    multiply(&b->inner, input, space->wide, rows, b->function == 0, space);
+    activate(b, space->wide, rows);
     multiply(&b->outer, space->wide, space->update, rows, false, space);
     add_residual(b, &b->feedforward_norm, x, space->update, y, rows);
 }
+
+/* The number of features of all queries, of all keys and of all values. */
+static i64 queries_of(const struct heads *h) { return h->count * h->key_width; }
+static i64 keys_of(const struct heads *h) { return h->count / h->group * h->key_width; }
+static i64 values_of(const struct heads *h) { return h->count / h->group * h->value_width; }
 
 /* x, y (rows, width) may be the same. Row b writes the last slot of the cache in cache row b. */
 static void advance_block(const struct block *b, const float *x, float *y, i64 rows, const struct memory *cache,
@@ -112,16 +146,16 @@ static void advance_block(const struct block *b, const float *x, float *y, i64 r
                           const i64 *position, const float *cos, const float *sin, float *floats) {
     i64 slots = memory && memory->slots > cache->slots ? memory->slots : cache->slots;
     struct workspace space = split(b, rows, slots, floats);
-    i64 keys = b->heads.count * b->heads.key_width, values = b->heads.count * b->heads.value_width;
-    i64 wide = 2 * keys + values, last = cache->slots - 1;
+    i64 queries = queries_of(&b->heads), keys = keys_of(&b->heads), values = values_of(&b->heads);
+    i64 wide = queries + keys + values, last = cache->slots - 1, turning = b->heads.count + b->heads.count / b->heads.group;
 
     multiply(&b->query_key_value, sublayer_input(b, &b->mixer_norm, x, rows, &space), space.wide, rows, false, &space);
     for (i64 row = 0; row < rows; row++) {
         float *projected = space.wide + row * wide;
         i64 angle = position ? position[row] * b->heads.key_width : 0;
-        if (cos) rotate(projected, 2 * b->heads.count, b->heads.key_width, cos + angle, sin + angle);
-        memcpy(cache->k + row * cache->k_row + last * cache->k_slot, projected + keys, keys * sizeof(float));
-        memcpy(cache->v + row * cache->v_row + last * cache->v_slot, projected + 2 * keys, values * sizeof(float));
+        if (cos) rotate(projected, turning, b->heads.key_width, cos + angle, sin + angle);
+        memcpy(cache->k + row * cache->k_row + last * cache->k_slot, projected + queries, keys * sizeof(float));
+        memcpy(cache->v + row * cache->v_row + last * cache->v_slot, projected + queries + keys, values * sizeof(float));
     }
     read_memory(&b->heads, space.wide, wide, cache, NULL, row_of_slot, rows, 1, space.read, &space);
     multiply(&b->mixed, space.read, space.update, rows, false, &space);
@@ -161,17 +195,18 @@ void advance_stack(const struct block *blocks, i64 count, const struct norm *nor
 static void encode_block(const struct block *b, const float *x, float *y, i64 rows, i64 sentences, const i64 *length,
                          i64 longest, const float *cos, const float *sin, float *floats) {
     struct workspace space = split(b, rows, longest, floats);
-    i64 head = b->heads.key_width, keys = b->heads.count * head, values = b->heads.count * b->heads.value_width;
-    i64 wide = 2 * keys + values;
+    i64 head = b->heads.key_width, queries = queries_of(&b->heads), keys = keys_of(&b->heads);
+    i64 wide = queries + keys + values_of(&b->heads), turning = b->heads.count + b->heads.count / b->heads.group;
+    i64 values = b->heads.count * b->heads.value_width; /* that are read */
 
     multiply(&b->query_key_value, sublayer_input(b, &b->mixer_norm, x, rows, &space), space.wide, rows, false, &space);
     float *sentence = space.wide, *read = space.read;
     for (i64 s = 0; s < sentences; sentence += length[s] * wide, read += length[s] * values, s++) {
         for (i64 at = 0; cos && at < length[s]; at++) {
-            rotate(sentence + at * wide, 2 * b->heads.count, head, cos + at * head, sin + at * head);
+            rotate(sentence + at * wide, turning, head, cos + at * head, sin + at * head);
         }
-        struct memory all = {.k = sentence + keys, .k_head = head, .k_slot = wide, .slots = length[s],
-                             .v = sentence + 2 * keys, .v_head = b->heads.value_width, .v_slot = wide};
+        struct memory all = {.k = sentence + queries, .k_head = head, .k_slot = wide, .slots = length[s],
+                             .v = sentence + queries + keys, .v_head = b->heads.value_width, .v_slot = wide};
         read_memory(&b->heads, sentence, wide, &all, NULL, NULL, length[s], length[s], read, &space);
     }
     multiply(&b->mixed, space.read, space.update, rows, false, &space);

@@ -18,9 +18,10 @@ _STRUCTS = HEADER.structs
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The heads of a block's attention, and the widths of one head."""
+    """The heads of a block's attention, how many of them share keys and values, and the widths of one head."""
 
     heads: int
+    group: int
     key_width: int
     value_width: int
     scale: float
@@ -44,6 +45,8 @@ class PackedBlock:
     attention: AttentionShape
     cross: AttentionShape | None
     pre: bool
+    function: int = 0  # of the feed-forward layer: see kernels.h
+    gated: bool = False
 
 
 KeysValues = tuple[Tensor, Tensor]  # keys (N, H, S, K) and values (N, H, S, R); the last dimension is contiguous
@@ -166,7 +169,7 @@ class _CacheBuffer:
         self._structs = (_STRUCTS["memory"] * len(attentions))()
         for number, (one, struct) in enumerate(zip(attentions, self._structs, strict=True)):
             keys = begin + number * layer * size
-            struct.k, struct.v = keys, keys + one.heads * one.key_width * size
+            struct.k, struct.v = keys, keys + one.heads // one.group * one.key_width * size
             struct.k_row = struct.v_row = row
             struct.k_slot = struct.v_slot = slot
             struct.k_head, struct.v_head = one.key_width, one.value_width
@@ -308,6 +311,8 @@ def _block(block: PackedBlock) -> Any:
         heads=_heads(block.attention),
         cross_heads=_heads(block.cross),
         pre=block.pre,
+        function=block.function,
+        gated=block.gated,
     )
 
 
@@ -318,9 +323,10 @@ def _norm(norm: Norm) -> Any:
 
 def _heads(attention: AttentionShape | None) -> Any:
     if attention is None:
-        return _STRUCTS["heads"]()
+        return _STRUCTS["heads"](group=1)
     return _STRUCTS["heads"](
         count=attention.heads,
+        group=attention.group,
         key_width=attention.key_width,
         value_width=attention.value_width,
         scale=attention.scale,
@@ -330,6 +336,6 @@ def _heads(attention: AttentionShape | None) -> Any:
 def _matrix(matrix: Packed | PackedInt8) -> Any:
     shared = {"bias": matrix.bias.data_ptr(), "inputs": matrix.inputs, "outputs": matrix.outputs}
     if isinstance(matrix, Packed):
-        return _STRUCTS["matrix"](packed=matrix.packed.data_ptr(), **shared)
+        return _STRUCTS["matrix"](packed=matrix.packed.data_ptr(), kind=matrix.kind, **shared)
     packed, scale, sums = matrix.packed.data_ptr(), matrix.scale.data_ptr(), matrix.sums.data_ptr()
     return _STRUCTS["matrix"](bytes=packed, scale=scale, sums=sums, **shared)

@@ -5,26 +5,6 @@
 
 #include "lanes.h"
 
-/* exp(x) for x <= 0, within 4e-6: 2^k * 2^f with |f| <= 1/2. No branches, so loops vectorise. */
-static inline float exp_below(float x) {
-    x = x < -87.0f ? -87.0f : x; /* keeps NaN */
-    float scaled = x * 1.44269504088896341f;
-    float whole = rintf(scaled);
-    float f = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * f + 1.3981999507e-3f;
-    y = y * f + 8.3334519073e-3f;
-    y = y * f + 4.1665795894e-2f;
-    y = y * f + 1.6666665459e-1f;
-    y = y * f + 5.0000001201e-1f;
-    y = y * f * f + f + 1.0f;
-    /* -126 is the least that `whole` can be; NaN becomes it, as NaN cannot be converted, and y is NaN anyway. */
-    int32_t bits = ((int32_t)(whole >= -126.0f ? whole : -126.0f) + 127) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return y * power;
-}
-
 SUM(sum_of(const float *x, i64 n), x[i])
 SUM(product(const float *x, const float *y, i64 n), x[i] * y[i])
 SUM(squares(const float *x, float mean, i64 n), (x[i] - mean) * (x[i] - mean))
@@ -78,7 +58,8 @@ static inline void prefetch(const float *x, i64 n) {
    (rows, slots) has the memory that holds each slot of a row, if slots of a row are spread over several. Strides: of q
    and out between rows (heads are contiguous), of k and v between memories, heads and slots. `visible` (memories,
    slots) is the mask; fully masked rows return zeros. `bias` has a row for each head, with strides between batch rows
-   and between heads. `score` is scratch space for heads x slots floats.
+   and between heads. `group` consecutive heads read one head of keys and values. `score` is scratch space for heads x
+   slots floats.
 
    Keys and values exceed the caches, so they are read in the order of memory: slot by slot with all heads of each, or
    head by head where the slots of a head are contiguous. */
@@ -86,7 +67,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
             const i64 *memory_of_row, const i64 *row_of_slot, float *out, float *score, i64 rows, i64 sharing,
             i64 heads, i64 slots, i64 key_width, i64 value_width, i64 q_row, i64 k_memory, i64 k_head, i64 k_slot,
             i64 v_memory, i64 v_head, i64 v_slot, i64 visible_memory, i64 bias_row, i64 bias_head, i64 out_row,
-            float scale) {
+            i64 group, float scale) {
     bool by_slots = k_head < k_slot;
     i64 outer = by_slots ? slots : heads, inner = by_slots ? heads : slots;
     for (i64 row = 0; row < rows; row++) {
@@ -99,8 +80,8 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
         for (i64 i = 0; i < outer; i++) {
             if (by_slots && (!seen || seen[i])) {
                 i64 next = i + AHEAD < slots ? i + AHEAD : i;
-                prefetch(k + (holder ? holder[next] : memory) * k_memory + next * k_slot, heads * key_width);
-                prefetch(v + (holder ? holder[i] : memory) * v_memory + i * v_slot, heads * value_width);
+                prefetch(k + (holder ? holder[next] : memory) * k_memory + next * k_slot, heads / group * key_width);
+                prefetch(v + (holder ? holder[i] : memory) * v_memory + i * v_slot, heads / group * value_width);
             }
             for (i64 j = 0; j < inner; j++) {
                 i64 slot = by_slots ? i : j, head = by_slots ? j : i;
@@ -108,7 +89,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
                     score[head * slots + slot] = -INFINITY;
                     continue;
                 }
-                const float *key = k + (holder ? holder[slot] : memory) * k_memory + head * k_head + slot * k_slot;
+                const float *key = k + (holder ? holder[slot] : memory) * k_memory + head / group * k_head + slot * k_slot;
                 float dot = product(query + head * key_width, key, key_width) * scale;
                 score[head * slots + slot] = dot + (row_bias ? row_bias[head * bias_head + slot] : 0.0f);
             }
@@ -120,7 +101,7 @@ void attend(const float *q, const float *k, const float *v, const bool *visible,
                 i64 slot = by_slots ? i : j, head = by_slots ? j : i;
                 float weight = score[head * slots + slot];
                 if (weight == 0) continue; /* masked values may be NaN */
-                const float *value = v + (holder ? holder[slot] : memory) * v_memory + head * v_head + slot * v_slot;
+                const float *value = v + (holder ? holder[slot] : memory) * v_memory + head / group * v_head + slot * v_slot;
                 float *head_sum = sum + head * value_width;
                 for (i64 r = 0; r < value_width; r++) head_sum[r] += weight * value[r];
             }

@@ -81,6 +81,7 @@ def attend(
         bias_row=bias_row,
         bias_head=bias_head,
         out_row=H * R,
+        group=1,
         scale=scale,
     )
     return out_BL

@@ -84,6 +84,16 @@ class Head(nn.Module):
             self.register_buffer("weight_VD", weight_VD, persistent=False)
         self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
 
+    @property
+    def size(self) -> int:
+        """Return the number of logits."""
+        return self.weight_VD.shape[0]
+
+    @property
+    def like(self) -> Tensor:
+        """Return an empty tensor of the type of the logits, on their device."""
+        return self.weight_VD.new_empty(0)
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) -> (..., V): positions of sequences, or one pooled vector for each."""
         if self.cap is not None:

@@ -253,7 +253,7 @@ def prompt_logprobs(
     first, prompt = (prompt[:1], prompt[1:]) if has_first else ([BOS], prompt)
     if not prompt:
         return found
-    ids_1T = torch.tensor([[*first, *prompt[:-1]]], device=model.head.weight_VD.device)
+    ids_1T = torch.tensor([[*first, *prompt[:-1]]], device=model.head.like.device)
     x_1TD, _ = model.hidden(ids_1T, model.start())
     for token, x_1D in zip(prompt, x_1TD.unbind(dim=1), strict=True):
         logprob_V = as_float32(model.head(x_1D))[0].log_softmax(dim=0)

@@ -70,7 +70,7 @@ class ModelOptions:
 
 def open_model(name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions) -> Served:
     """Load a model. `languages` replace those of its recipe."""
-    bundle = load_folder(folder, options.device)
+    bundle = load_folder(folder, options.device, compact=not options.ctranslate2)
     if options.ctranslate2:
         refuse_shortlist(options.shortlist)
         if bundle.codec.source is None:

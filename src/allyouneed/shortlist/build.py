@@ -72,7 +72,7 @@ def learn_shortlist(
     Return it with notes for the user.
     """
     require_translator(bundle)
-    size = bundle.model.head.weight_VD.shape[0]
+    size = bundle.model.head.size
     source, target = bundle.codec.both()
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         if files:

@@ -22,7 +22,7 @@ from allyouneed.storage.folders import ASIDE, discard, new_folder, refuse_foreig
 from allyouneed.storage.locks import is_locked, lock
 from allyouneed.storage.manifest import MANIFEST, Entry, Fault, read_manifest
 from allyouneed.storage.sealed import LARGEST_TEXT, Sealed, compare_listing, open_folder, verify
-from allyouneed.storage.tensors import LARGEST_TENSORS, parse_tensors, write_tensors
+from allyouneed.storage.tensors import LARGEST_TENSORS, LazyTensors, TensorFile, open_tensors, write_tensors
 
 __all__ = [
     "ASIDE",
@@ -32,14 +32,16 @@ __all__ = [
     "TEMPORARY",
     "Entry",
     "Fault",
+    "LazyTensors",
     "Sealed",
+    "TensorFile",
     "compare_listing",
     "discard",
     "is_locked",
     "lock",
     "new_folder",
     "open_folder",
-    "parse_tensors",
+    "open_tensors",
     "read_manifest",
     "refuse_foreign",
     "refuse_links",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from allyouneed.errors import FolderError
 from allyouneed.storage.disk import open_plain, reading
 from allyouneed.storage.manifest import Entry, Fault, digest, read_manifest, walk
-from allyouneed.storage.tensors import LARGEST_TENSORS, parse_tensors
+from allyouneed.storage.tensors import LARGEST_TENSORS, TensorFile, open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +52,30 @@ class Sealed:
             raise FolderError(f"{self.path / name}: not UTF-8: {error}") from None
 
     def read_tensors(self, name: str) -> "dict[str, Tensor]":
-        """Return the named tensors of a safetensors file, on the CPU."""
-        return parse_tensors(self.read(name, LARGEST_TENSORS), self.path / name)
+        """Return the named tensors of a safetensors file, on the CPU: the bytes that were compared."""
+        file, sha256 = self._open_tensors(name), hashlib.sha256()
+        found = file.read_all(sha256)
+        self._compare(name, sha256.hexdigest(), file.size)
+        return found
+
+    def map_tensors(self, name: str) -> "dict[str, Tensor]":
+        """Return the same tensors, large ones mapped after the file was compared; tensors.py says what they are for."""
+        file, sha256 = self._open_tensors(name), hashlib.sha256()
+        size = file.add_to(sha256)
+        self._compare(name, sha256.hexdigest(), size)
+        return {name: file.map(name) for name in file.places}
+
+    def _open_tensors(self, name: str) -> TensorFile:
+        entry = self.files.get(name)
+        if entry is None:
+            raise FolderError(f"{self.path}: {name} is missing")
+        if entry.size > LARGEST_TENSORS:
+            raise FolderError(f"{self.path / name}: {entry.size:,} bytes; at most {LARGEST_TENSORS:,} are read")
+        try:
+            return open_tensors(self.path / name)
+        except FolderError:
+            self.check([name])  # a damaged file is called so, whatever its header looks like
+            raise
 
     def check(self, names: Iterable[str] | None = None) -> None:
         """Compare these files, or all, with the manifest."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from allyouneed.folder import fill_model, save_folder
+from allyouneed.folder import save_folder
 from allyouneed.models import Model
 from allyouneed.tasks import Score, TaskData
 from allyouneed.training.card import model_card
@@ -14,6 +14,7 @@ from allyouneed.training.log import Log, read_log
 from allyouneed.training.pace import LEAST_FINAL_ITEMS, TimePlan, measure_within
 from allyouneed.training.progress import Progress, ProgressListener
 from allyouneed.training.recipe import Recipe
+from allyouneed.weights import fill_model
 
 
 @dataclass(frozen=True)

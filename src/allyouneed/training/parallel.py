@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import ConfigError
-from allyouneed.folder import fill_model, model_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
 from allyouneed.training.muon import Gather
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.recipe import TrainConfig
+from allyouneed.weights import fill_model, model_tensors
 
 
 class Parallelism(Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.folder import OUTLINE, SizeGuard, model_tensors
+from allyouneed.folder import OUTLINE
 from allyouneed.malloc import keep_freed_memory
 from allyouneed.models import Model
 from allyouneed.sizes import Sizes
@@ -27,6 +27,7 @@ from allyouneed.training.recipe_files import require_same_recipe
 from allyouneed.training.start import StartConfig, describe_start
 from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.workers import Workers, shares
+from allyouneed.weights import SizeGuard, model_tensors
 
 # The names that a run folder uses.
 RUN_NAMES = ("checkpoints", "data", "distilled", "lock", "log.jsonl", "model", OUTLINE, "recipe.toml", "tensorboard")

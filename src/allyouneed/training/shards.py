@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from allyouneed.block import Block
 from allyouneed.errors import ConfigError
-from allyouneed.folder import model_tensors, require_same_tensors
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
 from allyouneed.training.process_group import ProcessGroup
+from allyouneed.weights import model_tensors, require_same_tensors
 
 
 def rows_of(count: int, rank: int, size: int) -> slice:

@@ -6,10 +6,11 @@ from pydantic import Field
 
 from allyouneed.config import Config
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.folder import fill_model, load_folder, model_tensors
+from allyouneed.folder import load_folder
 from allyouneed.models import Model
 from allyouneed.text.codec import Codec
 from allyouneed.training.process_group import is_rank0
+from allyouneed.weights import fill_model, model_tensors
 
 
 class StartConfig(Config):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from allyouneed.folder import model_tensors
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.workers import Workers
+from allyouneed.weights import model_tensors
 
 
 class TrainState:

@@ -8,10 +8,11 @@ import torch
 
 from allyouneed.errors import UserError
 from allyouneed.evaluation.settings import recipe_of
-from allyouneed.folder import KINDS, SHORTLIST, kind_of, load_folder, model_tensors
+from allyouneed.folder import KINDS, SHORTLIST, kind_of, load_folder
 from allyouneed.storage import Sealed, compare_listing
 from allyouneed.verification.card_scores import check_scores
 from allyouneed.verification.finding import Finding, attempt, failed
+from allyouneed.weights import model_tensors
 from allyouneed.words import counted
 
 EXPORTED = KINDS.keys() - {"model"}

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from allyouneed.errors import FolderError, UserError
-from allyouneed.folder import load_folder, model_tensors
+from allyouneed.folder import load_folder
 from allyouneed.storage import ASIDE, MANIFEST, TEMPORARY, is_locked, verify
 from allyouneed.storage.checkpoints import checkpoint_paths, load_checkpoint
 from allyouneed.training.log import read_log
 from allyouneed.training.recipe_files import read_stored_recipe
 from allyouneed.verification.finding import Finding, attempt
 from allyouneed.verification.model_folder import check_finite, check_model
+from allyouneed.weights import model_tensors
 from allyouneed.words import counted
 
 RUN_FILES = ("recipe.toml", "checkpoints")

@@ -1,12 +1,18 @@
 """Check that an export computes what our model computes, on random ids and on texts of the task.
 
-- Log-probabilities of given targets must agree to `CLOSE`.
-- Greedy search must give the same output. Where outputs first differ, the two tokens must tie to within `CLOSE`.
+- Log-probabilities of given targets must agree to the tolerance below.
+- Greedy search must give the same output. Where outputs first differ, the two tokens must tie to within the tolerance.
 
-A quantized file is read back in float32 and compared with our model with equally rounded weights (`rounded`): they must
-agree to `ROUNDED`. The effect of the rounding itself is measured separately and reported.
+A quantized file is read back in float32 and compared with our model with equally rounded weights (`rounded`). The
+effect of the rounding itself is measured separately and reported.
+
+The tolerance grows with the model: both engines compute in float32 and add in different orders, and every layer adds
+its rounding errors. How much that is, our own engine shows: the distance between its float32 and its float64. The other
+engine is about as far from float64 (measured: 0.9 to 2 times), so `TIMES` that distance, and at least `CLOSE`, is
+allowed. A wrong weight, order of weights or setting differs by far more.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +31,8 @@ from allyouneed.text.codec import Codec
 from allyouneed.text.specials import BOS, EOS
 
 CLOSE = 1e-3  # nats; float32 of a few layers differs by 1e-6 to 1e-5
-ROUNDED = 1e-2  # a weight half way between two steps may be rounded to either
+TIMES = 10  # the rounding errors of our own engine
+MOST = 0.05  # beyond this, or if ours are not numbers, nothing could be told from the comparison
 LONGEST = 40  # maximum tokens to generate
 Rows = Sequence[Sequence[int]]
 
@@ -99,11 +106,12 @@ def check_folder(
     expected = rounded(model, quantization)
     exported = CTranslate2Model(model, codec, folder, "float32")
     given = [one.given for one in prompts]
-    ours = logprobs(expected, prompts)
-    furthest = _furthest(ours, exported.logprobs(prompts))
-    close = CLOSE if quantization == "float32" else ROUNDED
+    furthest, close = _furthest(logprobs(expected, prompts), exported.logprobs(prompts)), tolerance(expected, prompts)
     if furthest > close:
-        raise FolderError(f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}; nothing was written")
+        raise FolderError(
+            f"ctranslate2: log-probabilities differ from ours by {furthest:.2g}, more than {close:.2g}; "
+            "nothing was written"
+        )
     next_stage(f"greedy search for {len(prompts)} sequences in both engines")
     said, theirs = greedy(expected, given), exported.greedy(given)
     for one, two, source in zip(said, theirs, given, strict=True):
@@ -126,7 +134,7 @@ def check_shortlist(
 ) -> str:
     """Raise FolderError if vmap.txt differs from our shortlist in effect; else return a note on the comparison."""
     expected, given = rounded(model, quantization), [one.given for one in prompts]
-    close = CLOSE if quantization == "float32" else ROUNDED
+    close = tolerance(expected, prompts)
     said = greedy(expected, given, shortlist)
     theirs = CTranslate2Model(model, codec, folder, "float32").greedy(given, listed=True)
     for one, two, source in zip(said, theirs, given, strict=True):
@@ -163,6 +171,12 @@ def computes(quantization: Quantization) -> bool:
     import ctranslate2
 
     return quantization in ctranslate2.get_supported_compute_types("cpu")
+
+
+def tolerance(model: Model, prompts: Sequence[Prompt]) -> float:
+    """Return by how much log-probabilities of another engine in float32 may differ."""
+    errors = _furthest(logprobs(model, prompts), logprobs(copy.deepcopy(model).double(), prompts))
+    return min(max(CLOSE, TIMES * errors), MOST)
 
 
 def logprobs(model: Model, prompts: Sequence[Prompt]) -> list[list[float]]:

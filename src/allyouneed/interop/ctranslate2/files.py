@@ -91,6 +91,9 @@ def _matrices(model: Model) -> Iterator[Tensor]:
 
 def _round(weight: Tensor, quantization: Quantization) -> None:
     largest = weight.abs().amax(dim=1, keepdim=True) if quantization == "int8" else weight.abs().max()
-    scale = (127.0 if quantization == "int8" else 1024.0) / torch.where(largest == 0, 1.0, largest)
+    # A true division, as in numpy: a number divided by a tensor is multiplied by a reciprocal, which is rounded. The
+    # scale would differ in its last bit, and a weight half way between two steps would go the other way.
+    steps = torch.full_like(largest, 127.0 if quantization == "int8" else 1024.0)
+    scale = steps / torch.where(largest == 0, 1.0, largest)
     with torch.no_grad():
         weight.copy_((weight * scale).round() / scale)

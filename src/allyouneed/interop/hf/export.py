@@ -13,7 +13,7 @@ from torch import Tensor
 
 from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.folder import Bundle, model_tensors
+from allyouneed.folder import Bundle
 from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
@@ -32,6 +32,7 @@ from allyouneed.storage import new_folder, write_tensors
 from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
+from allyouneed.weights import model_tensors
 
 # By kind of model, positions and placement of the norms.
 ARCHITECTURE_OF: dict[tuple[str, ...], str] = {

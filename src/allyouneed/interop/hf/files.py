@@ -10,6 +10,8 @@ A file must be in the folder itself: names with a path and links that leave the 
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import FolderError
-from allyouneed.storage import LARGEST_TENSORS, parse_tensors
+from allyouneed.storage import LARGEST_TENSORS, TensorFile
 from allyouneed.text.tokenizer import LARGEST_FILE
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -57,23 +59,30 @@ class ForeignFolder:
 
     def read(self, name: str, limit: int) -> bytes:
         """Return the bytes of a file. Raise FolderError if it is too large or outside the folder."""
+        with self._readable(name), open(self._open(name, limit), "rb") as file:
+            return file.read(limit)
+
+    def _open(self, name: str, limit: int) -> int:
+        """Open a file of this folder."""
         where = self.path / name
         if Path(name).name != name or name in ("", ".", ".."):
             raise FolderError(f"{self.path}: {name!r} is a path, not the name of a file in this folder")
-        try:
-            inside = where.resolve(strict=True).is_relative_to(self.path.resolve())
-            if not inside:
+        with self._readable(name):
+            if not where.resolve(strict=True).is_relative_to(self.path.resolve()):
                 raise FolderError(f"{where}: is a link that leaves the folder; `cp -rL` makes a folder without links")
             if not where.is_file():
                 raise FolderError(f"{where}: is not a plain file")
-            with where.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                data = file.read(size) if size <= limit else b""
+            if where.stat().st_size > limit:
+                raise FolderError(f"{where}: more than {limit:,} bytes, the maximum for this file")
+            return os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (OSError, RuntimeError) as error:  # circular links raise RuntimeError
-            raise FolderError(f"{where}: not readable: {getattr(error, 'strerror', None) or error}") from None
-        if size > limit:
-            raise FolderError(f"{where}: more than {limit:,} bytes, the maximum for this file")
-        return data
+            reason = getattr(error, "strerror", None) or error
+            raise FolderError(f"{self.path / name}: not readable: {reason}") from None
 
     def read_json(self, name: str, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
         """Return the JSON object in a file."""
@@ -102,11 +111,11 @@ class ForeignFolder:
         return {name: self.read(name, LARGEST_FILE) for name in KEPT if self.has(name)}
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """Return all tensors of the model, floats as float32."""
+        """Return all tensors of the model in the type of the file, large ones mapped."""
         if self.has(INDEX) and not self.has(WEIGHTS):
             tensors = self._read_shards()
         elif self.has(WEIGHTS):
-            tensors = parse_tensors(self.read(WEIGHTS, LARGEST_TENSORS), self.path / WEIGHTS)
+            tensors = self._map_file(WEIGHTS)
         else:
             pickled = [name for name in sorted(os.listdir(self.path)) if name.endswith(PICKLES)]
             if pickled:
@@ -120,7 +129,11 @@ class ForeignFolder:
                 raise FolderError(
                     f"{self.path}: tensor {name} is {tensor.dtype}; should be float32, float16 or bfloat16"
                 )
-        return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        return tensors
+
+    def _map_file(self, name: str) -> dict[str, Tensor]:
+        file = TensorFile(self._open(name, LARGEST_TENSORS), self.path / name)
+        return {name: file.map(name) for name in file.places}
 
     def _read_shards(self) -> dict[str, Tensor]:
         where, places = self.path / INDEX, self.read_json(INDEX, LARGEST_FILE).get("weight_map")
@@ -132,7 +145,7 @@ class ForeignFolder:
                 raise FolderError(f"{where}: {file!r} is not a safetensors file")
             if Path(file).name == file and not self.has(file):
                 raise FolderError(f"{self.path}: {file} is missing, which {INDEX} lists; copy all files of the model")
-            shard = parse_tensors(self.read(file, LARGEST_TENSORS), self.path / file)
+            shard = self._map_file(file)
             stated = {name for name, place in places.items() if place == file}
             for name in sorted(stated ^ shard.keys()):
                 what = "is not in" if name in stated else "is in, but not stated to be in,"

@@ -6,6 +6,7 @@ tokenizer that cannot be renumbered. Nothing in the folder is executed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from allyouneed.config import Tree, parse
 from allyouneed.errors import ConfigError, FolderError
-from allyouneed.folder import KINDS, fill_model, folder_recipe, kind_of, save_folder, size_guard
+from allyouneed.folder import KINDS, folder_recipe, kind_of, save_folder
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture
 from allyouneed.interop.hf.chat import read_chat_template
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, ForeignFolder
-from allyouneed.interop.hf.rules import Rule, join_all
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, ForeignFolder
+from allyouneed.interop.hf.rules import JoinedTensors, Rule
 from allyouneed.interop.hf.spm import has_pieces, read_pieces
 from allyouneed.interop.hf.vocabulary import Foreign, ForeignTokenizer, Parts, Vocabulary, language_tags, renumber
 from allyouneed.interop.output_folder import require_safe_output
@@ -33,6 +34,7 @@ from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
 from allyouneed.training.recipe import Recipe
 from allyouneed.version import __version__
+from allyouneed.weights import assign_weights, build_for, model_tensors, require_same_tensors
 
 ABOUT = ", imported from Hugging Face"  # suffix of `about` in the recipe of an imported model
 NO_DATA = "the data of an imported model are not known"  # in place of file names in its task
@@ -43,19 +45,27 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]
 class Imported:
     """An imported model with its codec, recipe and notes."""
 
-    model: Model
+    outline: Model  # without weights
+    weights: JoinedTensors
+    where: Path
     codec: Codec
     vocabulary: Vocabulary
     recipe: Recipe
     type: str
     notes: list[str]
 
+    @cached_property
+    def model(self) -> Model:
+        """Return the model in float32."""
+        assign_weights(self.outline, {name: self.weights.compute(name) for name in self.weights.specs()}, self.where)
+        return self.outline
+
 
 def import_folder(folder: Path, out: Path) -> list[str]:
     """Write the model folder and return notes for the user."""
     require_safe_output(out, folder, "model", _was_imported)
     read = read_folder(folder)
-    save_folder(out, read.model, read.codec, read.recipe, _card(read))
+    save_folder(out, read.outline, read.codec, read.recipe, _card(read), read.weights)
     return read.notes
 
 
@@ -91,7 +101,7 @@ def read_folder(folder: Path) -> Imported:
     vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
     if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
         config = config.model_copy(update={"output_bias": True})
-    model = _model(architecture, config, vocabulary, foreign)
+    model, weights = _model(architecture, config, vocabulary, foreign)
     codec = replace(_codec(config, vocabulary, frame, classes, name), origin=_origin(tree, vocabulary, foreign))
     if isinstance(config, DecoderConfig):
         chat, left_out = read_chat_template(foreign, named, tokenizer, vocabulary)
@@ -100,7 +110,8 @@ def read_folder(folder: Path) -> Imported:
     elif isinstance(config, EncoderDecoderConfig) and tokens["decoder_start"] == tokens["eos"]:
         tags = language_tags(tokenizer, vocabulary)
         codec, notes = replace(codec, tags=tags), [*notes, *_tag_notes(tags)]
-    return Imported(model, codec, vocabulary, _recipe(config, name, beam), architecture.type, notes)
+    recipe = _recipe(config, name, beam)
+    return Imported(model, weights, foreign.path, codec, vocabulary, recipe, architecture.type, notes)
 
 
 def _refuse_ours(folder: Path) -> None:
@@ -202,21 +213,24 @@ def _parts(
     return frame, Parts(tokens["pad"], begin, end, None)
 
 
-def _model(architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: ForeignFolder) -> Model:
+def _model(
+    architecture: Architecture, config: ModelConfig, vocabulary: Vocabulary, foreign: ForeignFolder
+) -> tuple[Model, JoinedTensors]:
+    """Return the model without weights, and its weights."""
     rows, tensors = vocabulary.rows, architecture.prepare(foreign.read_tensors())
     config = _untied(architecture, config, tensors, foreign.path)
     rules = architecture.rules(config, rows)
     theirs = _cleaned(architecture, config, rules, tensors, foreign.path)
-    ours = join_all(rules, theirs, foreign.path)
+    ours = JoinedTensors(rules, theirs, foreign.path)
     tokens = len(rows.theirs)
     answers = rows.classes if isinstance(config, EncoderConfig) and not config.tied else tokens
+    sizes = Sizes(tokens, answers, shared=answers == tokens)
     try:
-        with torch.random.fork_rng(devices=[]), size_guard(ours):
-            model = config.build(Sizes(tokens, answers, shared=answers == tokens))
+        model = build_for(lambda: config.build(sizes), ours.outlines(), f"the weights in {WEIGHTS}")
     except (ConfigError, ValueError) as error:
         raise FolderError(f"{foreign.path / CONFIG}: {error}") from None
-    fill_model(model, ours, foreign.path)
-    return model.eval()
+    require_same_tensors(model_tensors(model), ours.outlines(), foreign.path)
+    return model.eval(), ours
 
 
 def _untied(architecture: Architecture, config: ModelConfig, tensors: dict[str, Tensor], where: Path) -> ModelConfig:
@@ -253,7 +267,7 @@ def _cleaned(
             del tensors[other]
     for name, right in fixed.items():
         if name in tensors:
-            given = tensors.pop(name)
+            given = tensors.pop(name).to(right.dtype)
             common = min(len(given), len(right))
             if given.shape[1:] != right.shape[1:] or not torch.allclose(given[:common], right[:common], atol=1e-5):
                 raise FolderError(f"{where}: {name} differs from the table that this architecture computes")
@@ -337,7 +351,7 @@ def _card(read: Imported) -> str:
     lines = [
         f"# {read.recipe.about}",
         "",
-        f"{read.model.parameter_count():,} parameters, imported with allyouneed {__version__}. "
+        f"{read.outline.parameter_count():,} parameters, imported with allyouneed {__version__}. "
         "Its training data are unknown.",
         "",
         *(f"- {note}" for note in read.notes),

@@ -92,8 +92,12 @@ class Embedding(nn.Module):
         """Return the maximum number of positions; None: no limit."""
         return None if self.position is None else self.position.longest
 
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the table for these tokens (...): (..., D)."""
+        return torch.embedding(self.weight_VD, tokens)
+
     def forward(self, tokens_BT: Tensor, position: Tensor, segment_BT: Tensor | None = None) -> Tensor:
-        x_BTD = nn.functional.embedding(tokens_BT, self.weight_VD) * self.scale
+        x_BTD = self.look_up(tokens_BT) * self.scale
         if self.segment_ND is not None:
             x_BTD = x_BTD + (self.segment_ND[0] if segment_BT is None else self.segment_ND[segment_BT])
         if self.position is not None:
@@ -105,7 +109,7 @@ class Embedding(nn.Module):
 
     def advance(self, token_B: Tensor, seen: int | Tensor) -> Tensor:
         """Return the embedding of one token for each row, after `seen` others."""
-        x_BD = torch.embedding(self.weight_VD, token_B) * self.scale
+        x_BD = self.look_up(token_B) * self.scale
         if self.segment_ND is not None:
             x_BD = x_BD + self.segment_ND[0]
         if self.position is not None:
