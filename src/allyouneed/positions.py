@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config, choice
 from allyouneed.errors import ConfigError, DataError
+from allyouneed.rotary_scaling import RotaryScaling
 
 
 class AddedPosition(nn.Module, ABC):
@@ -302,16 +303,19 @@ class RotaryConfig(PositionConfig):
     type: Literal["rotary"] = "rotary"
     base: PositiveFloat = 10000.0
     pairs: PositiveInt | None = None  # number of pairs that are rotated; default: all
+    scaling: RotaryScaling | None = None  # of the frequencies; default: none
 
     def build_score(self, heads: int, head_width: int, causal: bool) -> "Rotary":
-        return Rotary(head_width, self.base, self.pairs)
+        return Rotary(head_width, self.base, self.pairs, self.scaling)
 
 
 class Rotary(ScorePosition):
     rotates = True
     frequency_R: Tensor
 
-    def __init__(self, head_width: int, base: float, pairs: int | None = None) -> None:
+    def __init__(
+        self, head_width: int, base: float, pairs: int | None = None, scaling: RotaryScaling | None = None
+    ) -> None:
         super().__init__()
         if head_width % 2:
             raise ConfigError(f"rotary positions rotate pairs of features, but head width {head_width} is odd")
@@ -319,6 +323,7 @@ class Rotary(ScorePosition):
             raise ConfigError(f"positions.pairs {pairs}: a head of width {head_width} has {head_width // 2} pairs")
         rotated = 2 * pairs if pairs is not None else head_width
         frequency_R = base ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+        frequency_R = frequency_R if scaling is None else scaling.scaled(frequency_R)
         frequency_R = torch.cat([frequency_R, frequency_R.new_zeros((head_width - rotated) // 2)])
         self.register_buffer("frequency_R", frequency_R, persistent=False)
         self._cached_waves: tuple[Tensor, Tensor] | None = None  # for the first positions

@@ -16,6 +16,7 @@ from allyouneed.decode import SearchConfig
 from allyouneed.evaluation.measure import evaluate_files
 from allyouneed.folder import load_folder
 from allyouneed.inspection.inspect import inspect_text
+from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.load import import_folder, read_folder
 from allyouneed.pipeline import load
 
@@ -147,3 +148,19 @@ def test_fields_that_change_nothing_are_accepted(tmp_path: Path) -> None:
     after = read_folder(folder)
     assert after.recipe == before.recipe
     assert after.notes == ["settings of generate that are not imported: assistant_confidence_threshold=0.4"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_scaled_positions_are_exported(tmp_path: Path, old: bool) -> None:
+    """`rope_scaling` of earlier versions and `rope_parameters` mean the same, and an export has them again."""
+    scaling: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 16}
+    folder, theirs = their.llama(tmp_path / "theirs", rope_parameters={**scaling, "rope_theta": 5000.0})
+    if old:
+        their.change_config(folder, rope_parameters=None, rope_scaling=scaling, rope_theta=5000.0)
+    import_folder(folder, tmp_path / "ours")
+    export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
+    again = type(theirs).from_pretrained(tmp_path / "again").eval()
+    ids = torch.arange(40)[None] + 5
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, theirs(ids).logits, rtol=0, atol=1e-5)

@@ -149,6 +149,8 @@ def other_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callab
     return write
 
 
+LLAMA = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+LLAMA |= {"max_position_embeddings": 64}
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "pickle": (as_pickle, r"pytorch_model.bin is a pickle, which can run code and is never opened"),
     "pickle under another name": (pickle_as_safetensors, r"not a safetensors file"),
@@ -191,6 +193,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "two pads": (config_with(pad_token_id=[0, 1]), r"config.json: pad_token_id: \[0, 1\]; should be one id"),
     "ends": (config_with(eos_token_id=["x"]), r"eos_token_id: \['x'\]; should be an id, or a list of ids"),
     "no end": (config_with(eos_token_id=None), r"config.json: eos_token_id is missing"),
+    "other positions": (
+        config_with(
+            model_type="llama", architectures=["LlamaForCausalLM"], **LLAMA, rope_scaling={"rope_type": "yarn"}
+        ),
+        r"config.json: rope_scaling: rope_type: 'yarn' is not supported; supported: default, linear, llama3",
+    ),
     "interleaved": (config_with(rope_interleaved=True), r"unsupported fields: rope_interleaved \(True\)"),
     "deep": (deep, r"config.json: not JSON"),
     "huge": (huge, r"config.json: more than 4,194,304 bytes"),

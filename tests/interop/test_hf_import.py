@@ -39,6 +39,20 @@ WRITERS: dict[str, Maker] = {
     "llama": their.llama,
     "llama, tied and biased": partial(their.llama, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
     "llama, wide heads, one of keys": partial(their.llama, head_dim=10, num_key_value_heads=1),
+    "llama, positions scaled as in Llama 3.1": partial(
+        their.llama,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "llama, all positions scaled": partial(
+        their.llama, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}
+    ),
     "mistral": their.mistral,
     "qwen2": their.qwen2,
     "qwen2, tied": partial(their.qwen2, tie_word_embeddings=True, rope_theta=1e6),

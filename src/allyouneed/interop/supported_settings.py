@@ -25,7 +25,7 @@ POSITIONS = {
     "shaw": {"type", "clip"},
     "t5": {"type", "buckets", "max_distance"},
     "alibi": {"type", "interleaved"},
-    "rotary": {"type", "base", "pairs"},
+    "rotary": {"type", "base", "pairs", "scaling"},
 }
 
 

@@ -169,6 +169,8 @@ def _settings(config: StackConfig, stack: Stack) -> dict[str, Any]:
         "relative_attention_bias": isinstance(config.positions, T5Config),
     }
     if isinstance(config.positions, RotaryConfig):
+        if config.positions.scaling is not None:
+            raise ConfigError("ctranslate2: model.positions.scaling is not supported; --to hf and --to onnx support it")
         rotated = 2 * (config.positions.pairs or 0)  # 0: the whole head
         settings |= {"rotary_dim": rotated, "rotary_interleave": False, "rotary_base": config.positions.base}
     return settings | ({"qk_norm": True} if mixer.normed else {})

@@ -6,7 +6,7 @@ i + K/2, of which the first pairs are rotated: a fixed permutation.
 
 from allyouneed.config import Tree
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, epsilon_of, softmax_of
-from allyouneed.interop.hf.architectures.llama import rotary_of, rotary_share
+from allyouneed.interop.hf.architectures.llama import rotary_fields, rotary_of, rotary_share
 from allyouneed.interop.hf.fields import Fields
 from allyouneed.interop.hf.rules import Interleaved, Reordered, Rows, Rule, TensorMap, layer
 from allyouneed.mixers.softmax import SoftmaxConfig
@@ -54,7 +54,7 @@ def write(config: DecoderConfig) -> Tree:
         "layer_norm_eps": epsilon_of(config),
         "use_parallel_residual": config.parallel,
         "attention_bias": bool(mixer.bias),
-        "rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share},
+        "rope_parameters": rotary_fields(config.positions, mixer.head_widths(config.width)[0]),
         "rotary_pct": share,
         "rotary_emb_base": base,
         "tie_word_embeddings": config.tied,

@@ -21,6 +21,7 @@ from allyouneed.interop.hf.rules import Plus, Rows, Rule, TensorMap, layer, stac
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.decoder import DecoderConfig
 from allyouneed.positions import RotaryConfig
+from allyouneed.rotary_scaling import RotaryScaling
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ def _windows(fields: Fields, name: str, layers: int) -> tuple[int | None, Any]:
 def rotary_of(fields: Fields, head_width: int, share: float | None = None) -> RotaryConfig:
     """Return the positions; `share` of the features is rotated by default (None: all must be).
 
-    Raise FolderError for scaled angles.
+    Raise FolderError for angles that are scaled in another way than all alike, or as in Llama 3.1.
     """
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
-    base, whole = fields.real("rope_theta", 10000.0), share is None
+    base, whole, scaling = fields.real("rope_theta", 10000.0), share is None, None
     share = fields.real("partial_rotary_factor", share or 1.0)
     for what, tree in (("rope_scaling", old), ("rope_parameters", new)):
         if tree is None:
@@ -143,8 +144,7 @@ def rotary_of(fields: Fields, head_width: int, share: float | None = None) -> Ro
         if not isinstance(tree, dict):
             raise FolderError(f"{fields.where}: {what}: should be an object")
         inner = Fields(tree, f"{fields.where}: {what}")
-        inner.only("rope_type", "default")
-        inner.only("type", "default")
+        scaling = _scaling(inner) or scaling
         share = inner.real("partial_rotary_factor", share)
         base = inner.real("rope_theta", base)
         inner.finish()
@@ -154,7 +154,36 @@ def rotary_of(fields: Fields, head_width: int, share: float | None = None) -> Ro
     if not 2 <= rotated <= head_width or rotated % 2:
         what = f"{rotated} of {head_width} features of a head"
         raise FolderError(f"{fields.where}: partial_rotary_factor: {share}: rotates {what}; should be an even number")
-    return RotaryConfig(base=base, pairs=None if rotated == head_width else rotated // 2)
+    return RotaryConfig(base=base, pairs=None if rotated == head_width else rotated // 2, scaling=scaling)
+
+
+def _scaling(fields: Fields) -> RotaryScaling | None:
+    """Return the scaling of the frequencies, if there is one."""
+    known = {"default": "default", "linear": "linear", "llama3": "llama3"}
+    kind = fields.one_of("rope_type", known, fields.one_of("type", known, "default"))
+    if kind == "default":
+        return None
+    factor = fields.real("factor", 1.0)
+    if kind == "linear":
+        return RotaryScaling(factor=factor)
+    turns = fields.real("low_freq_factor", 1.0), fields.real("high_freq_factor", 4.0)
+    return RotaryScaling(factor=factor, turns=turns, trained=fields.number("original_max_position_embeddings", 8192))
+
+
+def rotary_fields(positions: RotaryConfig, head_width: int) -> Tree:
+    """Return `rope_parameters`."""
+    scaling, more = positions.scaling, Tree()
+    if scaling is not None:
+        more = {"factor": scaling.factor}
+    if scaling is not None and scaling.turns is not None:
+        more |= {"low_freq_factor": scaling.turns[0], "high_freq_factor": scaling.turns[1]}
+        more |= {"original_max_position_embeddings": scaling.trained}
+    return {
+        "rope_type": "default" if scaling is None else "linear" if scaling.turns is None else "llama3",
+        "rope_theta": positions.base,
+        "partial_rotary_factor": rotary_share(positions, head_width),
+        **more,
+    }
 
 
 def rotary_share(positions: RotaryConfig, head_width: int) -> float:
@@ -181,11 +210,7 @@ def write(config: DecoderConfig, style: LlamaStyle) -> Tree:
         **(_fields_of_gemma2(config, mixer, own) if style.gemma == 2 else {}),
         **({"sliding_window": mixer.window and mixer.window + 1} if style.bias is False else {}),
         "rms_norm_eps": epsilon_of(config),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": config.positions.base,
-            "partial_rotary_factor": rotary_share(config.positions, own),
-        },
+        "rope_parameters": rotary_fields(config.positions, own),
         "rope_theta": config.positions.base,
         **({"attention_bias": mixer.bias is True} if style.bias is None else {}),
         **({"mlp_bias": config.feedforward_bias} if style.feedforward_bias else {}),
