@@ -2,7 +2,7 @@
 
 import math
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from allyouneed.config import Config
@@ -20,6 +20,12 @@ class RotaryScaling(Config):
     factor: PositiveFloat
     turns: tuple[PositiveFloat, PositiveFloat] | None = None  # fewer: divided; more: kept; None: all are divided
     trained: PositiveInt = 8192  # positions
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "RotaryScaling":
+        if self.turns is not None and self.turns[0] >= self.turns[1]:
+            raise ValueError(f"turns={self.turns}: the first should be smaller than the second")
+        return self
 
     def scaled(self, frequency_R: Tensor) -> Tensor:
         """Return the scaled frequencies."""

@@ -164,3 +164,19 @@ def test_scaled_positions_are_exported(tmp_path: Path, old: bool) -> None:
     ids = torch.arange(40)[None] + 5
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, theirs(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [their.marian, their.bart, their.m2m_100, their.t5, their.gpt2, their.bloom])
+def test_a_model_without_its_head_has_its_embedding_as_head(tmp_path: Path, make: Any) -> None:
+    """`BartModel` and others have no output projection; it is their embedding, and the bias is zero."""
+    folder, whole = make(tmp_path / "theirs")
+    if hasattr(whole, "final_logits_bias"):
+        whole.final_logits_bias.zero_()
+    whole.save_pretrained(folder)
+    right = read_folder(folder).model.state_dict()
+    base = whole.base_model if whole.base_model is not whole else their.transformers.T5Model.from_pretrained(folder)
+    base.save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"][0].endswith("Model")
+    found = read_folder(folder).model.state_dict()
+    assert found.keys() == right.keys()
+    assert all(torch.equal(found[name], right[name]) for name in right)

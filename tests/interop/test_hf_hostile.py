@@ -172,8 +172,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         r"config.json: model_type: 'gpt3' is not supported; supported: bart",
     ),
     "unknown class": (
-        config_with(architectures=["GPT2Model"]),
-        r"architectures: .* should name one of GPT2LMHeadModel",
+        config_with(architectures=["GPT2DoubleHeadsModel"]),
+        r"architectures: .* should name one of GPT2LMHeadModel, GPT2Model",
     ),
     "other function": (config_with(activation_function="evil"), r"activation_function: 'evil' is not supported"),
     "other scores": (

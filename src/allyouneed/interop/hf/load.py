@@ -253,12 +253,13 @@ def _cleaned(
 ) -> dict[str, Tensor]:
     """Return the weights under the rules' names: tied ones once, without those that this class does not use."""
     wanted, fixed = {name for rule in rules for name in rule.theirs}, architecture.fixed(config)
+    known = {*wanted, *fixed, *(other for others in architecture.tied.values() for other in others)}
     tensors: dict[str, Tensor] = {}
     for name, tensor in found.items():
         name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name  # in early BERT checkpoints
         name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
         longer = architecture.prefix + name
-        tensors[longer if name not in wanted and (longer in wanted or longer in fixed) else name] = tensor
+        tensors[longer if name not in wanted and longer in known else name] = tensor
     for first, others in architecture.tied.items():
         for other in (name for name in others if name in tensors and name not in wanted):
             same = tensors.setdefault(first, tensors[other])

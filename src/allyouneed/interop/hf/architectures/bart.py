@@ -155,6 +155,14 @@ def sines(config: EncoderDecoderConfig, length: int = WRITTEN_POSITIONS) -> dict
     return {f"model.{side}.embed_positions.weight": table_ND.clone() for side in ("encoder", "decoder")}
 
 
+def with_bias(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with an output bias: without one it is zero, also where a class has no output projection."""
+    table = tensors.get("shared.weight", tensors.get("model.shared.weight"))
+    if table is None or "final_logits_bias" in tensors:
+        return tensors
+    return {**tensors, "final_logits_bias": torch.zeros(1, table.shape[0])}
+
+
 def _architecture(kind: str, name: str, style: BartStyle, **more: Any) -> Architecture:
     tied = {
         "model.shared.weight": (
@@ -167,10 +175,13 @@ def _architecture(kind: str, name: str, style: BartStyle, **more: Any) -> Archit
         more |= {"fixed": sines}
     return Architecture(
         type=kind,
-        classes=(name,),
+        # A model without its output projection is the same model: the projection is the embedding.
+        classes=(name, f"{name.removesuffix('ForConditionalGeneration').removesuffix('MTModel')}Model"),
         read=partial(read, style=style),
         rules=partial(rules, style=style),
         write=partial(write, style=style),
+        prepare=dict if style.m2m else with_bias,
+        prefix="model.",
         tied=tied,
         rewrites=("halves",) if not style.learned else ("table",),
         **more,

@@ -79,7 +79,7 @@ def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
 
 BLOOM = Architecture(
     type="bloom",
-    classes=("BloomForCausalLM",),
+    classes=("BloomForCausalLM", "BloomModel"),
     read=read,
     rules=rules,
     write=write,

@@ -82,7 +82,7 @@ def rules(config: DecoderConfig, rows: Rows) -> list[Rule]:
 
 GPT2 = Architecture(
     type="gpt2",
-    classes=("GPT2LMHeadModel",),
+    classes=("GPT2LMHeadModel", "GPT2Model"),
     read=read,
     rules=rules,
     write=write,

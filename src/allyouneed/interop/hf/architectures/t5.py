@@ -124,7 +124,7 @@ def _block(ours: str, theirs: str, config: EncoderDecoderConfig, crossing: bool)
 
 T5 = Architecture(
     type="t5",
-    classes=("T5ForConditionalGeneration",),
+    classes=("T5ForConditionalGeneration", "T5Model"),
     read=read,
     rules=rules,
     write=write,
