@@ -31,8 +31,10 @@ from oracles_memory import (
 )
 from oracles_sums import (
     convolution_oracle,
+    fourier_oracle,
     linear_oracle,
     linformer_oracle,
+    nystrom_oracle,
     performer_oracle,
     recurrent_oracle,
     softmax_of_projections,
@@ -43,11 +45,13 @@ from allyouneed.mixers import Cost, Memory, Mixer, MixerConfig, Role, State
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.compressive import CompressiveConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
+from allyouneed.mixers.fourier import FourierConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
+from allyouneed.mixers.nystrom import NystromConfig
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.recurrent import GruConfig, LstmConfig, RnnConfig
 from allyouneed.mixers.reformer import ReformerConfig
@@ -144,6 +148,15 @@ CONTRACTS: dict[str, Contract] = {
             LinformerConfig(heads=2, slots=3, max_length=40, share="none", bias=False),
         ],
     ),
+    "nystrom": Contract(
+        nystrom_oracle,
+        [
+            NystromConfig(heads=3, landmarks=6, iterations=2),
+            NystromConfig(heads=2, landmarks=3, iterations=3, kernel=3, bias=False),
+        ],
+        copies_after=150,
+    ),
+    "fourier": Contract(fourier_oracle, [FourierConfig()]),
     "local": Contract(
         local_oracle,
         [

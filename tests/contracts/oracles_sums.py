@@ -12,6 +12,7 @@ from allyouneed.mixers.convolution import Convolution
 from allyouneed.mixers.linear import Linear
 from allyouneed.mixers.linformer import Linformer
 from allyouneed.mixers.naive import scaled_dot_product_by_loops
+from allyouneed.mixers.nystrom import Nystrom
 from allyouneed.mixers.parts.projections import Projections
 from allyouneed.mixers.performer import Performer
 from allyouneed.mixers.recurrent import Cell, Recurrent
@@ -94,6 +95,69 @@ def linformer_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
         outputs.append(scaled_dot_product_by_loops(q_TK, slots[0], slots[1], lambda t, s: any(reading.valid)))
     y_TD: Tensor = mixer.project.output(torch.cat(outputs, dim=-1))
     return y_TD
+
+
+def fourier_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """Re sum_s sum_d x_sd exp(-2 pi i (t s / n + e d / D)), for real s   (Lee-Thorp et al. 2022, equation 3)."""
+    real, width = [t for t in range(len(x_TD)) if reading.valid[t]], x_TD.shape[1]
+    rows = []
+    for t in range(len(x_TD)):
+        row = [x_TD.new_zeros(()) for _ in range(width)]
+        for e in range(width if reading.valid[t] else 0):
+            for s in real:
+                for d in range(width):
+                    turns = reading.place(t) * reading.place(s) / len(real) + e * d / width
+                    row[e] = row[e] + x_TD[s, d] * math.cos(2 * math.pi * turns)
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def nystrom_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:
+    """softmax(q ~k^T) A^+ softmax(~q k^T) V + conv(V), position by position   (Xiong et al. 2021, equation 13)."""
+    assert isinstance(mixer, Nystrom)
+    real, config, outputs = [t for t in range(len(x_TD)) if reading.valid[t]], mixer.config, []
+    n, m = len(real), config.landmarks
+    heads = [head_of(mixer.project, x_TD[real], reading, head) for head in range(config.heads)] if n else []
+    means = [[[_mean(y, j, n, m) for j in range(m)] for y in (q, k)] for q, k, _ in heads] if n > m else []
+    between = [_softmax_matrix(far_q, far_k) for far_q, far_k in means]
+    largest = max((a[:, j].sum() for a in between for j in range(m)), default=x_TD.new_zeros(()))
+    for head, (q, k, v) in enumerate(heads):
+        if n <= m:
+            y = _softmax_matrix(list(q), list(k)) @ v
+        else:
+            a, (far_q, far_k), one = between[head], means[head], torch.eye(m, dtype=x_TD.dtype)
+            z = a.T / largest
+            for _ in range(config.iterations):
+                z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+            y = _softmax_matrix(list(q), far_k) @ z @ _softmax_matrix(far_q, list(k)) @ v
+        outputs.append(y + _filtered(mixer, head, v))
+    y_TD = torch.zeros_like(x_TD)
+    if n:
+        y_TD = y_TD.index_copy(0, torch.tensor(real), mixer.project.output(torch.cat(outputs, dim=-1)))
+    return y_TD
+
+
+def _mean(y_TK: Tensor, segment: int, length: int, segments: int) -> Tensor:
+    chosen = [y_TK[t] for t in range(length) if t * segments // length == segment]
+    return torch.stack(chosen).sum(dim=0) / len(chosen)
+
+
+def _softmax_matrix(queries: list[Tensor], keys: list[Tensor]) -> Tensor:
+    scores = [torch.stack([dot(q, k) for k in keys]) / math.sqrt(len(q)) for q in queries]
+    return torch.stack([score.exp() / score.exp().sum() for score in scores])
+
+
+def _filtered(mixer: Nystrom, head: int, v_TK: Tensor) -> Tensor:
+    """Return sum_j w_j v_(t + j - R/2)."""
+    filters, rows = mixer.filters_HR, []
+    for t in range(len(v_TK)):
+        row = torch.zeros_like(v_TK[0])
+        for j in range(0 if filters is None else filters.shape[1]):
+            s = t + j - (0 if filters is None else filters.shape[1]) // 2
+            if filters is not None and 0 <= s < len(v_TK):
+                row = row + filters[head, j] * v_TK[s]
+        rows.append(row)
+    return torch.stack(rows)
 
 
 def convolution_oracle(mixer: Mixer, x_TD: Tensor, reading: Reading) -> Tensor:

@@ -168,6 +168,17 @@ def m2m_100(folder: Path) -> tuple[Path, Any]:
     return write_folder(folder, model, tokenizer), model
 
 
+def led(folder: Path) -> tuple[Path, Any]:
+    """Sources are read in windows; they may be longer than targets."""
+    tokenizer = byte_tokenizer(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>")
+    lengths = {"max_encoder_position_embeddings": 96, "max_decoder_position_embeddings": 40}
+    settings: dict[str, Any] = {**BART_SIZES, **lengths, "attention_window": [4, 8]}
+    del settings["max_position_embeddings"]
+    config = transformers.LEDConfig(vocab_size=size_of(tokenizer), **settings)
+    model = transformers.LEDForConditionalGeneration(config)
+    return write_folder(folder, model, tokenizer), model
+
+
 def t5(folder: Path, **more: Any) -> tuple[Path, Any]:
     tokenizer = unigram_tokenizer(("<pad>", "</s>", "<unk>", "<extra_id_0>"), "$A </s>")
     settings: dict[str, Any] = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 3}
@@ -276,6 +287,10 @@ def encoder(folder: Path, kind: str, head: str, **more: Any) -> tuple[Path, Any]
         settings["hidden_dim"] = settings.pop("intermediate_size")
     if kind == "RoFormer":
         settings |= {"num_attention_heads": 2}
+    if kind == "FNet":
+        del settings["num_attention_heads"]
+    if kind == "Nystromformer":
+        settings |= {"conv_kernel_size": 3, "bos_token_id": None, "eos_token_id": None, **more}
     config = getattr(transformers, f"{kind}Config")(vocab_size=size_of(tokenizer), **settings)
     if head in ("ForSequenceClassification", "ForTokenClassification"):
         config.id2label, config.label2id = {0: "bad", 1: "so-so", 2: "good"}, {"bad": 0, "so-so": 1, "good": 2}

@@ -28,6 +28,7 @@ TRANSLATORS: dict[str, Maker] = {
     "bart": their.bart,
     "mbart": their.mbart,
     "m2m_100": their.m2m_100,
+    "led": their.led,
     "t5": their.t5,
     "t5 v1.1": partial(their.t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "t5 v1.1, untied": partial(their.t5_untied, declared=True),
@@ -125,7 +126,7 @@ def test_encoder_decoders(tmp_path: Path, make: Maker) -> None:
 
 def float64_tolerance(theirs: Any) -> float:
     """Return the tolerance: the library keeps sinusoidal tables, and T5's norms and softmax, in float32."""
-    return 1e-5 if type(theirs).__name__.startswith(("Marian", "Pegasus", "M2M", "T5")) else 1e-9
+    return 1e-5 if type(theirs).__name__.startswith(("Marian", "Pegasus", "M2M", "LED", "T5")) else 1e-9
 
 
 def never_generated(theirs: Any) -> list[list[int]] | None:
@@ -249,6 +250,8 @@ ENCODERS = [
     *(("Roberta", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
     *(("DistilBert", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
     *(("RoFormer", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+    *(("FNet", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+    *(("Nystromformer", head) for head in ("Model", "ForMaskedLM", "ForSequenceClassification")),
     ("XLMRoberta", "ForMaskedLM"),
     ("Camembert", "ForSequenceClassification"),
 ]
@@ -286,6 +289,16 @@ def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
                 same_logits(read, ours, right.logits, tolerance)
             else:
                 torch.testing.assert_close(ours, right.logits, rtol=0, atol=tolerance)
+
+
+def test_landmarks_of_nystromformer(tmp_path: Path) -> None:
+    folder, theirs = their.encoder(tmp_path, "Nystromformer", "Model", num_landmarks=4, segment_means_seq_len=12)
+    model: Any = read_folder(folder).model
+    ids = torch.randint(5, 40, (1, 12))
+    read = read_folder(folder)
+    with torch.no_grad():
+        ours = model.encode(torch.tensor([[read.vocabulary.ours[number] for number in ids[0].tolist()]])).x_BSD
+        torch.testing.assert_close(ours, theirs(ids).last_hidden_state, rtol=0, atol=1e-5)
 
 
 def _globally(kind: str, head: str, ids: Tensor) -> dict[str, Tensor]:

@@ -13,11 +13,13 @@ from allyouneed.mixers.base import Cost, Family, Memory, Mixer, MixerConfig, Rol
 from allyouneed.mixers.bigbird import BigBirdConfig
 from allyouneed.mixers.compressive import CompressiveConfig
 from allyouneed.mixers.convolution import ConvolutionConfig
+from allyouneed.mixers.fourier import FourierConfig
 from allyouneed.mixers.linear import LinearConfig
 from allyouneed.mixers.linformer import LinformerConfig
 from allyouneed.mixers.local import LocalConfig
 from allyouneed.mixers.longformer import LongformerConfig
 from allyouneed.mixers.memory_compressed import MemoryCompressedConfig
+from allyouneed.mixers.nystrom import NystromConfig
 from allyouneed.mixers.parts.state import detach, select_rows
 from allyouneed.mixers.performer import PerformerConfig
 from allyouneed.mixers.recurrent import GruConfig, LstmConfig, RnnConfig
@@ -36,6 +38,8 @@ MIXERS: dict[str, type[MixerConfig]] = {
     "linear": LinearConfig,
     "performer": PerformerConfig,
     "linformer": LinformerConfig,
+    "nystrom": NystromConfig,
+    "fourier": FourierConfig,
     "local": LocalConfig,
     "memory-compressed": MemoryCompressedConfig,
     "reformer": ReformerConfig,

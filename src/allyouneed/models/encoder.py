@@ -37,6 +37,7 @@ class EncoderConfig(StackConfig, ModelConfig):
     transform: Literal["none", "tanh", "relu", "function", "norm"] = "none"  # before the output projection
     tied: bool = False  # embedding = output projection: classes are tokens
     segments: NonNegativeInt = 0  # number of segment vectors
+    projection: bool = False  # a linear layer between the embeddings and the first block
 
     @property
     def has_norms(self) -> bool:
@@ -70,7 +71,7 @@ class Encoder(Model):
         config.require_one_stream()
         self.config, self.sizes = config, sizes
         table_ND = new_embedding(sizes.source, config.width)
-        self.source = config.embed(table_ND, config.segments)
+        self.source = config.embed(table_ND, config.segments, config.projection)
         self.encoder = Stack(config, config.layers, "bidirectional")
         self.transform = _Transform(config) if config.transform != "none" else None
         if config.tied and sizes.target != sizes.source:
@@ -114,8 +115,10 @@ class Encoder(Model):
 
     def flops(self, source: int, target: int) -> int:
         answers = source if self.config.pool == "none" else 1
-        transform = self.config.width if self.transform is not None else 0
-        return self.encoder.flops(source) + 2 * answers * self.config.width * (self.sizes.target + transform)
+        width = self.config.width
+        projected = 2 * source * width * width if self.config.projection else 0
+        transform = width if self.transform is not None else 0
+        return self.encoder.flops(source) + projected + 2 * answers * width * (self.sizes.target + transform)
 
 
 class _Transform(nn.Module):

@@ -17,6 +17,7 @@ from allyouneed.mixers.parts.kv_cache import next_positions
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.base import Head, Model, ModelConfig
 from allyouneed.models.parts.stack import Stack, StackConfig, StackState, new_embedding
+from allyouneed.positions import AnyPosition
 from allyouneed.sizes import Sizes
 
 Layers = Annotated[int, Field(ge=0)]
@@ -34,6 +35,7 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
         None  # default: mixer; for mixers that can encode but cannot be causal
     )
     cross: AnyMixer | None = None  # default: mixer without a window if it is softmax, else softmax with as many heads
+    encoder_positions: AnyPosition | None = None  # default: positions
     # Target embedding = output projection (= source embedding, if the vocabulary is shared). "inputs": embeddings of
     # a shared vocabulary are tied, the output projection is separate.
     tied: bool | Literal["inputs"] = True
@@ -48,7 +50,9 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
 
     def encoder_stack(self) -> StackConfig:
         """Return the settings of the encoder's blocks."""
-        return self if self.encoder_mixer is None else self.model_copy(update={"mixer": self.encoder_mixer})
+        own = {"mixer": self.encoder_mixer, "positions": self.encoder_positions}
+        changed = {name: value for name, value in own.items() if value is not None}
+        return self.model_copy(update=changed) if changed else self
 
     def source_mixers(self) -> list[MixerConfig]:
         return self.encoder_stack().mixers_of(self.encoder_layers or 1)
@@ -73,7 +77,7 @@ class EncoderDecoder(Model):
         one_table = sizes.shared and bool(config.tied)
         source_ND = target_VD if one_table else new_embedding(sizes.source, config.width)
         output_VD = target_VD if config.tied is True else new_embedding(sizes.target, config.width)
-        self.source = config.embed(source_ND)
+        self.source = config.encoder_stack().embed(source_ND)
         self.encoder = Stack(config.encoder_stack(), config.encoder_layers, "bidirectional")
         self.target = config.embed(target_VD)
         self.decoder = Stack(config, config.decoder_layers, "causal", config.cross_mixer())

@@ -112,6 +112,20 @@ class Interleaved(TensorMap):
 
 
 @dataclass(frozen=True)
+class Shaped(TensorMap):
+    """The same numbers in other shapes."""
+
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        return theirs[0].reshape(self.ours)
+
+    def split(self, ours: Tensor, count: int) -> list[Tensor]:
+        return [ours.reshape(self.theirs)]
+
+
+@dataclass(frozen=True)
 class Plus(TensorMap):
     """Theirs is smaller by a constant: their norms multiply by 1 + w."""
 

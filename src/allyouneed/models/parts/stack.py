@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from pydantic import PositiveInt, field_validator
@@ -11,6 +12,7 @@ from allyouneed.block import Block, BlockConfig, BlockState
 from allyouneed.dropout import Dropout
 from allyouneed.errors import ConfigError
 from allyouneed.mixers import AnyMixer, Memory, MixerConfig, Role
+from allyouneed.mixers.parts.projections import initialise
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.positions import AnyPosition, PositionConfig, ScorePosition, SinusoidalConfig
 from allyouneed.sizes import Traits
@@ -41,11 +43,11 @@ class StackConfig(BlockConfig):
         for mixer in self.mixer if isinstance(self.mixer, list) else [self.mixer]:
             mixer.check_task(task)
 
-    def embed(self, weight_VD: nn.Parameter, segments: int = 0) -> "Embedding":
+    def embed(self, weight_VD: nn.Parameter, segments: int = 0, projected: bool = False) -> "Embedding":
         """Return an embedding layer with this table."""
         norm = self.make_norm(self.width) if self.embedding_norm else None
-        scaled = self.embedding_scale
-        return Embedding(weight_VD, self.positions, self.dropout, scaled=scaled, norm=norm, segments=segments)
+        made = partial(Embedding, weight_VD, self.positions, self.dropout, norm=norm)
+        return made(scaled=self.embedding_scale, segments=segments, projected=projected)
 
     def require_one_stream(self) -> None:
         """Raise ConfigError if there are two streams. For models that need outputs of `width` features."""
@@ -65,6 +67,7 @@ class Embedding(nn.Module):
     """Dropout(sqrt(D) E[token] + position)   (sections 3.4 and 5.4); some have a norm before the dropout.
 
     With `segments`, a vector for each token's segment of the text is added; by default all tokens are in the first one.
+    If it is `projected`, a linear layer follows the norm.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Embedding(nn.Module):
         scaled: bool = True,
         norm: nn.Module | None = None,
         segments: int = 0,
+        projected: bool = False,
     ) -> None:
         super().__init__()
         width = weight_VD.shape[1]
@@ -85,6 +89,9 @@ class Embedding(nn.Module):
         self.position = positions.build_added(width)
         self.norm = norm
         self.segment_ND = nn.Parameter(torch.randn(segments, width) * width**-0.5) if segments else None
+        self.project = nn.Linear(width, width) if projected else None
+        if self.project is not None:
+            initialise(self.project, width)
         self.dropout = Dropout(dropout)
 
     @property
@@ -104,6 +111,8 @@ class Embedding(nn.Module):
             x_BTD = x_BTD + self.position(position)
         if self.norm is not None:
             x_BTD = self.norm(x_BTD)
+        if self.project is not None:
+            x_BTD = self.project(x_BTD)
         out_BTD: Tensor = self.dropout(x_BTD)
         return out_BTD
 
@@ -119,6 +128,8 @@ class Embedding(nn.Module):
                 x_BD = x_BD + self.position(seen)
         if self.norm is not None:
             x_BD = self.norm(x_BD)
+        if self.project is not None:
+            x_BD = self.project(x_BD)
         out_BD: Tensor = self.dropout(x_BD) if self.training else x_BD
         return out_BD
 

@@ -126,11 +126,12 @@ def rules(config: EncoderDecoderConfig, rows: Rows, style: BartStyle) -> list[Ru
             found += layer(f"{ours}.norm", f"{theirs}.layer_norm")
         layers = config.encoder_layers if ours == "encoder" else config.decoder_layers
         for number in range(layers):
-            found += _block(f"{ours}.blocks.{number}", f"{theirs}.layers.{number}", config.width, ours == "decoder")
+            found += block(f"{ours}.blocks.{number}", f"{theirs}.layers.{number}", config.width, ours == "decoder")
     return found
 
 
-def _block(ours: str, theirs: str, width: int, crossing: bool) -> list[Rule]:
+def block(ours: str, theirs: str, width: int, crossing: bool) -> list[Rule]:
+    """Return the rules for one block; `crossing`: it reads the source."""
     attention, cross = f"{theirs}.self_attn", f"{theirs}.encoder_attn"
     parts = [f"{attention}.{part}_proj" for part in "qkv"]
     found = [

@@ -6,17 +6,21 @@
     Longformer     longformer   learned, after padding     lm_head                  the same, without a pooler
     BigBird        bigbird      learned                    cls.predictions          f instead of tanh
     RoFormer       softmax      rotary                     cls.predictions          f instead of tanh
+    FNet           fourier      learned                    cls.predictions          as BERT
+    Nyströmformer  nystrom      learned, from row 2 on     cls.predictions          f instead of tanh
 
 XLM-RoBERTa and CamemBERT are RoBERTa. The head depends on the class:
 
-    ...Model                       tanh(U x_first + c): the pooler (RoFormer: x_first); no classes
+    ...Model                       tanh(U x_first + c): the pooler, or x_first if there is none; no classes
     ...ForMaskedLM                 Norm(f(U x + c)) E^T + b for each position
     ...ForSequenceClassification   as above
     ...ForTokenClassification      W x + b for each position
 
 Longformer's first token is global for classification, and no token otherwise, which is the default of transformers.
 BigBird's random blocks are drawn from our seed. Transformers draws them anew for each call in training, and uses block
-0 instead at inference. RoFormer rotates features 2i and 2i + 1, ours i and i + K/2: a fixed permutation.
+0 instead at inference. Nyströmformer there reads texts of exactly `segment_means_seq_len` tokens through landmarks; if
+there are as many landmarks as that, texts of any length without them. RoFormer rotates features 2i and 2i + 1, ours i
+and i + K/2: a fixed permutation.
 """
 
 from dataclasses import dataclass
@@ -30,10 +34,12 @@ from allyouneed.config import Tree
 from allyouneed.errors import ConfigError, FolderError
 from allyouneed.interop.hf.architectures.base import ACTIVATIONS, Architecture, activation_of, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.rules import After, Nothing, Reordered, Rows, Rule, Same, Stacked, layer, stacked
+from allyouneed.interop.hf.rules import After, Nothing, Reordered, Rows, Rule, Same, Shaped, Stacked, layer, stacked
 from allyouneed.mixers import MixerConfig
 from allyouneed.mixers.bigbird import BigBirdConfig
+from allyouneed.mixers.fourier import FourierConfig
 from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.mixers.nystrom import NystromConfig
 from allyouneed.mixers.softmax import SoftmaxConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.positions import LearnedConfig, RotaryConfig, Sinusoidal
@@ -54,6 +60,7 @@ class Family:
     classifies: Literal["pooler", "tanh", "function"] = "pooler"  # before the classes of a text
     heads: tuple[str, ...] = HEADS
     activation: str = "gelu"
+    segments: int = 2  # if no field has their number
 
 
 def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
@@ -84,7 +91,8 @@ def read(fields: Fields, name: str, family: Family) -> EncoderConfig:
         positions=_positions(fields, family, width),
         embedding_scale=False,
         embedding_norm=True,
-        segments=fields.number("type_vocab_size", 2),
+        segments=fields.number("type_vocab_size", family.segments),
+        projection=family.type == "fnet",
         pool="first" if classifies or head == "Model" else "none",
         transform=after.get(head, "function" if family.classifies == "function" else "tanh"),  # type: ignore[arg-type]
         tied=masked,
@@ -105,15 +113,17 @@ def _positions(fields: Fields, family: Family, width: int) -> LearnedConfig | Ro
 
 def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any:
     """Return one mixer, or a list with one for each layer if they differ."""
+    if family.type == "fnet":
+        fields.only("use_tpu_fourier_optimizations", False)
+        fields.ignore(["tpu_short_seq_length"])
+        return FourierConfig()
     heads = fields.number("num_attention_heads")
+    if family.type == "nystromformer":
+        return _landmarks(fields, heads)
     mixers: list[MixerConfig] = [SoftmaxConfig(heads=heads)]
     if family.type == "longformer":
         fields.ignore(["ignore_attention_mask", "attention_mode", "onnx_export"])
-        windows = fields.get("attention_window", 512)
-        windows = windows if isinstance(windows, list) else [windows] * layers
-        if len(windows) != layers or not all(type(w) is int and w > 0 and w % 2 == 0 for w in windows):
-            raise FolderError(f"{fields.where}: attention_window: should be an even number for each of {layers} layers")
-        mixers = [LongformerConfig(heads=heads, window=w // 2, everywhere=everywhere) for w in windows]
+        mixers = windows_of(fields, heads, layers, everywhere)
     elif family.type == "big_bird":
         fields.only("rescale_embeddings", False)
         fields.only("use_bias", True)
@@ -121,6 +131,26 @@ def _mixers(fields: Fields, family: Family, layers: int, everywhere: int) -> Any
         if fields.one_of("attention_type", {"block_sparse": True, "original_full": False}, "block_sparse"):
             mixers = [BigBirdConfig(heads=heads, block=block, random=random, seed=n) for n in range(layers)]
     return mixers[0] if len(set(mixers)) <= 1 else mixers
+
+
+def _landmarks(fields: Fields, heads: int) -> NystromConfig:
+    landmarks, length = fields.number("num_landmarks", 64), fields.number("segment_means_seq_len", 64)
+    fields.only("inv_coeff_init_option", False)
+    kernel = None if fields.has("conv_kernel_size") and fields.get("conv_kernel_size") is None else 65
+    if kernel is not None:
+        kernel = fields.number("conv_kernel_size", kernel)
+    # As many landmarks as positions: all pairs are read, whatever the length.
+    landmarks = fields.number("max_position_embeddings", 510) if landmarks == length else landmarks
+    return NystromConfig(heads=heads, landmarks=landmarks, kernel=kernel)
+
+
+def windows_of(fields: Fields, heads: int, layers: int, everywhere: int) -> list[MixerConfig]:
+    """Return the mixers of Longformer's layers."""
+    windows = fields.get("attention_window", 512)
+    windows = windows if isinstance(windows, list) else [windows] * layers
+    if len(windows) != layers or not all(type(w) is int and w > 0 and w % 2 == 0 for w in windows):
+        raise FolderError(f"{fields.where}: attention_window: should be an even number for each of {layers} layers")
+    return [LongformerConfig(heads=heads, window=w // 2, everywhere=everywhere) for w in windows]
 
 
 def write(config: EncoderConfig) -> Tree:
@@ -159,13 +189,19 @@ def rules(config: EncoderConfig, rows: Rows, family: Family) -> list[Rule]:
         *_head(config, rows, family),
     ]
     if isinstance(config.positions, LearnedConfig):
-        skipped = After(1 + (rows.theirs[PAD] or 0) if family.like_roberta else 0)
+        unused = 2 if family.type == "nystromformer" else 0
+        skipped = After(1 + (rows.theirs[PAD] or 0) if family.like_roberta else unused)
         table = f"{body}embeddings.position_embeddings.weight"
         found += [Rule("source.position.table_ND", (table,), skipped)]
+    if config.projection:
+        found += layer("source.project", f"{body}embeddings.projection")
     for number in range(config.layers):
         ours, theirs = f"encoder.blocks.{number}", f"{body}encoder.layer.{number}"
-        found += _attention(config, number, f"{ours}.mixer", f"{theirs}.attention")
-        found += layer(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
+        if isinstance(config.mixer_of(number), FourierConfig):
+            found += layer(f"{ours}.mixer_norm", f"{theirs}.fourier.output.LayerNorm")
+        else:
+            found += _attention(config, number, f"{ours}.mixer", f"{theirs}.attention")
+            found += layer(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
         found += layer(f"{ours}.feedforward.inner", f"{theirs}.intermediate.dense")
         found += layer(f"{ours}.feedforward.outer", f"{theirs}.output.dense")
         found += layer(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
@@ -186,11 +222,21 @@ def _attention(config: EncoderConfig, number: int, ours: str, theirs: str) -> li
             found += [Rule(f"{inside}.query_key_value.{name}", tuple(f"{part}.{name}" for part in parts), mapping)]
     else:
         found += stacked(f"{inside}.query_key_value", parts, [width] * 3)
+    if isinstance(mixer, NystromConfig) and mixer.kernel is not None:
+        shapes = Shaped((mixer.heads, mixer.kernel), (mixer.heads, 1, mixer.kernel, 1))
+        found += [Rule(f"{ours}.filters_HR", (f"{theirs}.self.conv.weight",), shapes)]
     if isinstance(mixer, LongformerConfig):
-        found += layer(f"{ours}.global_query", f"{theirs}.self.query_global")
-        far = [f"{theirs}.self.{part}_global" for part in ("key", "value")]
-        found += stacked(f"{ours}.global_key_value", far, [width] * 2)
+        found += global_projections(ours, f"{theirs}.self", width)
     return found
+
+
+def global_projections(ours: str, theirs: str, width: int) -> list[Rule]:
+    """Return the rules for the projections of Longformer's global positions."""
+    far = [f"{theirs}.{part}_global" for part in ("key", "value")]
+    return [
+        *layer(f"{ours}.global_query", f"{theirs}.query_global"),
+        *stacked(f"{ours}.global_key_value", far, [width] * 2),
+    ]
 
 
 def _halves_first(head_width: int, heads: int) -> list[int]:
@@ -285,6 +331,12 @@ LONGFORMER = _architecture(Family("longformer", "Longformer", "longformer.", lik
 BIG_BIRD = _architecture(
     Family(
         "big_bird", "BigBird", "bert.", pooler="pooler", classifies="function", heads=HEADS[:3], activation="gelu_new"
+    )
+)
+FNET = _architecture(Family("fnet", "FNet", "fnet.", activation="gelu_new", segments=4))
+NYSTROMFORMER = _architecture(
+    Family(
+        "nystromformer", "Nystromformer", "nystromformer.", pooler=None, classifies="function", activation="gelu_new"
     )
 )
 ROFORMER = _architecture(Family("roformer", "RoFormer", "roformer.", pooler=None, classifies="function"))
