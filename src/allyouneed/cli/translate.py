@@ -1,7 +1,8 @@
-"""`allyouneed translate`: translate (or classify) standard input, line by line."""
+"""`allyouneed translate`: translate (or classify) standard input line by line, or a document."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,6 +20,8 @@ from allyouneed.cli.model_options import (
     open_model,
     shortlist_of,
 )
+from allyouneed.cli.translate_document import DocumentFile, DocumentFormat, DocumentOut
+from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
     from allyouneed.cli.progress import LineMeter
@@ -29,8 +32,16 @@ if TYPE_CHECKING:
     from allyouneed.text.sentences import SentenceSplitter
 
 
+Align = Annotated[
+    bool, typer.Option("--align", help="Print the word alignment after each output: i-j, from the source's word 0.")
+]
+
+
 def command(
     model: ModelFolder,
+    file: DocumentFile = None,
+    format_: DocumentFormat = "auto",
+    out: DocumentOut = None,
     beam: Annotated[
         int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")
     ] = None,
@@ -45,6 +56,7 @@ def command(
         int | None, typer.Option(help="Maximum output length in tokens.", show_default="source length + 50")
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each output.")] = False,
+    align: Align = False,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
@@ -59,44 +71,73 @@ def command(
     target_language: TargetLanguage = None,
     device: Device = "cpu",
 ) -> None:
-    """Translate or classify each line of standard input."""
+    """Translate or classify each line of standard input, or translate a document."""
     from allyouneed.cli.progress import line_meter
-    from allyouneed.cli.stdin import line_batches
+    from allyouneed.cli.translate_document import open_document, translate_file
     from allyouneed.decode.sentences import in_pieces
     from allyouneed.evaluation.settings import require_source, search_config, sentence_splitter
 
     check_engine(engine, device, shortlist)
+    document = None
+    if file is not None or format_ != "auto" or out is not None:
+        _refuse_for_documents({"--n-best": n_best, "--scores": scores, "--align": align})
+        document = open_document(file, format_, out)
     bundle = in_languages(open_model(model, device, int8=int8, engine=engine), source_language, target_language, engine)
     require_source(bundle, "translate")
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, changes)
     splitter = sentence_splitter(bundle, sentences)
-    before = 0  # lines of earlier batches
-    unknown: list[int] = []
     with line_meter() as meter:
         if engine == "ctranslate2":
             answer_whole = _in_ctranslate2(bundle, search, int8, scores, meter)
         else:
             answer_whole = _in_torch(bundle, search, shortlist_of(bundle, shortlist), meter)
-        answer_texts = in_pieces(splitter, answer_whole, search.n_best)
-        for texts in line_batches(check=_checker(bundle, splitter, unknown)):
-            meter.begin(texts)
-            answers = iter(answer_texts([text for text in texts if text.strip()]))
-            for number, text in enumerate(texts, start=before + 1):
-                _print(next(answers) if text.strip() else [None], number if search.n_best > 1 else None, scores)
-            before += len(texts)
-            sys.stdout.flush()
-            meter.end()
-    _note_unknown(unknown)
+        if document is not None:
+            translate_file(document, bundle, splitter, answer_whole, out)
+        else:
+            answer = in_pieces(splitter, answer_whole, search.n_best)
+            _translate_lines(bundle, splitter, answer, meter, _Columns(search.n_best > 1, scores, align))
 
 
-def _note_unknown(unknown: Sequence[int]) -> None:
-    """Note the lines with unknown text."""
-    from allyouneed.cli.terminal import note
+def _refuse_for_documents(options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"{name}: is for the lines of standard input, not for a document")
 
-    if unknown:
-        where = f"line {unknown[0]} has" if len(unknown) == 1 else f"{len(unknown):,} lines (first: {unknown[0]}) have"
-        note(f"{where} text that the model did not see in training; the answer may be meaningless")
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is printed beside each output."""
+
+    numbers: bool
+    scores: bool
+    alignments: bool
+
+
+def _translate_lines(
+    bundle: "Bundle", splitter: "SentenceSplitter", answer_texts: "Translate", meter: "LineMeter", columns: _Columns
+) -> None:
+    """Translate the lines of standard input as they arrive, and note those that need a look."""
+    from allyouneed.cli.line_notes import LineNotes
+    from allyouneed.cli.stdin import line_batches
+
+    aligned = _alignments(bundle, splitter) if columns.alignments else None
+    notes, before = LineNotes(bundle), 0  # lines of earlier batches
+    for texts in line_batches(check=_checker(bundle, splitter, notes.unknown)):
+        meter.begin(texts)
+        answers = iter(answer_texts([text for text in texts if text.strip()]))
+        for number, text in enumerate(texts, start=before + 1):
+            found: Sequence[Answer | None] = next(answers) if text.strip() else [None]
+            for answer in found:
+                cells = [] if not columns.numbers else [str(number)]
+                cells += [f"{answer.score if answer else 0.0:.4f}"] if columns.scores else []
+                print(*cells, *_output(text, answer, aligned), sep="\t")
+            if found[0] is not None:
+                notes.add(number, text, found[0].text)
+        before += len(texts)
+        sys.stdout.flush()
+        meter.end()
+    notes.print()
 
 
 def _checker(bundle: "Bundle", splitter: "SentenceSplitter", unknown: list[int]) -> Callable[[str, int], None]:
@@ -114,14 +155,26 @@ def _checker(bundle: "Bundle", splitter: "SentenceSplitter", unknown: list[int])
     return check
 
 
-def _print(answers: "Sequence[Answer | None]", number: int | None, scores: bool) -> None:
-    """Print the answers for one line; None is that of an empty one."""
+def _output(source: str, answer: "Answer | None", aligned: "Callable[[str, Answer], str] | None") -> list[str]:
+    """Return the columns of an output: its text, and the alignment."""
     from allyouneed.cli.terminal import one_line
 
-    for answer in answers:
-        columns = [] if number is None else [str(number)]
-        columns += [f"{answer.score if answer else 0.0:.4f}"] if scores else []
-        print(*columns, one_line(answer.text) if answer else "", sep="\t")
+    text = one_line(answer.text) if answer else ""
+    return [text] if aligned is None else [text, aligned(source, answer) if answer else ""]
+
+
+def _alignments(bundle: "Bundle", splitter: "SentenceSplitter") -> "Callable[[str, Answer], str]":
+    """Return a function from a text and its translation to the links of their words."""
+    from allyouneed.decode.align import can_align
+    from allyouneed.decode.sentences import align_pieces
+
+    if not can_align(bundle.model, bundle.codec):
+        raise ConfigError(f"{bundle.path}: --align needs a model with attention from the translation to its source")
+
+    def aligned(source: str, answer: "Answer") -> str:
+        return " ".join(f"{i}-{j}" for i, j in align_pieces(bundle.model, bundle.codec, splitter, source, answer))
+
+    return aligned
 
 
 def _in_torch(

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from allyouneed.decode.align import Span, align, links, word_spans
 from allyouneed.decode.translate import Answer
+from allyouneed.models import Model
+from allyouneed.text.codec import Codec
 from allyouneed.text.sentences import SentenceSplitter, Split
 
 Translate = Callable[[list[str]], list[list[Answer]]]
@@ -46,6 +49,42 @@ def _joined(split: Split, pieces: Sequence[list[Answer]], n_best: int) -> list[A
             sum(answer.score for answer in chosen) / len(chosen),
             sum(answer.logprob for answer in chosen),
             sum(answer.tokens for answer in chosen),
+            tuple(answer.text for answer in chosen),
         )
         for chosen in best
     ]
+
+
+def align_pieces(
+    model: Model, codec: Codec, splitter: SentenceSplitter, source: str, answer: Answer
+) -> list[tuple[int, int]]:
+    """Return the linked words (source, target) of a text and its translation, aligned piece by piece."""
+    sources, targets = splitter.split(source).pieces, answer.pieces or (answer.text,)
+    if len(sources) != len(targets):
+        sources, targets = (source,), (answer.text,)
+    ours, theirs = _words_of(source, sources), _words_of(answer.text, targets)
+    items = [
+        (text, [span for _, span in left], output, [span for _, span in right])
+        for text, left, output, right in zip(sources, ours, targets, theirs, strict=True)
+    ]
+    found: set[tuple[int, int]] = set()
+    for weights_JI, left, right in zip(align(model, codec, items), ours, theirs, strict=True):
+        found |= {(left[i][0], right[j][0]) for i, j in links(weights_JI)}
+    return sorted(found)
+
+
+def _words_of(text: str, pieces: Sequence[str]) -> list[list[tuple[int, Span]]]:
+    """Return for each piece of a text its words: the number of each in the text, and its place in the piece."""
+    spans, found, at, first = word_spans(text), list[list[tuple[int, Span]]](), 0, 0
+    for piece in pieces:
+        start = text.index(piece, at)
+        at = start + len(piece)
+        while first < len(spans) and spans[first][1] <= start:
+            first += 1
+        inside, number = list[tuple[int, Span]](), first
+        while number < len(spans) and spans[number][0] < at:
+            low, high = max(start, spans[number][0]), min(at, spans[number][1])
+            inside.append((number, (low - start, high - start)))
+            number += 1
+        found.append(inside)
+    return found

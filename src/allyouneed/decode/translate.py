@@ -27,6 +27,7 @@ class Answer:
     score: float  # ranks it among others
     logprob: float
     tokens: int = 0  # generated; a class is not
+    pieces: tuple[str, ...] = ()  # of a translation that was made in pieces
 
 
 def translate(

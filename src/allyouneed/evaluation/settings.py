@@ -67,6 +67,15 @@ def sentence_splitter(
     return SentenceSplitter(most, languages or task.languages())
 
 
+def between_languages(bundle: Bundle) -> bool:
+    """Return whether the model translates between two different languages, so that a copy is not a translation."""
+    try:
+        languages = recipe_of(bundle).task.languages()
+    except UserError:
+        return False
+    return languages is not None and languages[0] != languages[1]
+
+
 def require_source(bundle: Bundle, what: str) -> None:
     """Raise ConfigError if the model does not read a source."""
     if bundle.codec.source is None:

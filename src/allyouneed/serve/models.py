@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from allyouneed.decode import SearchConfig
+from allyouneed.decode.align import can_align
 from allyouneed.errors import ConfigError, UserError
 from allyouneed.evaluation.settings import recipe_of, sentence_splitter
 from allyouneed.folder import Bundle, load_folder
@@ -37,6 +38,11 @@ class Served:
     def splitter(self) -> SentenceSplitter:
         """How texts to translate are split into sentences."""
         return sentence_splitter(self.bundle, languages=self.languages)
+
+    @cached_property
+    def aligns(self) -> bool:
+        """Whether translations can be aligned with their sources."""
+        return can_align(self.bundle.model, self.bundle.codec)
 
     @property
     def about(self) -> str:

@@ -1,7 +1,7 @@
 """LibreTranslate's endpoints: /translate, /languages, /detect, /frontend/settings.
 
 Bodies may be forms or JSON. Texts are translated line by line, because models are trained on lines. With `format=html`
-the text between the tags is translated (`text/html_document.py`).
+the text between the tags is translated (`documents/html_document.py`).
 
 Detection chooses the source language whose vocabulary fits the text best. With a single source language, the confidence
 is simply the fraction of the text's tokens that are in its vocabulary.
@@ -16,14 +16,14 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
 from allyouneed.config import Config
-from allyouneed.decode.sentences import join_answers
-from allyouneed.decode.translate import Answer
+from allyouneed.documents.html_document import HtmlDocument
+from allyouneed.documents.line_document import LineDocument
 from allyouneed.errors import DataError
-from allyouneed.serve.backend import INLINE_CHARACTERS, Backend, cancel_on_disconnect
+from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.bodies import FORMS, content_type, parse_form, parse_json
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
-from allyouneed.serve.request_record import current_record
+from allyouneed.serve.text_search import require_capacity, search_all, translate_pages
 from allyouneed.serve.translate_schema import (
     Detected,
     DetectRequest,
@@ -35,9 +35,7 @@ from allyouneed.serve.translate_schema import (
     TranslateResponse,
 )
 from allyouneed.serve.unknown import unknown_words_of
-from allyouneed.text.documents import Document, LineDocument
-from allyouneed.text.html_document import HtmlDocument
-from allyouneed.text.sentences import Split
+from allyouneed.text.output_checks import EXPLAINED, doubts_of
 from allyouneed.text.specials import UNK
 
 AUTO = "auto"
@@ -80,12 +78,13 @@ def _add_translation(router: APIRouter, backend: Backend) -> None:
         single = isinstance(body.q, str)
         best, others = [one.text for one in found], [one.alternatives for one in found]
         detected = [one.detected for one in found if one.detected is not None]
-        unknown = [one.unknown for one in found]
+        unknown, warnings = [one.unknown for one in found], [one.warnings for one in found]
         return TranslateResponse(
             translatedText=best[0] if single else best,
             detectedLanguage=None if body.source != AUTO else detected[0] if single else detected,
             alternatives=None if not body.alternatives else others[0] if single else others,
             unknown=None if not any(unknown) else unknown[0] if single else unknown,
+            warnings=None if not any(warnings) else warnings[0] if single else warnings,
         )
 
     @router.post(
@@ -162,12 +161,13 @@ async def _body(request: Request, model: type[Body]) -> Body:
 
 @dataclass(frozen=True)
 class Translated:
-    """A translation, its alternatives, the detected language, and the words of the source that are unknown."""
+    """A translation, its alternatives, the detected language, unknown words of the source, and warnings."""
 
     text: str
     alternatives: list[str]
     detected: Detected | None
     unknown: list[str]
+    warnings: list[str]
 
 
 async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, texts: Sequence[str]) -> list[Translated]:
@@ -183,23 +183,43 @@ async def _translate(backend: Backend, pairs: Pairs, body: TranslateRequest, tex
     plain = ["\n".join(document.units) for document in documents]
     chosen = [await _choose(backend, pairs, body, text) for text in plain]
     models = [served for served, _ in chosen]
-    found = await _search_all(backend, models, [document.units for document in documents], body)
-    more = [document.further(one) for document, one in zip(documents, found, strict=True)]
-    further = await _search_all(backend, models, more, body)
+    require_capacity(backend, models, [len(document.units) for document in documents])
     unknown = await unknown_words_of(backend, list(zip(models, plain, strict=True)))
+    found = await _translated(backend, models, documents, body)
+    return [
+        Translated(best, [other for other in dict.fromkeys(others) if other != best], detected, words, warnings)
+        for (best, others, warnings), (_, detected), words in zip(found, chosen, unknown, strict=True)
+    ]
+
+
+async def _translated(
+    backend: Backend,
+    models: Sequence[Served],
+    documents: "Sequence[LineDocument | HtmlDocument]",
+    body: TranslateRequest,
+) -> list[tuple[str, list[str], list[str]]]:
+    """Return the best translation of each document, further ones, and warnings."""
+    pages = [document for document in documents if isinstance(document, HtmlDocument)]
+    if pages:
+        results = await translate_pages(backend, models, pages)
+        return [(page.text(one.segments), [], one.warnings()) for page, one in zip(pages, results, strict=True)]
+    lines = [document for document in documents if isinstance(document, LineDocument)]
+    found = await search_all(backend, models, [document.units for document in lines], 1 + body.alternatives)
     translated = []
-    for number, (document, (_, detected)) in enumerate(zip(documents, chosen, strict=True)):
+    for document, units in zip(lines, found, strict=True):
         best, *others = (
-            document.join(found[number], further[number], rank)
-            for rank in range(min(max(map(len, found[number]), default=1), 1 + body.alternatives))
+            document.join(units, rank) for rank in range(min(max(map(len, units), default=1), 1 + body.alternatives))
         )
-        alternatives = [other for other in dict.fromkeys(others) if other != best]
-        translated.append(Translated(best, alternatives, detected, unknown[number]))
+        pairs = zip(document.units, units, strict=True)
+        doubts = {doubt for unit, ranked in pairs for doubt in doubts_of(unit, ranked[0])}
+        translated.append((best, others, [EXPLAINED[one] for one in EXPLAINED if one in doubts]))
     return translated
 
 
-async def _documents(backend: Backend, texts: Sequence[str], kind: Literal["text", "html"]) -> list[Document]:
-    """Return the texts in units."""
+async def _documents(
+    backend: Backend, texts: Sequence[str], kind: Literal["text", "html"]
+) -> "list[LineDocument | HtmlDocument]":
+    """Return the texts as documents."""
     if kind == "text":
         return [LineDocument(text) for text in texts]
     try:
@@ -220,47 +240,6 @@ async def _choose(backend: Backend, pairs: Pairs, body: TranslateRequest, text: 
     if (source, body.target) not in pairs:
         raise Refusal(400, f"{source[:20]} cannot be translated into {body.target[:20]} here")
     return pairs[source, body.target], detected
-
-
-async def _search_all(
-    backend: Backend, models: Sequence[Served], units: Sequence[Sequence[str]], body: TranslateRequest
-) -> list[list[list[str]]]:
-    """Return the best translations of the units of each document. Each model translates all of its units at once."""
-    found: list[list[list[str]]] = [[] for _ in units]
-    for served in {served.name: served for served in models}.values():
-        numbers = [number for number, model in enumerate(models) if model is served]
-        best = iter(await _search(backend, served, [unit for number in numbers for unit in units[number]], body))
-        for number in numbers:
-            found[number] = [next(best) for _ in units[number]]
-    return found
-
-
-async def _search(backend: Backend, served: Served, texts: Sequence[str], body: TranslateRequest) -> list[list[str]]:
-    """Return the best translations of each text, with the search settings of the model's recipe."""
-    if not texts:
-        return []
-    engine = backend.engine_of(served)
-    engine.require_capacity(len(texts), "q")
-    inline = sum(map(len, texts)) <= INLINE_CHARACTERS
-    splits = _split(served, texts) if inline else await backend.in_thread(_split, served, texts)
-    pieces = [piece for split in splits for piece in split.pieces]
-    await backend.encode_sources(served, pieces, "q")
-    n_best = 1 + (body.alternatives if body.format == "text" else 0)
-    search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
-    operation, found = backend.search(served, search), list[list[Answer]]()
-    most, _ = engine.most_of_client
-    # A text of many sentences is translated in turns, each of which leaves room for other requests of the client.
-    size = most if len(pieces) <= most else (most + 1) // 2
-    for start in range(0, len(pieces), size):
-        if start:  # the request was accepted with its first turn
-            await engine.wait_for_capacity(len(pieces[start : start + size]), engine.deadline())
-        found += await engine.run(operation, pieces[start : start + size])
-    current_record().completion_tokens += sum(answer.tokens for answers in found for answer in answers)
-    return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
-
-
-def _split(served: Served, texts: Sequence[str]) -> list[Split]:
-    return [served.splitter.split(text) for text in texts]
 
 
 def _detect(candidates: Sequence[Served], text: str) -> list[Detected]:

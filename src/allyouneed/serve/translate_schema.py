@@ -63,12 +63,14 @@ class TranslateResponse(BaseModel):
     """The translation of a text, or lists for a list of texts.
 
     `unknown`: the words that the model's vocabulary cannot represent; absent if there are none.
+    `warnings`: why a translation may be wrong, for example a repeated phrase; absent if there are none.
     """
 
     translatedText: str | list[str]
     detectedLanguage: Detected | list[Detected] | None = None
     alternatives: list[str] | list[list[str]] | None = None
     unknown: list[str] | list[list[str]] | None = None
+    warnings: list[str] | list[list[str]] | None = None
 
 
 class Language(BaseModel):

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import sentencex
@@ -86,16 +86,28 @@ class SentenceSplitter:
         self.most = most
         self._source = languages[0] if languages else None
         target = languages[1] if languages else None
-        self._between = "" if _primary(target) in _WITHOUT_BLANKS else " "  # where the source has no blank
+        self.between = "" if _primary(target) in _WITHOUT_BLANKS else " "  # where the source has no blank
 
     def split(self, text: str) -> Split:
         """Return a text in pieces. A text that stays whole is not changed at all."""
+        spans = self.spans(text)
+        if len(spans) == 1:
+            return Split((text,))
+        gaps = [text[end:start] or self.between for (_, end), (start, _) in pairwise(spans)]
+        return Split(tuple(text[start:end] for start, end in spans), tuple(gaps))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where the pieces of a text are, without the blanks between them."""
         sentences = split_sentences(text, self._source) if self.most is not None else []
         if self.most is None or len(sentences) <= self.most:
-            return Split((text,))
-        groups = ["".join(sentences[at : at + self.most]) for at in range(0, len(sentences), self.most)]
-        gaps = [group[len(group.rstrip()) :] or self._between for group in groups[:-1]]
-        return Split(tuple(group.strip() for group in groups), tuple(gaps))
+            return [(0, len(text))]
+        found, start = [], 0
+        for at in range(0, len(sentences), self.most):
+            group = "".join(sentences[at : at + self.most])
+            before = len(group) - len(group.lstrip())
+            found.append((start + before, start + len(group.rstrip())))
+            start += len(group)
+        return found
 
     def split_lines(self, text: str) -> Split:
         """Return a text of several lines in pieces. No piece is longer than a line, and blank lines become gaps."""

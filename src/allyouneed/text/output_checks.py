@@ -1,0 +1,52 @@
+"""Translations that cannot be right: much shorter than their source, repetitions, copies.
+
+    short       fewer than 0.4 bytes of UTF-8 for each byte of a source of at least 24 bytes
+    repeated    up to 8 words, repeated until at least 6 words are repetitions, where the source repeats less
+    copied      at least 4 words of letters, of which 8 in 10 are those of the source
+
+Bytes instead of characters: Chinese writes a sentence with a third of the characters and nearly as many bytes.
+"""
+
+from collections import Counter
+from typing import Literal
+
+Doubt = Literal["short", "repeated", "copied"]
+EXPLAINED: dict[Doubt, str] = {
+    "short": "much shorter than the source",
+    "repeated": "a phrase is repeated",
+    "copied": "the source was copied",
+}
+SHORT, SHORTEST_SOURCE = 0.4, 24  # bytes
+LONGEST_PHRASE, REPEATED = 8, 6  # words
+COPIED, FEWEST_COPIED = 0.8, 4  # share and number of words
+
+
+def doubts_of(source: str, target: str) -> list[Doubt]:
+    """Return why a translation into another language may be wrong."""
+    found: list[Doubt] = []
+    size = len(source.strip().encode("utf-8", "replace"))
+    if size >= SHORTEST_SOURCE and len(target.strip().encode("utf-8", "replace")) < SHORT * size:
+        found.append("short")
+    first, second = _words(source), _words(target)
+    if _repeated(second) >= max(REPEATED, 2 * _repeated(first)):
+        found.append("repeated")
+    letters = Counter(word for word in first if word.isalpha())
+    if letters.total() >= FEWEST_COPIED and (letters & Counter(second)).total() >= COPIED * letters.total():
+        found.append("copied")
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().split()
+
+
+def _repeated(words: list[str]) -> int:
+    """Return the most words in a row that repeat the words one phrase before them."""
+    most = 0
+    for length in range(1, LONGEST_PHRASE + 1):
+        run = 0
+        for word, before in zip(words[length:], words, strict=False):
+            run = run + 1 if word == before else 0
+            if run >= 2 * length or length == 1:
+                most = max(most, run)
+    return most
