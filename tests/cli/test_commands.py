@@ -211,6 +211,10 @@ def test_evaluate_a_classifier(run, classifier, tmp_path):
     done = run("evaluate", classifier, "--data", f"{tmp_path}/new.tsv")
     assert scores(done.out)["accuracy"] == "0.6667"
     assert "bad=1/1,good=1/2" in done.out
+    (tmp_path / "new.jsonl").write_text('{"l": "good", "t": "nice 3"}\n{"l": "bad", "t": "ugly 3"}\n')
+    done = run("evaluate", classifier, "--data", f'{{files="{tmp_path}/new.jsonl", text="t", label="l"}}')
+    assert scores(done.out)["accuracy"] == "1.0000"
+    assert "data:new.jsonl" in done.out
 
 
 def test_evaluate_refuses_data_that_has_changed(run, classifier, tmp_path):
@@ -269,7 +273,7 @@ def test_generate_answers_to_a_source(run, numbers):
     assert done.out == run("translate", numbers, "--beam", "1", "--max-length", "256", given="forty-one\n").out
 
 
-def test_score(run, numbers, language, classifier):
+def test_score(run, numbers, language, classifier, tmp_path):
     done = run("score", numbers, given="seven\tsieben\n\nforty-one\teinundvierzig\n")
     rows = [line.split("\t") for line in done.out.split("\n")]
     assert rows[1] == [""]
@@ -281,6 +285,13 @@ def test_score(run, numbers, language, classifier):
         float(value), abs=2e-4
     )
     assert run("score", language, given="the cat\n").out.endswith("\t7\n")
+    memory = "".join(
+        f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in (("en", "seven"), ("de", "sieben"))
+    )
+    (tmp_path / "x.tmx").write_text(f'<tmx><header srclang="en"/><body><tu>{memory}</tu><tu/></body></tmx>')
+    assert run("score", numbers, "--data", f"{tmp_path}/*.tmx").out.split("\n") == ["\t".join(rows[0]), "", ""]
+    swapped = f'{{files="{tmp_path}/x.tmx", source="de", target="en"}}'
+    assert run("score", numbers, "--data", swapped).out != run("score", numbers, "--data", f"{tmp_path}/x.tmx").out
     assert run("score", classifier, given="nice 3\tgood\n").out.endswith("\t1\n")
 
 

@@ -285,6 +285,15 @@ def test_splits_of_a_language_model_need_plain_text(tmp_path: Path) -> None:
             parse(LanguageConfig, {"train": name, "split": [0.9, 0.1]})
 
 
+def test_fields_of_training_are_used_for_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"en": "one", "de": "eins"}\n')
+    train = [{"files": "web.tmx", "source": "xx", "target": "yy"}, {"files": "w.jsonl", "source": "en", "target": "de"}]
+    task = TranslationConfig.model_validate({"train": train, "valid": "v.tsv"})
+    assert list(task.read_pairs([str(tmp_path / "x.jsonl")])) == [("one", "eins")]
+    chosen = {"files": str(tmp_path / "x.jsonl"), "source": "de", "target": "en"}
+    assert list(task.read_pairs([chosen])) == [("eins", "one")]
+
+
 def test_languages_come_from_names_or_fields() -> None:
     def languages(train: Any) -> object:
         return TranslationConfig.model_validate({"train": train, "valid": train}).languages()

@@ -2,22 +2,27 @@
 
 import sys
 
-from allyouneed.cli.model_options import Device, ModelFolder, open_model
+from allyouneed.cli.model_options import Data, Device, ModelFolder, corpora_of, open_model
 
 
 def command(
     model: ModelFolder,
+    data: Data = None,
     device: Device = "cpu",
 ) -> None:
-    """Print the log probability of each line of standard input.
+    """Print the log probability of each line of standard input, or of each row of --data.
 
     Prints the log probability (nats) and the number of tokens, separated by a TAB. An input line is source TAB target,
     text TAB class, or for a language model a text.
     """
     from allyouneed.cli.stdin import NAME, line_batches
-    from allyouneed.evaluation.probabilities import score_lines
+    from allyouneed.evaluation.probabilities import score_files, score_lines
 
     bundle = open_model(model, device)
+    if data is not None:
+        for scored in score_files(bundle, corpora_of(data)):
+            print("" if scored is None else f"{scored.logprob:.6f}\t{scored.tokens}")
+        return
     number = 0
     for lines in line_batches():
         for scored in score_lines(bundle, lines, str(NAME), number):

@@ -1,14 +1,20 @@
 """Log probabilities of given texts under a finished model: `allyouneed score`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 from allyouneed.decode import Scored, SearchConfig, score, translate
 from allyouneed.decode.translate import class_logprobs
 from allyouneed.errors import DataError
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.tasks.collate import tag_batch
 from allyouneed.text.checks import require_known, require_short
+from allyouneed.text.corpus_settings import file_names
 from allyouneed.text.lines import Pair
+
+ROWS = 1024  # of a file, scored together
 
 
 def score_lines(bundle: Bundle, lines: Sequence[str], where: str, before: int = 0) -> list[Scored | None]:
@@ -21,6 +27,15 @@ def score_lines(bundle: Bundle, lines: Sequence[str], where: str, before: int = 
     for number, line in enumerate(lines, start=before + 1):
         rows.append(None if not line else ("", line) if language_model else _columns(line, where, number))
     return score_rows(bundle, rows, where, before)
+
+
+def score_files(bundle: Bundle, files: Any) -> Iterator[Scored | None]:
+    """Yield log P of each row of files, or of corpora as a recipe gives them; None for a row with an empty side."""
+    where, rows, before = " and ".join(file_names(files)), recipe_of(bundle).task.read_rows(files), 0
+    while some := list(islice(rows, ROWS)):
+        full = [row if row[1].strip() and (row[0].strip() or bundle.codec.source is None) else None for row in some]
+        yield from score_rows(bundle, full, where, before)
+        before += len(some)
 
 
 def score_rows(bundle: Bundle, rows: Sequence[Pair | None], where: str, before: int = 0) -> list[Scored | None]:

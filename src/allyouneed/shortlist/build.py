@@ -21,7 +21,7 @@ from allyouneed.shortlist.lexicon import learn_lexicon
 from allyouneed.shortlist.table import ALWAYS, BEST, Shortlist, make_shortlist
 from allyouneed.storage import lock, require_replaceable, sweep
 from allyouneed.tasks.base import TaskData
-from allyouneed.text.corpus_settings import file_names, pairs
+from allyouneed.text.corpus_settings import file_names
 from allyouneed.text.lines import Skips, chunks, filled
 from allyouneed.text.ragged import Ragged, RaggedWriter, dtype_for
 
@@ -154,7 +154,7 @@ def _encoded(bundle: Bundle, files: Any, folder: Path) -> tuple[tuple[Ragged, Ra
         RaggedWriter(folder, names[0], dtypes[0]) as sources,
         RaggedWriter(folder, names[1], dtypes[1]) as targets,
     ):
-        for chunk in chunks(filled(pairs(files), skips)):
+        for chunk in chunks(filled(recipe_of(bundle).task.read_pairs(files), skips)):
             sides = (
                 one.encode_batch(list(texts)) for one, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             )

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import Any
 
 from allyouneed.decode import SearchConfig, search
+from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import Batch
-from allyouneed.text.corpus_settings import pairs
 from allyouneed.text.lines import Skips, filled
 from allyouneed.text.specials import EOS, PAD
 
@@ -54,7 +54,7 @@ def answer_coverage(shortlist: Shortlist, bundle: Bundle, files: Any, longest: i
 
     A file in another language, or swapped files, give a low coverage.
     """
-    texts = [source for source, _ in islice(filled(pairs(files), Skips("")), TEXTS)]
+    texts = [source for source, _ in islice(filled(recipe_of(bundle).task.read_pairs(files), Skips("")), TEXTS)]
     sources = bundle.codec.encode_sources(texts)
     sources = [source[:longest] for source in sources]
     found = search(bundle.model, sources, SearchConfig(beam=1))

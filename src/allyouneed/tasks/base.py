@@ -157,6 +157,10 @@ class TaskConfig(Config, ABC):
         """Yield the (source, target) texts of [source file, target file], of one file, or of corpora."""
         return pairs(files)
 
+    def read_rows(self, files: Any) -> Iterator[Pair]:
+        """Yield the rows of files as `evaluation.probabilities` scores them: pairs, or texts without a source."""
+        return self.read_pairs(files)
+
     def from_files(self, codec: Codec, files: Any) -> "TaskData":
         """Return files, or corpora, as evaluation data of this task, in the ids of a finished model."""
         return FilePairs(self, codec, files)

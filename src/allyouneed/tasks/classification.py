@@ -8,6 +8,7 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +23,7 @@ from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
+from allyouneed.tasks.scale import ahead, text_bytes, tokenizer_sample
 from allyouneed.tasks.scores import accuracy
 from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
@@ -37,7 +39,7 @@ from allyouneed.text.corpus_settings import (
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS
-from allyouneed.text.tokenizer import TokenizerConfig, train
+from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 from allyouneed.words import counted
 
 MOST_CLASSES = 100_000
@@ -86,7 +88,7 @@ class ClassificationConfig(TaskConfig):
 
     def read_pairs(self, files: Any) -> Iterator[Pair]:
         parallel_files = isinstance(files, list | tuple) and len(files) == 2
-        return super().read_pairs(files) if parallel_files else self.rows(parse_corpora(files, LabelCorpus))
+        return super().read_pairs(files) if parallel_files else self.rows(parse_corpora(files, LabelCorpus, self.train))
 
     def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
         return text_class_batch(codec, items)
@@ -113,8 +115,11 @@ def _build(task: ClassificationConfig, preparation: Preparation) -> None:
         """Train the tokeniser; return the number of training lines."""
         classes, read = _classes(task)
         meter = Meter("reading for the tokeniser", "texts", read)
-        texts = (text for text, _ in meter.over(filled(task.rows(task.train), Skips("train"), SIDES)))
-        tokenizer = train(texts, task.tokenizer, progress=Meter("training the tokeniser", "tokens").set)
+        rows = meter.over(filled(task.rows(task.train), Skips("train"), SIDES))
+        sample = tokenizer_sample(rows, text_bytes(sources_of(task.train).values()))
+        tokenizer = train(
+            (text for text, _ in sample), task.tokenizer, progress=Meter("training the tokeniser", "tokens").set
+        )
         Codec(source=tokenizer, classes=classes).save(folder)
         return read
 
@@ -175,11 +180,9 @@ def _write_part(
     ):
         for corpus, of_corpus in groupby(rows, itemgetter(0)):
             usable = filled((row for _, row in of_corpus), skips, SIDES)
-            for chunk in chunks((text, numbers[label]) for text, label in usable):
-                sane = [item for item in chunk if not codec.source.surely_longer(item[0], limit)]
-                encoded = codec.source.encode_batch([text for text, _ in sane])
-                fitting = [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
-                for _ in range(len(chunk) - len(fitting)):
+            labelled = chunks((text, numbers[label]) for text, label in usable)
+            for count, fitting in ahead(partial(_encoded, codec.source, limit), labelled):
+                for _ in range(count - len(fitting)):
                     skips.skip(f"longer than max_length={task.max_length} tokens")
                 kept[corpus] = kept.get(corpus, 0) + len(fitting)
                 ids.extend(row for row, _, _ in fitting)
@@ -187,6 +190,15 @@ def _write_part(
                 if split != "train":
                     texts.extend(text.encode("utf-8") for _, text, _ in fitting)
     return {**asdict(skips), "corpora": sorted(kept.items())}
+
+
+def _encoded(
+    tokenizer: Tokenizer, limit: int, chunk: list[tuple[str, int]]
+) -> tuple[int, list[tuple[list[int], str, int]]]:
+    """Return the number of texts with their classes, and (ids, text, class) of those that are not too long."""
+    sane = [item for item in chunk if not tokenizer.surely_longer(item[0], limit)]
+    encoded = tokenizer.encode_batch([text for text, _ in sane])
+    return len(chunk), [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
 
 
 def _checked(corpora: Sequence[LabelCorpus], columns: Sequence[str], classes: tuple[str, ...]) -> Iterator[Numbered]:
@@ -249,7 +261,7 @@ class _ClassSplit:
         self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
         self.classes = Ragged(folder, f"{split}.class", "<u4")
         self.texts = Ragged(folder, f"{split}.text", "u1")
-        lengths = self.source.lengths() + 1
+        lengths = self.source.short_lengths(more=1)
         self.batches = Batches((lengths, lengths), budget, shares=shares)
 
     def batch(self, members: Array) -> Batch:

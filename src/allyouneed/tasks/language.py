@@ -14,6 +14,7 @@ Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -30,6 +31,7 @@ from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
+from allyouneed.tasks.scale import text_bytes, tokenizer_sample
 from allyouneed.tasks.weighting import key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
 from allyouneed.text.corpora import TextCorpus
@@ -41,14 +43,16 @@ from allyouneed.text.corpus_settings import (
     sources_of,
     written,
 )
-from allyouneed.text.lines import blocks, resolve
+from allyouneed.text.lines import Pair, blocks, resolve
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.specials import BOS, PAD
 from allyouneed.text.tokenizer import LONGEST_TRAINED, Tokenizer, TokenizerConfig, train
 
 Piece = tuple[int, str | None]  # the number of a corpus, and a piece of its text; None before each document
-ENCODED_TOGETHER = 8  # pieces, one for each core at a time
-PART_BLOCKS = 32  # blocks of text, of at most about 1 MiB, in a part of prepared data
+Block = list[Piece]  # of about 1 MiB: one large piece, or many small documents
+BLOCK_CHARACTERS, BLOCK_PIECES = 1 << 20, 1 << 14  # of a block, at most, if it has several pieces
+ENCODED_TOGETHER = min(8, os.cpu_count() or 1)  # blocks, one for each core: the library holds 100 times a block
+PART_BLOCKS = 32  # blocks in a part of prepared data
 
 
 class LanguageConfig(TaskConfig):
@@ -100,6 +104,10 @@ class LanguageConfig(TaskConfig):
             return f"context:{self.context}|overlap:{self.context_tokens}"
         return f"segment:{self.segment}|carried|streams:{self.batch}|overlap:{self.context_tokens}"
 
+    def read_rows(self, files: Any) -> Iterator[Pair]:
+        corpora = parse_corpora(files, TextCorpus, self.train)
+        return (("", text) for corpus in corpora for (text,) in corpus.rows())
+
     def from_files(self, codec: Codec, files: Any) -> "TextFile":
         return TextFile(self, codec, files)
 
@@ -111,7 +119,7 @@ class LanguageConfig(TaskConfig):
         return f"batch={self.batch} with context={self.context}", self.batch * self.context
 
     def example(self, seed: int) -> str | None:
-        return next((text for _, text in _parts(self)["valid"]() if text), "")
+        return next((text for block in _parts(self)["valid"]() for _, text in block if text), "")
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
         given = {"train": self.train, "valid": self.valid, "test": self.test}
@@ -130,7 +138,8 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     def train_codec(folder: Path) -> int:
         """Train the tokeniser; return the number of blocks that were read for that."""
         meter = Meter("reading for the tokeniser", "blocks")
-        texts = (text for _, text in meter.over(splits["train"]()))
+        sample = tokenizer_sample(meter.over(splits["train"]()), text_bytes(sources_of(task.train).values()))
+        texts = (text for block in sample for _, text in block)
         tokenizer = train(_short(texts), task.tokenizer, sentences=False, progress=learnt)
         Codec(target=tokenizer).save(folder)
         return meter.done
@@ -141,8 +150,8 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     units = {}
     for name, read in splits.items():
 
-        def write(folder: Path, pieces: Iterator[Piece], name: str = name) -> dict[str, Any]:
-            return _write_text(tokenizer, folder, name, pieces)
+        def write(folder: Path, given: Iterator[Block], name: str = name) -> dict[str, Any]:
+            return _write_text(tokenizer, folder, name, given)
 
         meter = Meter(f"encoding {name}", "blocks", blocks_read if name == "train" else None)
         parts = preparation.parts(name, read(), write, meter, PART_BLOCKS)
@@ -156,12 +165,12 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     (preparation.folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
 
 
-def _write_text(tokenizer: Tokenizer, folder: Path, name: str, pieces: Iterator[Piece]) -> dict[str, Any]:
-    """Encode pieces of text into a folder; return their tokens, characters and bytes, and the ids of each corpus."""
+def _write_text(tokenizer: Tokenizer, folder: Path, name: str, given: Iterator[Block]) -> dict[str, Any]:
+    """Encode blocks of text into a folder; return their tokens, characters and bytes, and the ids of each corpus."""
     tokens = characters = size = 0
     counts: dict[int, int] = {}
     with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
-        while some := list(islice(pieces, ENCODED_TOGETHER)):
+        while some := [piece for block in islice(given, ENCODED_TOGETHER) for piece in block]:
             encoded = iter(tokenizer.encode_batch([text for _, text in some if text is not None]))
             for corpus, text in some:
                 ids = [BOS] if text is None else next(encoded)
@@ -172,18 +181,33 @@ def _write_text(tokenizer: Tokenizer, folder: Path, name: str, pieces: Iterator[
     return {"units": [tokens, characters, size], "corpora": sorted(counts.items())}
 
 
-def _parts(task: LanguageConfig) -> dict[str, Callable[[], Iterator[Piece]]]:
-    """Return for each split a function that yields its text in pieces, with None before each document."""
+def _parts(task: LanguageConfig) -> dict[str, Callable[[], Iterator[Block]]]:
+    """Return for each split a function that yields its text in blocks, with None before each document."""
     if task.split is None:
         given = {"train": task.train, "valid": task.valid, "test": task.test}
-        return {name: partial(_documents, corpora) for name, corpora in given.items() if corpora}
+        return {name: partial(_blocks, partial(_documents, corpora)) for name, corpora in given.items() if corpora}
     path = resolve(task.train[0].files[0])
     total = sum(len(text) for text in blocks(path))
     cuts = [int(total * share) for share in np.cumsum([0.0, *task.split[:-1]])] + [total]
     return {
-        name: partial(_between, path, start, end)
+        name: partial(_blocks, partial(_between, path, start, end))
         for name, start, end in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False)
     }
+
+
+def _blocks(read: Callable[[], Iterator[Piece]]) -> Iterator[Block]:
+    """Yield pieces together: a large one, or many small ones."""
+    block: Block = []
+    held = 0
+    for piece in read():
+        size = len(piece[1] or "")
+        if block and (held + size > BLOCK_CHARACTERS or len(block) >= BLOCK_PIECES):
+            yield block
+            block, held = [], 0
+        block.append(piece)
+        held += size
+    if block:
+        yield block
 
 
 def _documents(corpora: Sequence[TextCorpus]) -> Iterator[Piece]:
@@ -302,7 +326,7 @@ class TextFile(TaskData):
     """Running text from a file, in the ids of a finished model: evaluation data only."""
 
     def __init__(self, task: LanguageConfig, codec: Codec, files: Any) -> None:
-        corpora = parse_corpora(files, TextCorpus)
+        corpora = parse_corpora(files, TextCorpus, task.train)
         if len(corpora) != 1:
             raise ConfigError("a language model is measured on one corpus: --data FILE, or --data '{files=[...]}'")
         assert codec.target is not None

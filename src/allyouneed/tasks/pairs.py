@@ -26,6 +26,7 @@ from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import pair_batch, text_pair_batch
 from allyouneed.tasks.meter import Meter
 from allyouneed.tasks.prepared import PART_ROWS, Preparation, prepared
+from allyouneed.tasks.scale import ahead, tokenizer_sample
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
 from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
@@ -87,6 +88,10 @@ class PairTask(TaskConfig):
         """Return how often a pair of each training corpus is read in an epoch."""
         return [1.0]
 
+    def training_bytes(self) -> int:
+        """Return about how many bytes of text the training pairs have. 0: few."""
+        return 0
+
     def check_splits(self, seed: int) -> None:
         """Raise DataError if held-out pairs do not belong to the training pairs."""
 
@@ -142,7 +147,8 @@ def _train_tokenizers(task: PairTask, seed: int) -> tuple[Codec, int]:
     def side(numbers: Sequence[int]) -> Iterator[str]:
         nonlocal most
         skips, meter = Skips("train"), Meter("reading for the tokeniser", "pairs")
-        for pair in meter.over(filled(task.rows("train", seed) or iter(()), skips)):
+        rows = filled(task.rows("train", seed) or iter(()), skips)
+        for pair in tokenizer_sample(meter.over(rows), task.training_bytes()):
             if task.has_sentences and 0 in numbers:
                 counter.add(pair[0])
             for number in numbers:
@@ -210,9 +216,9 @@ class _SplitWriter:
             for side in sides:
                 stack.callback(side.close)
             for corpus, of_corpus in groupby(rows, itemgetter(0)):
-                for chunk in chunks(filled((pair for _, pair in of_corpus), skips)):
-                    fitting = list(_encode(task, self.codec, chunk))
-                    for _ in range(len(chunk) - len(fitting)):
+                usable = chunks(filled((pair for _, pair in of_corpus), skips))
+                for count, fitting in ahead(self._encoded, usable):
+                    for _ in range(count - len(fitting)):
                         skips.skip(f"longer than max_length={task.max_length} tokens")
                     kept[corpus] = kept.get(corpus, 0) + len(fitting)
                     for number, side in enumerate(sides):
@@ -220,6 +226,9 @@ class _SplitWriter:
             for number, side in enumerate(sides):
                 side.finish(generator(self.seed, number, SEGMENTATIONS))
         return {**asdict(skips), "corpora": sorted(kept.items())}
+
+    def _encoded(self, chunk: list[Pair]) -> tuple[int, list[tuple[tuple[list[int], list[int]], Pair]]]:
+        return len(chunk), list(_encode(self.task, self.codec, chunk))
 
 
 def _write_split(
@@ -326,7 +335,7 @@ class _PairSplit:
         return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None, self._shares)
 
     def _lengths(self, seed: int, epoch: int) -> tuple[Array, Array]:
-        source, target = (side.lengths(seed, epoch, number) + 1 for number, side in enumerate(self._sides))
+        source, target = (side.lengths(seed, epoch, number, more=1) for number, side in enumerate(self._sides))
         return source, target
 
     def batch(self, members: Array, seed: int, epoch: int) -> Batch:
@@ -340,9 +349,9 @@ class StoredIds:
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self._ids = Ragged(folder, name, dtype)
 
-    def lengths(self, *address: int) -> Array:
-        """Return the length of each example."""
-        return self._ids.lengths()
+    def lengths(self, *address: int, more: int = 0) -> Array:
+        """Return the length of each example, plus `more`."""
+        return self._ids.short_lengths(more)
 
     def rows(self, members: Array, *address: int) -> list[Array]:
         """Return the ids of some examples."""

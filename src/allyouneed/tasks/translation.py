@@ -17,11 +17,13 @@ from allyouneed.tasks.base import Score
 from allyouneed.tasks.direction import require_same_direction
 from allyouneed.tasks.pairs import AnySplit, PairData, PairTask, translation_scores
 from allyouneed.tasks.prepared import file_hashes
+from allyouneed.tasks.scale import text_bytes
 from allyouneed.text.compressed import without_packing
 from allyouneed.text.corpora import PairCorpus
 from allyouneed.text.corpus_settings import (
     PairCorpora,
     described,
+    pairs,
     require_weights_for_training,
     sources_of,
     written,
@@ -89,6 +91,12 @@ class TranslationConfig(PairTask):
 
     def weights(self) -> list[float]:
         return [corpus.weight for corpus in self.train]
+
+    def read_pairs(self, files: Any) -> Iterator[Pair]:
+        return pairs(files, self.train)
+
+    def training_bytes(self) -> int:
+        return text_bytes(sources_of(self.train).values())
 
     def measure(self, hypotheses: list[str], references: list[str]) -> list[Score]:
         return translation_scores(hypotheses, references)

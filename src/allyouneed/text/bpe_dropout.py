@@ -95,8 +95,8 @@ class SampledIds:
     def __len__(self) -> int:
         return len(self._default)
 
-    def lengths(self, *address: int) -> Array:
-        """Return the length of each example in the epoch with this address."""
+    def lengths(self, *address: int, more: int = 0) -> Array:
+        """Return the length of each example in the epoch with this address, plus `more`."""
         choices, sizes, parts = self._choices(address), self._variants.lengths(), []
         for first in range(0, len(self._words), _CHUNK):
             ends = self._words.ends[first : first + _CHUNK]
@@ -105,7 +105,7 @@ class SampledIds:
             each = sizes[self._words.values[words].astype(np.int64) * VARIANTS + choices[words]]
             parts.append(np.add.reduceat(each, np.concatenate([[0], ends[:-1] - start])))
         lengths: Array = np.concatenate(parts)
-        return np.where(lengths <= self._longest, lengths, self._default.lengths())
+        return np.where(lengths <= self._longest, lengths, self._default.lengths()) + more
 
     def rows(self, members: Array, *address: int) -> list[Array]:
         """Return the ids of some examples. One that becomes too long is segmented without dropout."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
@@ -101,6 +101,14 @@ class Corpus(Config):
     def plain(self) -> bool:
         """Return whether nothing but files is given."""
         return self.format is None and self.weight == 1 and not any(column is not None for column in self._chosen())
+
+    def with_fields_of(self: Self, others: Sequence["Corpus"]) -> Self:
+        """Return the corpus; if no fields are chosen, with those of another corpus of the same format."""
+        if any(column is not None for column in self._chosen()):
+            return self
+        same = (other for other in others if other._format(other.files[0]) == self._format(self.files[0]))
+        fields = next((other._chosen() for other in same if other._chosen()[0] is not None), None)
+        return self if fields is None else self.model_copy(update=dict(zip(self.sides, fields, strict=True)))
 
     def sources(self) -> dict[str, Path]:
         """Return every file, by the name that identifies it."""

@@ -100,19 +100,23 @@ def sources_of(corpora: Iterable[Corpus]) -> dict[str, Path]:
     return found
 
 
-def pairs(files: Any) -> Iterator[Pair]:
+def pairs(files: Any, like: Sequence[PairCorpus] = ()) -> Iterator[Pair]:
     """Return the pairs of a setting, one by one: [source file, target file], one file, or corpora."""
-    rows = chain.from_iterable(corpus.rows() for corpus in parse_corpora(files, PairCorpus))
+    rows = chain.from_iterable(corpus.rows() for corpus in parse_corpora(files, PairCorpus, like))
     return ((source, target) for source, target in rows)
 
 
-def parse_corpora(value: Any, kind: type[C]) -> list[C]:
-    """Return the corpora of a setting that is given to a function. Raise ConfigError if it is not valid."""
+def parse_corpora(value: Any, kind: type[C], like: Sequence[Corpus] = ()) -> list[C]:
+    """Return the corpora of a setting that is given to a function. Raise ConfigError if it is not valid.
+
+    `like`: corpora whose fields are used if none are chosen.
+    """
     try:
         found = read_corpora(value, kind)
     except ValueError as error:
         raise ConfigError(f"files: {error}") from None
-    return [one if isinstance(one, kind) else parse(kind, dict(one), "files") for one in found]
+    corpora = (one if isinstance(one, kind) else parse(kind, dict(one), "files") for one in found)
+    return [corpus.with_fields_of(like) for corpus in corpora]
 
 
 PairCorpora = Annotated[

@@ -17,6 +17,7 @@ import numpy as np
 from allyouneed.errors import FolderError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_CHUNK = 1 << 20  # sequences whose lengths are computed together
 
 
 def dtype_for(size: int) -> str:
@@ -77,6 +78,18 @@ class Ragged:
     def lengths(self) -> Array:
         """Return the length of each sequence."""
         return np.diff(self.ends, prepend=np.int64(0))
+
+    def short_lengths(self, more: int = 0) -> Array:
+        """Return the length of each sequence, plus `more`, in 16 or 32 bits; in chunks, to save memory."""
+        starts = range(0, len(self.ends), _CHUNK)
+        bounds = [(begin, self.ends[max(0, begin - 1) : begin + _CHUNK]) for begin in starts]
+        parts = (np.diff(ends, prepend=ends[:0] if begin else np.int64(0)) for begin, ends in bounds)
+        longest = max((int(part.max()) for part in parts if len(part)), default=0) + more
+        found = np.empty(len(self.ends), dtype=np.uint16 if longest < 1 << 16 else np.uint32)
+        for begin, ends in bounds:
+            part = np.diff(ends, prepend=ends[:0] if begin else np.int64(0))
+            found[begin : begin + len(part)] = part + more
+        return found
 
     def lengths_of(self, indices: Array) -> Array:
         """Return the lengths of some sequences."""
