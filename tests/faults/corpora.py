@@ -1,13 +1,18 @@
-"""Train on 27 kinds of hostile parallel text with the real command line.
+"""Train on hostile parallel text with the real command line: 27 kinds of plain text, and forged files of other formats.
 
-    python tests/faults/corpora.py [--only KIND] [--big 1073741824]
+    python tests/faults/corpora.py [--only KIND] [--big 1073741824] [--changes 300]
 
 Each is accepted with the right number of pairs, or refused in one line that names the file and the line. The exit
 status is 0, or 1 to 125; no traceback or raw escape sequence is printed, and memory stays below 1.5 GiB.
+
+Then bytes of Parquet and Arrow files are changed at random (`--changes`). Each file is read to its end, or refused in
+one line that names it.
 """
 
 import argparse
+import gzip
 import os
+import random
 import re
 import subprocess
 import sys
@@ -16,9 +21,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MIB = 1536
 ROWS = 40
+REPEATED = """
+import sys, pyarrow, pyarrow.parquet
+word = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 10_000, pyarrow.int32()), ["x" * (12 << 20)])
+pyarrow.parquet.write_table(pyarrow.table({"source": word, "target": word}), sys.argv[1])
+"""  # a word of 12 MiB, 10,000 times
 ODD = "x\u2028y\u2029z\u0085w\x0bv\x0cu\x1ct\x1ds\x1er"
 
 
@@ -30,6 +44,7 @@ class Kind:
     target: bytes
     pairs: int | None = None  # accepted with this number of pairs
     refused: tuple[str, ...] = ()  # refused with all of these parts in the message
+    train: str = '["source","target"]'  # the setting
 
 
 def rows(word: str, count: int = ROWS) -> list[bytes]:
@@ -94,12 +109,12 @@ class Outcome:
     verdict: str  # "ok", or the problem
 
 
-def run(folder: Path) -> tuple[int, int, str]:
+def run(folder: Path, train: str) -> tuple[int, int, str]:
     """Run `allyouneed train` in a new process; return its status, memory in MiB and output."""
     for name, lines in (("source.valid", GOOD[:5]), ("target.valid", OTHER[:5])):
         (folder / name).write_bytes(whole(lines))
     sets = [
-        *('task.train=["source","target"]', 'task.valid=["source.valid","target.valid"]', "task.tokenizer.size=300"),
+        *(f"task.train={train}", 'task.valid=["source.valid","target.valid"]', "task.tokenizer.size=300"),
         *("model.width=16", "model.hidden=16", "model.encoder_layers=1", "model.decoder_layers=1"),
         'model.mixer={type="softmax",heads=2}',
     ]
@@ -139,7 +154,7 @@ def run_kind(name: str, kind: Kind, write: Callable[[Path], None]) -> Outcome:
     """Train on one corpus in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        status, mib, output = run(Path(folder))
+        status, mib, output = run(Path(folder), kind.train)
     return Outcome(status, mib, output, verdict_of(kind, status, mib, output))
 
 
@@ -163,6 +178,85 @@ def write_enormous(size: int) -> Callable[[Path], None]:
     return write
 
 
+def formats(big: int) -> dict[str, tuple[Kind, Callable[[Path], None]]]:
+    """Return forged files of other formats, each with its writer."""
+    words = whole([b"%s\t%s" % pair for pair in zip(GOOD, OTHER, strict=True)])
+    unit = '<tu><tuv xml:lang="en"><seg>one</seg></tuv><tuv xml:lang="de"><seg>eins</seg></tuv></tu>'
+    head = '<tmx version="1.4"><header srclang="en"/><body>'
+    lol = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
+
+    def put(name: str, content: bytes) -> Callable[[Path], None]:
+        return lambda folder: (folder / name).write_bytes(content) and None
+
+    def attribute(folder: Path) -> None:
+        with (folder / "x.tmx").open("wb") as file:
+            file.write(f'{head}{unit}<tu x="'.encode())
+            for _ in range(big >> 20):
+                file.write(b"y" * (1 << 20))
+
+    def bomb(folder: Path) -> None:  # of one line that has no end
+        with gzip.open(folder / "x.tsv.gz", "wb", compresslevel=1) as file:
+            for _ in range(big >> 20):
+                file.write(b"0" * (1 << 20))
+
+    def repeated(folder: Path) -> None:
+        # In a process of its own: the largest memory of a child starts with that of its parent.
+        subprocess.run([sys.executable, "-c", REPEATED, str(folder / "x.parquet")], check=True)
+
+    forged = {
+        "TSV": ("x.tsv", 40, (), put("x.tsv", words)),
+        "TMX": ("x.tmx", 40, (), put("x.tmx", f"{head}{unit * 40}</body></tmx>".encode())),
+        "TMX with an entity bomb": (
+            *("x.tmx", None, ("x.tmx: line 1", "document type")),
+            put("x.tmx", f'<!DOCTYPE tmx [<!ENTITY l0 "lol">{lol}]>{head}&l9;'.encode()),
+        ),
+        "TMX with another file": (
+            *("x.tmx", None, ("x.tmx: line 1", "document type")),
+            put("x.tmx", f'<!DOCTYPE tmx [<!ENTITY x SYSTEM "file:///etc/passwd">]>{head}&x;'.encode()),
+        ),
+        "TMX with a huge attribute": ("x.tmx", None, ("x.tmx: line 1", "a tag or comment of more"), attribute),
+        "TMX of nested elements": ("x.tmx", None, ("elements inside each other",), put("x.tmx", b"<tmx>" * 5_000_000)),
+        "gzip bomb": ("x.tsv.gz", None, ("x.tsv.gz: line 1: longer than",), bomb),
+        "JSONL nested a million times": ("x.jsonl", None, ("line 1: is nested too",), put("x.jsonl", b"[" * 1_000_000)),
+        "Parquet with a repeated word": ("x.parquet", None, ("x.parquet: needs more than 640 MiB",), repeated),
+    }
+    return {
+        name: (Kind(b"", b"", pairs, refused, f'"{file}"'), write)
+        for name, (file, pairs, refused, write) in forged.items()
+    }
+
+
+def change_arrow_files(count: int) -> int:
+    """Change bytes of Parquet and Arrow files; return how many were not read or refused in one line."""
+    from allyouneed.errors import DataError
+    from allyouneed.text.corpus_settings import pairs
+
+    choose, wrong, read = random.Random(1), 0, 0
+    texts = [f"text {number}" for number in range(500)]
+    table = pyarrow.table({"source": texts, "target": texts})
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pyarrow.parquet.write_table(table, folder / "x.parquet", row_group_size=100)
+        pyarrow.feather.write_feather(table, folder / "y.feather", compression="zstd")
+        with pyarrow.ipc.new_stream(folder / "z.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+        originals = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for number in range(count):
+            name = sorted(originals)[number % 3]
+            raw = bytearray(originals[name])
+            for _ in range(choose.choice([1, 1, 4, 16])):
+                raw[choose.randrange(len(raw))] = choose.choice([0, 1, 127, 255, choose.randrange(256)])
+            (folder / name).write_bytes(raw[: choose.choice([len(raw), len(raw), choose.randrange(len(raw))])])
+            try:
+                read += sum(1 for _ in pairs([str(folder / name)])) >= 0
+            except DataError as error:
+                if "\n" in str(error) or not str(error).startswith(str(folder / name)):
+                    wrong += 1
+                    print(f"WRONG: {error}")
+    print(f"{count} changed Parquet and Arrow files: {read} read, {count - read - wrong} refused, {wrong} wrong")
+    return wrong
+
+
 def summary(kind: Kind, outcome: Outcome) -> str:
     """Describe the outcome of a corpus."""
     if kind.pairs is not None:
@@ -175,19 +269,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one kind")
     parser.add_argument("--big", type=int, default=1 << 30, help="bytes of the largest line")
+    parser.add_argument("--changes", type=int, default=300, help="changed Parquet and Arrow files")
     options = parser.parse_args()
     table = {name: (kind, write_pair(kind)) for name, kind in kinds().items()}
     enormous = Kind(b"", b"", refused=("source: line 1: longer than",))
     table[f"one line of {options.big / 2**30:g} GiB"] = (enormous, write_enormous(options.big))
+    table |= formats(options.big)
     wrong, most = 0, 0
-    print(f"{'corpus':26}  status  {'MiB':>5}  outcome")
+    print(f"{'corpus':28}  status  {'MiB':>5}  outcome")
     for name, (kind, write) in table.items():
         if options.only not in (None, name):
             continue
         outcome = run_kind(name, kind, write)
         wrong, most = wrong + (outcome.verdict != "ok"), max(most, outcome.mib)
-        print(f"{name:26}  {outcome.status:6}  {outcome.mib:5,}  {summary(kind, outcome)[:170]}", flush=True)
+        print(f"{name:28}  {outcome.status:6}  {outcome.mib:5,}  {summary(kind, outcome)[:170]}", flush=True)
     print(f"{len(table)} kinds, {wrong} wrong, at most {most:,} MiB")
+    wrong += change_arrow_files(options.changes) if options.only is None else 0
     sys.exit(1 if wrong else 0)
 
 

@@ -1,4 +1,4 @@
-"""A short version of corpora.py: some of the 27 kinds through the command line; tests/text/test_lines.py has all."""
+"""A short version of corpora.py: some of the kinds through the command line; tests/text/test_lines.py has all."""
 
 import subprocess
 import sys
