@@ -87,7 +87,7 @@ def learn_shortlist(
         if files:
             whose, found = (
                 "the model's answers to texts of the files",
-                answer_coverage(shortlist, bundle, files, LONGEST),
+                answer_coverage(shortlist, bundle, recipe_of(bundle).task.read_pairs(files), LONGEST),
             )
             if found.share < LEAST_COVERAGE:
                 where = " and ".join(file_names(files))

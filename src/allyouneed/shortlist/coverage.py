@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from allyouneed.decode import SearchConfig, search
-from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import Batch
-from allyouneed.text.lines import Skips, filled
+from allyouneed.text.lines import Pair, Skips, filled
 from allyouneed.text.specials import EOS, PAD
 
 CHUNK = 64  # sources whose words are looked up together
@@ -49,12 +47,12 @@ def pairs_of_batches(batches: Iterable[Batch]) -> Iterator[tuple[list[int], list
             yield [word for word in source if word != PAD], [word for word in target if word != PAD]
 
 
-def answer_coverage(shortlist: Shortlist, bundle: Bundle, files: Any, longest: int) -> Coverage:
-    """Measure the coverage of the model's own answers to the first texts of files, decoded among all words.
+def answer_coverage(shortlist: Shortlist, bundle: Bundle, pairs: Iterator[Pair], longest: int) -> Coverage:
+    """Measure the coverage of the model's own answers to the first texts of pairs, decoded among all words.
 
     A file in another language, or swapped files, give a low coverage.
     """
-    texts = [source for source, _ in islice(filled(recipe_of(bundle).task.read_pairs(files), Skips("")), TEXTS)]
+    texts = [source for source, _ in islice(filled(pairs, Skips("")), TEXTS)]
     sources = bundle.codec.encode_sources(texts)
     sources = [source[:longest] for source in sources]
     found = search(bundle.model, sources, SearchConfig(beam=1))
