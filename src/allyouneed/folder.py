@@ -250,6 +250,13 @@ def kind_of(path: Path) -> str | None:
     return next((kind for kind, (_, own) in KINDS.items() if own <= files), None)
 
 
+def folder_head(path: str | Path) -> tuple[FolderConfig, Codec]:
+    """Return what a model folder, or a run folder, holds beside its weights: its config and its codec."""
+    sealed = open_folder(_model_folder(Path(path)))
+    config = _read_config(sealed)
+    return config, _read_codec(sealed, config)
+
+
 def folder_recipe(path: str | Path) -> tuple[Tree, str]:
     """Return the recipe of a model folder, or of a run folder, and the sha256 of its weights."""
     sealed = open_folder(_model_folder(Path(path)))

@@ -10,8 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from allyouneed.cli import app, run
-from allyouneed.cli.train import _without_none
-from allyouneed.config import merge, parse, to_toml
+from allyouneed.config import merge, parse
 from allyouneed.decode import SearchConfig, translate
 from allyouneed.errors import ConfigError, DataError, FolderError
 from allyouneed.evaluation.measure import evaluate_files, evaluate_split
@@ -19,7 +18,6 @@ from allyouneed.folder import folder_recipe, load_folder, save_folder
 from allyouneed.rasp.api import aggregate, indices, length, select, selector_width, tokens, tokens_asis
 from allyouneed.rasp.compiler import compile_file, compile_rasp, save
 from allyouneed.rasp.errors import RaspError
-from allyouneed.storage import write_atomic
 from allyouneed.tasks.algorithms import Dice
 from allyouneed.tasks.collate import tag_batch
 from allyouneed.tasks.loss import batch_loss
@@ -29,6 +27,7 @@ from allyouneed.training import Recipe, load_recipe, recipe_folder, train
 from allyouneed.training.loop import Run
 from allyouneed.training.progress import SilentListener
 from allyouneed.training.start import StartConfig
+from allyouneed.training.tuning import without_none
 
 pytestmark = pytest.mark.no_shapes  # the interpreter is most of the work
 REVERSE = {"reverse": aggregate(select(indices, length - 1 - indices, "=="), tokens)}
@@ -204,7 +203,7 @@ def test_evaluate_on_files(reverse, tmp_path):
 def _continued(folder, **settings):
     """Return a recipe that starts from the weights of a folder."""
     tree, sha256 = folder_recipe(folder)
-    base = {**_without_none(tree), "start": {"folder": str(folder), "sha256": sha256}}
+    base = {**without_none(tree), "start": {"folder": str(folder), "sha256": sha256}}
     small = {"task": {"valid": 8, "test": 8, "batch": 4}, "train": {"budget": {"steps": 2}, **settings}}
     return load_recipe(None, merge(base, small))
 
@@ -242,7 +241,7 @@ def test_the_recipe_of_a_compiled_program_has_a_tiny_learning_rate(reverse):
 def test_a_run_resumes_only_with_its_initial_weights(reverse, causal, tmp_path):
     recipe = _continued(reverse)
     run = Run(recipe, tmp_path / "run", SilentListener(), torch.device("cpu"))
-    write_atomic(tmp_path / "run" / "recipe.toml", to_toml(recipe).encode())
+    run.write_recipe()
     run.evaluate_start()
     run.close()
     # Another name for the same weights is the same start; random weights, or others, are not.
@@ -294,8 +293,8 @@ def test_compile_then_train_with_commands(tmp_path):
     assert result.exit_code == 0
     assert f'folder = "{made}"' in (tmp_path / "run" / "recipe.toml").read_text()
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    with pytest.raises(ConfigError, match="takes its task and model from the folder"):
-        CliRunner().invoke(app, [*run, "--task", "copy"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match="takes its model from the folder"):
+        CliRunner().invoke(app, [*run, "--model", "encoder"], catch_exceptions=False)
 
 
 def test_compile_replaces_only_compiled_folders(reverse, tmp_path):

@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device
+from allyouneed.cli.model_options import Device, corpora_of
 from allyouneed.errors import ConfigError
+
+Files = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Data of the task. Twice for source and target: --train a.en --train a.de. A file, a pattern, or a "
+        "table as in a recipe (docs/data.md)."
+    ),
+]
 
 
 def command(
@@ -18,8 +26,15 @@ def command(
     model: Annotated[str | None, typer.Option(help="Instead of a recipe: a model (allyouneed list models).")] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Start from the weights of this model folder, and use its recipe."),
+        typer.Option(
+            "--from",
+            help="Start from the weights of this model folder, with its model, tokenizers and recipe; on other data "
+            "with --train and --valid, or a recipe, whose model section is not needed (docs/tuning.md).",
+        ),
     ] = None,
+    train: Files = None,
+    valid: Files = None,
+    test: Files = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME")] = None,
     minutes: Annotated[float | None, typer.Option(help="Budget: minutes of wall-clock time, to the end.")] = None,
     steps: Annotated[int | None, typer.Option(help="Budget: optimizer steps.")] = None,
@@ -47,15 +62,15 @@ def command(
     from allyouneed.training.api import changes, train_with_progress
     from allyouneed.training.process_group import is_rank0, report_once
     from allyouneed.training.recipe_files import require_effective_if_new, resolve_recipe
+    from allyouneed.training.tuning import tuning_recipe
 
     budget = {"minutes": minutes, "steps": steps, "tokens": tokens, "flops": flops}
     with report_once():
         base = changes(budget, seed)
+        base |= _task_and_model(recipe, task, model, start, {"train": train, "valid": valid, "test": test})
         source: str | dict[str, Any] | None = recipe
         if start is not None:
-            source = _recipe_of(start, recipe, task, model)
-        else:
-            base |= _task_and_model(recipe, task, model)
+            source = tuning_recipe(start, recipe, base, sets or [])
         whole = resolve_recipe(source, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
         folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
         _check_resume(folder, resume)
@@ -66,28 +81,23 @@ def command(
         print(f"model: {finished}")
 
 
-def _task_and_model(recipe: str | None, task: str | None, model: str | None) -> dict[str, Any]:
-    """Return the settings of --task and --model."""
-    if recipe is None and (task is None or model is None):
+def _task_and_model(
+    recipe: str | None, task: str | None, model: str | None, start: str | None, files: dict[str, list[str] | None]
+) -> dict[str, Any]:
+    """Return the settings of --task, --model and the files of the data."""
+    if recipe is None and start is None and (task is None or model is None):
         raise ConfigError("nothing to train: give a recipe, or --task and --model; `allyouneed list` shows them")
-    given = {"task": task, "model": model}
-    return {name: {"type": value} for name, value in given.items() if value is not None}
+    if start is not None and model is not None:
+        raise ConfigError("--from takes its model from the folder; drop --model")
+    data: dict[str, Any] = {split: _corpora(names) for split, names in files.items() if names}
+    data |= {} if task is None else {"type": task}
+    return ({"task": data} if data else {}) | ({} if model is None else {"model": {"type": model}})
 
 
-def _recipe_of(start: str, recipe: str | None, task: str | None, model: str | None) -> dict[str, Any]:
-    """Return the values of the recipe of a model folder, to be trained from its weights."""
-    from allyouneed.folder import folder_recipe
-
-    if recipe is not None or task is not None or model is not None:
-        raise ConfigError("--from takes its task and model from the folder; drop the recipe, --task and --model")
-    own, sha256 = folder_recipe(start)
-    return {**_without_none(own), "start": {"folder": start, "sha256": sha256}}
-
-
-def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree without settings that are None."""
-    kept = {name: value for name, value in tree.items() if value is not None}
-    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in kept.items()}
+def _corpora(names: list[str]) -> Any:
+    """Return the corpora of --train, --valid or --test: names, or tables and lists as a recipe has them."""
+    found = [corpora_of(name) if name.startswith(("[", "{")) else name for name in names]
+    return found[0] if len(found) == 1 else found
 
 
 def print_scores(folder: Path) -> None:

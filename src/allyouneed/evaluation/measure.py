@@ -15,8 +15,9 @@ from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks import Score, Split, TaskData
+from allyouneed.text.codec import Codec
 from allyouneed.text.corpus_settings import file_names
-from allyouneed.training import evaluate
+from allyouneed.training import Recipe, evaluate
 
 
 def evaluate_split(
@@ -37,7 +38,8 @@ def evaluate_split(
 def task_data(bundle: Bundle, temporary: Path) -> TaskData:
     """Return the data that the model was trained on: from its run folder, or prepared again in `temporary`."""
     recipe, run_data = recipe_of(bundle), bundle.path.parent / "data"
-    data = recipe.task.prepare(run_data if run_data.is_dir() else temporary, recipe.seed)
+    folder = run_data if run_data.is_dir() else temporary
+    data = prepared_again(recipe, bundle.codec, folder)
     if not data.codec.same_ids_as(bundle.codec):
         raise DataError(
             f"{bundle.path}: its task's data has changed since training (the tokenisers differ); "
@@ -45,6 +47,13 @@ def task_data(bundle: Bundle, temporary: Path) -> TaskData:
         )
     data.codec = bundle.codec
     return data
+
+
+def prepared_again(recipe: Recipe, codec: Codec, folder: Path) -> TaskData:
+    """Prepare the data of a finished model. One that began with the tokenizers of another model has them still."""
+    if recipe.start is not None:
+        return recipe.task.prepare_with(codec, folder, recipe.seed)
+    return recipe.task.prepare(folder, recipe.seed)
 
 
 def _last_split(data: TaskData) -> Split:

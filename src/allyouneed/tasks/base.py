@@ -149,6 +149,13 @@ class TaskConfig(Config, ABC):
     def prepare(self, folder: Path, seed: int) -> "TaskData":
         """Read, check and tokenise the data into `folder`, or reuse what is there if the sources are unchanged."""
 
+    def prepare_with(self, codec: Codec, folder: Path, seed: int) -> "TaskData":
+        """Prepare the data in the ids of a model that is trained on, with its tokenizers instead of new ones.
+
+        Raise ConfigError if the task cannot use them. A task whose ids follow from its settings has no others.
+        """
+        return self.prepare(folder, seed)
+
     def as_batch(self, codec: Codec, items: Sequence[Pair]) -> Batch:
         """Return (source, target) texts as a batch. Raise DataError if a source and its target do not fit."""
         raise ConfigError(f"task {self.type!r} does not learn from pairs of texts")

@@ -7,7 +7,7 @@ Paper: Devlin et al. 2019, arXiv:1810.04805 (BOS plays the role of its [CLS]).
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -22,7 +22,7 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
+from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
 from allyouneed.tasks.scale import ahead, text_bytes, tokenizer_sample
 from allyouneed.tasks.scores import accuracy
 from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
@@ -38,7 +38,6 @@ from allyouneed.text.corpus_settings import (
 )
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
-from allyouneed.text.specials import BOS
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 from allyouneed.words import counted
 
@@ -103,17 +102,29 @@ class ClassificationConfig(TaskConfig):
         return next(filled(self.rows(self.valid), Skips("valid"), SIDES), ("", ""))[0]
 
     def prepare(self, folder: Path, seed: int) -> "ClassificationData":
+        return self._prepare(folder, None)
+
+    def prepare_with(self, codec: Codec, folder: Path, seed: int) -> "ClassificationData":
+        if codec.source is None or codec.target is not None:
+            raise ConfigError(f"task {self.type!r} needs an encoder; this model generates texts")
+        return self._prepare(folder, codec)
+
+    def _prepare(self, folder: Path, codec: Codec | None) -> "ClassificationData":
         settings = self.model_dump(include={"columns", "tokenizer", "max_length"})
         files = {split: written_name(corpora, weights=False) for split, corpora in self.files().items()}
         hashes = file_hashes(sources_of([corpus for corpora in self.files().values() for corpus in corpora]))
         key = {"task": self.type, "files": files, "sha256": hashes, **settings, **key_of(self.weights())}
-        return ClassificationData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
+        key |= codec_key(codec)
+        return ClassificationData(self, prepared(folder, key, lambda preparation: _build(self, preparation, codec)))
 
 
-def _build(task: ClassificationConfig, preparation: Preparation) -> None:
+def _build(task: ClassificationConfig, preparation: Preparation, given: Codec | None) -> None:
     def train_codec(folder: Path) -> int:
         """Train the tokeniser; return the number of training lines."""
         classes, read = _classes(task)
+        if given is not None:
+            with_classes(given, classes).save(folder)
+            return read
         meter = Meter("reading for the tokeniser", "texts", read)
         rows = meter.over(filled(task.rows(task.train), Skips("train"), SIDES))
         sample = tokenizer_sample(rows, text_bytes(sources_of(task.train).values()))
@@ -147,6 +158,13 @@ def _build(task: ClassificationConfig, preparation: Preparation) -> None:
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
 
+def with_classes(codec: Codec, classes: tuple[str, ...]) -> Codec:
+    """Return the codec of an encoder for the labels of other data. If it knows all of them, its classes stay."""
+    if codec.classes is not None and not codec.per_position and set(classes) <= set(codec.classes):
+        return codec
+    return replace(codec, classes=classes, per_position=False, frame=codec.framing)
+
+
 def _classes(task: ClassificationConfig) -> tuple[tuple[str, ...], int]:
     """Return the labels of the training corpora, and the number of their rows."""
     names: set[str] = set()
@@ -172,7 +190,7 @@ def _write_part(
     assert codec.source is not None
     assert codec.classes is not None
     numbers = {label: number for number, label in enumerate(codec.classes)}
-    skips, limit, kept = Skips(split), task.max_length - 1, dict[int, int]()
+    skips, limit, kept = Skips(split), task.max_length - _frame_length(codec), dict[int, int]()
     with (
         RaggedWriter(folder, f"{split}.source", dtype_for(codec.source.size)) as ids,
         RaggedWriter(folder, f"{split}.class", "<u4") as classes,
@@ -199,6 +217,11 @@ def _encoded(
     sane = [item for item in chunk if not tokenizer.surely_longer(item[0], limit)]
     encoded = tokenizer.encode_batch([text for text, _ in sane])
     return len(chunk), [(row, *item) for row, item in zip(encoded, sane, strict=True) if len(row) <= limit]
+
+
+def _frame_length(codec: Codec) -> int:
+    """Return how many ids a text has besides its tokens."""
+    return sum(map(len, codec.framing))
 
 
 def _checked(corpora: Sequence[LabelCorpus], columns: Sequence[str], classes: tuple[str, ...]) -> Iterator[Numbered]:
@@ -231,7 +254,7 @@ class ClassificationData(TaskData):
         # All files are mapped now, so preparing the folder again does not change this object.
         shares = {"train": read_shares(folder, task.weights())}
         self._splits = {
-            split: _ClassSplit(folder, split, self.sizes, task.batch_tokens, shares.get(split, []))
+            split: _ClassSplit(folder, split, self.codec, task.batch_tokens, shares.get(split, []))
             for split in task.files()
         }
         self._train = self._splits["train"]
@@ -257,13 +280,14 @@ class ClassificationData(TaskData):
 
 
 class _ClassSplit:
-    def __init__(self, folder: Path, split: str, sizes: Sizes, budget: int, shares: Sequence[Share]) -> None:
-        self.source = Ragged(folder, f"{split}.source", dtype_for(sizes.source))
+    def __init__(self, folder: Path, split: str, codec: Codec, budget: int, shares: Sequence[Share]) -> None:
+        assert codec.source is not None
+        self.source, self.framing = Ragged(folder, f"{split}.source", dtype_for(codec.source.size)), codec.framing
         self.classes = Ragged(folder, f"{split}.class", "<u4")
         self.texts = Ragged(folder, f"{split}.text", "u1")
-        lengths = self.source.short_lengths(more=1)
+        lengths = self.source.short_lengths(more=_frame_length(codec))
         self.batches = Batches((lengths, lengths), budget, shares=shares)
 
     def batch(self, members: Array) -> Batch:
         rows = [self.source[i] for i in members.tolist()]
-        return class_batch(padded(rows, before=(BOS,)), self.classes.values[members])
+        return class_batch(padded(rows, *self.framing), self.classes.values[members])

@@ -30,15 +30,21 @@ def source_mask(source_BS: torch.Tensor) -> torch.Tensor | None:
 
 
 def pair_batch(
-    sources: Sequence[Array], targets: Sequence[Array], framing: tuple[Sequence[int], Sequence[int]] = ((), (EOS,))
+    sources: Sequence[Array],
+    targets: Sequence[Array],
+    framing: tuple[Sequence[int], Sequence[int]] = ((), (EOS,)),
+    prefix: Sequence[int] = (),
 ) -> Batch:
-    """Return pairs of ids (without special ids) as a batch. `framing`: the ids before and after each source."""
+    """Return pairs of ids (without special ids) as a batch.
+
+    `framing`: the ids before and after each source. `prefix`: the ids that each target begins with, after BOS.
+    """
     source_BS = torch.from_numpy(padded(sources, *framing))
     return Batch(
         source_BS=source_BS,
         source_mask_BS=source_mask(source_BS),
-        input_BT=torch.from_numpy(padded(targets, before=(BOS,))),
-        output_BT=torch.from_numpy(padded(targets, after=(EOS,))),
+        input_BT=torch.from_numpy(padded(targets, before=(BOS, *prefix))),
+        output_BT=torch.from_numpy(padded(targets, before=prefix, after=(EOS,))),
     )
 
 
@@ -57,7 +63,7 @@ def text_pair_batch(codec: Codec, items: Sequence[Pair]) -> Batch:
     source, target = codec.both()
     sources = source.encode_batch([text for text, _ in items])
     targets = target.encode_batch([text for _, text in items])
-    return pair_batch(as_arrays(sources), as_arrays(targets), codec.framing)
+    return pair_batch(as_arrays(sources), as_arrays(targets), codec.framing, codec.prefix)
 
 
 def text_class_batch(codec: Codec, items: Sequence[Pair]) -> Batch:

@@ -16,6 +16,7 @@ Paper: Bengio et al. 2003; Graves 2013, arXiv:1308.0850 (characters).
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from allyouneed.randomness import generator
 from allyouneed.sizes import Sizes, Traits
 from allyouneed.tasks.base import Batch, Split, TaskConfig, TaskData, Units
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import Preparation, file_hashes, prepared
+from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
 from allyouneed.tasks.scale import text_bytes, tokenizer_sample
 from allyouneed.tasks.weighting import key_of, read_shares, save_counts
 from allyouneed.text.codec import Codec
@@ -45,8 +46,8 @@ from allyouneed.text.corpus_settings import (
 )
 from allyouneed.text.lines import Pair, blocks, resolve
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
-from allyouneed.text.specials import BOS, PAD
-from allyouneed.text.tokenizer import LONGEST_TRAINED, Tokenizer, TokenizerConfig, train
+from allyouneed.text.specials import BOS, EOS, PAD
+from allyouneed.text.tokenizer import LONGEST_TRAINED, TokenizerConfig, train
 
 Piece = tuple[int, str | None]  # the number of a corpus, and a piece of its text; None before each document
 Block = list[Piece]  # of about 1 MiB: one large piece, or many small documents
@@ -122,21 +123,32 @@ class LanguageConfig(TaskConfig):
         return next((text for block in _parts(self)["valid"]() for _, text in block if text), "")
 
     def prepare(self, folder: Path, seed: int) -> "LanguageData":
+        return self._prepare(folder, None)
+
+    def prepare_with(self, codec: Codec, folder: Path, seed: int) -> "LanguageData":
+        if codec.target is None or codec.classes is not None:
+            raise ConfigError(f"task {self.type!r} needs a model that generates texts; this one labels them")
+        return self._prepare(folder, replace(codec, source=None, frame=None, sentences=None))
+
+    def _prepare(self, folder: Path, codec: Codec | None) -> "LanguageData":
         given = {"train": self.train, "valid": self.valid, "test": self.test}
         splits = {name: None if part is None else written(part, weights=False) for name, part in given.items()}
         files = {**splits, "split": self.split}
         hashes = file_hashes(sources_of([corpus for part in given.values() for corpus in part or ()]))
         key = {"task": self.type, "files": files, "sha256": hashes, "tokenizer": self.tokenizer.model_dump()}
-        key |= key_of(self.weights())
-        return LanguageData(self, prepared(folder, key, lambda preparation: _build(self, preparation)))
+        key |= key_of(self.weights()) | codec_key(codec)
+        return LanguageData(self, prepared(folder, key, lambda preparation: _build(self, preparation, codec)))
 
 
-def _build(task: LanguageConfig, preparation: Preparation) -> None:
+def _build(task: LanguageConfig, preparation: Preparation, given: Codec | None) -> None:
     splits = _parts(task)
     learnt = Meter("training the tokeniser", "tokens").set
 
     def train_codec(folder: Path) -> int:
         """Train the tokeniser; return the number of blocks that were read for that."""
+        if given is not None:
+            given.save(folder)
+            return 0
         meter = Meter("reading for the tokeniser", "blocks")
         sample = tokenizer_sample(meter.over(splits["train"]()), text_bytes(sources_of(task.train).values()))
         texts = (text for block in sample for _, text in block)
@@ -145,15 +157,14 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
         return meter.done
 
     blocks_read = preparation.stage("codec", train_codec)
-    tokenizer = Codec.load(preparation.path("codec")).target
-    assert tokenizer is not None
+    codec = Codec.load(preparation.path("codec"))
     units = {}
     for name, read in splits.items():
 
         def write(folder: Path, given: Iterator[Block], name: str = name) -> dict[str, Any]:
-            return _write_text(tokenizer, folder, name, given)
+            return _write_text(codec, folder, name, given)
 
-        meter = Meter(f"encoding {name}", "blocks", blocks_read if name == "train" else None)
+        meter = Meter(f"encoding {name}", "blocks", blocks_read or None if name == "train" else None)
         parts = preparation.parts(name, read(), write, meter, PART_BLOCKS)
         tokens, characters, size = (sum(part["units"][number] for part in parts) for number in range(3))
         if not tokens:
@@ -165,15 +176,21 @@ def _build(task: LanguageConfig, preparation: Preparation) -> None:
     (preparation.folder / "units.json").write_text(json.dumps(units), encoding="utf-8")
 
 
-def _write_text(tokenizer: Tokenizer, folder: Path, name: str, given: Iterator[Block]) -> dict[str, Any]:
-    """Encode blocks of text into a folder; return their tokens, characters and bytes, and the ids of each corpus."""
+def _write_text(codec: Codec, folder: Path, name: str, given: Iterator[Block]) -> dict[str, Any]:
+    """Encode blocks of text into a folder; return their tokens, characters and bytes, and the ids of each corpus.
+
+    A document begins with BOS. In training data of a model without BOS, the end of the one before it separates them.
+    """
+    tokenizer = codec.target
+    assert tokenizer is not None
+    begin = [BOS] if codec.bos else [EOS] if name == "train" else []
     tokens = characters = size = 0
     counts: dict[int, int] = {}
     with RaggedWriter(folder, name, dtype_for(tokenizer.size)) as stream:
         while some := [piece for block in islice(given, ENCODED_TOGETHER) for piece in block]:
             encoded = iter(tokenizer.encode_batch([text for _, text in some if text is not None]))
             for corpus, text in some:
-                ids = [BOS] if text is None else next(encoded)
+                ids = begin if text is None else next(encoded)
                 stream.extend([ids])
                 counts[corpus] = counts.get(corpus, 0) + len(ids)
                 if text is not None:

@@ -25,7 +25,7 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import pair_batch, text_pair_batch
 from allyouneed.tasks.meter import Meter
-from allyouneed.tasks.prepared import PART_ROWS, Preparation, prepared
+from allyouneed.tasks.prepared import PART_ROWS, Preparation, codec_key, prepared
 from allyouneed.tasks.scale import ahead, tokenizer_sample
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
 from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, save_counts
@@ -92,6 +92,13 @@ class PairTask(TaskConfig):
         """Return about how many bytes of text the training pairs have. 0: few."""
         return 0
 
+    def in_languages(self, codec: Codec) -> Codec:
+        """Return the codec of a model for the languages of the task. Raise ConfigError if it cannot have them."""
+        return codec
+
+    def check_files(self) -> None:
+        """Raise ConfigError if the names of files cannot be right."""
+
     def check_splits(self, seed: int) -> None:
         """Raise DataError if held-out pairs do not belong to the training pairs."""
 
@@ -110,19 +117,38 @@ class PairTask(TaskConfig):
         return next(filled(self.rows("valid", seed) or iter(()), Skips("valid")), ("", ""))[0]
 
     def prepare(self, folder: Path, seed: int) -> "PairData":
+        return self._prepare(folder, seed, None)
+
+    def prepare_with(self, codec: Codec, folder: Path, seed: int) -> "PairData":
+        if codec.source is None or codec.target is None or codec.classes is not None:
+            found = "labels texts" if codec.source is not None else "continues texts, without a source"
+            raise ConfigError(
+                f"task {self.type!r} needs a model that reads a source and generates a target; this one {found}"
+            )
+        for config, tokenizer in zip(self.tokenizers(), codec.both(), strict=True):
+            if config.dropout and tokenizer.kind != "bpe":
+                raise ConfigError(
+                    f"task.tokenizer.dropout={config.dropout}: only a bpe tokenizer has merges to skip; that of the "
+                    f"model is {tokenizer.kind}; use 0"
+                )
+        return self._prepare(folder, seed, self.in_languages(codec))
+
+    def _prepare(self, folder: Path, seed: int, codec: Codec | None) -> "PairData":
+        self.check_files()
         tokenizers = [config.model_dump() for config in self.tokenizers()]
         sampled = seed if any(config.dropout for config in self.tokenizers()) else None
         settings = {"tokenizers": tokenizers, "sampled": sampled, "shared": self.shared, "max_length": self.max_length}
         key = {"task": self.type, "sources": self.sources(seed), **settings, **key_of(self.weights())}
-        return PairData(self, prepared(folder, key, lambda preparation: _build(self, preparation, seed)))
+        key |= codec_key(codec)
+        return PairData(self, prepared(folder, key, lambda preparation: _build(self, preparation, seed, codec)))
 
 
-def _build(task: PairTask, preparation: Preparation, seed: int) -> None:
+def _build(task: PairTask, preparation: Preparation, seed: int, given: Codec | None) -> None:
     task.check_splits(seed)
     codecs: list[Codec] = []
 
     def train_codec(folder: Path) -> int:
-        codec, read = _train_tokenizers(task, seed)
+        codec, read = _train_tokenizers(task, seed) if given is None else (given, 0)
         codec.save(folder)
         codecs.append(codec)
         return read
@@ -133,7 +159,7 @@ def _build(task: PairTask, preparation: Preparation, seed: int) -> None:
     for split in SPLITS:
         corpora = task.corpora(split, seed)
         if corpora:
-            meter = Meter(f"encoding {split}", "pairs", read if split == "train" else None)
+            meter = Meter(f"encoding {split}", "pairs", read or None if split == "train" else None)
             notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, corpora, meter)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
@@ -251,13 +277,12 @@ def _write_split(
 
 def _encode(task: PairTask, codec: Codec, chunk: list[Pair]) -> Iterator[tuple[tuple[list[int], list[int]], Pair]]:
     """Yield (ids of both sides, texts of both sides) of the pairs that are not too long."""
-    (source, target), limit = codec.both(), task.max_length - 1
-    sane = [
-        pair for pair in chunk if not (source.surely_longer(pair[0], limit) or target.surely_longer(pair[1], limit))
-    ]
+    source, target = codec.both()
+    most, limit = task.max_length - sum(map(len, codec.framing)), task.max_length - 1 - len(codec.prefix)
+    sane = [pair for pair in chunk if not (source.surely_longer(pair[0], most) or target.surely_longer(pair[1], limit))]
     ours, theirs = source.encode_batch([text for text, _ in sane]), target.encode_batch([text for _, text in sane])
     for ids, texts in zip(zip(ours, theirs, strict=True), sane, strict=True):
-        if max(map(len, ids)) <= limit:
+        if len(ids[0]) <= most and len(ids[1]) <= limit:
             yield ids, texts
 
 
@@ -275,7 +300,7 @@ class PairData(TaskData):
 
     def __init__(self, task: PairTask, folder: Path) -> None:
         self.task = task
-        self.codec = Codec.load(folder)
+        self.codec = task.in_languages(Codec.load(folder))
         source, target = self.codec.both()
         self.sizes = Sizes(source=source.size, target=target.size, shared=source is target)
         self.notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
@@ -283,7 +308,7 @@ class PairData(TaskData):
         given = [split for split in SPLITS if (folder / f"{split}.source.bin").exists()]
         shares = read_shares(folder, task.weights())
         self._splits = {
-            split: _PairSplit(folder, split, self.sizes, task, shares if split == "train" else []) for split in given
+            split: _PairSplit(folder, split, self.codec, task, shares if split == "train" else []) for split in given
         }
         self._train = self._splits["train"]
         self._usual = tuple(
@@ -317,11 +342,11 @@ class PairData(TaskData):
 
 
 class _PairSplit:
-    def __init__(self, folder: Path, split: AnySplit, sizes: Sizes, task: PairTask, shares: Sequence[Share]) -> None:
+    def __init__(self, folder: Path, split: AnySplit, codec: Codec, task: PairTask, shares: Sequence[Share]) -> None:
         self._sides: list[StoredIds | SampledIds] = []
-        self._resampled = False
-        for side, size, config in zip(SIDES, (sizes.source, sizes.target), task.tokenizers(), strict=True):
-            name, dtype = f"{split}.{side}", dtype_for(size)
+        self._resampled, self._framing, self._prefix = False, codec.framing, codec.prefix
+        for side, tokenizer, config in zip(SIDES, codec.both(), task.tokenizers(), strict=True):
+            name, dtype = f"{split}.{side}", dtype_for(tokenizer.size)
             if split == "train" and config.dropout:
                 self._sides.append(SampledIds(folder, name, dtype, task.max_length - 1))
                 self._resampled = True
@@ -335,12 +360,13 @@ class _PairSplit:
         return Batches(self._lengths(0, 0), self._budget, self._lengths if self._resampled else None, self._shares)
 
     def _lengths(self, seed: int, epoch: int) -> tuple[Array, Array]:
-        source, target = (side.lengths(seed, epoch, number, more=1) for number, side in enumerate(self._sides))
+        more = (sum(map(len, self._framing)), 1 + len(self._prefix))
+        source, target = (side.lengths(seed, epoch, n, more=more[n]) for n, side in enumerate(self._sides))
         return source, target
 
     def batch(self, members: Array, seed: int, epoch: int) -> Batch:
         source, target = (side.rows(members, seed, epoch, number) for number, side in enumerate(self._sides))
-        return pair_batch(source, target)
+        return pair_batch(source, target, self._framing, self._prefix)
 
 
 class StoredIds:

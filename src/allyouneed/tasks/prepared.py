@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from allyouneed.errors import FolderError, StorageError
 from allyouneed.storage import MANIFEST, discard, lock, new_folder, sweep, verify
 from allyouneed.tasks.meter import Meter
+from allyouneed.text.codec import Codec
 from allyouneed.text.lines import BLOCK, open_text, resolve
 from allyouneed.text.ragged import concatenate
 
@@ -38,6 +40,18 @@ def source_hashes(names: Iterable[str]) -> dict[str, str]:
 def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
     """Return the sha256 of each file."""
     return {name: _sha256(path) for name, path in files.items()}
+
+
+def codec_key(codec: Codec | None) -> dict[str, str]:
+    """Return what the key of prepared data has for the codec of another model; nothing for None."""
+    if codec is None:
+        return {}
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
+        codec.save(Path(temporary))
+        for file in sorted(Path(temporary).iterdir()):
+            digest.update(f"{file.name} {_sha256(file)}\n".encode())
+    return {"codec": digest.hexdigest()}
 
 
 def _sha256(path: Path) -> str:

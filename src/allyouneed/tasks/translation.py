@@ -15,9 +15,10 @@ from pydantic import model_validator
 from allyouneed.errors import ConfigError
 from allyouneed.tasks.base import Score
 from allyouneed.tasks.direction import require_same_direction
-from allyouneed.tasks.pairs import AnySplit, PairData, PairTask, translation_scores
+from allyouneed.tasks.pairs import AnySplit, PairTask, translation_scores
 from allyouneed.tasks.prepared import file_hashes
 from allyouneed.tasks.scale import text_bytes
+from allyouneed.text.codec import Codec
 from allyouneed.text.compressed import without_packing
 from allyouneed.text.corpora import PairCorpus
 from allyouneed.text.corpus_settings import (
@@ -43,6 +44,7 @@ class TranslationConfig(PairTask):
     train: PairCorpora  # [source file, target file], one file with both, or several corpora (docs/data.md)
     valid: PairCorpora
     test: PairCorpora | None = None
+    tags: tuple[str, str] | None = None  # source and target language of a multilingual model that is trained on
 
     @model_validator(mode="after")
     def _weights(self) -> "TranslationConfig":
@@ -56,13 +58,20 @@ class TranslationConfig(PairTask):
     def languages(self) -> tuple[str, str] | None:
         return _languages(self.train[0])
 
-    def prepare(self, folder: Path, seed: int) -> PairData:
+    def in_languages(self, codec: Codec) -> Codec:
+        if codec.tags and self.tags is None:
+            some = ", ".join(sorted(codec.tags)[:5])
+            raise ConfigError(
+                f"the model knows {len(codec.tags):,} languages ({some}, ...); name two: task.tags = [source, target]"
+            )
+        return codec if self.tags is None else codec.in_languages(*self.tags)
+
+    def check_files(self) -> None:
         for split in SPLITS:
             for corpus in self.files(split):
                 _require_two_files(split, corpus)
                 if corpus is not self.train[0]:
                     _require_same_languages(split, corpus, self.train[0])
-        return super().prepare(folder, seed)
 
     def check_splits(self, seed: int) -> None:
         first, *further = self.train

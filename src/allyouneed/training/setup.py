@@ -24,7 +24,7 @@ from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import ProgressListener
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.recipe_files import require_same_recipe
-from allyouneed.training.start import StartConfig, describe_start
+from allyouneed.training.start import StartConfig, describe_new, describe_start
 from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.workers import Workers, shares
 from allyouneed.weights import SizeGuard, model_tensors
@@ -72,7 +72,7 @@ def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
     A signal raises Interrupted at once: what is prepared already is kept in stages.
     """
     with stop_signals(_StopPreparation(group), keep_handling=group.size > 1):
-        data = group.rank0_first(lambda: recipe.task.prepare(folder / "data", recipe.seed))
+        data = group.rank0_first(lambda: _prepared(recipe, folder))
     known = names_of_scores(data, recipe.model.kind)
     if recipe.train.metric not in known:
         group.fail(
@@ -84,6 +84,12 @@ def prepare_data(recipe: Recipe, folder: Path, group: ProcessGroup) -> TaskData:
             ConfigError("a decoder reads source and target as one text: it needs one vocabulary, task.shared=true")
         )
     return data
+
+
+def _prepared(recipe: Recipe, folder: Path) -> TaskData:
+    if recipe.start is not None:
+        return recipe.start.prepare(recipe.task, folder, recipe.seed)
+    return recipe.task.prepare(folder / "data", recipe.seed)
 
 
 class _StopPreparation:
@@ -119,8 +125,8 @@ def load_start(
 ) -> None:
     """Copy the weights of `start`, if any, into the model."""
     if start is not None:
-        group.on_every_rank(lambda: start.fill(model, codec))
-        listener.note(f"starting from {describe_start(start)}")
+        fresh = group.on_every_rank(lambda: start.fill(model, codec))
+        listener.note(f"starting from {describe_start(start)}{describe_new(model, fresh)}")
 
 
 def open_log(folder: Path, group: ProcessGroup) -> Log:

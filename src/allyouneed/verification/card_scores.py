@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allyouneed.errors import DataError, UserError
+from allyouneed.evaluation.measure import prepared_again
 from allyouneed.evaluation.settings import recipe_of
 from allyouneed.folder import Bundle
 from allyouneed.tasks import Score
@@ -83,7 +84,7 @@ def _measure(bundle: Bundle, items: int | None) -> list[Score]:
     with tempfile.TemporaryDirectory(prefix="allyouneed-") as temporary:
         if beside.is_dir():
             shutil.copytree(beside, Path(temporary) / "prepared", symlinks=True)
-        data = recipe.task.prepare(Path(temporary), recipe.seed)
+        data = prepared_again(recipe, bundle.codec, Path(temporary))
         if not data.codec.same_ids_as(bundle.codec):
             raise DataError("the tokenisers of its task differ")
         data.codec = bundle.codec
