@@ -129,6 +129,20 @@ def test_answers_are_those_of_transformers(tmp_path: Path, name: str, stream: bo
     assert text == tokenizer.decode(wanted, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("scheme", ["always", "first"])
+def test_blanks_after_control_tokens(tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokeniser may add a blank to the first word of a text only, or to the first after each control token."""
+    made = json.loads(their.unigram_tokenizer((*SPECIALS, "<unk>")))
+    for part in ("pre_tokenizer", "decoder"):
+        made[part]["prepend_scheme"] = scheme
+    monkeypatch.setattr(their, "byte_tokenizer", lambda specials: json.dumps(made))
+    folder, _, tokenizer = foreign(tmp_path / "theirs", CHATML)
+    codec = imported(tmp_path, folder).codec
+    right = tokenizer.apply_chat_template(CHAT[:2], add_generation_prompt=True, return_dict=False)
+    ids = codec.chat.encode(codec.target, CHAT[:2])
+    assert [codec.origin.theirs[number] for number in ids] == right
+
+
 def test_one_of_several_templates(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
     folder, _, _ = foreign(tmp_path / "theirs", None, chat_template=several)

@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -97,8 +98,18 @@ class Tokenizer:
             return [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_rest(self, text: str) -> list[int]:
-        """Return the ids of a text that follows a control symbol."""
-        return self._library.encode_rest(text) if isinstance(self._library, SentencePieces) else self.encode(text)
+        """Return the ids of a text that follows a control symbol: where only the first word of all gets a blank."""
+        if isinstance(self._library, SentencePieces):
+            return self._library.encode_rest(text)
+        with _no_panic():
+            ids: list[int] = self._rest.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _rest(self) -> Library:
+        text = self._library.to_str()
+        later = text.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')  # not in a string: `"` is escaped
+        return self._library if later == text else Library.from_str(later)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; special ids are ignored."""
