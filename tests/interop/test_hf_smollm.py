@@ -24,6 +24,7 @@ from allyouneed.cli import run  # noqa: E402
 from allyouneed.folder import load_folder  # noqa: E402
 from allyouneed.interop.hf.export import export_folder  # noqa: E402
 from allyouneed.interop.hf.load import import_folder  # noqa: E402
+from allyouneed.pipeline import load  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 from serve_folders import running  # noqa: E402
@@ -76,11 +77,12 @@ def smollm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[s
 
 def test_generate(smollm: tuple[Path, Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     _, ours, texts = smollm
-    for prompt, right in zip(PROMPTS, texts, strict=True):
-        capsys.readouterr()
-        command = ["generate", str(ours), "--prompt", prompt, "--temperature", "0", "--max-length", str(NEW)]
-        assert run(command) == 0
-        assert capsys.readouterr().out == f"{right}\n"
+    pipeline = load(ours)
+    assert [pipeline.generate(prompt, temperature=0, max_length=NEW) for prompt in PROMPTS] == texts
+    command = ["generate", str(ours), "--prompt", PROMPTS[0], "--temperature", "0", "--max-length", str(NEW)]
+    capsys.readouterr()
+    assert run(command) == 0
+    assert capsys.readouterr().out == f"{texts[0]}\n"
 
 
 def test_completions(smollm: tuple[Path, Path, list[str]]) -> None:
