@@ -15,6 +15,7 @@ from allyouneed.decode import SampleConfig, SearchConfig, sample, score, search
 from allyouneed.errors import ConfigError
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.interop.hf.load import Imported, import_folder, read_folder
+from allyouneed.mixers.longformer import mark_global
 from allyouneed.pipeline import load
 from allyouneed.text.specials import BOS, EOS
 
@@ -289,6 +290,24 @@ def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
                 same_logits(read, ours, right.logits, tolerance)
             else:
                 torch.testing.assert_close(ours, right.logits, rtol=0, atol=tolerance)
+
+
+def test_any_token_of_a_longformer_may_be_global(tmp_path: Path) -> None:
+    """As with `global_attention_mask`, in an encoder and in the encoder of LED."""
+    for name, (folder, theirs) in {
+        "longformer": their.encoder(tmp_path / "longformer", "Longformer", "Model", attention_window=4),
+        "led": their.led(tmp_path / "led"),
+    }.items():
+        read = read_folder(folder)
+        rows = [row[:9] for row in read.codec.encode_sources(["xyz" * 4, "zyx" * 4])]
+        marked_BS = torch.zeros(2, 9, dtype=torch.bool)
+        marked_BS[0, [2, 7]], marked_BS[1, 8] = True, True
+        ids = torch.tensor([to_theirs(read, row) for row in rows])
+        encoder = theirs.get_encoder() if name == "led" else theirs
+        with torch.no_grad(), mark_global(marked_BS):
+            ours = read.model.encode(torch.tensor(rows)).x_BSD
+            right = encoder(ids, attention_mask=torch.ones_like(ids), global_attention_mask=marked_BS.long())
+        torch.testing.assert_close(ours, right.last_hidden_state, rtol=0, atol=1e-5)
 
 
 def test_landmarks_of_nystromformer(tmp_path: Path) -> None:

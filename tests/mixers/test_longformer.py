@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from allyouneed.mixers.longformer import LongformerConfig
+from allyouneed.errors import DataError
+from allyouneed.mixers.longformer import LongformerConfig, mark_global
 from allyouneed.positions import POSITIONS
 
 
@@ -22,3 +23,27 @@ def test_short_rows_are_read_as_long_ones(monkeypatch: pytest.MonkeyPatch, posit
         (grad_BTD,) = torch.autograd.grad(y_BTD[mask_BT].square().sum(), x_BTD)
         found.append((y_BTD[mask_BT], grad_BTD[mask_BT]))
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_marks_of_the_first_positions_change_nothing() -> None:
+    mixer = LongformerConfig(heads=2, window=3, everywhere=2).build(12).double()
+    x_BTD, mask_BT = torch.randn(2, 15, 12, dtype=torch.float64), torch.ones(2, 15, dtype=torch.bool)
+    mask_BT[0, [1, 14]] = False
+    for mask in (None, mask_BT):
+        marked_BT = torch.zeros(2, 15, dtype=torch.bool)
+        marked_BT[:, :2] = True
+        if mask is not None:
+            marked_BT[0, 2] = True  # the first two real positions of a row with padding
+        right, _ = mixer(x_BTD, mask_BT=mask)
+        with mark_global(marked_BT):
+            found, _ = mixer(x_BTD, mask_BT=mask)
+        torch.testing.assert_close(found[mask_BT], right[mask_BT])
+
+
+def test_marks_of_another_shape_are_refused() -> None:
+    mixer = LongformerConfig(heads=2).build(12)
+    with (
+        mark_global(torch.ones(2, 4)),
+        pytest.raises(DataError, match=r"\(2, 4\) of torch.float32; should be bool for"),
+    ):
+        mixer(torch.randn(2, 4, 12))

@@ -9,22 +9,42 @@ of all positions: q' . (W^K x_s) = (q' W^K) . x_s, and likewise for values (`_re
 Cost: O(n (w + g) D) time for g global positions, 1 sequential step, path 2 (1 from a global position, n / w without).
 Paper: Beltagy et al. 2020, arXiv:2004.05150, section 3.1.
 Differs: the global positions are the first g real tokens (the paper chooses them by task: [CLS], or the question, both
-of which come first). Like the paper's, it is not causal: a global position sees the future.
+of which come first). `mark_global` chooses others for a call, which then computes all pairs. Like the paper's, it is
+not causal: a global position sees the future.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, final
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
+from allyouneed.errors import DataError
 from allyouneed.mixers.base import Cost, Memory, Mixer, Role, State, Theory, map_sink, zero_padding
 from allyouneed.mixers.lookup import soft_alpha, soft_lookup
 from allyouneed.mixers.parts.block_sparse import Pattern, area, attend_sparsely, bands_of, bias_of, count_queries
 from allyouneed.mixers.parts.kv_cache import SHORT, count_positions, real_first
 from allyouneed.mixers.parts.projections import HeadsConfig, Projections, initialise, refuse_state
 from allyouneed.positions import ScorePosition
+
+_marked: ContextVar[Tensor | None] = ContextVar("global positions", default=None)
+
+
+@contextmanager
+def mark_global(marked_BT: Tensor) -> Iterator[None]:
+    """While open, the positions that are marked are global in every longformer, instead of the first ones.
+
+    A mark at padding changes nothing.
+    """
+    token = _marked.set(marked_BT)
+    try:
+        yield
+    finally:
+        _marked.reset(token)
 
 
 class LongformerConfig(HeadsConfig):
@@ -98,11 +118,15 @@ class Longformer(Mixer):
         memory: Memory | None = None,
     ) -> tuple[Tensor, None]:
         refuse_state(state)
+        marked_BT = _marked.get()
+        if marked_BT is not None:
+            return self._read_marked(x_BTD, mask_BT, marked_BT), None
         if mask_BT is None:
             return self._read(x_BTD), None
         x_BTD = zero_padding(x_BTD, mask_BT)
         if x_BTD.shape[1] <= SHORT:
-            return self._read_together(x_BTD, mask_BT), None
+            global_BT = mask_BT & (count_positions(mask_BT, x_BTD.shape[1], mask_BT.device) < self.config.everywhere)
+            return self._read_together(x_BTD, mask_BT, global_BT), None
         rows = []
         for x_TD, mask_T in zip(x_BTD, mask_BT, strict=True):
             real_N = mask_T.nonzero()[:, 0]
@@ -139,12 +163,19 @@ class Longformer(Mixer):
         y_BTHK = torch.cat([global_BHGK.transpose(1, 2), y_BHTK.transpose(1, 2)[:, G:]], dim=1)
         return self.project.merge(y_BTHK.transpose(1, 2))
 
-    def _read_together(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Read short rows with padding by one masked call for all positions and one for the global positions."""
+    def _read_marked(self, x_BTD: Tensor, mask_BT: Tensor | None, marked_BT: Tensor) -> Tensor:
+        if marked_BT.shape != x_BTD.shape[:2] or marked_BT.dtype != torch.bool:
+            what = f"{tuple(marked_BT.shape)} of {marked_BT.dtype}"
+            raise DataError(f"marks of global positions: {what}; should be bool for each of {tuple(x_BTD.shape[:2])}")
+        real_BT = torch.ones_like(marked_BT) if mask_BT is None else mask_BT
+        return self._read_together(zero_padding(x_BTD, mask_BT), real_BT, marked_BT & real_BT)
+
+    def _read_together(self, x_BTD: Tensor, mask_BT: Tensor, global_BT: Tensor) -> Tensor:
+        """Read rows with padding by one masked call for all positions and one for the global positions."""
         (_, T, D), scheme = x_BTD.shape, bias_of(self.position)
         place_BT = count_positions(mask_BT, T, mask_BT.device)
-        # The first real slots of each row; rows with fewer include padding, whose results are not used.
-        slot_BG = real_first(mask_BT)[:, : self.config.everywhere]
+        # The global slots of each row; rows with fewer include others, whose results are not used.
+        slot_BG = real_first(global_BT)[:, : int(global_BT.sum(dim=1).max())]
         place_BG = place_BT.gather(1, slot_BG)
         q_BHTK, k_BHTK, v_BHTK = self.project.queries_keys_values(x_BTD)
         chosen_BGD = x_BTD.gather(1, slot_BG.unsqueeze(-1).expand(-1, -1, D))
@@ -157,13 +188,15 @@ class Longformer(Mixer):
         if scheme is not None:
             bias, far_bias = scheme(q_BHTK, place_BT, place_BT), scheme(far_BHGK, place_BG, place_BT)
         real_B11T = mask_BT[:, None, None]
-        visible = self.config.pattern.sees(place_BT[:, None, :, None], place_BT[:, None, None]) & real_B11T
+        near = (place_BT[:, None, :, None] - place_BT[:, None, None]).abs() <= self.config.window
+        visible = (near | global_BT[:, None, None]) & real_B11T
         y_BHTK = soft_lookup(q_BHTK, k_BHTK, v_BHTK, bias=bias, visible=visible)
         global_BHGK = soft_lookup(far_BHGK, keys, values, bias=far_bias, visible=real_B11T)
         if (sink := map_sink()) is not None:
             alpha = soft_alpha(q_BHTK, k_BHTK, bias, visible)
-            sink(self, _scatter_slots(alpha, slot_BG, soft_alpha(far_BHGK, keys, far_bias, real_B11T)))
-        return self.project.merge(_scatter_slots(y_BHTK, slot_BG, global_BHGK))
+            far = soft_alpha(far_BHGK, keys, far_bias, real_B11T)
+            sink(self, _replace_slots(alpha, slot_BG, far, global_BT))
+        return self.project.merge(_replace_slots(y_BHTK, slot_BG, global_BHGK, global_BT))
 
     def _read_globally(self, far_BHGK: Tensor, x_BTD: Tensor, bias: Tensor | None) -> Tensor:
         """Return the outputs of global queries without computing keys and values of all positions.
@@ -182,6 +215,7 @@ class Longformer(Mixer):
         return y_BHGK
 
 
-def _scatter_slots(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor) -> Tensor:
-    """Return x with new vectors in some slots."""
-    return x_BHTN.scatter(2, slot_BG[:, None, :, None].expand(new_BHGN.shape), new_BHGN)
+def _replace_slots(x_BHTN: Tensor, slot_BG: Tensor, new_BHGN: Tensor, global_BT: Tensor) -> Tensor:
+    """Return x with new vectors in the global slots, which are among `slot_BG`."""
+    filled_BHTN = x_BHTN.scatter(2, slot_BG[:, None, :, None].expand(new_BHGN.shape), new_BHGN)
+    return torch.where(global_BT[:, None, :, None], filled_BHTN, x_BHTN)

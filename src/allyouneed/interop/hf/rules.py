@@ -118,6 +118,9 @@ class Shaped(TensorMap):
     ours: tuple[int, ...]
     theirs: tuple[int, ...]
 
+    def keeps(self, half: torch.dtype) -> bool:
+        return True
+
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         return theirs[0].reshape(self.ours)
 
@@ -144,6 +147,9 @@ class Reordered(TensorMap):
 
     inner: TensorMap
     order: Sequence[int]
+
+    def keeps(self, half: torch.dtype) -> bool:
+        return self.inner.keeps(half)
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         return self.inner.join(theirs)[list(self.order)]
