@@ -196,7 +196,7 @@ class CompletionTask:
             max_length=most if len(self.prompts[prompt].pieces) == 1 else min(most, default),
             ends=self.served.bundle.codec.ends,
         )
-        source, start = (ids, []) if self.served.takes_source else (None, ids)
+        source, start = (ids, list(self.served.bundle.codec.prefix)) if self.served.takes_source else (None, ids)
         begin, start = (start[0], start[1:]) if self._has_first and start else (BOS, start)
         return Row(start, source, sampling, uniforms(seed, prompt, sample, piece), body.logprobs or 0, begin)
 

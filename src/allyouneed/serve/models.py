@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from allyouneed.decode import SearchConfig
 from allyouneed.decode.align import can_align
 from allyouneed.errors import ConfigError, UserError
-from allyouneed.evaluation.settings import recipe_of, sentence_splitter
+from allyouneed.evaluation.settings import in_languages, recipe_of, sentence_splitter
 from allyouneed.folder import Bundle, load_folder
 from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
@@ -75,8 +75,14 @@ class ModelOptions:
 
 
 def open_model(name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions) -> Served:
-    """Load a model. `languages` replace those of its recipe."""
+    """Load a model. `languages` replace those of its recipe; of a multilingual model, they choose its tags."""
     bundle = load_folder(folder, options.device, compact=not options.ctranslate2)
+    if bundle.codec.tags and languages is not None:
+        if options.ctranslate2:
+            raise ConfigError(
+                f"{folder}: --engine ctranslate2 cannot begin targets with the tag of a language; use --engine torch"
+            )
+        bundle = replace(bundle, codec=in_languages(bundle, *languages))
     if options.ctranslate2:
         refuse_shortlist(options.shortlist)
         if bundle.codec.source is None:
