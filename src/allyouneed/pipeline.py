@@ -17,6 +17,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
+from allyouneed.decode.embed import Embedding, Pool, embed, longest_text, readable_ids
 from allyouneed.decode.sentences import in_pieces
 from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.evaluation.probabilities import score_rows
@@ -191,6 +192,31 @@ class Pipeline(Bundle):
         found = sample(self.model, [ids[1:]], config, sources, begin=ids[0])[0]
         samples = [codec.decode_target([*ids, *one.ids])[known:] for one in found]
         return samples if n is not None else samples[0]
+
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        pool: Pool = "mean",
+        normalize: bool = True,
+        max_length: int | None = None,
+    ) -> list[Embedding]:
+        """Return a vector for each text, and how many of its tokens were left out.
+
+        `pool`: the mean of all positions, the first one of an encoder, or the last one. `max_length`: tokens of a text
+        that are read, special ones included; by default as many as the model can read.
+        """
+        texts, longest = _texts(texts, "texts"), longest_text(self.model, self.codec)
+        frame = sum(map(len, self.codec.framing)) if self.codec.source is not None else 0
+        if max_length is not None and max_length <= frame:
+            raise ConfigError(f"max_length={max_length}: {frame} of them are special tokens; should be more")
+        most = min(filter(None, (max_length, longest)), default=None)
+        if longest is None and max_length is None:
+            for number, text in enumerate(texts):
+                require_short(self.codec.source or self.codec.target, [text], "texts", number)
+        ids, left_out = readable_ids(self.codec, texts, most)
+        vectors = embed(self.model, self.codec, ids, pool=pool, normalize=normalize)
+        return [Embedding(vector_D, count) for vector_D, count in zip(vectors, left_out, strict=True)]
 
     def score(self, items: Iterable[str] | Iterable[Pair]) -> list[Scored]:
         """Return the log-probability (in nats) of each item, with its number of tokens.

@@ -16,6 +16,7 @@ if FOUND is None or not FOUND.submodule_search_locations:
 
 import transformers  # noqa: E402
 
+from allyouneed import load  # noqa: E402
 from allyouneed.folder import load_folder  # noqa: E402
 from allyouneed.interop.hf.load import import_folder, read_folder  # noqa: E402
 
@@ -53,3 +54,22 @@ def test_sentence_vectors_equal_those_of_the_library(tmp_path: Path) -> None:
     mean_BD = torch.stack([x_SD[real].mean(dim=0) for x_SD, real in zip(x_BSD, mask_BS, strict=True)])
     alike = torch.nn.functional.normalize(mean_BD) @ torch.nn.functional.normalize(mean_BD).T
     assert alike[0, 1] > 0.4 > 0.1 > alike[0, 2]
+
+
+@pytest.mark.parametrize("window", [None, 256])  # that of its positions (512), and that of sentence-transformers
+def test_vectors_of_texts_longer_than_the_window(tmp_path: Path, window: int | None) -> None:
+    assert FOUND is not None
+    assert FOUND.submodule_search_locations
+    folder = Path(next(iter(FOUND.submodule_search_locations))) / "model"
+    import_folder(folder, tmp_path / "minilm")
+    texts = [*TEXTS, " ".join(TEXTS * 8), " ".join(TEXTS * 40)]
+    found = load(tmp_path / "minilm").embed(texts, max_length=window)
+    assert [one.left_out > 0 for one in found] == [False] * 3 + [window is not None and len(texts[3]) > 1300, True]
+    theirs: Any = transformers.BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text, one in zip(texts, found, strict=True):
+        batch = tokenizer([text], truncation=True, max_length=window or 512, return_tensors="pt")
+        with torch.no_grad():
+            states = theirs(**batch).last_hidden_state[0]
+        right = torch.nn.functional.normalize(states.mean(dim=0), dim=0)
+        torch.testing.assert_close(one.vector_D, right, rtol=0, atol=1e-5)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, StrictBool, StrictStr
 from torch import Tensor
 
 from allyouneed.config import Config
-from allyouneed.decode.embed import embed, longest_text
+from allyouneed.decode.embed import embed, longest_text, readable_ids
 from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.completion_schema import UNSUPPORTED, Prompts
 from allyouneed.serve.errors import Refusal, error_responses
@@ -95,16 +95,10 @@ async def _encode(
     """Return the ids of texts, and how many of each were left out. Refuse long texts unless they may be truncated."""
     codec, longest = served.bundle.codec, longest_text(served.bundle.model, served.bundle.codec)
     most = min(backend.config.max_input_tokens, longest or backend.config.max_input_tokens)
-    before, after = codec.framing if codec.source is not None else ((), ())
-    tokenizer = codec.source or codec.target
-    assert tokenizer is not None
-    found = await backend.in_thread(tokenizer.encode_batch, texts)
-    room = max(0, most - len(before) - len(after))
-    left_out = [max(0, len(ids) - room) for ids in found]
+    ids, left_out = await backend.in_thread(readable_ids, codec, texts, most)
     if any(left_out) and not truncate:
         message = f"input: a text of more than {most:,} tokens; split it, or send truncate to read its first tokens"
         raise Refusal(400, message, param="input", code="context_length_exceeded")
-    ids = [[*before, *one[:room], *after] for one in found]
     current_record().prompt_tokens += sum(map(len, ids))
     return ids, left_out
 
