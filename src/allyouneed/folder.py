@@ -244,9 +244,10 @@ def _load_unfinished(outline: Path, device: str | torch.device, sets: Sequence[s
 def kind_of(path: Path) -> str | None:
     """Return which of `KINDS` a folder is, judged by its manifest alone; None if it is none of them."""
     try:
-        files = read_manifest(path).keys()
+        files = set(read_manifest(path))
     except FolderError:
         return None
+    files |= {WEIGHTS} if f"{WEIGHTS}.index.json" in files else set()  # in several files
     return next((kind for kind, (_, own) in KINDS.items() if own <= files), None)
 
 

@@ -2,6 +2,8 @@
 
 A model for given weights is built without memory for them and without random numbers (`build_for`), then the tensors
 are assigned, not copied: loading takes as much memory as the file.
+
+A matrix may be stored in int8: `name` (N, D) in int8, and `name.scale` (N) in float32, which multiplies its rows.
 """
 
 import math
@@ -15,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from allyouneed.errors import ConfigError, FolderError
 
+SCALE = ".scale"  # after the name of a matrix in int8
 LARGE = 1 << 16  # numbers of a tensor that is not worth initialising
 Built = TypeVar("Built", bound=nn.Module)
+TINY = 1e-36  # rows whose largest magnitude is not larger become zero
 HALVES = (torch.bfloat16, torch.float16)
 _INITIALISERS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul, Tensor.__truediv__, Tensor.normal_}
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
@@ -98,15 +102,19 @@ def assign_weights(
     The tensors are taken out of the dictionary, so that those that were converted are freed.
     `compact`: parameters that take their tensors as they are: in half precision, or mapped.
     """
-    own = model_tensors(model)
-    require_same_tensors(own, tensors, where)
+    own, scales = model_tensors(model), _take_scales(tensors, where)
+    require_same_tensors(own, tensors, where, scales.keys())
     parameters = dict(model.named_parameters())
     chosen: dict[nn.Parameter, nn.Parameter] = {}
     for name in own:
         if (old := parameters.get(name)) is not None:
-            given = tensors.pop(name)
-            given = given if old in compact else given.to(old.dtype, copy=bool(compact))
-            chosen[old] = nn.Parameter(given, old.requires_grad)
+            given, scale_N = tensors.pop(name), scales.get(name)
+            if old not in compact:
+                given = given.to(old.dtype, copy=bool(compact))
+                given = given if scale_N is None else given.mul_(scale_N[:, None])
+            chosen[old] = nn.Parameter(given, old.requires_grad and given.is_floating_point())
+            if scale_N is not None and old in compact:
+                chosen[old].scale_N = scale_N  # type: ignore[attr-defined]
     for prefix, module in model.named_modules():
         for key, old in module._parameters.items():
             if old is not None:
@@ -117,10 +125,61 @@ def assign_weights(
                 module._buffers[key] = tensors.pop(name).to(buffer.dtype, copy=bool(compact))
 
 
-def require_same_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path) -> None:
+def scale_of(parameter: Tensor) -> Tensor | None:
+    """Return the scale (N) of each row of a parameter that is stored in int8; None for any other."""
+    scale_N: Tensor | None = getattr(parameter, "scale_N", None)
+    return scale_N
+
+
+def _take_scales(tensors: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
+    """Take the scales out of tensors, and return them by the names of their matrices."""
+    scales = {}
+    for name in [name for name, tensor in tensors.items() if tensor.dtype is torch.int8]:
+        scale_N = tensors.pop(name + SCALE, None)
+        if scale_N is None:
+            continue
+        if tensors[name].ndim != 2 or scale_N.shape != tensors[name].shape[:1] or scale_N.dtype is not torch.float32:
+            raise FolderError(f"{where}: tensor {name}{SCALE} should be a float32 for each row of {name}")
+        scales[name] = scale_N
+    return scales
+
+
+class RoundedTensors:
+    """Tensors of which some matrices are rounded to int8 when they are written: `LazyTensors` of storage/tensors.py."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], matrices: Set[str]) -> None:
+        self._tensors, self._matrices = tensors, matrices
+
+    def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the types and shapes."""
+        found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors.items()}
+        for name in self._matrices:
+            shape = found[name][1]
+            found |= {name: (torch.int8, shape), name + SCALE: (torch.float32, shape[:1])}
+        return found
+
+    def compute(self, name: str) -> Tensor:
+        """Return one of the tensors."""
+        if name in self._matrices:
+            return _rounded(self._tensors[name])[0]
+        matrix = name.removesuffix(SCALE)
+        return _rounded(self._tensors[matrix])[1] if matrix in self._matrices else self._tensors[name]
+
+
+def _rounded(weight_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a matrix in int8 and the scales of its rows, as `pack_int8` of kernels/int8.c rounds."""
+    most_N = weight_ND.abs().amax(dim=1)
+    scale_N = torch.where(most_N > TINY, most_N / torch.full_like(most_N, 127), 0)
+    steps_ND = weight_ND / torch.where(scale_N > 0, scale_N, 1)[:, None]
+    return torch.where(scale_N[:, None] > 0, steps_ND.round(), 0).to(torch.int8), scale_N
+
+
+def require_same_tensors(
+    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: Path, rounded: Set[str] = frozenset()
+) -> None:
     """Raise FolderError unless names, shapes and dtypes of the tensors are those expected.
 
-    Tensors in half precision may stand for float32.
+    Tensors in half precision, and those that are `rounded` to int8, may stand for float32.
     """
     for name in [*expected, *sorted(found.keys() - expected.keys())]:
         if name not in found:
@@ -129,7 +188,7 @@ def require_same_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Ten
             raise FolderError(f"{where}: tensor {name} is not part of this model")
         for what in ("shape", "dtype"):
             right, actual = getattr(expected[name], what), getattr(found[name], what)
-            if right != actual and not (right is torch.float32 and actual in HALVES):
+            if right != actual and not (right is torch.float32 and (actual in HALVES or name in rounded)):
                 raise FolderError(f"{where}: tensor {name} has {what} {_text(actual)}, the model needs {_text(right)}")
 
 

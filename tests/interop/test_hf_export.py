@@ -12,8 +12,9 @@ import transformers
 
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig, search
-from allyouneed.errors import ConfigError
+from allyouneed.errors import ConfigError, FolderError
 from allyouneed.folder import Bundle, load_folder
+from allyouneed.interop.hf import files
 from allyouneed.interop.hf.export import export_folder
 from allyouneed.interop.hf.files import KEPT
 from allyouneed.interop.hf.load import import_folder, read_folder
@@ -321,3 +322,23 @@ def test_an_exported_folder_refers_to_no_code(tmp_path: Path) -> None:
     export_folder(bundle_of(PAIRS, codec, Sizes(size, size, shared=True)), tmp_path / "theirs")
     assert {path.suffix for path in (tmp_path / "theirs").iterdir()} <= {".json", ".safetensors", ".md"}
     assert "auto_map" not in json.loads((tmp_path / "theirs" / "config.json").read_text())
+
+
+def test_large_models_are_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, theirs = their.llama(tmp_path / "theirs")
+    import_folder(folder, tmp_path / "ours")
+    monkeypatch.setattr(files, "LARGEST_SHARD", 5000)
+    for _ in range(2):  # the second one replaces the first
+        export_folder(load_folder(tmp_path / "ours"), tmp_path / "again")
+    shards = sorted(tmp_path.glob("again/model-*.safetensors"))
+    assert len(shards) > 2
+    assert not (tmp_path / "again" / "model.safetensors").exists()
+    again: Any = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "again").eval()
+    ids = torch.tensor([[5, 7, 4, 9]])
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, theirs.float()(ids).logits, rtol=0, atol=1e-5)
+    first, second = read_folder(folder).model, read_folder(tmp_path / "again").model
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
+    shards[1].unlink()
+    with pytest.raises(FolderError, match=f"{shards[1].name} is missing"):
+        read_folder(tmp_path / "again")

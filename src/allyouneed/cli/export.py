@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-TARGETS = ("hf", "ctranslate2", "onnx")  # the keys of interop.EXPORTS, whose import needs torch
+TARGETS = ("hf", "ctranslate2", "onnx", "int8")  # the keys of interop.EXPORTS, whose import needs torch
 
 
 def command(
@@ -19,20 +19,23 @@ def command(
     """Write a model for another program.
 
     hf: a folder for Hugging Face's transformers. ctranslate2, onnx: a folder for that engine. These two are compared
-    with our engine first; if they disagree, nothing is written.
+    with our engine first; if they disagree, nothing is written. int8: a model folder of ours with its matrices in int8.
     """
     from allyouneed.cli.progress import progress
     from allyouneed.cli.terminal import note
     from allyouneed.errors import ConfigError, unknown_name
     from allyouneed.folder import load_folder
     from allyouneed.interop import EXPORTS
+    from allyouneed.interop.int8 import is_rounded
     from allyouneed.interop.output_folder import require_safe_output
 
     if to not in EXPORTS:
         raise ConfigError(f"--to {to}: {unknown_name(to, EXPORTS)}")
-    require_safe_output(
-        out, Path(model), to
-    )  # protects the whole run folder; exporters see only the model folder in it
+    # Protects the whole run folder; exporters see only the model folder in it.
+    if to == "int8":
+        require_safe_output(out, Path(model), "model", is_rounded)
+    else:
+        require_safe_output(out, Path(model), to)
     bundle = load_folder(model)
     with progress() as report:
         lines = EXPORTS[to](bundle, out, quantization, report)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from allyouneed import kernels
 from allyouneed.inference.layers import PackedProduct
 from allyouneed.models.base import Head, Model
+from allyouneed.weights import HALVES
 
 
 class OptimizedHead(Head):
@@ -42,7 +43,7 @@ class OptimizedHead(Head):
         added = None if self.cap is not None else self.bias_V  # a bias is not capped
         self.product = PackedProduct(trained_VD if computed_VD is None else computed_VD, added, int8, release=release)
         self._size = trained_VD.shape[0]
-        stored = trained_VD.dtype in (torch.bfloat16, torch.float16)
+        stored = trained_VD.dtype in (*HALVES, torch.int8)
         self._like = torch.empty(0, dtype=torch.float32 if stored else trained_VD.dtype, device=trained_VD.device)
 
     @property

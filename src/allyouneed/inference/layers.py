@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from allyouneed import kernels
+from allyouneed.weights import HALVES, scale_of
 
 _PACKING = threading.Lock()
 
@@ -20,6 +21,7 @@ class PackedProduct:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, int8: bool, release: bool = False) -> None:
         self._weight, self._bias, self.int8, self._released = weight, bias, int8, False
+        self._scale_N = scale_of(weight)
         self._packed: kernels.Packed | kernels.PackedInt8 | None = None
         self._lines: kernels.LinesInt8 | None = None
         if release:
@@ -39,7 +41,9 @@ class PackedProduct:
     def weight(self) -> Tensor:
         """Return the weights in float32, for torch's operations."""
         if not self._released:
-            return self._weight if self._weight.dtype not in (torch.bfloat16, torch.float16) else self._weight.float()
+            if self._scale_N is not None:
+                return self._weight.float() * self._scale_N[:, None]
+            return self._weight.float() if self._weight.dtype in HALVES else self._weight
         whole = self.packed().whole()
         if not torch.is_grad_enabled():
             return whole
@@ -59,7 +63,10 @@ class PackedProduct:
         """Return the packed weights. They are packed on first use, by one thread."""
         with _PACKING:
             if self._packed is None:
-                self._packed = (kernels.PackedInt8 if self.int8 else kernels.Packed)(self._weight, self._bias)
+                if self.int8:
+                    self._packed = kernels.PackedInt8(self._weight, self._bias, self._scale_N)
+                else:
+                    self._packed = kernels.Packed(self._weight, self._bias)
             return self._packed
 
     def lines(self) -> kernels.LinesInt8:
@@ -113,13 +120,17 @@ class OptimizedLinear(nn.Module):
 
 
 class StoredTable:
-    """The look-up of an embedding whose table stays in half precision."""
+    """The look-up of an embedding whose table stays in half precision or int8."""
 
     def __init__(self, weight_VD: Tensor) -> None:
-        self._weight_VD = weight_VD
+        self._weight_VD, self._scale_V = weight_VD, scale_of(weight_VD)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        return torch.embedding(self._weight_VD, tokens).float()
+        if self._scale_V is None:
+            return torch.embedding(self._weight_VD, tokens).float()
+        # With gradients, the rows are a lookup of their own, which inspection can find.
+        rows = self._weight_VD[tokens.flatten()].float() * self._scale_V[tokens.flatten()][:, None]
+        return torch.embedding(rows, torch.arange(len(rows)).view(tokens.shape))
 
 
 class OptimizedNorm(nn.Module):

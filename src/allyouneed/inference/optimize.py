@@ -38,6 +38,7 @@ from allyouneed.inference.layers import OptimizedLinear, OptimizedNorm, StoredTa
 from allyouneed.mixers.softmax import Softmax
 from allyouneed.models.base import Head, Model
 from allyouneed.models.parts.stack import Embedding, Stack
+from allyouneed.weights import scale_of
 
 REMEDY = "use a plain model: allyouneed.folder.load_folder(path).model"
 HOOKS = (
@@ -54,7 +55,7 @@ def optimize_for_inference(model: Model, int8: bool = False) -> None:
     """Optimize a model in place. Afterwards it cannot be trained or saved, and its parameters must not be edited.
 
     The head is separated from the embedding that it may be tied to, because embeddings are read by rows. With `int8`,
-    projections and head compute in int8.
+    projections and head compute in int8; so they do if the weights are stored in int8.
     """
     if is_optimized(model):
         raise ConfigError("the model is already optimized for inference")
@@ -63,6 +64,7 @@ def optimize_for_inference(model: Model, int8: bool = False) -> None:
         raise ConfigError("int8 needs a CPU and a C compiler (cc, gcc or clang) that can be found")
     _require_no_hooks(model)
     compact = compact_parameters(model)
+    int8 = int8 or any(scale_of(parameter) is not None for parameter in compact)
     _replace_head(model, int8, compact)  # first: it is the largest, and needs its original for a while
     for module in list(model.modules()):
         _replace_layers(module, int8, compact)
@@ -86,16 +88,18 @@ def is_optimized(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def compact_parameters(model: Model) -> set[Tensor]:
-    """Return the parameters that may be mapped or in half precision when the model is optimized.
+    """Return the parameters that may be mapped, in half precision or in int8 when the model is optimized."""
+    return packable_parameters(model) if kernels.usable(torch.empty(0)) else set()
 
-    These are the weights of softmax attention and feed-forward layers, the embeddings of Transformers and their head.
-    """
-    if not kernels.usable(torch.empty(0)):
-        return set()
+
+def packable_parameters(model: Model) -> set[Tensor]:
+    """Return the weights of softmax attention and feed-forward layers, embeddings of Transformers and their head."""
     owners: dict[Tensor, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
-            if parameter is not None and parameter.dtype in kernels.KINDS and parameter.device.type in ("cpu", "meta"):
+            if parameter is None or parameter.device.type not in ("cpu", "meta"):
+                continue
+            if parameter.dtype in kernels.KINDS or scale_of(parameter) is not None:
                 owners.setdefault(parameter, []).append(module)
     found = set[Tensor]()
     for module in model.modules():

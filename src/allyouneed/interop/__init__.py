@@ -32,6 +32,13 @@ def _onnx(bundle: Bundle, out: Path, quantization: str | None, report: ReportPro
     return export_folder(bundle, out, report)
 
 
+def _int8(bundle: Bundle, out: Path, quantization: str | None, report: ReportProgress) -> list[str]:
+    from allyouneed.interop.int8 import export_folder
+
+    _refuse(quantization, "int8")
+    return export_folder(bundle, out)
+
+
 def _refuse(quantization: str | None, to: str) -> None:
     if quantization is not None:
         raise ConfigError(f"--quantization {quantization}: --to {to} does not quantize; use --to ctranslate2")
@@ -42,4 +49,5 @@ EXPORTS: dict[str, Export] = {
     "hf": _hugging_face,
     "ctranslate2": _ctranslate2,
     "onnx": _onnx,
+    "int8": _int8,
 }

@@ -31,10 +31,11 @@ COMPILE_SECONDS = 120
 _SHARED = ("-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros")
 _WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
 # Sums in steps.c may be reordered, which vectorises them; infinities and NaN keep their meaning. The tiles in
-# products.c use explicit vectors: -O3 makes them no faster and takes three times as long to compile.
+# products.c and int8.c use explicit vectors: -O3 makes them no faster and takes three times as long to compile.
 _FILES = {
     "steps.c": ("-O3", "-fassociative-math", "-freciprocal-math"),
     "products.c": ("-O2", "-ftree-vectorize"),
+    "int8.c": ("-O2", "-ftree-vectorize"),
     "stack.c": ("-O2", "-ftree-vectorize"),
     "threads.c": ("-O2",),
 }
@@ -101,7 +102,7 @@ def _compiled(compiler: str, sanitizer: str) -> Path:
     if sanitizer not in _SANITIZERS:
         raise BuildError(f"ALLYOUNEED_SANITIZE={sanitizer}: unknown; use address or thread")
     sanitize = _SANITIZERS[sanitizer]
-    sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", "team.h", *_FILES)]
+    sources = [(HERE / file).read_bytes() for file in ("kernels.h", "lanes.h", "team.h", "tiles.h", *_FILES)]
     facts = repr((compiler, _FILES, _SHARED, _WIDE, sanitize, _processor())).encode()
     folder = _cache_folder()
     path = folder / f"kernels-{hashlib.sha256(b'|'.join([*sources, facts])).hexdigest()[:16]}.so"

@@ -67,11 +67,13 @@ void pack(const float *w, float *packed, i64 outputs, i64 inputs, i64 w_output, 
 void pack_halves(const uint16_t *w, uint16_t *packed, i64 outputs, i64 inputs, i64 w_output, i64 w_input);
 void unpack_rows(const float *packed, i64 kind, const i64 *output, float *rows, i64 count, i64 inputs);
 void pack_some(const float *packed, const i64 *output, float *some, i64 outputs, i64 inputs);
-void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 outputs, i64 inputs, i64 w_output,
-               i64 w_input);
 i64 tile_rows(i64 rows);
 void project(const float *x, const float *packed, i64 kind, const float *bias, float *y, i64 rows, i64 inputs,
              i64 outputs, i64 x_row, bool relu, float *tiles);
+
+/* int8.c */
+void pack_int8(const float *w, int8_t *packed, float *scale, int32_t *sums, i64 outputs, i64 inputs, i64 w_output,
+               i64 w_input);
 void project_int8(const float *x, const int8_t *packed, const float *scale, const int32_t *sums, const float *bias,
                   uint8_t *bytes, float *x_scale, float *y, i64 rows, i64 inputs, i64 outputs, i64 x_row, bool relu);
 void project_lists(const float *x, const int8_t *w, const float *scale, const int32_t *sums, const float *bias,

@@ -119,17 +119,28 @@ class Packed:
 class PackedInt8:
     """The same in int8: a quarter of the memory. Each row has its own scale; errors are about 1 % of a row."""
 
-    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None) -> None:
-        N, D = _shape(weight_ND, bias_N)
+    def __init__(self, weight_ND: Tensor, bias_N: Tensor | None, scale_N: Tensor | None = None) -> None:
+        """Pack floats, or bytes that are rounded already and their `scale_N`."""
+        N, D = _shape(weight_ND, bias_N, rounded=scale_N is not None)
         self.outputs, self.inputs, panels = N, D, -(-N // PANEL)
         self._row = 4 * -(-D // 4)  # bytes
         self.packed = _zeros(panels * PANEL * self._row, torch.int8)
         self.scale = torch.zeros(panels * PANEL)
         self.sums = torch.zeros(panels * PANEL, dtype=torch.int32)
         self.bias = _padded(torch.zeros(N) if bias_N is None else bias_N)
+        if scale_N is not None:
+            self._take(weight_ND, scale_N)
+            return
         piece = _temporary(PIECE * D)
         for number, part in enumerate(weight_ND.split(PIECE)):
             self._pack_piece(piece[: part.numel()].view_as(part).copy_(part), number * PIECE)
+
+    def _take(self, bytes_ND: Tensor, scale_N: Tensor) -> None:
+        self.scale[: self.outputs], self.sums[: self.outputs] = scale_N, bytes_ND.sum(dim=1, dtype=torch.int32)
+        panels = self.packed.view(-1, self._row // 4, PANEL, 4)
+        for number, part_ND in enumerate(bytes_ND.split(PANEL)):
+            padded = torch.nn.functional.pad(part_ND, (0, self._row - self.inputs))
+            panels[number, :, : len(part_ND)] = padded.unflatten(1, (-1, 4)).transpose(0, 1)
 
     def _pack_piece(self, weight_ND: Tensor, begin: int) -> None:
         w_output, w_input = weight_ND.stride()
@@ -289,8 +300,8 @@ def _require_width(found: int, right: int) -> None:
         raise ValueError(f"rows of {found} numbers; the weights take {right}")
 
 
-def _shape(weight_ND: Tensor, bias_N: Tensor | None) -> tuple[int, int]:
-    if weight_ND.dtype not in KINDS or not weight_ND.is_cpu:
+def _shape(weight_ND: Tensor, bias_N: Tensor | None, rounded: bool = False) -> tuple[int, int]:
+    if (weight_ND.dtype is not torch.int8 if rounded else weight_ND.dtype not in KINDS) or not weight_ND.is_cpu:
         raise ValueError(
             f"weights in {weight_ND.dtype} on {weight_ND.device}; should be float32, bfloat16 or float16 on the CPU"
         )

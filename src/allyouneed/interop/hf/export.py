@@ -18,7 +18,7 @@ from allyouneed.interop.export_notes import chat_note, shortlist_note
 from allyouneed.interop.hf.architectures import ARCHITECTURES
 from allyouneed.interop.hf.architectures.base import Architecture, epsilon_of, softmax_of
 from allyouneed.interop.hf.fields import Fields
-from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, WEIGHTS
+from allyouneed.interop.hf.files import CONFIG, GENERATION, TOKENIZER, write_weights
 from allyouneed.interop.hf.rewrites import REWRITES
 from allyouneed.interop.hf.rules import ZERO_PROBABILITY_LOGIT, Rows, split_all
 from allyouneed.interop.hf.tokens import TokenMap, tokenizer_files
@@ -28,7 +28,7 @@ from allyouneed.models.decoder import DecoderConfig
 from allyouneed.models.encoder import EncoderConfig
 from allyouneed.models.encoder_decoder import EncoderDecoderConfig
 from allyouneed.models.parts.stack import StackConfig
-from allyouneed.storage import new_folder, write_tensors
+from allyouneed.storage import new_folder
 from allyouneed.text.codec import Codec
 from allyouneed.text.origin import Origin
 from allyouneed.text.specials import BOS, EOS, PAD, UNK
@@ -79,7 +79,7 @@ def export_folder(bundle: Bundle, out: Path) -> list[str]:
     with new_folder(out) as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
-        write_tensors(folder / WEIGHTS, tensors)
+        write_weights(folder, tensors)
         (folder / "README.md").write_text(bundle.card, encoding="utf-8")
     opened = f"{settings['architectures'][0]}; transformers loads it with from_pretrained({str(out)!r})"
     notes = [opened, *shortlist_note(bundle, "transformers has no shortlists")]

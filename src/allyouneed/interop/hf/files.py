@@ -10,7 +10,7 @@ A file must be in the folder itself: names with a path and links that leave the 
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import FolderError
-from allyouneed.storage import LARGEST_TENSORS, TensorFile
+from allyouneed.storage import LARGEST_TENSORS, TensorFile, write_tensors
 from allyouneed.text.tokenizer import LARGEST_FILE
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_CONFIG = 4 << 20  # bytes
+LARGEST_SHARD = 5 * 10**9  # bytes of the tensors in one file of an export
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Files of a tokenizer that an import keeps, so that an export can write them again.
@@ -43,6 +44,25 @@ OTHER_TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write weights as transformers does: one file, or above `LARGEST_SHARD` several and an index."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > LARGEST_SHARD:
+            shards.append({})
+        shards[-1][name] = tensor
+    if len(shards) == 1:
+        write_tensors(folder / WEIGHTS, tensors)
+        return
+    places = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_tensors(folder / file, shard)
+        places |= dict.fromkeys(shard, file)
+    tree = {"metadata": {"total_size": sum(one.nbytes for one in tensors.values())}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
 
 
 class ForeignFolder:
