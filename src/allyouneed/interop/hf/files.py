@@ -56,7 +56,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     if len(shards) == 1:
         write_tensors(folder / WEIGHTS, tensors)
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write_tensors(folder / file, shard)
