@@ -67,5 +67,6 @@ def test_a_signal_ends_the_training_of_a_tokenizer(corpus: Path, tmp_path: Path,
         assert process.returncode == -signal.SIGKILL
         return
     assert process.returncode == 130
-    assert errors == "error: stopped while preparing the data; the same command continues from there\n"
+    # A slow machine prints progress before that.
+    assert errors.splitlines()[-1] == "error: stopped while preparing the data; the same command continues from there"
     assert sorted(path.name for path in data.iterdir()) == ["preparing"]

@@ -135,6 +135,12 @@ def test_two_concurrent_calls_are_refused(task: TranslationConfig, teacher: Bund
         teach(teacher, task, lesson(), tmp_path / "out")
 
 
+def test_weights_are_refused(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
+    weighted = task.model_copy(update={"train": (task.train[0], task.train[0].model_copy(update={"weight": 2.0}))})
+    with pytest.raises(ConfigError, match=r"task.train: weights have no effect on the texts of a teacher"):
+        teach(teacher, weighted, lesson(), tmp_path / "out")
+
+
 def test_a_classifier_cannot_be_a_teacher(task: TranslationConfig, teacher: Bundle, tmp_path: Path) -> None:
     codec = Codec(teacher.codec.source, None, classes=("good", "bad"))
     with pytest.raises(ConfigError, match="classifies"):

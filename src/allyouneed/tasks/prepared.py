@@ -39,7 +39,8 @@ def source_hashes(names: Iterable[str]) -> dict[str, str]:
 
 def file_hashes(files: Mapping[str, Path]) -> dict[str, str]:
     """Return the sha256 of each file."""
-    return {name: _sha256(path) for name, path in files.items()}
+    meter = Meter("checking the files", "MiB")
+    return {name: _sha256(path, meter) for name, path in files.items()}
 
 
 def codec_key(codec: Codec | None) -> dict[str, str]:
@@ -54,11 +55,13 @@ def codec_key(codec: Codec | None) -> dict[str, str]:
     return {"codec": digest.hexdigest()}
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Path, meter: Meter | None = None) -> str:
     digest = hashlib.sha256()
     with open_text(path) as file:
         while block := file.read(BLOCK):
             digest.update(block)
+            if meter is not None:
+                meter.add()
     return digest.hexdigest()
 
 

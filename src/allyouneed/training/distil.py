@@ -50,6 +50,10 @@ def teach(
     """
     if teacher.codec.classes is not None:
         raise ConfigError(f"{teacher.path}: classifies; a teacher has to generate texts")
+    if any(weight != 1 for weight in task.weights()):
+        raise ConfigError(
+            "task.train: weights have no effect on the texts of a teacher, which are one corpus; drop them"
+        )
     files = _names(task, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
