@@ -47,6 +47,7 @@ def read(fields: Fields, name: str, style: LlamaStyle) -> DecoderConfig:
     layers, epsilon = fields.layers("num_hidden_layers"), fields.real("rms_norm_eps", 1e-6)
     _read_gate(fields, style)
     fields.only("pretraining_tp", 1)
+    fields.only("use_mrope", False)
     if style.gemma == 2:
         fields.only("query_pre_attn_scalar", own)
     for size in ("vocab_size", "max_position_embeddings"):  # rotary positions have no maximum
