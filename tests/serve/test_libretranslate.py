@@ -160,3 +160,18 @@ def test_words_spelled_byte_by_byte_are_unknown(tmp_path: Path) -> None:
         assert "unknown" not in post(url, q="seven hundred and forty", source="en", target="de")[1]
         found = post(url, q="seven zebras, quickly! forty", source="en", target="de")[1]
         assert found["unknown"] == ["zebras", "quickly"]
+
+
+def test_warnings_and_what_stays_in_html(tmp_path: Path) -> None:
+    long = "two hundred and seventy dogs and ten thousand"
+    with running([translator(tmp_path, "numbers", max_length=2)]) as (url, _):
+        found = post(url, q=long, source="en", target="de")[1]
+        assert found["warnings"] == ["much shorter than the source"]
+        assert "warnings" not in post(url, q="two dogs", source="en", target="de")[1]
+        several = post(url, q=["two", long], source="en", target="de")[1]
+        assert several["warnings"] == [[], ["much shorter than the source"]]
+        page = f"<p>{long} <b>%s <i>two</i></b> <img src=x> see <code>ls</code> 42 at me@x.org</p>"
+        found = post(url, q=page, source="en", target="de", format="html")[1]
+    assert sorted(re.findall("<.*?>", found["translatedText"])) == sorted(re.findall("<.*?>", page))
+    assert all(found["translatedText"].count(part) == 1 for part in ("%s", "<code>ls</code>", "42", "me@x.org"))
+    assert found["warnings"] == ["much shorter than the source"]

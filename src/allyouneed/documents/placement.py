@@ -238,7 +238,11 @@ def _place_void(void: _Void | _Element, parent: _Element, elements: Sequence[_El
     elif void.word >= parent.behind:
         void.start = parent.end
     else:
-        void.start = _gap_for(void.word, parent, aligned)
+        # It is not the end of the source, so it is before the marks at the end of the translation.
+        end = parent.end
+        while end > parent.start and aligned.is_mark("target", aligned.target_words[end - 1]):
+            end -= 1
+        void.start = min(_gap_for(void.word, parent, aligned), max(end, parent.start))
     for one in elements:
         if one.start < void.start < one.end:
             left = void.start - one.start < one.end - void.start

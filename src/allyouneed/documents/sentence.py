@@ -2,8 +2,8 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from allyouneed.documents.pieces import Atom, Piece, Segment, Tag
@@ -72,30 +72,29 @@ class Sentence:
         out = [one.piece.shown for one in self.markers if isinstance(one.piece, Atom) and one.piece.shown]
         return " ".join([self.target, *out])
 
-    def accept(self) -> bool:
-        """Find the protected parts in the translation. Return False if it does not contain exactly those."""
+    def lost_parts(self) -> "set[tuple[bool, str]] | None":
+        """Find the protected parts in the translation. Return the keys of those that it lacks or has too often.
+
+        None: it has others, which the model has made up.
+        """
         found = list(protected(self.target))
-        wanted = Counter(part.atom.shown for part in self.parts if part.exact and part.atom.raw is None)
-        if Counter(one.text for one in found if one.exact) != wanted:
-            return False
-        places: dict[tuple[bool, str], deque[Span]] = {}
-        fixed, copies, taken = dict[Span, Atom](), dict[Span, Span](), set[int]()
-        for part in self.parts:
-            if part.key not in places:
-                places[part.key] = deque(self._places(part, found))
-            free = places[part.key]
-            while free and (free[0][0] in taken or free[0][1] - 1 in taken):
-                free.popleft()
-            if not free:
-                return False
-            span = free.popleft()
-            fixed[span] = part.atom if part.exact else Atom(None, self.target[span[0] : span[1]])
-            copies[span] = (part.start, part.end)
-            taken.update(range(*span))
-        if any(span[0] not in taken and span[1] - 1 not in taken for spans in places.values() for span in spans):
-            return False  # doubled
-        self.fixed, self.copies = fixed, copies
-        return True
+        wanted = {part.atom.shown for part in self.parts if part.exact and part.atom.raw is None}
+        if any(one.exact and one.text not in wanted for one in found):
+            return None
+        places = {part.key: self._places(part, found) for part in self.parts}
+        counts = Counter(part.key for part in self.parts)
+        lost = {key for key, spans in places.items() if len(spans) != counts[key]}
+        taken = Counter(place for spans in places.values() for span in spans for place in range(*span))
+        if not lost and any(count > 1 for count in taken.values()):
+            return set(places)  # one in the other: code and a number in it
+        if not lost:
+            free = {key: iter(spans) for key, spans in places.items()}
+            spans = [(next(free[part.key]), part) for part in self.parts]
+            self.fixed = {
+                span: part.atom if part.exact else Atom(None, self.target[span[0] : span[1]]) for span, part in spans
+            }
+            self.copies = {span: (part.start, part.end) for span, part in spans}
+        return lost
 
     def _places(self, part: Part, found: Sequence[Protected]) -> list[Span]:
         """Return where the translation has what may be this part."""
@@ -104,25 +103,27 @@ class Sentence:
             return [match.span() for match in re.finditer(pattern, self.target)]
         return [(one.start, one.end) for one in found if (one.exact, one.key) == part.key]
 
-    def take_out(self) -> None:
-        """Take the protected parts out of the text: they become atoms, to be placed in the translation."""
+    def take_out(self, keys: "Collection[tuple[bool, str]]") -> None:
+        """Take protected parts out of the text: they become atoms, to be placed in the translation."""
         markers, at = [(one.place, 0, one) for one in self.markers], 0
         tags = {one.place for one in self.markers if isinstance(one.piece, Tag)}
-        for part in self.parts:
+        out = [part for part in self.parts if part.key in keys]
+        for part in out:
             before, after = _beside(self.text, part.start, part.end)
             # A tag between the blank and the part: the blank is outside of its element.
             beside = "" if part.start in tags else before, "" if part.end in tags else after
             markers.append((part.start, 1, Marker(part.atom, part.start, beside)))
         kept: list[tuple[int, str]] = []
-        for one in [*self.parts, None]:
+        for one in [*out, None]:
             end = len(self.text) if one is None else one.start
             kept.append((at, self.text[at:end]))
             at = end if one is None else one.end
         text, moved = _squeezed(kept)
         markers.sort(key=lambda entry: entry[:2])
         self.markers = [replace(one, place=moved(place)) for place, _, one in markers]
-        self.text, self.parts, self.fixed = text, [], {}
-        self.target = text
+        left = [part for part in self.parts if part.key not in keys]
+        self.parts = [replace(part, start=moved(part.start), end=moved(part.end)) for part in left]
+        self.text = self.target = text
 
     def clean(self) -> None:
         """Remove placeholders that the model has made up from the translation of a text without any."""

@@ -7,7 +7,8 @@
 The generator does no work of a model itself, so commands and the server use the same code.
 
 1. Each sentence is translated with its protected parts in it. They are kept if the translation contains exactly them.
-2. Otherwise the sentence is translated without them, and they become atoms, which `placement` puts where they belong.
+2. Otherwise it is translated without those that were lost, and if more are lost, without any. What was taken out is
+   placed as an atom (`placement`).
 3. Sentences with tags or atoms inside are aligned, and the segment is put together.
 
 At the end the markup and the placeholders of each segment are compared with its source. What differs is repaired by
@@ -79,24 +80,29 @@ def translate_document(
 ) -> Generator[Request, Response, Result]:
     """Translate the segments of a document. `check`: look for translations that may be wrong."""
     paragraphs = [paragraph(segment, splitter) for segment in document.segments]
-    sentences = [sentence for one in paragraphs for sentence in one.sentences if sentence.has_words]
-    found = yield Texts([sentence.text for sentence in sentences])
-    _set_targets(sentences, found)
-    again = [sentence for one in paragraphs for sentence in one.sentences if not sentence.accept()]
-    for sentence in again:
-        sentence.take_out()
-    wordy = [sentence for sentence in again if sentence.has_words]
-    found = yield Texts([sentence.text for sentence in wordy])
-    _set_targets(wordy, found)
-    for sentence in again:
-        sentence.clean()
+    sentences = [sentence for one in paragraphs for sentence in one.sentences]
+    wordy = [sentence for sentence in sentences if sentence.has_words]
+    count, again = len(wordy), sentences
+    for step in ("whole", "without lost parts", "without parts"):
+        found = yield Texts([sentence.text for sentence in wordy])
+        _set_targets(wordy, found)
+        lost = [(sentence, sentence.lost_parts()) for sentence in again if sentence.parts]
+        again = [sentence for sentence, keys in lost if keys is None or keys]
+        for sentence, keys in lost:
+            if keys is None or keys:
+                every = [part.key for part in sentence.parts]
+                sentence.take_out(every if keys is None or step != "whole" else keys)
+        wordy = [sentence for sentence in again if sentence.has_words]
+    for sentence in sentences:
+        if not sentence.parts:
+            sentence.clean()
     aligned = [sentence for one in paragraphs if one.needs_alignment for sentence in one.sentences]
     pairs = [Pair(one.text, one.source_words, one.target, one.target_words) for one in aligned]
     weights = yield Pairs(pairs)
     for sentence, matrix in zip(aligned, weights, strict=True):
         assert not isinstance(matrix, str)
         sentence.weights = matrix
-    result = Result([], sentences=len(sentences))
+    result = Result([], sentences=count)
     for one in paragraphs:
         _add(one, result, check)
     return result
