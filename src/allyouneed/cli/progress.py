@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from allyouneed.cli.terminal import note
 
 SECONDS_PER_LINE = 10.0
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -89,6 +91,17 @@ class LineMeter:
             lines = self._lines + int(share * self._batch_lines)
             speed = lines / max(1e-9, time.monotonic() - self._began)
             self._show(self._bytes + share * self._batch_bytes, f"{lines:,} lines  {speed:,.1f} lines/s")
+
+    def measured(self, work: Callable[[list[str]], Result]) -> Callable[[list[str]], Result]:
+        """Return a function of texts that shows its progress as a batch of lines."""
+
+        def run(texts: list[str]) -> Result:
+            self.begin(texts)
+            result = work(texts)
+            self.end()
+            return result
+
+        return run
 
     def end(self) -> None:
         """Finish a batch."""

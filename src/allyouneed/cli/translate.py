@@ -93,7 +93,7 @@ def command(
         else:
             answer_whole = _in_torch(bundle, search, shortlist_of(bundle, shortlist), meter)
         if document is not None:
-            translate_file(document, bundle, splitter, answer_whole, out)
+            translate_file(document, bundle, splitter, meter.measured(answer_whole), out)
         else:
             answer = in_pieces(splitter, answer_whole, search.n_best)
             _translate_lines(bundle, splitter, answer, meter, _Columns(search.n_best > 1, scores, align))

@@ -3,12 +3,12 @@
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from allyouneed.documents.pieces import Atom, Piece, Segment, Tag
 from allyouneed.documents.placement import Block, Marker, Matrix, blocks_of, words
-from allyouneed.documents.protect import Protected, digits, protected, without_exact_parts
+from allyouneed.documents.protect import digits, protected, without_exact_parts
 from allyouneed.text.sentences import SentenceSplitter
 
 Span = tuple[int, int]
@@ -81,7 +81,11 @@ class Sentence:
         wanted = {part.atom.shown for part in self.parts if part.exact and part.atom.raw is None}
         if any(one.exact and one.text not in wanted for one in found):
             return None
-        places = {part.key: self._places(part, found) for part in self.parts}
+        different = {part.key: part for part in self.parts}
+        spots: dict[tuple[bool, str], list[Span]] = {}  # of what is not markup
+        for one in found:
+            spots.setdefault((one.exact, one.key), []).append((one.start, one.end))
+        places = {key: self._places(part, spots) for key, part in different.items()}
         counts = Counter(part.key for part in self.parts)
         lost = {key for key, spans in places.items() if len(spans) != counts[key]}
         taken = Counter(place for spans in places.values() for span in spans for place in range(*span))
@@ -96,12 +100,12 @@ class Sentence:
             self.copies = {span: (part.start, part.end) for span, part in spans}
         return lost
 
-    def _places(self, part: Part, found: Sequence[Protected]) -> list[Span]:
+    def _places(self, part: Part, spots: "Mapping[tuple[bool, str], list[Span]]") -> list[Span]:
         """Return where the translation has what may be this part."""
         if part.atom.raw is not None:
             pattern = rf"(?<!\w){re.escape(part.atom.shown)}(?!\w)"
             return [match.span() for match in re.finditer(pattern, self.target)]
-        return [(one.start, one.end) for one in found if (one.exact, one.key) == part.key]
+        return spots.get(part.key, [])
 
     def take_out(self, keys: "Collection[tuple[bool, str]]") -> None:
         """Take protected parts out of the text: they become atoms, to be placed in the translation."""

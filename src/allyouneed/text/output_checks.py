@@ -1,7 +1,7 @@
 """Translations that cannot be right: much shorter than their source, repetitions, copies.
 
     short       fewer than 0.4 bytes of UTF-8 for each byte of a source of at least 24 bytes
-    repeated    up to 8 words, repeated until at least 6 words are repetitions, where the source repeats less
+    repeated    a phrase of up to 8 words three times in a row, or a word four times, and not so in the source
     copied      at least 4 words of letters, of which 8 in 10 are those of the source
 
 Bytes instead of characters: Chinese writes a sentence with a third of the characters and nearly as many bytes.
@@ -17,7 +17,8 @@ EXPLAINED: dict[Doubt, str] = {
     "copied": "the source was copied",
 }
 SHORT, SHORTEST_SOURCE = 0.4, 24  # bytes
-LONGEST_PHRASE, REPEATED = 8, 6  # words
+LONGEST_PHRASE, REPEATED_WORD = 8, 3  # words
+LONGEST_WORD = 20  # characters; a text whose words are longer on average is written without blanks
 COPIED, FEWEST_COPIED = 0.8, 4  # share and number of words
 
 
@@ -28,7 +29,7 @@ def doubts_of(source: str, target: str) -> list[Doubt]:
     if size >= SHORTEST_SOURCE and len(target.strip().encode("utf-8", "replace")) < SHORT * size:
         found.append("short")
     first, second = _words(source), _words(target)
-    if _repeated(second) >= max(REPEATED, 2 * _repeated(first)):
+    if _repeats(_units(target)) and not _repeats(_units(source)):
         found.append("repeated")
     letters = Counter(word for word in first if word.isalpha())
     if letters.total() >= FEWEST_COPIED and (letters & Counter(second)).total() >= COPIED * letters.total():
@@ -40,13 +41,18 @@ def _words(text: str) -> list[str]:
     return text.casefold().split()
 
 
-def _repeated(words: list[str]) -> int:
-    """Return the most words in a row that repeat the words one phrase before them."""
-    most = 0
+def _units(text: str) -> list[str]:
+    """Return the words of a text, or its characters if it is written without blanks."""
+    words = _words(text)
+    return words if len(text) < LONGEST_WORD * max(1, len(words)) else list(text)
+
+
+def _repeats(words: list[str]) -> bool:
+    """Return whether a phrase is repeated, and a word often enough to be no emphasis."""
     for length in range(1, LONGEST_PHRASE + 1):
-        run = 0
+        run, enough = 0, max(REPEATED_WORD, 2 * length)  # words that repeat those one phrase before them
         for word, before in zip(words[length:], words, strict=False):
             run = run + 1 if word == before else 0
-            if run >= 2 * length or length == 1:
-                most = max(most, run)
-    return most
+            if run >= enough:
+                return True
+    return False
