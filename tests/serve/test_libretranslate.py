@@ -39,7 +39,7 @@ def answer(response: Any) -> tuple[int, Any]:
 def test_documented_requests(url: str) -> None:
     status, simple = post(url, q="two dogs", source="en", target="de")
     assert status == 200
-    assert simple.keys() == {"translatedText"}
+    assert simple.keys() - {"warnings"} == {"translatedText"}  # a random model may repeat itself
     status, auto = post(url, q="two dogs", source="auto", target="de")
     assert auto == {**simple, "detectedLanguage": {"confidence": 100.0, "language": "en"}}
     status, several = post(url, q=["two dogs", "seven"], source="auto", target="de", format="text")
