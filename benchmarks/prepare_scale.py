@@ -6,8 +6,8 @@
 Pairs are sentences of invented words whose frequencies follow Zipf's law, about 260 bytes a pair. The corpus is written
 once and prepared by a process of its own, as `allyouneed train` does it. Memory is what all its processes together have
 allocated (anonymous pages), sampled ten times a second; pages of mapped files are counted apart. Then the same
-preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the last sealed stage to
-the kill, and the time until the next attempt is where that stage ended. The result must be the same bytes.
+preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the last sealed stage (or the
+start) to the kill. The result must be the same bytes.
 """
 
 import argparse
@@ -169,6 +169,7 @@ def kill_and_continue(
     """Kill a preparation at random moments; return the most time that a kill lost, and if the result is the same."""
     lost = 0.0
     for _ in range(kills):
+        began = time.time()
         process = start(folder, "killed", task, folder / "log")
         time.sleep(choose.uniform(0.1, 0.9) * seconds / max(1, kills - 1))
         process.kill()
@@ -176,7 +177,7 @@ def kill_and_continue(
         if (folder / "killed" / "prepared").exists():
             break
         sealed = [path.stat().st_mtime for path in (folder / "killed").glob("preparing/*/manifest.json")]
-        lost = max(lost, time.time() - max(sealed)) if sealed else max(lost, 0.0)
+        lost = max(lost, time.time() - max([began, *sealed]))
     measure(folder, "killed", task)
     same = read_manifest(folder / "whole" / "prepared") == read_manifest(folder / "killed" / "prepared")
     return lost, same

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,6 @@ def test_a_recipe_writes_what_it_reads(given: Any, corpora: int) -> None:
         (7, "should be the name of a file, a table with files, or a list of these"),
         ({"files": "x.tmx", "sauce": "en"}, "unknown name 'sauce'.*did you mean 'source'"),
         ({"files": "x.tmx", "source": "en"}, "choose all of source, target, or none"),
-        ({"files": ["a.en", "a.de"], "source": "en", "target": "de"}, "plain text has no columns"),
         ({"files": "x.jsonl", "source": 1, "target": 2}, "columns have numbers in TSV files only"),
         ({"files": ["a.tmx", "b.tsv"]}, "files of several formats: tmx, tsv; give each as a corpus"),
         ({"files": "x.tsv", "weight": 0}, "weight: Input should be greater than 0"),
@@ -292,6 +292,31 @@ def test_fields_of_training_are_used_for_evaluation(tmp_path: Path) -> None:
     assert list(task.read_pairs([str(tmp_path / "x.jsonl")])) == [("one", "eins")]
     chosen = {"files": str(tmp_path / "x.jsonl"), "source": "de", "target": "en"}
     assert list(task.read_pairs([chosen])) == [("eins", "one")]
+
+
+def test_plain_text_has_no_columns(tmp_path: Path) -> None:
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("x\n")
+    files = [str(tmp_path / name) for name in ("a.en", "a.de")]
+    with pytest.raises(DataError, match=r"a.en and .*a.de: plain text has no columns"):
+        list(pairs([{"files": files, "source": "en", "target": "de"}]))
+    with pytest.raises(DataError, match=r"a.en: plain text has no columns"):
+        list(TextCorpus(files=(files[0],), text="x").documents())
+
+
+def test_a_stored_recipe_is_read_without_its_data(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("first", "second", "third")]
+    for name in names:
+        write_dataset(Path(name), PAIRS)
+    chosen = {"files": names[0], "text": "source"}
+    text = LanguageConfig.model_validate({"train": chosen, "valid": chosen})
+    holder = parse(_Holder, {"train": names})
+    assert len(holder.train) == 3
+    stored = [text.model_dump(mode="json", exclude_none=True), holder.model_dump(mode="json", exclude_none=True)]
+    for name in names:
+        shutil.rmtree(name)
+    assert parse(LanguageConfig, stored[0]) == text
+    assert parse(_Holder, stored[1]) == holder
 
 
 def test_languages_come_from_names_or_fields() -> None:

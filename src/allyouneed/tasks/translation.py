@@ -156,10 +156,10 @@ def _languages(corpus: PairCorpus) -> tuple[str, str] | None:
 
 def _named(corpus: PairCorpus) -> tuple[str, str] | None:
     """Return the ends of the names of two files, or of the two fields, if both look like languages."""
-    if corpus.is_parallel():
-        names = [without_packing(name) for name in corpus.files]
-    elif isinstance(corpus.source, str) and isinstance(corpus.target, str):
+    if isinstance(corpus.source, str) and isinstance(corpus.target, str):
         names = [f".{field}" for field in (corpus.source, corpus.target)]
+    elif corpus.is_parallel():
+        names = [without_packing(name) for name in corpus.files]
     else:
         return None
     source, target = (name.rpartition(".")[2] if "." in Path(name).name else "" for name in names)

@@ -70,13 +70,11 @@ class Corpus(Config):
 
     @model_validator(mode="after")
     def _one_format(self) -> "Corpus":
-        formats = {self._format(name) for name in self.files}
+        # By names alone: the recipe of a model is read on machines that do not have its data.
+        formats = {self.format or named_format(name) for name in self.files} - {None}
         if len(formats) > 1:
-            raise ValueError(f"files of several formats: {', '.join(sorted(formats))}; give each as a corpus")
-        kind = next(iter(formats))
-        if kind == "text" and any(column is not None for column in self._chosen()):
-            raise ValueError("plain text has no columns; remove them, or give the format: tsv, jsonl, tmx or arrow")
-        if kind != "tsv" and any(isinstance(column, int) for column in self._chosen()):
+            raise ValueError(f"files of several formats: {', '.join(sorted(map(str, formats)))}; give each as a corpus")
+        if formats - {"tsv"} and any(isinstance(column, int) for column in self._chosen()):
             raise ValueError("columns have numbers in TSV files only; give the name of a field")
         if len({column is None for column in self._chosen()}) > 1:
             raise ValueError(f"choose all of {', '.join(self.sides)}, or none")
@@ -89,6 +87,13 @@ class Corpus(Config):
     def is_parallel(self) -> bool:
         """Return whether the files are [source, target], line by line."""
         return False
+
+    def _refuse_columns(self) -> None:
+        """Raise DataError if columns of plain text are chosen."""
+        if any(column is not None for column in self._chosen()):
+            raise DataError(
+                f"{self.name}: plain text has no columns; remove them, or give the format: tsv, jsonl, tmx or arrow"
+            )
 
     def _chosen(self) -> list[Column | None]:
         return [getattr(self, side) for side in self.sides]
@@ -136,6 +141,8 @@ class Corpus(Config):
             fields = [str(field) for field in given or self.sides]
             yield Shard(name, "row", lambda: self._as_lines(arrow_rows(paths, self.sides, fields)))
             return
+        if kind == "text":
+            self._refuse_columns()
         if kind == "tmx":
             given = given or list(tmx_languages(paths[0], self.sides))
         for path in paths:
@@ -174,6 +181,7 @@ class PairCorpus(Corpus):
         if not self.is_parallel():
             yield from super().shards(order)
             return
+        self._refuse_columns()
         for source, target in _matched(*self.files):
             yield Shard(f"{source} and {target}", "line", partial(parallel, source, target))
 
@@ -204,6 +212,7 @@ class TextCorpus(Corpus):
         """Yield the text in pieces, with None before each document."""
         for name in self.files:
             if self._format(name) == "text":
+                self._refuse_columns()
                 for path in expand(name):
                     yield None
                     yield from blocks(path)
@@ -250,9 +259,14 @@ def _wild(pattern: str, path: Path) -> str:
     return str(path)[first : len(str(path)) - (len(whole) - last - 1)]
 
 
-def _known_format(name: str) -> Format | None:
+def named_format(name: str) -> Format | None:
     """Return the format that a name tells, if it does."""
-    found = FORMATS.get(Path(without_packing(name)).suffix)
+    return FORMATS.get(Path(without_packing(name)).suffix)
+
+
+def _known_format(name: str) -> Format | None:
+    """Return the format that a name tells, or that of a folder."""
+    found = named_format(name)
     if found is None:
         with suppress(DataError):  # $DATA may not exist where a recipe is read
             found = "arrow" if resolve(name).is_dir() else None
@@ -260,5 +274,5 @@ def _known_format(name: str) -> Format | None:
 
 
 def has_format(name: str) -> bool:
-    """Return whether a name tells a format with fields."""
+    """Return whether a name tells a format with fields, or is that of a folder."""
     return _known_format(name) is not None

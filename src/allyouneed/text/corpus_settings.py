@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from allyouneed.config import parse
 from allyouneed.errors import ConfigError
-from allyouneed.text.corpora import Corpus, LabelCorpus, PairCorpus, TextCorpus, has_format
+from allyouneed.text.corpora import Corpus, LabelCorpus, PairCorpus, TextCorpus, has_format, named_format
 from allyouneed.text.lines import Pair
 from allyouneed.words import counted
 
@@ -63,8 +63,8 @@ def _written(corpus: Corpus, weights: bool) -> Any:
         return values
     if len(corpus.files) > 1:
         return list(corpus.files)
-    # Two names of plain text would be read as one pair of files.
-    return corpus.files[0] if not isinstance(corpus, PairCorpus) or has_format(corpus.files[0]) else values
+    # Two names of plain text would be read as one pair of files; a folder may be missing where they are read.
+    return corpus.files[0] if not isinstance(corpus, PairCorpus) or named_format(corpus.files[0]) else values
 
 
 def require_weights_for_training(
