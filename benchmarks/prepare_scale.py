@@ -6,8 +6,8 @@
 Pairs are sentences of invented words whose frequencies follow Zipf's law, about 260 bytes a pair. The corpus is written
 once and prepared by a process of its own, as `allyouneed train` does it. Memory is what all its processes together have
 allocated (anonymous pages), sampled ten times a second; pages of mapped files are counted apart. Then the same
-preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the last sealed stage (or the
-start) to the kill. The result must be the same bytes.
+preparation is killed (SIGKILL) a few times and continued. What a kill costs is the time from the last sealed stage (or
+the start) to the kill. The result must be the same bytes.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class Usage:
 
 
 def sentences(seed: int, count: int) -> Iterator[str]:
-    """Yield sentences of invented words, most of 8 to 30 words."""
+    """Yield sentences of invented words, of 6 to 23 words."""
     numbers = np.random.default_rng(seed)
     letters = np.array(list("etaoinshrdlucmfwypvbgkqjxz"))
     lengths = numbers.integers(2, 12, TYPES)
@@ -76,7 +76,7 @@ def sentences(seed: int, count: int) -> Iterator[str]:
         drawn = np.searchsorted(odds, numbers.random(WORDS) * odds[-1])
         start = 0
         while start < WORDS - 40 and done < count:
-            length = 8 + (start * 7919 + seed) % 22
+            length = 6 + (start * 7919 + seed) % 18
             yield " ".join([words[index] for index in drawn[start : start + length]])
             start, done = start + length, done + 1
 
