@@ -17,6 +17,7 @@ from allyouneed.cli import (
     claims,
     compare,
     cost,
+    data,
     demo,
     distill,
     embed,
@@ -71,6 +72,7 @@ UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(data.app, name="data")
 app.add_typer(rasp.app, name="rasp")
 
 
@@ -123,7 +125,7 @@ def run(arguments: list[str]) -> int:
         return _print_error(str(error), error.status)
     except UsageError as error:
         message = error.format_message().replace("Value error, ", "")
-        known = [name for name in arguments[:1] if name in COMMANDS or name == "rasp"]
+        known = [name for name in arguments[:1] if name in COMMANDS or name in ("data", "rasp")]
         return _print_error(f"{message} ({' '.join(['allyouneed', *known, '--help'])})", 2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

@@ -56,6 +56,8 @@ class Shard:
     where: str  # for messages
     unit: str  # what a row is: a line, a unit, a row
     rows: Callable[[], Iterator[Row]]
+    paths: tuple[Path, ...]
+    format: Format
 
 
 class Corpus(Config):
@@ -139,14 +141,15 @@ class Corpus(Config):
         given = None if chosen[0] is None else [column for column in chosen if column is not None]
         if kind == "arrow":
             fields = [str(field) for field in given or self.sides]
-            yield Shard(name, "row", lambda: self._as_lines(arrow_rows(paths, self.sides, fields)))
+            yield Shard(name, "row", lambda: self._as_lines(arrow_rows(paths, self.sides, fields)), tuple(paths), kind)
             return
         if kind == "text":
             self._refuse_columns()
         if kind == "tmx":
             given = given or list(tmx_languages(paths[0], self.sides))
         for path in paths:
-            yield Shard(str(path), "unit" if kind == "tmx" else "line", partial(self._read, kind, path, given, order))
+            rows = partial(self._read, kind, path, given, order)
+            yield Shard(str(path), "unit" if kind == "tmx" else "line", rows, (path,), kind)
 
     def _as_lines(self, rows: Iterator[Row]) -> Iterator[Row]:
         """Return rows whose texts are one line each, unless they are running text."""
@@ -183,7 +186,7 @@ class PairCorpus(Corpus):
             return
         self._refuse_columns()
         for source, target in _matched(*self.files):
-            yield Shard(f"{source} and {target}", "line", partial(parallel, source, target))
+            yield Shard(f"{source} and {target}", "line", partial(parallel, source, target), (source, target), "text")
 
 
 class LabelCorpus(Corpus):
