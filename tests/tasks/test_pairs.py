@@ -88,7 +88,11 @@ def test_changed_sources_are_prepared_again(tmp_path: Path) -> None:
         (tmp_path / name).write_text("a b\tx y\nc\tz\n")
     files = {name: str(tmp_path / name) for name in ("train", "valid")}
     config = TranslationConfig.model_validate({**files, "tokenizer": {"kind": "words"}})
-    assert config.prepare(tmp_path / "d", 0).notes == ["train: 2 pairs", "valid: 2 pairs"]
+    assert config.prepare(tmp_path / "d", 0).notes == [
+        "train: 2 pairs",
+        "valid: 2 pairs",
+        "valid: 2 of 2 pairs also in train",
+    ]
     (tmp_path / "train").write_text("a b\tx y\nc\tz\nd\tw\n")
     data = config.prepare(tmp_path / "d", 0)
     assert data.notes[0] == "train: 3 pairs"

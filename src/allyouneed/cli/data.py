@@ -1,9 +1,9 @@
 """`allyouneed data`: find the defects of corpora (`check`), drop them (`clean`), hold rows out (`split`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -70,7 +70,8 @@ def check(
     from allyouneed.corpus.report import in_words, write_page
     from allyouneed.text.corpus_settings import described
 
-    rules, corpora, held = _rules(ratio, longest, near), _corpora(files, rows), _held_out(held_out, rows)
+    rules, corpora = _rules(ratio, longest, near), _corpora(files, rows)
+    held = _corpora([held_out], rows, like=corpora) if held_out is not None else []
     with _output(out, [*corpora, *held]) as folder:
         with progress() as show:
             examination = Examination(corpora, held, rules, show)
@@ -109,7 +110,8 @@ def clean(
     from allyouneed.text.corpus_settings import described
 
     dropped = dropped_kinds(drop or (), keep or ())
-    rules, corpora, held = _rules(ratio, longest, near), _corpora(files, rows), _held_out(held_out, rows)
+    rules, corpora = _rules(ratio, longest, near), _corpora(files, rows)
+    held = _corpora([held_out], rows, like=corpora) if held_out is not None else []
     with _output(out, [*corpora, *held]) as folder:
         assert folder is not None
         with progress() as show:
@@ -155,19 +157,15 @@ def _rules(ratio: float, longest: int, near: float) -> "Rules":
     return parse(Rules, {"ratio": ratio, "longest": longest, "near": near}, "options")
 
 
-def _corpora(files: Any, rows: str) -> "list[Corpus]":
-    """Return the corpora of arguments, or of an option."""
+def _corpora(files: list[str], rows: str, like: "Sequence[Corpus]" = ()) -> "list[Corpus]":
+    """Return the corpora of arguments, or of an option. `like`: corpora whose fields are used if none are chosen."""
     from allyouneed.text.corpora import LabelCorpus, PairCorpus, TextCorpus
     from allyouneed.text.corpus_settings import parse_corpora
 
     values = [corpora_of(one) for one in files]
     flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
     kinds: dict[str, type[Corpus]] = {"pairs": PairCorpus, "labels": LabelCorpus, "text": TextCorpus}
-    return list(parse_corpora(flat, kinds[rows]))
-
-
-def _held_out(files: str | None, rows: str) -> "list[Corpus]":
-    return _corpora([files], rows) if files is not None else []
+    return list(parse_corpora(flat, kinds[rows], like))
 
 
 def _print(lines: list[str]) -> None:

@@ -9,7 +9,8 @@ _RUNNING |= {chr(byte): byte for byte in range(0x80, 0xC0)}
 _TAIL = "[" + re.escape("".join(_RUNNING)) + "]"
 _MOJIBAKE = re.compile(f"[\u00c2-\u00df]{_TAIL}|[\u00e0-\u00ef]{_TAIL}{{2}}|[\u00f0-\u00f4]{_TAIL}{{3}}")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ue000-\uf8ff]")
-# Capitals before closing quotes (MENÜ», CAFÉ”) look like UTF-8 of rare letters: only common ones count.
+# Capitals before closing quotes look like UTF-8: MENÜ» of rare letters, which do not count; IRMÃ” of common ones.
+_CLOSING = frozenset("“”‘’„‚…‹›«»–—")
 _COMMON = re.compile(
     "[\u0080-\u017f\u0370-\u052f\u05d0-\u06ff\u0900-\u097f\u0e00-\u0e7f\u1e00-\u1eff\u2000-\u27bf"
     "\u3000-\u30ff\u4e00-\u9fff\uac00-\ud7af\U0001f300-\U0001faff]"
@@ -34,7 +35,11 @@ def encoding_defects(text: str) -> list[str]:
 
 def is_mojibake(text: str) -> bool:
     """Return whether a text has UTF-8 that was read as Windows-1252 or Latin-1."""
-    return any(_is_common(match[0]) for match in _MOJIBAKE.finditer(text))
+    return any(
+        _is_common(match[0])
+        and not (match[0][1:] in _CLOSING and not text[max(0, match.start() - 1) : match.start()].islower())
+        for match in _MOJIBAKE.finditer(text)
+    )
 
 
 def _is_common(run: str) -> bool:

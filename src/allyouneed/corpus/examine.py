@@ -84,6 +84,8 @@ class Examination:
             kinds = {"duplicate"} if repeat[number] else set[str]()
             kinds |= {"held-out"} if near[number] else set[str]()
             kinds |= self._row_defects(row[:sides], languages[number])
+            if len(kinds) > 1:
+                kinds.discard("unlike")  # the others state why
             found.append([kind for kind in KINDS if kind in kinds] if kinds else [])
         return found
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from allyouneed.errors import DataError
-from allyouneed.text.fingerprints import BANDS, MOST_HELD_OUT, Grams, likeness
+from allyouneed.text.fingerprints import BANDS, Grams, likeness
 
+MOST_HELD_OUT = 2_000_000  # rows
 CHUNK = 2048  # texts whose signatures are computed together
 MOST_CANDIDATES = 100  # held-out texts of a band that a text is compared with
 

@@ -37,6 +37,7 @@ from allyouneed.text.corpus_settings import (
     written_name,
 )
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
+from allyouneed.text.overlap import overlap_notes
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 from allyouneed.words import counted
@@ -154,6 +155,13 @@ def _build(task: ClassificationConfig, preparation: Preparation, given: Codec | 
         notes += [f"{split}: {skips.kept:,} texts", *skips.notes()]
         if split == "train":
             save_counts(preparation.folder, parts, task.weights())
+
+    def compare(_: Path) -> list[str]:
+        rows = {name: filled(task.rows(corpora), Skips(name), SIDES) for name, corpora in task.files().items()}
+        meter = Meter("comparing train with held-out texts", "texts", read)
+        return overlap_notes(meter.over(rows.pop("train")), rows, "text")
+
+    notes += preparation.stage("overlap", compare)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 

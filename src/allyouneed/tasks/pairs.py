@@ -32,6 +32,7 @@ from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, sav
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
+from allyouneed.text.overlap import overlap_notes
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
 from allyouneed.text.sentences import SentenceCounter
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
@@ -161,6 +162,15 @@ def _build(task: PairTask, preparation: Preparation, seed: int, given: Codec | N
         if corpora:
             meter = Meter(f"encoding {split}", "pairs", read or None if split == "train" else None)
             notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, corpora, meter)
+
+    def compare(_: Path) -> list[str]:
+        rows: dict[str, Iterator[Pair]] = {
+            split: filled(task.rows(split, seed) or iter(()), Skips(split)) for split in SPLITS
+        }
+        meter = Meter("comparing train with held-out pairs", "pairs", read or None)
+        return overlap_notes(meter.over(rows.pop("train")), rows, "pair")
+
+    notes += preparation.stage("overlap", compare)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 

@@ -5,18 +5,15 @@ place of the joined texts.
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allyouneed.words import counted
-
 WINDOW = 4  # bytes of an n-gram
 BANDS, ROWS = 10, 3  # of a signature: texts whose n-grams agree to 0.8 share a band in 99.9 % of the cases
-MOST_HELD_OUT = 2_000_000  # rows that are held in memory to be found again
 Hashes = NDArray[np.uint64]
 _EVERY = np.uint32(0xFFFFFFFF)
 _RANDOM = np.random.default_rng(20240229)
@@ -94,35 +91,3 @@ def likeness(one: str, other: str) -> float:
 def _windows(text: str) -> set[bytes]:
     raw = f" {plain(text).casefold()} ".encode("utf-8", "surrogatepass").ljust(WINDOW)
     return {raw[place : place + WINDOW] for place in range(len(raw) - WINDOW + 1)}
-
-
-def overlap_note(
-    train: Iterable[Sequence[str]], held_out: Iterable[Sequence[str]], split: str, noun: str
-) -> str | None:
-    """Return a line that states how many held-out rows are in the training data, or None if none are."""
-    found = np.sort(fingerprints(_first(held_out, MOST_HELD_OUT)))
-    if not len(found):
-        return None
-    seen = np.zeros(len(found), np.bool_)
-    for part in _pieces(train):
-        values = fingerprints(part)
-        first, behind = np.searchsorted(found, values, "left"), np.searchsorted(found, values, "right")
-        for start, end in {(a, b) for a, b in zip(first.tolist(), behind.tolist(), strict=True) if a < b}:
-            seen[start:end] = True
-    return f"{split}: {int(seen.sum()):,} of {counted(len(found), noun)} also in train" if seen.any() else None
-
-
-def _first(rows: Iterable[Sequence[str]], most: int) -> Iterator[Sequence[str]]:
-    for _, row in zip(range(most), rows, strict=False):
-        yield row
-
-
-def _pieces(rows: Iterable[Sequence[str]], size: int = 4096) -> Iterator[list[Sequence[str]]]:
-    piece: list[Sequence[str]] = []
-    for row in rows:
-        piece.append(row)
-        if len(piece) == size:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
