@@ -78,6 +78,8 @@ def test_word_alignments(run: Commands, numbers: str, classifier: str) -> None:
     refused = run("translate", classifier, "--align", given="nice\n")
     assert refused.status == 2
     assert "--align needs a model with attention" in refused.err
+    refused = run("translate", classifier, "--format", "text", given="nice\n")
+    assert (refused.status, "a classifier does not generate text" in refused.err) == (2, True)
 
 
 def test_notes_on_translations_that_may_be_wrong(run: Commands, numbers: str, tmp_path: Path) -> None:

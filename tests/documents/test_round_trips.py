@@ -148,6 +148,16 @@ def test_200_po_entries() -> None:
         assert len(result.kept) < 10
 
 
+def test_po_keeps_line_ends_and_fills_only_what_is_empty() -> None:
+    wanted = '# c\nmsgid "a"\nmsgstr "A"\n\nmsgid "one"\nmsgid_plural "many"\nmsgstr[0] "ONE"\nmsgstr[1] "MANY"\n'
+    source = re.sub('"[A-Z]+"', '""', wanted)
+    for end in ("\n", "\r\n"):
+        document = read_document(source.replace("\n", end).encode(), "po", "x")
+        assert translated(document, str.upper)[0].decode() == wanted.replace("\n", end)
+        again = read_document(wanted.replace("\n", end).encode(), "po", "x")
+        assert translated(again, str.lower)[0].decode() == wanted.replace("\n", end)
+
+
 XLIFF = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file><body>%s
 </body></file></xliff>"""
 

@@ -53,8 +53,9 @@ def translate_file(
     document: "Document", bundle: "Bundle", splitter: "SentenceSplitter", answer: "Translate", out: Path | None
 ) -> None:
     """Translate a document, and write it to `out` or to standard output."""
-    from allyouneed.evaluation.settings import between_languages
+    from allyouneed.evaluation.settings import between_languages, require_generator
 
+    require_generator(bundle)
     result = _run(document, splitter, _best(bundle, answer), _aligner(bundle), between_languages(bundle))
     raw = document.write(result.segments)
     if out is None:

@@ -47,7 +47,8 @@ class PoDocument(Document):
     """A catalogue as a document."""
 
     def __init__(self, text: str, where: str) -> None:
-        self._lines = text.split("\n")
+        self._end = "\r\n" if "\r\n" in text else "\n"
+        self._lines = text.replace("\r\n", "\n").split("\n")
         messages = list(_messages(self._lines, where))
         if not messages:
             raise DataError(f'{where}: no messages; a catalogue has lines such as msgid ".." and msgstr ".."')
@@ -69,6 +70,10 @@ class PoDocument(Document):
             parts.append("\n" if at < len(self._lines) else "")
         parts.append("\n".join(self._lines[at:]))
         super().__init__(parts)
+
+    def text(self, translated: Sequence[str]) -> str:
+        """Return the catalogue with the line ends of the source."""
+        return super().text(translated).replace("\n", self._end)
 
 
 class _MessageSegment(MarkupSegment):

@@ -206,7 +206,7 @@ def _join(sides: Sequence[tuple[str, list[Span], list[Marker], dict[Span, Atom],
     return joined
 
 
-def paragraph(segment: Segment, splitter: SentenceSplitter) -> SplitSegment:
+def split_segment(segment: Segment, splitter: SentenceSplitter) -> SplitSegment:
     """Return a segment in sentences."""
     pieces = _without_empty_elements(segment.pieces)
     texts: list[tuple[Tag | Atom | None, str]] = []

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from allyouneed.documents.pieces import Document, Piece, Segment, matching_tags
 from allyouneed.documents.placement import Aligned, Matrix, place
 from allyouneed.documents.protect import exact_parts, stray_signs, without_signs
-from allyouneed.documents.sentence import Sentence, SplitSegment, paragraph
+from allyouneed.documents.sentence import Sentence, SplitSegment, split_segment
 from allyouneed.text.output_checks import EXPLAINED, Doubt, doubts_of
 from allyouneed.text.sentences import SentenceSplitter
 
@@ -79,7 +79,7 @@ def translate_document(
     document: Document, splitter: SentenceSplitter, check: bool = True
 ) -> Generator[Request, Response, Result]:
     """Translate the segments of a document. `check`: look for translations that may be wrong."""
-    paragraphs = [paragraph(segment, splitter) for segment in document.segments]
+    paragraphs = [split_segment(segment, splitter) for segment in document.segments]
     sentences = [sentence for one in paragraphs for sentence in one.sentences]
     wordy = [sentence for sentence in sentences if sentence.has_words]
     count, again = len(wordy), sentences
