@@ -262,6 +262,31 @@ def test_a_token_that_pads_and_begins_is_exported_as_it_begins(tmp_path: Path) -
     torch.testing.assert_close(ours[..., order], right[..., [place[n] for n in order]], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [their.t5, their.gpt2, their.llama, their.bart])
+def test_a_trained_import_is_exported(tmp_path: Path, make: Any) -> None:
+    """Ids that hide a copy need an output bias; training does not change it where the original has none."""
+    folder, theirs = make(tmp_path / "theirs")
+    import_folder(folder, tmp_path / "ours")
+    bundle = load_folder(tmp_path / "ours")
+    model: Any = bundle.model
+    ids = torch.tensor([[5, 7, 6, 9]])
+    state = model.condition(ids) if theirs.config.is_encoder_decoder else model.start()
+    model.step(ids, state)[0].log_softmax(-1)[..., 8].sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(0.01 * parameter.grad)
+    export_folder(bundle, tmp_path / "again")
+    again: Any = type(theirs).from_pretrained(tmp_path / "again").eval()
+    place: Any = bundle.codec.origin and bundle.codec.origin.theirs
+    numbers = torch.tensor([[place[number] for number in ids[0].tolist()]])
+    arguments = {"input_ids": numbers} | ({"decoder_input_ids": numbers} if theirs.config.is_encoder_decoder else {})
+    with torch.no_grad():
+        state = model.condition(ids) if theirs.config.is_encoder_decoder else model.start()
+        ours, right = model.step(ids, state)[0], again(**arguments).logits
+    order = range(4, len(place))
+    torch.testing.assert_close(ours[..., order], right[..., [place[n] for n in order]], rtol=0, atol=1e-5)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixer": ({**PLAIN, "mixer": {"type": "window", "heads": 3}}, r"model.mixer: window; only softmax"),
     "positions": (

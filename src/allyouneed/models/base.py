@@ -70,19 +70,25 @@ class Head(nn.Module):
     """logits = x E^T (+ b). The weight may be the embedding's own (Press and Wolf 2017; section 3.4 of the paper).
 
     With a `cap` they are cap tanh(x E^T / cap) (+ b) (Gemma Team 2024, arXiv:2408.00118). A weight that is not a
-    parameter is fixed: it follows from the settings and is neither trained nor saved.
+    parameter is fixed: it follows from the settings and is neither trained nor saved. A fixed bias is only saved.
     """
 
     weight_VD: Tensor
 
-    def __init__(self, weight_VD: Tensor, bias: bool = False, cap: float | None = None) -> None:
+    bias_V: Tensor | None
+
+    def __init__(self, weight_VD: Tensor, bias: bool | Literal["fixed"] = False, cap: float | None = None) -> None:
         super().__init__()
         self.cap = cap
         if isinstance(weight_VD, nn.Parameter):
             self.weight_VD = weight_VD
         else:
             self.register_buffer("weight_VD", weight_VD, persistent=False)
-        self.bias_V = nn.Parameter(torch.zeros(weight_VD.shape[0])) if bias else None
+        zero_V = torch.zeros(weight_VD.shape[0])
+        if bias == "fixed":
+            self.register_buffer("bias_V", zero_V)
+        else:
+            self.bias_V = nn.Parameter(zero_V) if bias else None
 
     @property
     def size(self) -> int:

@@ -27,7 +27,7 @@ class DecoderConfig(StackConfig, ModelConfig):
     type: Literal["decoder"] = "decoder"
     layers: Layers = 6
     tied: bool = True  # embedding = output projection
-    output_bias: bool = False
+    output_bias: bool | Literal["fixed"] = False  # fixed: training does not change it
     logit_cap: PositiveFloat | None = None  # bound of the logits; default: none
 
     def source_mixers(self) -> list[MixerConfig]:

@@ -39,7 +39,7 @@ class EncoderDecoderConfig(StackConfig, ModelConfig):
     # Target embedding = output projection (= source embedding, if the vocabulary is shared). "inputs": embeddings of
     # a shared vocabulary are tied, the output projection is separate.
     tied: bool | Literal["inputs"] = True
-    output_bias: bool = False
+    output_bias: bool | Literal["fixed"] = False  # fixed: training does not change it
 
     def cross_mixer(self) -> MixerConfig:
         """Return the mixer that reads the memory."""

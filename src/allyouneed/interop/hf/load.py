@@ -99,8 +99,8 @@ def read_folder(folder: Path) -> Imported:
     frame, parts = _parts(tokenizer, tokens, config, architecture.framed, fields.where)
     parts = replace(parts, unknown=tokenizer.unknown(named))
     vocabulary = renumber(tokenizer, parts, size, len(classes or ()) if classes is not None else 0)
-    if vocabulary.rows.hidden and not isinstance(config, EncoderConfig):
-        config = config.model_copy(update={"output_bias": True})
+    if vocabulary.rows.hidden and not isinstance(config, EncoderConfig) and not getattr(config, "output_bias", True):
+        config = config.model_copy(update={"output_bias": "fixed"})  # training must not give others a bias
     model, weights = _model(architecture, config, vocabulary, foreign)
     codec = replace(_codec(config, vocabulary, frame, classes, name), origin=_origin(tree, vocabulary, foreign))
     if isinstance(config, DecoderConfig):
