@@ -20,16 +20,24 @@ __all__ = ["__version__", "load", "train"]
 wait_passively()
 
 
-def load(folder: str | Path, *, device: str = "cpu", int8: bool = False, sets: Sequence[str] = ()) -> "Pipeline":
+def load(
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    int8: bool = False,
+    sets: Sequence[str] = (),
+    adapter: str | Path | None = None,
+) -> "Pipeline":
     """Load a model folder, or the model of a run folder, optimized for inference.
 
     The result translates, generates, classifies and scores texts with the folder's own settings. `int8` is faster and
-    slightly less exact; `sets` change settings that are not part of the weights, such as `task.segment=128`.
+    slightly less exact; `sets` change settings that are not part of the weights, such as `task.segment=128`. `adapter`
+    is a folder of LoRA that belongs to this model.
     `allyouneed.folder.load_folder` loads the plain model, which can be trained and hooked.
     """
     from allyouneed.pipeline import load
 
-    return load(folder, device=device, int8=int8, sets=sets)
+    return load(folder, device=device, int8=int8, sets=sets, adapter=adapter)
 
 
 def train(

@@ -30,6 +30,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from allyouneed.adapter import merge_adapter
 from allyouneed.config import Config, Tree, override, parse
 from allyouneed.devices import check_device
 from allyouneed.errors import ConfigError, FolderError
@@ -192,6 +193,7 @@ def load_folder(
     shortlist: bool = True,
     announce: bool = True,
     compact: bool = False,
+    adapter: str | Path | None = None,
 ) -> Bundle:
     """Load the plain model of a model folder, or of a run folder, in evaluation mode.
 
@@ -199,7 +201,8 @@ def load_folder(
     settings that are not part of the weights (`model.mixer.memory=512`, `task.segment=128`). With `shortlist=False` the
     shortlist is not read, so that a damaged one does not matter. If a run is not finished, its best checkpoint is used,
     and with `announce` a line on standard error states this. With `compact`, weights stay mapped and in half precision:
-    `optimize_for_inference` must follow at once, which packs them.
+    `optimize_for_inference` must follow at once, which packs them. `adapter`: a folder of LoRA whose matrices are added
+    to the weights.
 
     Hooks run when a module is called. Decoding calls the encoder with all its modules, the head, and the decoder's
     attention, norms and linear layers. It does not call the model, the target embedding, the decoder, or the decoder's
@@ -211,17 +214,22 @@ def load_folder(
     check_device(device)
     folder = _model_folder(Path(path))
     if folder.name == OUTLINE and not (folder / WEIGHTS).exists():
+        if adapter is not None:
+            raise FolderError(f"{folder.parent}: not finished; an adapter belongs to a finished model")
         return _load_unfinished(folder, device, sets, announce)
     sealed = open_folder(folder, without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
             raise FolderError(f"{sealed.path}: has no {name}; it is not a model folder")
     config, card = _read_config(sealed, sets), sealed.read_text(CARD) if CARD in sealed.files else ""
-    compact = compact and torch.device(device).type == "cpu"
+    compact = compact and torch.device(device).type == "cpu" and adapter is None
     tensors = sealed.map_tensors(WEIGHTS) if compact else sealed.read_tensors(WEIGHTS)
     model = _build(sealed, config, tensors, sealed.path / WEIGHTS, compact).to(device).eval()
     codec = _read_codec(sealed, config)
-    sha256, listed = sealed.files[WEIGHTS].sha256, _read_shortlist(sealed, codec, config.sizes.target)
+    sha256 = sealed.files[WEIGHTS].sha256
+    if adapter is not None:
+        sha256 = merge_adapter(model, sha256, Path(adapter))
+    listed = _read_shortlist(sealed, codec, config.sizes.target)
     return Bundle(sealed.path, model, codec, config.recipe, card, config.allyouneed, sha256, listed, sealed.files)
 
 

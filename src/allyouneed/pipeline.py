@@ -57,14 +57,19 @@ class SampleSettings(TypedDict, total=False):
 
 
 def load(
-    path: str | Path, *, device: str | torch.device = "cpu", int8: bool = False, sets: Sequence[str] = ()
+    path: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    int8: bool = False,
+    sets: Sequence[str] = (),
+    adapter: str | Path | None = None,
 ) -> "Pipeline":
     """Load a model folder, or the model of a run folder, and optimize it for inference.
 
     `int8` computes projections in int8: faster, slightly less exact. `sets` change settings that are not part of the
-    weights, such as `task.segment=128`.
+    weights, such as `task.segment=128`. `adapter`: a folder of LoRA (`train.lora`) that belongs to this model.
     """
-    bundle = load_folder(path, device, sets, compact=True)
+    bundle = load_folder(path, device, sets, compact=True, adapter=adapter)
     if sets:
         _require_valid(bundle, sets)
     return optimized(bundle, int8)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Device, Int8, ModelFolder
+from allyouneed.cli.model_options import Adapter, Device, Int8, ModelFolder
 from allyouneed.cli.stdin import MOST_LINES, line_batches
 from allyouneed.words import counted
 
@@ -32,6 +32,7 @@ def command(
         typer.Option(min=1, help="Tokens of a text that are read, its special ones included.", show_default="all"),
     ] = None,
     int8: Int8 = False,
+    adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
     """Print the vector of each line as a JSON list, or write the vectors of all lines to a file.
@@ -45,7 +46,7 @@ def command(
     from allyouneed.text.lines import lines
 
     keep_freed_memory()
-    bundle = load(model, device=device, int8=int8)
+    bundle = load(model, device=device, int8=int8, adapter=adapter)
     batches: Iterator[list[str]] = line_batches() if file is None else _batches(lines(file))
     number, truncated = 0, list[int]()
     with open_vectors(out) as vectors:

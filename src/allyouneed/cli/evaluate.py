@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from allyouneed.cli.model_options import Data, Device, Int8, Listed, ModelFolder, open_model, pair_files, shortlist_of
+from allyouneed.cli.model_options import (
+    Adapter,
+    Data,
+    Device,
+    Int8,
+    Listed,
+    ModelFolder,
+    open_model,
+    pair_files,
+    shortlist_of,
+)
 
 
 def command(
@@ -31,6 +41,7 @@ def command(
     ] = None,
     int8: Int8 = False,
     shortlist: Listed = False,
+    adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
     """Score a model on held-out data or on files.
@@ -47,7 +58,7 @@ def command(
     files = pair_files(source, reference, data)
     if (data is not None) + (source is not None) + (split is not None) > 1:
         raise ConfigError("give one of --split, --data, or --source and --reference")
-    bundle = open_model(model, device, sets or (), int8)
+    bundle = open_model(model, device, sets or (), int8, adapter=adapter)
     search = search_config(bundle, {"beam": beam, "length_penalty": length_penalty})
     listed = shortlist_of(bundle, shortlist)
     if files:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from allyouneed.cli.model_options import Adapter
+
 TARGETS = ("hf", "ctranslate2", "onnx", "int8")  # the keys of interop.EXPORTS, whose import needs torch
 
 
@@ -15,6 +17,7 @@ def command(
     quantization: Annotated[
         str | None, typer.Option(help="With --to ctranslate2: float32, int16 or int8.", show_default="float32")
     ] = None,
+    adapter: Adapter = None,
 ) -> None:
     """Write a model for another program.
 
@@ -36,7 +39,7 @@ def command(
         require_safe_output(out, Path(model), "model", is_rounded)
     else:
         require_safe_output(out, Path(model), to)
-    bundle = load_folder(model)
+    bundle = load_folder(model, adapter=adapter)
     with progress() as report:
         lines = EXPORTS[to](bundle, out, quantization, report)
     for line in lines:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allyouneed.cli.model_options import Device, Engine, Int8, ModelFolder, check_engine, open_model
+from allyouneed.cli.model_options import Adapter, Device, Engine, Int8, ModelFolder, check_engine, open_model
 from allyouneed.cli.stdin import NAME, read_all, text_argument
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def command(
     n: Annotated[int | None, typer.Option("--n", help="Number of samples.", show_default="1")] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
+    adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
     """Continue a text, token by token.
@@ -59,7 +60,7 @@ def command(
         from allyouneed.interop.ctranslate2.engine import refuse_sampling
 
         refuse_sampling(config)
-    bundle = open_model(model, device, int8=int8, engine=engine)
+    bundle = open_model(model, device, int8=int8, engine=engine, adapter=adapter)
     require_generator(bundle)
     text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     codec = bundle.codec

@@ -22,6 +22,9 @@ Data = Annotated[
         'a table as in a recipe: \'{files="test.jsonl", source="en", target="de"}\' (docs/data.md).'
     ),
 ]
+Adapter = Annotated[
+    str | None, typer.Option(help="Adapter folder of LoRA, or its run folder, that belongs to the model.")
+]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")]
 
 
@@ -50,7 +53,12 @@ TargetLanguage = Annotated[
 
 
 def open_model(
-    folder: str, device: str = "cpu", sets: Sequence[str] = (), int8: bool = False, engine: str = "torch"
+    folder: str,
+    device: str = "cpu",
+    sets: Sequence[str] = (),
+    int8: bool = False,
+    engine: str = "torch",
+    adapter: str | None = None,
 ) -> "Bundle":
     """Load the model of a folder, optimized for inference. CTranslate2 converts the plain model itself."""
     from allyouneed.folder import load_folder
@@ -58,9 +66,9 @@ def open_model(
     from allyouneed.pipeline import load
 
     if engine == "ctranslate2":
-        return load_folder(folder, device, sets)
+        return load_folder(folder, device, sets, adapter=adapter)
     keep_freed_memory()
-    return load(folder, device=device, sets=sets, int8=int8)
+    return load(folder, device=device, sets=sets, int8=int8, adapter=adapter)
 
 
 def in_languages(bundle: "Bundle", source: str | None, target: str | None, engine: str) -> "Bundle":

@@ -2,12 +2,13 @@
 
 import sys
 
-from allyouneed.cli.model_options import Data, Device, ModelFolder, corpora_of, open_model
+from allyouneed.cli.model_options import Adapter, Data, Device, ModelFolder, corpora_of, open_model
 
 
 def command(
     model: ModelFolder,
     data: Data = None,
+    adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
     """Print the log probability of each line of standard input, or of each row of --data.
@@ -18,7 +19,7 @@ def command(
     from allyouneed.cli.stdin import NAME, line_batches
     from allyouneed.evaluation.probabilities import score_files, score_lines
 
-    bundle = open_model(model, device)
+    bundle = open_model(model, device, adapter=adapter)
     if data is not None:
         for scored in score_files(bundle, corpora_of(data)):
             print("" if scored is None else f"{scored.logprob:.6f}\t{scored.tokens}")

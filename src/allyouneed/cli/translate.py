@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from allyouneed.cli.model_options import (
+    Adapter,
     Device,
     Engine,
     Int8,
@@ -69,6 +70,7 @@ def command(
     ] = "auto",
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
+    adapter: Adapter = None,
     device: Device = "cpu",
 ) -> None:
     """Translate or classify each line of standard input, or translate a document."""
@@ -82,7 +84,9 @@ def command(
     if file is not None or format_ != "auto" or out is not None:
         _refuse_for_documents({"--n-best": n_best, "--scores": scores, "--align": align})
         document = open_document(file, format_, out)
-    bundle = in_languages(open_model(model, device, int8=int8, engine=engine), source_language, target_language, engine)
+    bundle = in_languages(
+        open_model(model, device, int8=int8, engine=engine, adapter=adapter), source_language, target_language, engine
+    )
     require_source(bundle, "translate")
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, changes)

@@ -74,9 +74,14 @@ class ModelOptions:
     shortlist: bool = False
 
 
-def open_model(name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions) -> Served:
-    """Load a model. `languages` replace those of its recipe; of a multilingual model, they choose its tags."""
-    bundle = load_folder(folder, options.device, compact=not options.ctranslate2)
+def open_model(
+    name: str, folder: str, languages: tuple[str, str] | None, options: ModelOptions, adapter: str | None = None
+) -> Served:
+    """Load a model, with an adapter if given.
+
+    `languages` replace those of its recipe; of a multilingual model, they choose its tags.
+    """
+    bundle = load_folder(folder, options.device, compact=not options.ctranslate2, adapter=adapter)
     if bundle.codec.tags and languages is not None:
         if options.ctranslate2:
             raise ConfigError(

@@ -25,9 +25,10 @@ from allyouneed.tasks.translation import LANGUAGE
 
 
 class ModelEntry(Config):
-    """A model folder, and its languages if its recipe does not name them."""
+    """A model folder, an adapter that belongs to it, and its languages if its recipe does not name them."""
 
     folder: str
+    adapter: str | None = None  # of LoRA
     languages: str | None = None  # en:de
 
     @field_validator("languages")
@@ -82,7 +83,8 @@ class Setup(ServeConfig):
     def open(self, name: str) -> Served:
         """Load a model."""
         options = ModelOptions(self.device, self.int8, self.engine == "ctranslate2", self.shortlist)
-        return open_model(name, self.models[name].folder, self.models[name].pair, options)
+        entry = self.models[name]
+        return open_model(name, entry.folder, entry.pair, options, entry.adapter)
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f'{path}: models: should be a table, such as [models] with demo = "runs/demo"')
     entries = {name: _as_entry(entry) for name, entry in models.items()}
     for entry in entries.values():
-        if isinstance(entry, dict) and isinstance(entry.get("folder"), str):
-            entry["folder"] = str(base / entry["folder"])
+        for key in ("folder", "adapter"):
+            if isinstance(entry, dict) and isinstance(entry.get(key), str):
+                entry[key] = str(base / entry[key])
     return {**tree, "models": entries}
 
 

@@ -24,7 +24,7 @@ class Average:
     """No average: the model's own weights. The base of those that keep copies."""
 
     def __init__(self, model: Parameters) -> None:
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self.copies: list[dict[str, Tensor]] = []
 
     def update(self, step: int) -> None:

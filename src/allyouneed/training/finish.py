@@ -1,8 +1,12 @@
 """The end of a run: the best weights, measured with the recipe's own search, become a model folder."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
+from allyouneed.adapter import AdapterConfig, save_adapter
 from allyouneed.folder import save_folder
 from allyouneed.models import Model
 from allyouneed.tasks import Score, TaskData
@@ -46,7 +50,15 @@ class ModelWriter:
             end = {"kind": "end", "step": spent.steps, "chosen": checkpoint.step, **spent.as_dict()}
             # Before the model, whose presence marks the run as finished: the log of a finished run has its scores.
             self.log.append(end | {score.name: score.value for score in scores})
+            self._save_adapter(checkpoint.tensors.get("lora", {}))
             save_folder(self.folder / "model", model, self.data.codec, self.recipe, card)
+
+    def _save_adapter(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write what LoRA has learnt as a folder, without the model."""
+        lora, start = self.recipe.train.lora, self.recipe.start
+        if lora is not None and start is not None:
+            config = AdapterConfig(base=start.sha256, folder=start.folder, rank=lora.rank, alpha=lora.alpha)
+            save_adapter(self.folder / "adapter", config, tensors)
 
     def _scores(self, model: Model) -> tuple[list[Score], str]:
         """Return the scores and, if there is no time for all held-out items, a sentence about it."""

@@ -123,8 +123,7 @@ class Run:
         self.model: Model = recipe.model.build(self.data.sizes).to(device)
         self.checkpoints = Checkpoints(folder, report=listener.note, tidy=group.is_rank0)
         newest = newest_checkpoint(self.checkpoints, group)
-        if newest is None:
-            load_start(recipe.start, self.model, self.data.codec, group, listener)
+        load_start(recipe, self.model, self.data.codec, group, listener, new=newest is None)
         with report_once():
             twice = runs_blocks_twice(recipe, self.model, self.data)
             parallelism = parallelize(self.model, self.config, group, device, runs_twice=twice)

@@ -10,7 +10,7 @@ except for the order in which numbers are added.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from allyouneed.errors import ConfigError
 from allyouneed.models import Model
 from allyouneed.tasks.base import Loss
+from allyouneed.training.lora import Lora
 from allyouneed.training.muon import Gather
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.recipe import TrainConfig
@@ -68,7 +69,7 @@ class Whole:
         self.model, self.group = model, group
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.model.named_parameters()
+        yield from ((name, one) for name, one in self.model.named_parameters() if one.requires_grad)
 
     def loss(self, segments: Iterator[Loss]) -> tuple[Tensor, Tensor]:
         loss = next(segments)
@@ -78,7 +79,7 @@ class Whole:
         self.group.add_gradients(list(self.model.parameters()))
 
     def norm(self) -> Tensor:
-        return nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return nn.utils.get_total_norm([p.grad for _, p in self.named_parameters() if p.grad is not None])
 
     def fill(self, tensors: Mapping[str, Tensor], where: Path) -> None:
         fill_model(self.model, tensors, where)
@@ -91,6 +92,22 @@ class Whole:
 
     def gather(self) -> Model | None:
         return self.model
+
+
+@final
+class Adapted(Whole):
+    """A model whose matrices follow the thin ones of LoRA, which are what is trained."""
+
+    def __init__(self, model: Model, group: ProcessGroup, lora: Lora) -> None:
+        super().__init__(model, group)
+        self.lora = lora
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.lora.named_parameters()
+
+    def add_gradients(self) -> None:
+        super().add_gradients()
+        self.lora.take_gradients()
 
 
 def require_divisible(config: TrainConfig, group: ProcessGroup) -> None:
@@ -117,6 +134,8 @@ def parallelize(
     model: Model, config: TrainConfig, group: ProcessGroup, device: torch.device, *, runs_twice: bool
 ) -> Parallelism:
     """Prepare a model for training by this group. `runs_twice`: a block runs more than once for one loss."""
+    if config.lora is not None:
+        return Adapted(model, group, Lora(model, config.lora))
     if group.size == 1 or config.parallel != "fsdp":
         return Whole(model, group)
     from allyouneed.training.shards import Shards

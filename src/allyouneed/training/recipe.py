@@ -10,6 +10,7 @@ from allyouneed.models import AnyModel
 from allyouneed.tasks import AnyTask
 from allyouneed.training.average import AnyAverage, NoAverageConfig
 from allyouneed.training.budget import BudgetConfig
+from allyouneed.training.lora import LoraConfig
 from allyouneed.training.optimizer import AdamConfig, AnyOptimizer
 from allyouneed.training.process_group import Parallel
 from allyouneed.training.schedule import AnySchedule, InverseSqrtConfig
@@ -46,6 +47,8 @@ class TrainConfig(Config):
     deterministic: bool = False
     save_minutes: PositiveFloat = 5.0  # between checkpoints; each evaluation saves one too
     log_every: PositiveInt = 10  # steps
+    lora: LoraConfig | None = None  # train thin matrices beside those of a model (`start`), not its weights
+    freeze: list[str] | None = None  # patterns of the names of weights that are not trained
 
 
 class Recipe(Config):
@@ -71,6 +74,7 @@ class Recipe(Config):
             self.model.check_steps(self.train.budget.steps)
         self._check_restart()
         self._check_deterministic()
+        self._check_trained_part()
         return self
 
     def _check_restart(self) -> None:
@@ -85,3 +89,16 @@ class Recipe(Config):
                 "train.deterministic: the number of steps in a budget of minutes depends on the load of the machine; "
                 "give the budget in steps, tokens or flops"
             )
+
+    def _check_trained_part(self) -> None:
+        train = self.train
+        if train.parallel == "fsdp" and (train.lora or train.freeze):
+            raise ValueError("train.parallel='fsdp' trains all weights; use ddp with train.lora and train.freeze")
+        if train.lora is None:
+            return
+        if self.start is None:
+            raise ValueError("train.lora adapts the weights of a model folder; start from one: train --from FOLDER")
+        if train.freeze:
+            raise ValueError("train.freeze has no effect with train.lora, which trains its targets alone; remove it")
+        if not isinstance(train.average, NoAverageConfig):
+            raise ValueError("train.average averages weights, and train.lora trains others; set train.average='none'")

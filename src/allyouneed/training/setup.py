@@ -1,5 +1,6 @@
 """What happens before the first step: the run folder, the data, the model and the threads."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,19 +19,21 @@ from allyouneed.training.determinism import conditions, require_same_conditions
 from allyouneed.training.evaluate import names_of_scores
 from allyouneed.training.extension import is_extended
 from allyouneed.training.log import Log, NoLog, read_log
+from allyouneed.training.lora import matching
 from allyouneed.training.memory import require_memory
 from allyouneed.training.parallel import Parallelism
 from allyouneed.training.process_group import ProcessGroup
 from allyouneed.training.progress import ProgressListener
 from allyouneed.training.recipe import Recipe
 from allyouneed.training.recipe_files import require_same_recipe
-from allyouneed.training.start import StartConfig, describe_new, describe_start
+from allyouneed.training.start import describe_new, describe_start
 from allyouneed.training.stopping import Interrupted, stop_signals
 from allyouneed.training.workers import Workers, shares
 from allyouneed.weights import SizeGuard, model_tensors
 
 # The names that a run folder uses.
-RUN_NAMES = ("checkpoints", "data", "distilled", "lock", "log.jsonl", "model", OUTLINE, "recipe.toml", "tensorboard")
+RUN_FOLDERS = ("adapter", "checkpoints", "data", "distilled", "model", OUTLINE, "tensorboard")
+RUN_NAMES = (*RUN_FOLDERS, "lock", "log.jsonl", "recipe.toml")
 MAX_TENSORS, MAX_NUMBERS = 1 << 15, 1 << 44  # of a model: a recipe that exceeds them is a mistake, or hostile
 
 
@@ -121,12 +124,34 @@ def runs_blocks_twice(recipe: Recipe, model: Model, data: TaskData) -> bool:
 
 
 def load_start(
-    start: StartConfig | None, model: Model, codec: Codec, group: ProcessGroup, listener: ProgressListener
+    recipe: Recipe, model: Model, codec: Codec, group: ProcessGroup, listener: ProgressListener, *, new: bool
 ) -> None:
-    """Copy the weights of `start`, if any, into the model."""
-    if start is not None:
+    """Copy the weights that a new run starts from, if any, into the model; freeze those that are not trained.
+
+    A run that adapts a model (LoRA) needs the weights of that model when it resumes, too.
+    """
+    start, config = recipe.start, recipe.train
+    if start is not None and (new or config.lora is not None):
         fresh = group.on_every_rank(lambda: start.fill(model, codec))
-        listener.note(f"starting from {describe_start(start)}{describe_new(model, fresh)}")
+        if fresh and config.lora is not None:
+            group.fail(
+                ConfigError(
+                    f"train.lora: the head is new ({', '.join(fresh)}), and an adapter has none; train it without "
+                    "lora, for example with train.freeze=['encoder.*']"
+                )
+            )
+        if new:
+            listener.note(f"starting from {describe_start(start)}{describe_new(model, fresh)}")
+    group.on_every_rank(lambda: freeze_weights(model, config.freeze or []))
+
+
+def freeze_weights(model: Model, patterns: Sequence[str]) -> None:
+    """Exclude the weights that patterns match from training. Raise ConfigError if none is left."""
+    frozen = matching(model, patterns, "train.freeze")
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name not in frozen)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConfigError(f"train.freeze={patterns}: matches all weights; leave some to train")
 
 
 def open_log(folder: Path, group: ProcessGroup) -> Log:

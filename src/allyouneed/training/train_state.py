@@ -8,7 +8,7 @@ from torch import Tensor
 
 from allyouneed.mixers import Mixer
 from allyouneed.models import Model
-from allyouneed.training.parallel import Parallelism
+from allyouneed.training.parallel import Adapted, Parallelism
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.workers import Workers
 from allyouneed.weights import model_tensors
@@ -19,6 +19,7 @@ class TrainState:
 
     def __init__(self, model: Model, config: TrainConfig, parallelism: Parallelism) -> None:
         self.model, self.config, self.parallelism = model, config, parallelism
+        self.lora = parallelism.lora if isinstance(parallelism, Adapted) else None
         self._start_optimizers()
 
     def _start_optimizers(self) -> None:
@@ -28,6 +29,8 @@ class TrainState:
     def update(self, step: int, factor: float, workers: Workers) -> None:
         """Apply the gradients at `factor` times the peak learning rate. The first step is number 1."""
         self.optimizers.step(factor, workers)
+        if self.lora is not None:
+            self.lora.merge()
         self.average.update(step)
 
     def end_step(self, step: int) -> None:
@@ -50,10 +53,13 @@ class TrainState:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the parts of a checkpoint that this process holds."""
         parts = {"model": self.parallelism.tensors(), "optimizer": self.optimizers.tensors()}
+        parts |= {} if self.lora is None else {"lora": self.lora.tensors()}
         return parts | ({"average": self.average.tensors()} if self.average.copies else {})
 
     def load_tensors(self, parts: Mapping[str, dict[str, Tensor]], path: Path) -> None:
         """Restore the whole tensors of a checkpoint."""
         self.parallelism.fill(parts["model"], path)
+        if self.lora is not None:
+            self.lora.fill(parts["lora"], path)
         self.optimizers.load_tensors(self.parallelism.cut(parts["optimizer"]))
         self.average.load_tensors(self.parallelism.cut(parts.get("average", {})))
