@@ -123,6 +123,19 @@ def test_encoder_decoders(tmp_path: Path, make: Maker) -> None:
             ).logits
         same_logits(read, ours, right, tolerance if dtype is torch.float32 else float64_tolerance(theirs))
     same_searches(read, theirs, source_BS, mask_BS, sources)
+    check_optimized_reader(read.model, source_BS, mask_BS, target_BT)
+
+
+def check_optimized_reader(model: Any, source_BS: Tensor, mask_BS: Tensor, target_BT: Tensor) -> None:
+    """Require the same logits from the optimized model step by step."""
+    model = model.float()
+    with torch.inference_mode():
+        right, _ = model.step(target_BT, model.condition(source_BS, mask_BS))
+        optimize_for_inference(model)
+        state, logits = model.condition(source_BS, mask_BS), right
+        for token_B in target_BT.T:
+            logits, state = model.advance(token_B, state)
+    torch.testing.assert_close(logits, right[:, -1], rtol=0, atol=1e-4)
 
 
 def float64_tolerance(theirs: Any) -> float:
@@ -290,6 +303,11 @@ def test_encoders(tmp_path: Path, kind: str, head: str) -> None:
                 same_logits(read, ours, right.logits, tolerance)
             else:
                 torch.testing.assert_close(ours, right.logits, rtol=0, atol=tolerance)
+    ids = torch.tensor(sources[:1])
+    with torch.inference_mode():
+        plain = model.float().pooled(ids)
+        optimize_for_inference(model)
+        torch.testing.assert_close(model.pooled(ids), plain, rtol=0, atol=1e-5)
 
 
 def test_any_token_of_a_longformer_may_be_global(tmp_path: Path) -> None:
