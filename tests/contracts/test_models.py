@@ -27,29 +27,19 @@ SOURCE, TARGET = 11, 13  # ids
 
 # Small settings of every architecture, several where branches differ.
 SOFTMAX = {"mixer": {"type": "softmax", "heads": 3}, "width": 12, "hidden": 20, "dropout": 0.0}
-PARTIAL = {"mixer": {"type": "softmax", "heads": 2}, "positions": {"type": "rotary", "pairs": 2}}
-NARROW = {"mixer": {"type": "softmax", "heads": 3, "window": 2}}
+NARROW = {"mixer": {"type": "softmax", "heads": 2, "window": 2}, "positions": {"type": "rotary", "pairs": 2}}
 BYTENET = {"width": 12, "dilations": [1, 3], "encoder_sets": 1, "decoder_sets": 2}
 CONVS2S = {"width": 12, "channels": 10, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 NTM = {"hidden": 6, "slots": 5, "slot_width": 4}
 IMAGES = {"size": 3, "channels": 1, "filters": [6]}  # 9 values, then the mark of the end
 SMALL: dict[str, list[dict[str, Any]]] = {
-    "encoder-decoder": [
-        {**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2},
-        {
-            **SOFTMAX,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_positions": {"type": "learned", "max_length": 64},
-        },
-    ],
+    "encoder-decoder": [{**SOFTMAX, "encoder_layers": 1, "decoder_layers": 2}],
     "decoder": [
         {**SOFTMAX, "layers": 2},
         {**SOFTMAX, "layers": 2, "norm": "pre", "streams": 2, "tied": False},
-        {**SOFTMAX, **PARTIAL, "layers": 2, "norm": "pre", "parallel": True},
-        {**SOFTMAX, **NARROW, "layers": 2, "norm": "both", "logit_cap": 0.5, "output_bias": True},
+        {**SOFTMAX, **NARROW, "layers": 2, "norm": "pre", "parallel": True, "logit_cap": 0.5, "output_bias": True},
     ],
-    "encoder": [{**SOFTMAX, "layers": 2}, {**SOFTMAX, "layers": 1, "projection": True, "pool": "first"}],
+    "encoder": [{**SOFTMAX, "layers": 2, "projection": True}],
     "seq2seq": [
         {"cell": "lstm", "width": 8, "layers": 2, "reverse": True},
         {"cell": "rnn", "width": 8, "embedding": 5},
