@@ -1,6 +1,5 @@
 """`allyouneed scaling`: fit a law to small runs, predict a larger run, and train it."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -67,9 +66,6 @@ def command(
     The command writes the prediction to OUT/prediction.json before the larger run starts, and never changes it
     afterwards. After an interruption, the same command resumes.
     """
-    # Fits solve thousands of small linear systems; with several BLAS threads they take up to 50 times as long.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
-
     from allyouneed.lab.report import require_same_experiment
     from allyouneed.lab.scaling.plan import ScalingPlan
     from allyouneed.lab.scaling.report import prediction_text, write_study

@@ -23,11 +23,13 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 from scipy.optimize import minimize, nnls
+from threadpoolctl import threadpool_limits
 
 from allyouneed.errors import DataError
 from allyouneed.lab.statistics import LEVEL
@@ -275,7 +277,8 @@ def fit_law(form: Form, values: Sequence[Any], losses: Any, delta: float = DELTA
         raise DataError(f"{form.name}: {len(form.parameters)} parameters need at least as many runs; found {y_P.size}")
     centre_K = x_KP.mean(axis=1)
     x_KP = x_KP - centre_K[:, None]
-    return Law(form, _descend(form, x_KP, y_P, form.starts(x_KP, y_P), delta), centre_K)
+    with _one_blas_thread():
+        return Law(form, _descend(form, x_KP, y_P, form.starts(x_KP, y_P), delta), centre_K)
 
 
 def fit(form: Form, values: Sequence[Any], losses: Any, draws: int = DRAWS, seed: int = 0) -> Fit:
@@ -290,8 +293,15 @@ def fit(form: Form, values: Sequence[Any], losses: Any, draws: int = DRAWS, seed
     generator = np.random.default_rng(seed)
     noise_R = noise * np.sqrt(freedom / generator.chisquare(freedom, draws))
     drawn_RP = found_P + noise_R[:, None] * generator.standard_normal((draws, y_P.size))
-    theta_RJ = np.array([_descend(form, x_KP, drawn_P, [law.theta_J], DELTA) for drawn_P in drawn_RP])
+    with _one_blas_thread():
+        theta_RJ = np.array([_descend(form, x_KP, drawn_P, [law.theta_J], DELTA) for drawn_P in drawn_RP])
     return Fit(law, noise, theta_RJ, noise_R)
+
+
+def _one_blas_thread() -> AbstractContextManager[object]:
+    """Return a context in which BLAS uses one thread: a fit solves thousands of small systems."""
+    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    return limits
 
 
 def _descend(form: Form, x_KP: Array, y_P: Array, starts: list[Array], delta: float) -> Array:
