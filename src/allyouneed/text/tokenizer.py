@@ -8,7 +8,8 @@
 
 Ids 0 to 3 are PAD, BOS, EOS, UNK. Their names contain blanks. Pieces write blanks as another character, words have a
 blank only in front, and characters are single. So no text ever equals such a name: text is never a control symbol.
-Imported tokenisers may have more such ids, with names from `control_name`.
+Imported tokenisers may have more such ids, with names from `control_name`. They may be of two other kinds: wordpiece,
+and SentencePiece models (`sentencepieces.py`), whose file is not one of the library.
 """
 
 import json
