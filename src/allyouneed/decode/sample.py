@@ -29,7 +29,7 @@ from allyouneed.decode.base import (
     start_state,
 )
 from allyouneed.decode.generation_loop import best_token, generation_loop
-from allyouneed.decode.threads import run_concurrently, worker_count
+from allyouneed.decode.threads import kernel_threads, run_concurrently, worker_count
 from allyouneed.errors import DataError
 from allyouneed.inference.tokens import draw_tokens
 from allyouneed.mixers import select_rows
@@ -134,7 +134,8 @@ def _sample_batch(
     state = start_state(model, [source for _, source in pairs], device)
     token_BT, mask_BT = pad_left([[begin, *prompt] for prompt, _ in pairs], device)
     # The prompt is read once, and only its last position is projected; then its row is repeated for each sample.
-    x_BTD, state = model.hidden(token_BT, state, mask_BT)
+    with kernel_threads(model, token_BT.numel()):
+        x_BTD, state = model.hidden(token_BT, state, mask_BT)
     group_N = torch.arange(len(pairs), device=device).repeat_interleave(config.n)
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
     if config.n > 1:

@@ -4,8 +4,9 @@ Decoding takes many small steps. Two OpenMP threads that share one small step mo
 threads that each decode their own batch on one core meet only at the end, because torch releases the GIL inside its
 operations. A core that another process takes then costs its share of the work, and no more.
 
-A single batch has its prompts read by all of torch's threads. Its steps run on the threads of the kernels, which share
-large products only (kernels/threads.c); what remains for torch is too small to share.
+A single batch has long prompts read by all of torch's threads. Short ones and its steps run on the threads of the
+kernels, which share large products only (kernels/threads.c); what remains for torch is too small to share. On two cores
+with six busy processes each, a prompt of six tokens takes 90 ms instead of 1,300.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator

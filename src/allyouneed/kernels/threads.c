@@ -4,17 +4,24 @@
    threads of the team spin for some microseconds after a product, because the next one follows at once, and then sleep.
    Each panel is computed by one thread in the usual order: the result does not depend on the number of threads.
 
+   If another process has taken the core of a thread, all wait for it. So a caller that has waited long computes alone for
+   a while: on a busy machine a step takes about as long as with one thread.
+
    One caller at a time has the team; others compute alone. `state` is the only word that both sides change: a generation
    for each product, whether it is open, and how many threads are in it. A thread joins by compare-and-swap while the
    product is open. The caller closes it and waits until all have left, so a late thread cannot see half a product. */
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "team.h"
 
-enum { MOST = 64, SPINS = 2000 };
+/* SPINS: of a thread without work before it sleeps, and of a caller that waits before it gives up the team for ALONE
+   nanoseconds. */
+enum { MOST = 64, SPINS = 2000, ALONE = 200 * 1000 * 1000 };
 static const uint64_t OPEN = 1u << 16, MEMBERS = (1u << 16) - 1;
 
 static struct {
@@ -24,7 +31,7 @@ static struct {
     _Atomic int64_t next, sleeping;
     share_work work;
     const void *job;
-    i64 count, piece, threads;
+    i64 count, piece, threads, alone_until;
     pthread_t thread[MOST];
 } team = {.taken = PTHREAD_MUTEX_INITIALIZER, .sleep = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
@@ -92,9 +99,32 @@ static void grow(i64 threads) {
     }
 }
 
+static i64 now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (i64)1000000000 + now.tv_nsec;
+}
+
+/* Wait until all threads have left the product. */
+static void wait_for_team(void) {
+    for (i64 spin = 0; atomic_load(&team.state) & MEMBERS; spin++) {
+        if (spin < SPINS) {
+            rest();
+        } else {
+            if (spin == SPINS) team.alone_until = now_ns() + ALONE;
+            sched_yield();
+        }
+    }
+}
+
 void share(share_work work, const void *job, i64 count, i64 bytes) {
     /* Below this size waking the others takes longer than the product. */
     if (wanted < 2 || bytes < 1 << 18 || count < 2 || pthread_mutex_trylock(&team.taken)) {
+        work(job, 0, count);
+        return;
+    }
+    if (now_ns() < team.alone_until) {
+        pthread_mutex_unlock(&team.taken);
         work(job, 0, count);
         return;
     }
@@ -110,6 +140,6 @@ void share(share_work work, const void *job, i64 count, i64 bytes) {
     }
     take_pieces();
     atomic_fetch_and(&team.state, ~OPEN);
-    while (atomic_load(&team.state) & MEMBERS) rest();
+    wait_for_team();
     pthread_mutex_unlock(&team.taken);
 }
