@@ -8,9 +8,9 @@ float32 must give the same tokens. Each side is a process that answers requests,
 ratio is that of one round: the time of a peer over ours. Memory is the peak of a side's process, whole and without what
 its imports took.
 
-Sides: ours and ours int8 (as `allyouneed generate [--int8]`), ctranslate2 and ctranslate2 int8, transformers (float32)
-and transformers bfloat16, for information. llama.cpp is not included: its package is source only, and compiling it
-takes longer than some minutes.
+Sides: ours and ours int8 (from the folder of `allyouneed export --to int8`), ctranslate2 and ctranslate2 int8,
+transformers (float32) and transformers bfloat16, for information. llama.cpp is not included: its package is source
+only, and compiling it takes longer than some minutes.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def prepare(work: Path) -> None:
     from allyouneed.folder import load_folder
     from allyouneed.interop.ctranslate2.files import write_model
     from allyouneed.interop.hf.load import import_folder, read_folder
+    from allyouneed.interop.int8 import export_folder
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -73,6 +74,7 @@ def prepare(work: Path) -> None:
     import_folder(work / "theirs", work / "ours")
     (work / "ids.json").write_text(json.dumps(read_folder(work / "theirs").vocabulary.rows.theirs))
     bundle = load_folder(work / "ours")
+    export_folder(bundle, work / "ours int8")
     for quantization in ("float32", "int8"):
         (work / f"ctranslate2 {quantization}").mkdir()
         write_model(bundle.model, bundle.codec, work / f"ctranslate2 {quantization}", quantization)
@@ -95,7 +97,7 @@ def ours(work: Path, int8: bool, threads: int) -> tuple[Callable[[], Generate], 
     def load() -> Generate:
         theirs = json.loads((work / "ids.json").read_text())
         number = {token: ours for ours, token in reversed(list(enumerate(theirs)))}
-        pipeline = allyouneed.load(work / "ours", int8=int8)
+        pipeline = allyouneed.load(work / ("ours int8" if int8 else "ours"))
         prompt = [number[token] for token in PROMPT]
 
         def generate(tokens: int) -> list[int]:

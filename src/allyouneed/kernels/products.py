@@ -136,11 +136,13 @@ class PackedInt8:
             self._pack_piece(piece[: part.numel()].view_as(part).copy_(part), number * PIECE)
 
     def _take(self, bytes_ND: Tensor, scale_N: Tensor) -> None:
-        self.scale[: self.outputs], self.sums[: self.outputs] = scale_N, bytes_ND.sum(dim=1, dtype=torch.int32)
+        self.scale[: self.outputs] = scale_N
         panels = self.packed.view(-1, self._row // 4, PANEL, 4)
         for number, part_ND in enumerate(bytes_ND.split(PANEL)):
             padded = torch.nn.functional.pad(part_ND, (0, self._row - self.inputs))
             panels[number, :, : len(part_ND)] = padded.unflatten(1, (-1, 4)).transpose(0, 1)
+            begin = number * PANEL  # the sums of a part: torch copies what it sums to the type of the sum
+            self.sums[begin : begin + len(part_ND)] = part_ND.sum(dim=1, dtype=torch.int32)
 
     def _pack_piece(self, weight_ND: Tensor, begin: int) -> None:
         w_output, w_input = weight_ND.stride()
