@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from allyouneed.corpus.languages import Languages
+from allyouneed.corpus.languages import SideLanguages
 from allyouneed.text.corpora import PairCorpus
 from allyouneed.text.fingerprints import Grams
 from allyouneed.text.lines import lines
@@ -42,7 +42,7 @@ def others(data: Path) -> dict[str, list[str]]:
     }
 
 
-def shares(known: Languages, sources: list[str], targets: list[str]) -> dict[str, float]:
+def shares(known: SideLanguages, sources: list[str], targets: list[str]) -> dict[str, float]:
     """Return the share of pairs with each defect."""
     found = Counter(known.defects([Grams.of(sources), Grams.of(targets)]))
     return {kind: round(count / len(sources), 5) for kind, count in sorted(found.items(), key=str) if kind}
@@ -56,7 +56,7 @@ def main() -> None:
         rows: Rows = list(corpus.rows())
         random.Random(3).shuffle(rows)
         learned = [row[::-1] for row in rows[:SWAPPED]] + rows[SWAPPED:LEARNED]
-        known = Languages.learn([[row[side] for row in learned] for side in (0, 1)])
+        known = SideLanguages.learn([[row[side] for row in learned] for side in (0, 1)])
         sources, targets = ([row[side] for row in rows[LEARNED:]] for side in (0, 1))
         result = {
             "corpus": name,

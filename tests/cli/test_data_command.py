@@ -66,6 +66,7 @@ def test_clean_and_split(run: Commands, pairs: Path) -> None:
     [
         (["check", "a.en", "none.de"], "none.de: no such file"),
         (["check", "a.en"], "a.en: line 1: 1 column; should be 2"),
+        (["check", '{files=["a.en", "a.de"], weight=2}'], "weight has no effect here"),
         (["check", "a.en", "a.de", "--ratio", "1"], "ratio"),
         (["check", "a.en", "a.de", "--near", "2"], "near"),
         (["clean", "a.en", "a.de"], "Missing option '--out'. (allyouneed data --help)"),

@@ -95,9 +95,14 @@ def test_held_out_rows_are_found_in_the_data(tmp_path: Path) -> None:
 
 
 def test_labels_and_running_text(tmp_path: Path) -> None:
-    rows = [(one[0], "yes" if number % 2 else "no") for number, one in enumerate(clean_pairs(300))]
-    rows += [rows[3], (rows[4][0], ""), (rows[5][0] + " Ã¤", "no")]
+    """The columns of labels are in the order that the task has by default, unless they are chosen."""
+    rows = [("yes" if number % 2 else "no", one[0]) for number, one in enumerate(clean_pairs(300))]
+    rows += [rows[3], ("", rows[4][1]), ("no", rows[5][1] + " Ã¤")]
     labels = LabelCorpus(files=(str(write_tsv(tmp_path / "labels.tsv", rows)),))
+    assert found_kinds(examine([labels], [labels], Rules(near=1)))[:300] == [["held-out"]] * 300
+    write_tsv(tmp_path / "other.tsv", [row[::-1] for row in rows])
+    chosen = LabelCorpus(files=(str(tmp_path / "other.tsv"),), text=1, label=2)
+    assert found_kinds(examine([chosen])) == found_kinds(examine([labels]))
     assert found_kinds(examine([labels]))[300:] == [["duplicate"], ["empty"], ["mojibake"]]
     lines = [one[0] for one in clean_pairs(300)]
     (tmp_path / "a.txt").write_text("\n".join([*lines, "", "", lines[2] + " \ufffd"]) + "\n", encoding="utf-8")

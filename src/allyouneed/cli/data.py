@@ -165,7 +165,10 @@ def _corpora(files: list[str], rows: str, like: "Sequence[Corpus]" = ()) -> "lis
     values = [corpora_of(one) for one in files]
     flat = [one for value in values for one in (value if isinstance(value, list) else [value])]
     kinds: dict[str, type[Corpus]] = {"pairs": PairCorpus, "labels": LabelCorpus, "text": TextCorpus}
-    return list(parse_corpora(flat, kinds[rows], like))
+    found = list(parse_corpora(flat, kinds[rows], like))
+    if any(corpus.weight != 1 for corpus in found):
+        raise ConfigError("weight has no effect here: each row is read as often as it stands; remove it")
+    return found
 
 
 def _print(lines: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import IO
 
 from allyouneed.corpus.examine import Examination
 from allyouneed.corpus.outputs import OutputNames, ShardWriter
-from allyouneed.corpus.records import Chunk, place
+from allyouneed.corpus.records import Chunk, place, shards_of
 from allyouneed.text.corpora import Corpus
 
 DROPPED, DEFECTS = "dropped.jsonl", "defects.jsonl"
@@ -47,10 +47,9 @@ def write_clean(folder: Path, examination: Examination, corpora: Sequence[Corpus
                     writer.write([raw for raw, why in zip(chunk.raw, reasons, strict=True) if not why])
                     _list_rows(file, corpus, chunk, reasons)
                     done.add(reasons)
-    for corpus in corpora:
-        for shard in corpus.shards():
-            if shard.where not in written:  # it has no rows
-                ShardWriter(folder, names, corpus, shard).close()
+    for corpus, shard in shards_of(corpora):
+        if shard.where not in written:  # it has no rows
+            ShardWriter(folder, names, corpus, shard).close()
     return done
 
 

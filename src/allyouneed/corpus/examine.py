@@ -9,7 +9,7 @@ from allyouneed.corpus.encoding import encoding_defects
 from allyouneed.corpus.kinds import KINDS, Rules
 from allyouneed.corpus.lengths import is_unequal
 from allyouneed.corpus.near_copies import HeldOut
-from allyouneed.corpus.records import Chunk, chunks_of, place
+from allyouneed.corpus.records import Chunk, chunks_of, place, shards_of
 from allyouneed.corpus.scripts import is_other_script
 from allyouneed.corpus.survey import Progress, Survey, survey, text_sides
 from allyouneed.text.corpora import Corpus
@@ -49,7 +49,7 @@ class Examination:
 
     def __init__(self, corpora: Sequence[Corpus], held_out: Sequence[Corpus], rules: Rules, progress: Progress) -> None:
         self._corpora, self._rules, self._progress = corpora, rules, progress
-        texts = (row[0] for corpus in held_out for row in corpus.rows() if row[0].strip())
+        texts = (row[0] for _, shard in shards_of(held_out) for row in shard.rows() if row[0].strip())
         self._held_out = HeldOut(texts, rules.near) if held_out else None
         self.survey: Survey = survey(corpora, progress)
         self.findings = Findings()
@@ -58,15 +58,14 @@ class Examination:
 
     def chunks(self) -> Iterator[tuple[Corpus, Chunk, list[list[str]]]]:
         """Yield all rows in order, with the kinds of defects of each. `findings` has counts afterwards."""
-        for corpus in self._corpora:
-            for shard in corpus.shards():
-                for chunk in chunks_of(corpus, shard):
-                    kinds = self._defects(corpus, chunk.rows)
-                    for number, (row, found) in enumerate(zip(chunk.rows, kinds, strict=True), chunk.first):
-                        self.findings.add(place(shard, number), row, found)
-                    yield corpus, chunk, kinds
-                    read = self.findings.rows
-                    self._progress(read / self.survey.rows, f"checking: {read:,} of {self.survey.rows:,} rows")
+        for corpus, shard in shards_of(self._corpora):
+            for chunk in chunks_of(corpus, shard):
+                kinds = self._defects(corpus, chunk.rows)
+                for number, (row, found) in enumerate(zip(chunk.rows, kinds, strict=True), chunk.first):
+                    self.findings.add(place(shard, number), row, found)
+                yield corpus, chunk, kinds
+                read = self.findings.rows
+                self._progress(read / self.survey.rows, f"checking: {read:,} of {self.survey.rows:,} rows")
         if self._held_out is not None:
             self.findings.held_out, self.findings.held_out_found = len(self._held_out), int(self._held_out.found.sum())
 

@@ -58,22 +58,22 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class Languages:
+class SideLanguages:
     """The languages of the sides of a corpus."""
 
     sides: tuple[_Side, ...]
     separate: bool  # whether the sides of pairs can be told apart
 
     @staticmethod
-    def learn(sides: Sequence[Sequence[str]]) -> "Languages":
+    def learn(sides: Sequence[Sequence[str]]) -> "SideLanguages":
         """Learn from a sample of texts of each side."""
         grams = [Grams.of(texts) for texts in sides]
-        known = Languages(tuple(_Side.learn(one) for one in grams), False)
+        known = SideLanguages(tuple(_Side.learn(one) for one in grams), False)
         if len(sides) != 2:
             return known
         ours, theirs = known.preferences(grams)
         right = [float(np.mean(score > 0)) for score in (ours, theirs)]
-        return Languages(known.sides, min(right) >= SEPARATE)
+        return SideLanguages(known.sides, min(right) >= SEPARATE)
 
     def preferences(self, grams: Sequence[Grams]) -> tuple[Floats, Floats]:
         """Return how much more each source, and each target, is like its own side than like the other."""

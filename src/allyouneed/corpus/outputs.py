@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from allyouneed.corpus.records import has_header
+from allyouneed.corpus.records import has_header, shards_of
 from allyouneed.errors import ConfigError
 from allyouneed.text.compressed import without_packing
 from allyouneed.text.corpora import Corpus, Shard
@@ -21,7 +21,7 @@ class OutputNames:
     """A name for each output file: that of the input, below the folder that all inputs have in common."""
 
     def __init__(self, corpora: Sequence[Corpus], reserved: Sequence[str] = ()) -> None:
-        shards = [shard for corpus in corpora for shard in corpus.shards()]
+        shards = [shard for _, shard in shards_of(corpora)]
         paths = [_output_path(path, shard) for shard in shards for path in _output_sources(shard)]
         common = os.path.commonpath([path.parent for path in paths])
         self._common, taken = Path(common), set(reserved)

@@ -20,6 +20,13 @@ class Chunk:
     raw: Sequence[Row]  # what is written again: a line for each file
 
 
+def shards_of(corpora: Sequence[Corpus]) -> Iterator[tuple[Corpus, Shard]]:
+    """Yield the parts of corpora. TSV files of labels have the columns that the task expects by default."""
+    for corpus in corpora:
+        order = ("label", "text") if "label" in corpus.sides else None
+        yield from ((corpus, shard) for shard in corpus.shards(order))
+
+
 def place(shard: Shard, number: int) -> str:
     """Return the name of a row. Blank lines are no rows of JSONL."""
     return f"{shard.where}: {'record' if shard.format == 'jsonl' else shard.unit} {number}"

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from allyouneed.corpus.outputs import OutputNames, ShardWriter
-from allyouneed.corpus.records import chunks_of
+from allyouneed.corpus.records import chunks_of, shards_of
 from allyouneed.corpus.survey import Progress
 from allyouneed.errors import ConfigError, DataError
 from allyouneed.text.corpora import Corpus
@@ -41,11 +41,11 @@ def write_split(
     folder: Path, corpora: Sequence[Corpus], shares: Sequence[float], seed: int, progress: Progress
 ) -> list[int]:
     """Write the rows into folders train, valid and test. Return how many rows each has."""
-    if any(len(corpus.sides) == 1 and shard.format == "text" for corpus in corpora for shard in corpus.shards()):
+    if any(len(corpus.sides) == 1 and shard.format == "text" for corpus, shard in shards_of(corpora)):
         raise ConfigError(f"{described(corpora)}: plain text is one document, whose lines belong together; give JSONL")
     names, counts = OutputNames(corpora), [0] * len(SPLITS)
     used = [0, *(number for number, share in enumerate(shares, 1) if share)]
-    shards = [(corpus, shard) for corpus in corpora for shard in corpus.shards()]
+    shards = list(shards_of(corpora))
     for number, (corpus, shard) in enumerate(shards):
         with ExitStack() as stack:
             writers = {split: ShardWriter(folder / SPLITS[split], names, corpus, shard) for split in used}

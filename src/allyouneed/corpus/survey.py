@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allyouneed.corpus.languages import Languages
+from allyouneed.corpus.languages import SideLanguages
 from allyouneed.corpus.lengths import usual_ratio
-from allyouneed.corpus.records import chunks_of
+from allyouneed.corpus.records import chunks_of, shards_of
 from allyouneed.corpus.scripts import usual_scripts
 from allyouneed.errors import DataError
 from allyouneed.text.corpora import Corpus
@@ -66,13 +66,13 @@ class Survey:
     repeats: Repeats
     ratio: float  # the usual one, of pairs
     scripts: tuple[frozenset[str], ...]  # usual on each side
-    languages: Languages
+    languages: SideLanguages
 
 
 def survey(corpora: Sequence[Corpus], progress: Progress) -> Survey:
     """Read corpora once. A label is no text: nothing is usual about it."""
     sample, hashes, read = Sample(), array("Q"), 0
-    shards = [(corpus, shard) for corpus in corpora for shard in corpus.shards()]
+    shards = list(shards_of(corpora))
     for number, (corpus, shard) in enumerate(shards):
         for chunk in chunks_of(corpus, shard):
             sample.add(chunk.rows)
@@ -91,7 +91,7 @@ def survey(corpora: Sequence[Corpus], progress: Progress) -> Survey:
         repeats=Repeats(np.frombuffer(hashes, np.uint64)),
         ratio=usual_ratio(sample.rows) if sides == 2 else 1.0,
         scripts=tuple(usual_scripts(side) for side in texts),
-        languages=Languages.learn(texts),
+        languages=SideLanguages.learn(texts),
     )
 
 

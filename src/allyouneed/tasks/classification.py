@@ -22,6 +22,7 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import class_batch, text_class_batch
 from allyouneed.tasks.meter import Meter
+from allyouneed.tasks.overlap import note_overlap
 from allyouneed.tasks.prepared import Preparation, codec_key, file_hashes, prepared
 from allyouneed.tasks.scale import ahead, text_bytes, tokenizer_sample
 from allyouneed.tasks.scores import accuracy
@@ -37,7 +38,6 @@ from allyouneed.text.corpus_settings import (
     written_name,
 )
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
-from allyouneed.text.overlap import overlap_notes
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for, padded
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
 from allyouneed.words import counted
@@ -155,13 +155,8 @@ def _build(task: ClassificationConfig, preparation: Preparation, given: Codec | 
         notes += [f"{split}: {skips.kept:,} texts", *skips.notes()]
         if split == "train":
             save_counts(preparation.folder, parts, task.weights())
-
-    def compare(_: Path) -> list[str]:
-        rows = {name: filled(task.rows(corpora), Skips(name), SIDES) for name, corpora in task.files().items()}
-        meter = Meter("comparing train with held-out texts", "texts", read)
-        return overlap_notes(meter.over(rows.pop("train")), rows, "text")
-
-    notes += preparation.stage("overlap", compare)
+    files = task.files()
+    notes += note_overlap(preparation, lambda split: task.rows(files[split]), files, "text", read)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ from allyouneed.tasks.base import Batch, Score, Split, TaskConfig, TaskData
 from allyouneed.tasks.batching import Batches
 from allyouneed.tasks.collate import pair_batch, text_pair_batch
 from allyouneed.tasks.meter import Meter
+from allyouneed.tasks.overlap import note_overlap
 from allyouneed.tasks.prepared import PART_ROWS, Preparation, codec_key, prepared
 from allyouneed.tasks.scale import ahead, tokenizer_sample
 from allyouneed.tasks.scores import bleu_and_chrf, exact_match
@@ -32,7 +33,6 @@ from allyouneed.tasks.weighting import Numbered, Share, key_of, read_shares, sav
 from allyouneed.text.bpe_dropout import SEGMENTATIONS, SampledIds, WordWriter
 from allyouneed.text.codec import Codec
 from allyouneed.text.lines import Pair, Skips, chunks, filled, merged
-from allyouneed.text.overlap import overlap_notes
 from allyouneed.text.ragged import Array, Ragged, RaggedWriter, dtype_for
 from allyouneed.text.sentences import SentenceCounter
 from allyouneed.text.tokenizer import Tokenizer, TokenizerConfig, train
@@ -162,15 +162,7 @@ def _build(task: PairTask, preparation: Preparation, seed: int, given: Codec | N
         if corpora:
             meter = Meter(f"encoding {split}", "pairs", read or None if split == "train" else None)
             notes += _write_split(_SplitWriter(task, codec, split, seed), preparation, corpora, meter)
-
-    def compare(_: Path) -> list[str]:
-        rows: dict[str, Iterator[Pair]] = {
-            split: filled(task.rows(split, seed) or iter(()), Skips(split)) for split in SPLITS
-        }
-        meter = Meter("comparing train with held-out pairs", "pairs", read or None)
-        return overlap_notes(meter.over(rows.pop("train")), rows, "pair")
-
-    notes += preparation.stage("overlap", compare)
+    notes += note_overlap(preparation, partial(task.rows, seed=seed), SPLITS, "pair", read)
     text = json.dumps(notes, ensure_ascii=False, indent=1)
     (preparation.folder / "notes.json").write_text(text, encoding="utf-8")
 
