@@ -9,5 +9,5 @@
     clean.py, split.py    folders of rows that are kept, dropped, or held out
     report.py     findings in words and as a page with pictures
 
-Both passes stream. Memory is 8 bytes for each row, and what a sample and the held-out rows take.
+Both passes stream. Memory is 8 to 16 bytes for each row, and what a sample and the held-out rows take.
 """

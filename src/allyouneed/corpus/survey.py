@@ -16,7 +16,7 @@ from allyouneed.text.corpus_settings import described
 from allyouneed.text.fingerprints import Hashes, fingerprints
 from allyouneed.text.records import Row
 
-SAMPLE = 20_000  # rows from which the usual is learned, at equal distances; twice as many are held for a while
+SAMPLE = 20_000  # rows from which the usual is learned, at equal distances; up to twice as many
 Progress = Callable[[float, str], None]
 
 
