@@ -19,7 +19,7 @@ from allyouneed.tasks import TASKS
 from allyouneed.training.recipe import TrainConfig
 from allyouneed.training.recipe_files import find_recipe
 
-# Small steps, so that what the model has learnt is kept (docs/tuning.md has measurements).
+# Small steps, so that what the model has learnt is kept.
 TUNING: Tree = {
     "budget": {"minutes": 5},
     "optimizer": {"type": "adamw", "lr": 1e-4, "weight_decay": 0.01},

@@ -1,0 +1,71 @@
+"""Import, tune, export: an imported model learns in its own ids, and transformers reads what it has become."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hf_folders as their
+import pytest
+import spm_folders
+import torch
+import transformers
+
+from allyouneed.cli import run
+from allyouneed.folder import load_folder
+from allyouneed.interop.hf.load import import_folder
+from allyouneed.weights import model_tensors
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from tuning_runs import OTHER, write_labels, write_pairs
+
+pytestmark = pytest.mark.no_shapes
+STEPS = ["--steps", "2", "--set", "train.evaluate_every=0.5"]
+
+
+def tuned(folder: Path, *arguments: object) -> Path:
+    """Import the folder `theirs`, tune it and export it; return the exported folder."""
+    import_folder(folder / "theirs", folder / "ours")
+    command = ["train", "--from", folder / "ours", *arguments, *STEPS, "--out", folder / "run"]
+    assert run(list(map(str, command))) == 0
+    assert run(["export", str(folder / "run"), "--to", "hf", "--out", str(folder / "exported")]) == 0
+    old, new = (model_tensors(load_folder(folder / name).model) for name in ("ours", "run"))
+    assert any(name not in old or not torch.equal(tensor, old[name]) for name, tensor in new.items())
+    return folder / "exported"
+
+
+def test_a_translator_with_sentencepiece(tmp_path: Path) -> None:
+    spm_folders.opus(tmp_path / "theirs")
+    files = write_pairs(tmp_path, "other", OTHER)
+    data = ["--train", files[0], "--train", files[1], "--valid", files[0], "--valid", files[1]]
+    exported = tuned(tmp_path, *data, "--set", "train.lora.rank=2")
+    right: Any = transformers.MarianMTModel.from_pretrained(exported).eval()
+    bundle = load_folder(tmp_path / "run")
+    assert bundle.codec.same_ids_as(load_folder(tmp_path / "ours").codec)
+    before: Any = transformers.MarianMTModel.from_pretrained(tmp_path / "theirs")
+    assert right.config.vocab_size == before.config.vocab_size
+    assert right.config.eos_token_id == before.config.eos_token_id
+
+
+def test_a_language_model(tmp_path: Path) -> None:
+    their.gpt2(tmp_path / "theirs")
+    (tmp_path / "text.txt").write_text("the dog ran after the cat. " * 30)
+    data = ["--train", tmp_path / "text.txt", "--valid", tmp_path / "text.txt", "--set", "task.context=16"]
+    exported = tuned(tmp_path, *data, "--set", "task.batch=2")
+    right: Any = transformers.GPT2LMHeadModel.from_pretrained(exported).eval()
+    ids = torch.tensor([[5, 9, 7, 30]])
+    assert right(ids).logits.shape[:2] == (1, 4)
+
+
+def test_an_encoder_becomes_a_classifier(tmp_path: Path) -> None:
+    their.encoder(tmp_path / "theirs", "Bert", "Model")
+    file = write_labels(tmp_path, "labels.tsv", "xyz")
+    exported = tuned(tmp_path, "--task", "classification", "--train", file, "--valid", file)
+    right: Any = transformers.BertForSequenceClassification.from_pretrained(exported).eval()
+    assert list(right.config.id2label.values()) == ["x", "y", "z"]
+    bundle = load_folder(tmp_path / "run")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    batch = tokenizer(["text x 4"], return_tensors="pt")
+    model: Any = bundle.model
+    with torch.no_grad():
+        ours = model.classify(torch.tensor(bundle.codec.encode_sources(["text x 4"])))
+        torch.testing.assert_close(ours, right(**batch).logits, rtol=0, atol=1e-5)
