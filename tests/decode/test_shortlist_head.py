@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from allyouneed import kernels
-from allyouneed.decode import Hypothesis, SearchConfig, search
-from allyouneed.decode import beam as decode_beam
+from allyouneed.decode import Hypothesis, SearchConfig, search, target_search
 from allyouneed.decode import shortlist_head as decode_shortlist
 from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.errors import ConfigError
@@ -201,7 +200,7 @@ def test_lists_are_used_if_they_are_faster(words, rows, lists):
 @pytest.mark.parametrize("beam", [1, 5])
 def test_searches_pass_how_many_rows_share_a_list(monkeypatch, beam):
     seen = []
-    monkeypatch.setattr(decode_beam, "BatchShortlist", lambda *given: seen.append(given[3]) or BatchShortlist(*given))
+    monkeypatch.setattr(target_search, "BatchShortlist", lambda *given: seen.append(given[3]) or BatchShortlist(*given))
     search(make_model("gru", WORDS), SOURCES, SearchConfig(beam=beam, max_length=2), shortlist=everything(WORDS))
     assert set(seen) == {beam}
 

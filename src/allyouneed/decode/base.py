@@ -78,17 +78,19 @@ def new_token_limit(model: Model, asked: int, prompt: Sequence[int], source: Seq
     return min(asked, max(1, model.longest - read + 1))  # the last token is not read
 
 
-def start_targets(model: Model, sources: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> tuple[State, Tensor]:
-    """Return the state before the last id that every target begins with, and that id for each source: (B).
+def start_targets(
+    model: Model, sources: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]] | None = None
+) -> tuple[State, Tensor]:
+    """Return the state before the last id that each target begins with, and that id for each source: (B).
 
-    Targets begin with BOS and the ids of `prefix`.
+    Targets begin with BOS and the ids of their prefixes, which have equal lengths.
     """
     device = device_of(model)
     state = model.condition(*pad_right(sources, device))
-    *before, last = (BOS, *prefix)
-    if before:
-        _, state = model.hidden(torch.tensor([before], device=device).expand(len(sources), -1), state)
-    return state, torch.full((len(sources),), last, device=device)
+    begin_BT = torch.tensor([[BOS, *prefix] for prefix in prefixes or [()] * len(sources)], device=device)
+    if begin_BT.shape[1] > 1:
+        _, state = model.hidden(begin_BT[:, :-1], state)
+    return state, begin_BT[:, -1]
 
 
 def pack(lengths: Sequence[int], rows: int, budget: int, parts: int = 1) -> list[list[int]]:

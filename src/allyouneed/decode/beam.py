@@ -17,8 +17,7 @@ Cost: one `step` of (sentences x beam) rows for each token; the rows of the stat
 Paper: Vaswani et al. 2017, arXiv:1706.03762, section 6.1; Wu et al. 2016, arXiv:1609.08144, section 7.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -33,19 +32,13 @@ from allyouneed.decode.base import (
     Hypothesis,
     as_float32,
     device_of,
-    generating,
-    new_token_limit,
-    pack,
     start_targets,
     top_tokens,
 )
-from allyouneed.decode.greedy import greedy_batch
 from allyouneed.decode.penalty import length_penalty
 from allyouneed.decode.shortlist_head import BatchShortlist
-from allyouneed.decode.threads import kernel_threads, run_concurrently, worker_count
 from allyouneed.mixers import select_rows
 from allyouneed.models import Model
-from allyouneed.shortlist.table import Shortlist
 from allyouneed.text.specials import EOS, PAD
 
 BEYOND_SOURCE = 50  # section 6.1: "maximum output length during inference to input length + 50"
@@ -77,46 +70,6 @@ class SearchConfig(Config):
     def limit(self, source: Sequence[int]) -> int:
         """Return the maximum target length for a source."""
         return len(source) + BEYOND_SOURCE if self.max_length is None else self.max_length
-
-
-def search(
-    model: Model,
-    sources: Sequence[Sequence[int]],
-    config: SearchConfig,
-    progress: Callable[[int], None] | None = None,
-    shortlist: Shortlist | None = None,
-    prefix: Sequence[int] = (),
-) -> list[list[Hypothesis]]:
-    """Return the n best targets of each source, best first. All begin with `prefix`, which is not returned.
-
-    `progress` is called after each batch with its number of sources. With a shortlist, a target has only tokens that it
-    allows for the source, and probabilities are among those.
-    """
-    results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # returned if the maximum length is 0
-    with generating(model):
-        if config.max_length == 0:
-            return results
-        device = device_of(model)
-
-        def decode(batch: list[int]) -> list[list[Hypothesis]]:
-            chosen = [sources[item] for item in batch]
-            limits = [new_token_limit(model, config.limit(source), prefix, source) for source in chosen]
-            allowed = None if shortlist is None else BatchShortlist(model, shortlist, chosen, config.beam)
-            if config.beam == 1:
-                return greedy_batch(model, chosen, limits, config.length_penalty, allowed, prefix)
-            beams = _Beams(model, chosen, limits, config, allowed, prefix)
-            with kernel_threads(model, len(chosen) * config.beam):
-                return beams.run()
-
-        lengths = [len(source) for source in sources]
-        batches = pack(lengths, config.beam, config.batch_tokens, parts=worker_count(device))
-        with closing(run_concurrently(decode, batches, device)) as decoded:  # `progress` may raise
-            for batch, found in decoded:
-                for item, hypotheses in zip(batch, found, strict=True):
-                    results[item] = hypotheses
-                if progress is not None:
-                    progress(len(batch))
-    return results
 
 
 @dataclass(frozen=True)
@@ -163,7 +116,7 @@ def best_continuations(logits_BV: Tensor, logprob_NK: Tensor, count: int) -> Can
     return Candidates(logprob_NC, row_NC, token_NC)
 
 
-class _Beams:
+class Beams:
     """A batch of N sentences with `beam` live prefixes each; the rows (B) of the state are N groups of `beam` rows."""
 
     def __init__(
@@ -173,7 +126,7 @@ class _Beams:
         limits: Sequence[int],
         config: SearchConfig,
         shortlist: BatchShortlist | None = None,
-        prefix: Sequence[int] = (),
+        prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.model = model if shortlist is None else shortlist.model
         self.config, self.shortlist, self.device = config, shortlist, device_of(model)
@@ -184,23 +137,25 @@ class _Beams:
         self.last_penalty_N = torch.tensor(penalties, device=self.device)
         self.to_beat_N = torch.full((len(limits),), NEVER, device=self.device)  # the n-th best finished score
         self.logprob_NK = torch.zeros(len(limits), 1, device=self.device)
-        self.state, begin_B = start_targets(model, sources, prefix)
+        self.state, begin_B = start_targets(model, sources, prefixes)
         self.ids_BT = begin_B[:, None]
 
     def run(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of every sentence, best first."""
-        beam = self.config.beam
         while self.item:
             logits, self.state = self.model.advance(self.ids_BT[:, -1], self.state)
-            best = self._continuations(as_float32(logits))
-            ends_NC = best.token_NC == EOS
-            if bool(ends_NC.any()):
-                self._finish(best, ends_NC[:, :beam])
-                best = best.choose(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
-            else:
-                best = best.first(beam)
-            self._extend(best, self._drop_finished(best))
+            live = self._step(as_float32(logits))
+            self._extend(live, self._drop_finished(live))
         return self.found
+
+    def _step(self, logits: Tensor) -> Candidates:
+        """Keep the hypotheses that end at this step; return the prefixes to extend."""
+        best, beam = self._continuations(logits), self.config.beam
+        ends_NC = best.token_NC == EOS
+        if not bool(ends_NC.any()):
+            return best.first(beam)
+        self._finish(best, ends_NC[:, :beam])
+        return best.choose(ends_NC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beam])
 
     def _continuations(self, logits: Tensor) -> Candidates:
         count = 2 * self.config.beam
@@ -228,7 +183,7 @@ class _Beams:
     def _drop_finished(self, live: Candidates) -> Tensor | None:
         """Drop sentences that cannot improve or are at their limit; return the places of the others (None: all)."""
         length = self.ids_BT.shape[1]
-        hopeless_N = self.to_beat_N >= live.logprob_NC[:, 0] / self.last_penalty_N
+        hopeless_N = self.to_beat_N >= live.logprob_NC.amax(1) / self.last_penalty_N
         done_N = hopeless_N | (self.limit_N <= length)
         if not bool(done_N.any()):
             return None
@@ -254,7 +209,7 @@ class _Beams:
         """Make the chosen prefixes the rows of the state."""
         if not self.item:
             return
-        beams_before, beam = self.logprob_NK.shape[1], self.config.beam
+        beams_before, beam = self.logprob_NK.shape[1], live.row_NC.shape[1]
         if kept is not None:
             live = live.of_sentences(kept)
         row_B = live.row_NC.flatten()

@@ -21,13 +21,13 @@ def greedy_batch(
     limits: Sequence[int],
     alpha: float,
     shortlist: BatchShortlist | None = None,
-    prefix: Sequence[int] = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
     """Return one hypothesis for each source. `limits` are maximum lengths, EOS included, at least 1.
 
-    `shortlist` restricts the tokens; None allows all. Targets begin with `prefix`, which is not returned.
+    `shortlist` restricts the tokens; None allows all. Targets begin with `prefixes`, which are not returned.
     """
-    state, begin_B = start_targets(model, sources, prefix)
+    state, begin_B = start_targets(model, sources, prefixes)
     model = model if shortlist is None else shortlist.model
     logits, state = model.advance(begin_B, state)
     if shortlist is None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from allyouneed.decode.base import Hypothesis, device_of, evaluation_mode, pad_right
-from allyouneed.decode.beam import SearchConfig, search
+from allyouneed.decode.beam import SearchConfig
+from allyouneed.decode.phrases import begins_word, encode_constraint
+from allyouneed.decode.target_search import search
 from allyouneed.decode.threads import run_concurrently, worker_count
 from allyouneed.errors import ConfigError
 from allyouneed.models import Model
@@ -15,6 +17,7 @@ from allyouneed.shortlist.table import Shortlist
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.checks import check_known, check_length
 from allyouneed.text.codec import Codec
+from allyouneed.text.glossary import Constraint
 
 ROWS = 64  # texts in a batch of a classifier
 
@@ -37,10 +40,12 @@ def translate(
     config: SearchConfig,
     progress: Callable[[int], None] | None = None,
     shortlist: Shortlist | None = None,
+    constraints: Sequence[Constraint] | None = None,
 ) -> list[list[Answer]]:
     """Return the best answers for each text, best first: translations, or names of classes.
 
-    A `shortlist` (such as `bundle.shortlist`) makes translation faster (see `search`).
+    A `shortlist` (such as `bundle.shortlist`) makes translation faster (see `search`). `constraints`: what the
+    translation of each text must contain and begin with.
     """
     if codec.classes is not None:
         answers: list[list[Answer]] = [[] for _ in texts]
@@ -52,7 +57,14 @@ def translate(
             if progress is not None:
                 progress(len(chosen))
         return answers
-    return as_answers(codec, search(model, codec.encode_sources(texts), config, progress, shortlist, codec.prefix))
+    sources = codec.encode_sources(texts)
+    if constraints is None:
+        return as_answers(codec, search(model, sources, config, progress, shortlist, codec.prefix))
+    assert codec.target is not None
+    wanted = [encode_constraint(codec.target, constraint) for constraint in constraints]
+    words_V = begins_word(codec.target) if any(one.phrases for one in wanted) else None
+    found = search(model, sources, config, progress, shortlist, codec.prefix, wanted, words_V)
+    return as_answers(codec, found)
 
 
 def as_answers(codec: Codec, found: Sequence[Sequence[Hypothesis]]) -> list[list[Answer]]:

@@ -1,0 +1,217 @@
+"""Which required phrases a sequence of tokens contains: an automaton for each phrase, read token by token.
+
+    states      the prefixes of all variants of a phrase
+    next(s, t)  the longest suffix of s t that is a state;     START precedes the first token
+    left(s)     the fewest tokens from s to the end of a variant;   0: a variant is complete
+    a phrase occurs when left(s) = 0 and the next token is EOS or begins a word (if the phrase ends with a letter)
+
+Variants are the ways to write a phrase: its alternatives, inside a text or at its start, where the first letter may be
+a capital. Occurrences of one phrase do not overlap; those of different phrases may.
+
+Cost: a table of (states x different tokens) for each phrase; one lookup for each phrase and candidate.
+Paper: Aho and Corasick 1975, https://doi.org/10.1145/360825.360855.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allyouneed.text.glossary import Constraint, RequiredPhrase, is_unspaced
+from allyouneed.text.specials import EOS, PAD, UNK
+from allyouneed.text.tokenizer import Tokenizer
+
+START = -1  # precedes the first token of a target
+ROOT = 0
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A required phrase as tokens: one of its variants occurs at least `count` times.
+
+    A variant that begins with START occurs only at the start. `whole`: the token after it begins a word.
+    """
+
+    variants: tuple[tuple[int, ...], ...]
+    count: int = 1
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class TokenConstraint:
+    """What a target must contain and begin with, as tokens."""
+
+    phrases: tuple[Phrase, ...] = ()
+    prefix: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """How many tokens the required phrases have at least."""
+        return sum(phrase.count * automaton(phrase.variants).left[ROOT] for phrase in self.phrases)
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """The states of a phrase. Tokens outside `symbols` use the last column of `next`."""
+
+    symbols: list[int]
+    next: list[list[int]]
+    left: list[int]
+    first: int  # the state before the first token
+
+
+def automaton(variants: Sequence[tuple[int, ...]]) -> Automaton:
+    """Return the automaton of a phrase. At least one variant does not begin with START."""
+    prefixes = dict.fromkeys(variant[:length] for variant in variants for length in range(len(variant) + 1))
+    number = {prefix: place for place, prefix in enumerate(sorted(prefixes, key=len))}
+    symbols = sorted({token for variant in variants for token in variant} | {START})
+
+    def suffix(tokens: tuple[int, ...]) -> int:
+        return next(number[tokens[cut:]] for cut in range(len(tokens) + 1) if tokens[cut:] in number)
+
+    def left(state: tuple[int, ...]) -> int:
+        return min(
+            len(variant) - length
+            for length in range(len(state) + 1)
+            for variant in variants
+            # After the first token no variant can begin with START any more.
+            if variant[:length] == state[len(state) - length :] and (length or variant[0] != START)
+        )
+
+    table = [[suffix((*state, symbol)) for symbol in symbols] + [ROOT] for state in number]
+    return Automaton(symbols, table, [left(state) for state in number], table[ROOT][symbols.index(START)])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the targets of N sentences are: for each row (K) and phrase (P) the state and the occurrences so far."""
+
+    state_NKP: Tensor
+    count_NKP: Tensor
+
+    def choose(self, place_NM: Tensor) -> "Progress":
+        """Return the progress of some rows of each sentence."""
+        place_NMP = place_NM[:, :, None].expand(-1, -1, self.state_NKP.shape[2])
+        return Progress(self.state_NKP.gather(1, place_NMP), self.count_NKP.gather(1, place_NMP))
+
+
+class PhraseTables:
+    """The automata of the phrases of N sentences, as tensors: P phrases with S states and A symbols at most, E = A + 1."""
+
+    def __init__(self, phrases: Sequence[Sequence[Phrase]], begins_word_V: Tensor) -> None:
+        """`begins_word_V`: the tokens that do not continue a word."""
+        device, N = begins_word_V.device, len(phrases)
+        built = [[automaton(phrase.variants) for phrase in of_one] for of_one in phrases]
+        P = max(len(of_one) for of_one in built)
+        S = max(len(one.left) for of_one in built for one in of_one)
+        A = max(len(one.symbols) for of_one in built for one in of_one)
+        self.begins_word_V = begins_word_V.clone()
+        self.begins_word_V[EOS] = True
+        symbol_NPA = torch.full((N, P, A), START - 1)  # no token
+        next_NPSE = torch.zeros(N, P, S, A + 1, dtype=torch.long)
+        left_NPS = torch.ones(N, P, S, dtype=torch.long)
+        first_NP, count_NP = torch.zeros(N, P, dtype=torch.long), torch.zeros(N, P, dtype=torch.long)
+        whole_NP = torch.zeros(N, P, dtype=torch.bool)
+        for n, (of_one, given) in enumerate(zip(built, phrases, strict=True)):
+            for p, (one, phrase) in enumerate(zip(of_one, given, strict=True)):
+                states, symbols = len(one.left), len(one.symbols)
+                table = torch.tensor(one.next)
+                symbol_NPA[n, p, :symbols] = torch.tensor(one.symbols)
+                next_NPSE[n, p, :states, :symbols] = table[:, :symbols]
+                left_NPS[n, p, :states] = torch.tensor(one.left)
+                first_NP[n, p], count_NP[n, p], whole_NP[n, p] = one.first, phrase.count, phrase.whole
+        self._symbol_NPA, self._next_NPSE, self._left_NPS = (
+            one.to(device) for one in (symbol_NPA, next_NPSE, left_NPS)
+        )
+        self._first_NP, self._count_NP, self._whole_NP = (one.to(device) for one in (first_NP, count_NP, whole_NP))
+        tokens = [sorted({token for one in of_one for token in one.symbols} - {START}) for of_one in built]
+        longest = max(map(len, tokens))
+        # The tokens of a sentence's phrases, and EOS.
+        self.forced_NF = torch.tensor([[EOS, *one, *[PAD] * (longest - len(one))] for one in tokens], device=device)
+
+    def keep_sentences(self, kept_M: Tensor) -> None:
+        """Keep some of the sentences."""
+        for name in ("_symbol_NPA", "_next_NPSE", "_left_NPS", "_first_NP", "_count_NP", "_whole_NP", "forced_NF"):
+            setattr(self, name, getattr(self, name)[kept_M])
+
+    def start(self) -> Progress:
+        """Return the progress before the first token, of one row for each sentence."""
+        return Progress(self._first_NP[:, None].clone(), torch.zeros_like(self._count_NP)[:, None])
+
+    def advance(self, progress: Progress, token_NM: Tensor) -> Progress:
+        """Return the progress after one more token in each row."""
+        state_NMP, count_NMP = progress.state_NKP, progress.count_NKP
+        same_NMPA = token_NM[:, :, None, None] == self._symbol_NPA[:, None]
+        A = same_NMPA.shape[3]
+        symbol_NMP = torch.where(same_NMPA.any(3), same_NMPA.to(torch.uint8).argmax(3), A)
+        begins_NM1 = self.begins_word_V[token_NM][:, :, None]
+        occurs_NMP = (self._left(state_NMP) == 0) & (begins_NM1 | ~self._whole_NP[:, None])
+        before_NMP = torch.where(occurs_NMP, ROOT, state_NMP)
+        N, P = self._count_NP.shape
+        n_N11 = torch.arange(N, device=token_NM.device)[:, None, None]
+        p_P = torch.arange(P, device=token_NM.device)
+        after_NMP = self._next_NPSE[n_N11, p_P, before_NMP, symbol_NMP]
+        return Progress(after_NMP, torch.minimum(count_NMP + occurs_NMP, self._count_NP[:, None]))
+
+    def _left(self, state_NMP: Tensor) -> Tensor:
+        N, P = self._count_NP.shape
+        n_N11 = torch.arange(N, device=state_NMP.device)[:, None, None]
+        return self._left_NPS[n_N11, torch.arange(P, device=state_NMP.device), state_NMP]
+
+    def met(self, progress: Progress) -> Tensor:
+        """Return whether each row (N, K) contains all phrases."""
+        return (progress.count_NKP >= self._count_NP[:, None]).all(2)
+
+    def unmet_tokens(self, progress: Progress) -> Tensor:
+        """Return how many tokens each row (N, K) lacks at least."""
+        missing_NKP = self._count_NP[:, None] - progress.count_NKP
+        whole_NKP = (missing_NKP - 1).clamp(min=0) * self._left_NPS[:, None, :, ROOT]
+        return (whole_NKP + torch.where(missing_NKP > 0, self._left(progress.state_NKP), 0)).sum(2)
+
+    def complete(self, progress: Progress) -> Tensor:
+        """Return the rows (N, K) in which a phrase is complete if a word begins next."""
+        needed_NKP = progress.count_NKP < self._count_NP[:, None]
+        return ((self._left(progress.state_NKP) == 0) & self._whole_NP[:, None] & needed_NKP).any(2)
+
+
+def begins_word(tokenizer: Tokenizer) -> Tensor:
+    """Return which tokens (V) do not continue the word before them."""
+    words = [number for number in range(UNK + 1, tokenizer.size) if number not in tokenizer.controls]
+    before = next((number for number in words if tokenizer.decode([number])[-1:].isalnum()), None)
+    found_V = torch.ones(tokenizer.size, dtype=torch.bool)
+    if before is None:
+        return found_V
+    start = tokenizer.decode([before])
+    for number in words:
+        first = tokenizer.decode([before, number]).removeprefix(start)[:1]
+        found_V[number] = not (first.isalnum() or first in ("_", "\ufffd"))  # U+FFFD: a part of a character
+    return found_V
+
+
+def encode_constraint(tokenizer: Tokenizer, constraint: Constraint) -> TokenConstraint:
+    """Return a constraint as tokens. Phrases that the vocabulary cannot represent are left out."""
+    phrases = [_encode_phrase(tokenizer, phrase) for phrase in constraint.phrases]
+    prefix = tokenizer.encode(constraint.prefix) if constraint.prefix else []
+    return TokenConstraint(tuple(phrase for phrase in phrases if phrase.variants), tuple(prefix))
+
+
+def _encode_phrase(tokenizer: Tokenizer, phrase: RequiredPhrase) -> Phrase:
+    variants: dict[tuple[int, ...], None] = {}
+    for text in phrase.alternatives:
+        context = "。" if is_unspaced(text[0]) else "x "
+        inside = _after(tokenizer, context, text)
+        if UNK in inside:
+            continue
+        variants[inside] = None
+        for first in (text, text[0].upper() + text[1:]):
+            variants[START, *tokenizer.encode(first)] = None
+    ends = {text[-1] for text in phrase.alternatives}
+    whole = all(end.isalnum() and not is_unspaced(end) for end in ends)
+    return Phrase(tuple(variant for variant in variants if UNK not in variant), phrase.count, whole)
+
+
+def _after(tokenizer: Tokenizer, context: str, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text that follows a context."""
+    before, whole = tokenizer.encode(context.rstrip()), tokenizer.encode(context + text)
+    return tuple(whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(text))
