@@ -32,6 +32,7 @@ from allyouneed.folder import Bundle, load_folder
 from allyouneed.inference.optimize import optimize_for_inference
 from allyouneed.shortlist.build import require_shortlist
 from allyouneed.text.checks import require_known, require_short
+from allyouneed.text.glossary import Glossary, constraints_of
 from allyouneed.text.lines import Pair
 from allyouneed.text.sentences import Sentences
 from allyouneed.training import Recipe
@@ -95,6 +96,8 @@ class Pipeline(Bundle):
         sentences: Sentences = "auto",
         source_language: str | None = None,
         target_language: str | None = None,
+        glossary: Glossary | None = None,
+        prefixes: Sequence[str] = (),
         **settings: Unpack[SearchSettings],
     ) -> list[str]: ...
 
@@ -108,6 +111,8 @@ class Pipeline(Bundle):
         sentences: Sentences = "auto",
         source_language: str | None = None,
         target_language: str | None = None,
+        glossary: Glossary | None = None,
+        prefixes: Sequence[str] = (),
         **settings: Unpack[SearchSettings],
     ) -> list[list[Answer]]: ...
 
@@ -120,6 +125,8 @@ class Pipeline(Bundle):
         sentences: Sentences = "auto",
         source_language: str | None = None,
         target_language: str | None = None,
+        glossary: Glossary | None = None,
+        prefixes: Sequence[str] = (),
         **settings: Unpack[SearchSettings],
     ) -> list[str] | list[list[Answer]]:
         """Return the best translation of each text, or its `n_best` best with their scores.
@@ -132,6 +139,8 @@ class Pipeline(Bundle):
         more sentences than a line of the training data usually had; the score is then the mean of all pieces.
 
         `source_language` and `target_language` choose languages of a multilingual model by the names of its tags.
+
+        `glossary`: terms that translations must use. `prefixes`: what they begin with, one for each text.
         """
         require_source(self, "translate")
         codec = in_languages(self, source_language, target_language)
@@ -143,12 +152,16 @@ class Pipeline(Bundle):
             for piece in splitter.split(text).pieces:
                 require_short(self.codec.source, [piece], "texts", number)
         require_known(self.codec, [text.strip() and text for text in texts], "texts", longest=self.model.longest_source)
+        if prefixes and len(prefixes) != len(texts):
+            raise ConfigError(f"prefixes: {len(prefixes)} for {len(texts)} texts; give one for each text")
         filled = [text for text in texts if text.strip()]
+        begins = [begin for text, begin in zip(texts, prefixes or [""] * len(texts), strict=True) if text.strip()]
 
-        def whole(pieces: list[str]) -> list[list[Answer]]:
-            return translate(self.model, codec, pieces, config, shortlist=listed)
+        def whole(pieces: list[str], begins: Sequence[str] = ()) -> list[list[Answer]]:
+            wanted = constraints_of(glossary, pieces, begins)
+            return translate(self.model, codec, pieces, config, shortlist=listed, constraints=wanted)
 
-        found = iter(in_pieces(splitter, whole, config.n_best)(filled))
+        found = iter(in_pieces(splitter, whole, config.n_best)(filled, begins))
         answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]
         return answers if n_best is not None else [ranked[0].text for ranked in answers]
 

@@ -19,6 +19,7 @@ class LineNotes:
         from allyouneed.evaluation.settings import between_languages
 
         self.unknown: list[int] = []  # lines with text that is not in the vocabulary
+        self.unmet: list[str] = []  # lines without a term of the glossary
         self._doubts: list[tuple[str, Doubt]] = []
         self._checked = between_languages(bundle)
 
@@ -37,6 +38,8 @@ class LineNotes:
             where = f"line {unknown[0]} has" if len(unknown) == 1 else several
             note(f"{where} text that the model did not see in training; the answer may be meaningless")
         note_doubts(self._doubts)
+        if self.unmet:
+            note(f"terms are missing, because the maximum length was reached: {places(self.unmet)}")
 
 
 def note_doubts(doubts: "Sequence[tuple[str, Doubt]]") -> None:

@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from allyouneed.cli.constraint_options import (
+    ConstraintOptions,
+    GlossaryFile,
+    Keep,
+    MatchCase,
+    OutputRules,
+    Prefix,
+    PrefixFile,
+)
 from allyouneed.cli.model_options import (
     Adapter,
     Device,
@@ -37,37 +46,43 @@ Align = Annotated[
     bool, typer.Option("--align", help="Print the word alignment after each output: i-j, from the source's word 0.")
 ]
 
+Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="from the recipe")
+]
+NBest = Annotated[int | None, typer.Option(help="Number of outputs per line; each starts with its line number.")]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Maximum output length in tokens.", show_default="source length + 50")
+]
+SentenceSplit = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(
+        help="Split a line into sentences, translate each and join the results. auto: if the line has more "
+        "sentences than a line of the training data usually had."
+    ),
+]
+
 
 def command(
     model: ModelFolder,
     file: DocumentFile = None,
     format_: DocumentFormat = "auto",
     out: DocumentOut = None,
-    beam: Annotated[
-        int | None, typer.Option(help="Beam size; 1 is greedy search.", show_default="from the recipe")
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Exponent of the length penalty; 0 disables it.", show_default="from the recipe"),
-    ] = None,
-    n_best: Annotated[
-        int | None, typer.Option(help="Number of outputs per line; each starts with its line number.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Maximum output length in tokens.", show_default="source length + 50")
-    ] = None,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    n_best: NBest = None,
+    max_length: MaxLength = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each output.")] = False,
     align: Align = False,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
-    sentences: Annotated[
-        Literal["auto", "always", "never"],
-        typer.Option(
-            help="Split a line into sentences, translate each and join the results. auto: if the line has more "
-            "sentences than a line of the training data usually had."
-        ),
-    ] = "auto",
+    sentences: SentenceSplit = "auto",
+    glossary: GlossaryFile = None,
+    match_case: MatchCase = False,
+    keep: Keep = None,
+    prefix: Prefix = None,
+    prefixes: PrefixFile = None,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     adapter: Adapter = None,
@@ -84,23 +99,26 @@ def command(
     if file is not None or format_ != "auto" or out is not None:
         _refuse_for_documents({"--n-best": n_best, "--scores": scores, "--align": align})
         document = open_document(file, format_, out)
+    wanted = ConstraintOptions(glossary, match_case, tuple(keep or ()), prefix, prefixes)
+    wanted.require_support(engine, document is not None)
     bundle = in_languages(
         open_model(model, device, int8=int8, engine=engine, adapter=adapter), source_language, target_language, engine
     )
     require_source(bundle, "translate")
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
     search = search_config(bundle, changes)
-    splitter = sentence_splitter(bundle, sentences)
+    splitter, rules = sentence_splitter(bundle, sentences), wanted.rules(bundle)
     with line_meter() as meter:
         if engine == "ctranslate2":
             answer_whole = _in_ctranslate2(bundle, search, int8, scores, meter)
         else:
-            answer_whole = _in_torch(bundle, search, shortlist_of(bundle, shortlist), meter)
+            answer_whole = _in_torch(bundle, search, shortlist_of(bundle, shortlist), meter, rules)
         if document is not None:
             translate_file(document, bundle, splitter, meter.measured(answer_whole), out)
         else:
             answer = in_pieces(splitter, answer_whole, search.n_best)
-            _translate_lines(bundle, splitter, answer, meter, _Columns(search.n_best > 1, scores, align))
+            columns = _Columns(search.n_best > 1, scores, align)
+            _translate_lines(bundle, splitter, answer, meter, columns, rules)
 
 
 def _refuse_for_documents(options: Mapping[str, object]) -> None:
@@ -119,7 +137,12 @@ class _Columns:
 
 
 def _translate_lines(
-    bundle: "Bundle", splitter: "SentenceSplitter", answer_texts: "Translate", meter: "LineMeter", columns: _Columns
+    bundle: "Bundle",
+    splitter: "SentenceSplitter",
+    answer_texts: "Translate",
+    meter: "LineMeter",
+    columns: _Columns,
+    rules: OutputRules,
 ) -> None:
     """Translate the lines of standard input as they arrive, and note those that need a look."""
     from allyouneed.cli.line_notes import LineNotes
@@ -129,7 +152,9 @@ def _translate_lines(
     notes, before = LineNotes(bundle), 0  # lines of earlier batches
     for texts in line_batches(check=_checker(bundle, splitter, notes.unknown)):
         meter.begin(texts)
-        answers = iter(answer_texts([text for text in texts if text.strip()]))
+        begins = rules.line_prefixes(len(texts), before)
+        filled = [(text, begin) for text, begin in zip(texts, begins, strict=True) if text.strip()]
+        answers = iter(answer_texts([text for text, _ in filled], [begin for _, begin in filled]))
         for number, text in enumerate(texts, start=before + 1):
             found: Sequence[Answer | None] = next(answers) if text.strip() else [None]
             for answer in found:
@@ -138,6 +163,8 @@ def _translate_lines(
                 print(*cells, *_output(text, answer, aligned), sep="\t")
             if found[0] is not None:
                 notes.add(number, text, found[0].text)
+                if not rules.met(text, found[0].text):
+                    notes.unmet.append(f"line {number}")
         before += len(texts)
         sys.stdout.flush()
         meter.end()
@@ -182,13 +209,18 @@ def _alignments(bundle: "Bundle", splitter: "SentenceSplitter") -> "Callable[[st
 
 
 def _in_torch(
-    bundle: "Bundle", search: "SearchConfig", shortlist: "Shortlist | None", meter: "LineMeter"
+    bundle: "Bundle",
+    search: "SearchConfig",
+    shortlist: "Shortlist | None",
+    meter: "LineMeter",
+    rules: OutputRules,
 ) -> "Translate":
     from allyouneed.decode import translate
 
-    def answer(texts: list[str]) -> "list[list[Answer]]":
+    def answer(texts: list[str], prefixes: Sequence[str] = ()) -> "list[list[Answer]]":
         meter.expect(len(texts))
-        return translate(bundle.model, bundle.codec, texts, search, meter.advance, shortlist)
+        constraints = rules.constraints(texts, prefixes)
+        return translate(bundle.model, bundle.codec, texts, search, meter.advance, shortlist, constraints)
 
     return answer
 
@@ -201,8 +233,8 @@ def _in_ctranslate2(
 
     engine, codec = CTranslate2Engine(bundle, int8), bundle.codec
 
-    def answer(texts: list[str]) -> "list[list[Answer]]":
-        meter.expect(len(texts))
+    def answer(texts: list[str], prefixes: Sequence[str] = ()) -> "list[list[Answer]]":
+        meter.expect(len(texts))  # prefixes are refused before
         found = engine.search(codec.encode_sources(texts), search, meter.advance, exact=scores)
         return as_answers(codec, found)
 

@@ -14,16 +14,20 @@ Paper: Aho and Corasick 1975, https://doi.org/10.1145/360825.360855.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from allyouneed.errors import DataError
 from allyouneed.text.glossary import Constraint, RequiredPhrase, is_unspaced
 from allyouneed.text.specials import EOS, PAD, UNK
 from allyouneed.text.tokenizer import Tokenizer
 
 START = -1  # precedes the first token of a target
 ROOT = 0
+MOST_REQUIRED = 256  # tokens of the required phrases of one target; memory grows with them
+_BEGINS_WORD: "WeakKeyDictionary[Tokenizer, Tensor]" = WeakKeyDictionary()  # it takes a second for large vocabularies
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Progress:
 
 
 class PhraseTables:
-    """The automata of the phrases of N sentences, as tensors: P phrases with S states and A symbols at most, E = A + 1."""
+    """The automata of the phrases of N sentences: at most P phrases with S states and A symbols; E = A + 1."""
 
     def __init__(self, phrases: Sequence[Sequence[Phrase]], begins_word_V: Tensor) -> None:
         """`begins_word_V`: the tokens that do not continue a word."""
@@ -108,49 +112,52 @@ class PhraseTables:
         A = max(len(one.symbols) for of_one in built for one in of_one)
         self.begins_word_V = begins_word_V.clone()
         self.begins_word_V[EOS] = True
-        symbol_NPA = torch.full((N, P, A), START - 1)  # no token
         next_NPSE = torch.zeros(N, P, S, A + 1, dtype=torch.long)
         left_NPS = torch.ones(N, P, S, dtype=torch.long)
         first_NP, count_NP = torch.zeros(N, P, dtype=torch.long), torch.zeros(N, P, dtype=torch.long)
         whole_NP = torch.zeros(N, P, dtype=torch.bool)
+        tokens = [sorted({token for one in of_one for token in one.symbols} - {START}) for of_one in built]
+        F = 1 + max(map(len, tokens))
+        # The tokens of a sentence's phrases, after EOS; for each phrase, the symbol that a token is: A, if none.
+        self.forced_NF = torch.tensor([[EOS, *one, *[PAD] * (F - 1 - len(one))] for one in tokens], device=device)
+        symbol_NPG = torch.full((N, P, F + 1), A)
         for n, (of_one, given) in enumerate(zip(built, phrases, strict=True)):
             for p, (one, phrase) in enumerate(zip(of_one, given, strict=True)):
                 states, symbols = len(one.left), len(one.symbols)
-                table = torch.tensor(one.next)
-                symbol_NPA[n, p, :symbols] = torch.tensor(one.symbols)
-                next_NPSE[n, p, :states, :symbols] = table[:, :symbols]
+                next_NPSE[n, p, :states, :symbols] = torch.tensor(one.next)[:, :symbols]
                 left_NPS[n, p, :states] = torch.tensor(one.left)
                 first_NP[n, p], count_NP[n, p], whole_NP[n, p] = one.first, phrase.count, phrase.whole
-        self._symbol_NPA, self._next_NPSE, self._left_NPS = (
-            one.to(device) for one in (symbol_NPA, next_NPSE, left_NPS)
+                for place, token in enumerate(tokens[n], start=1):
+                    symbol_NPG[n, p, place] = one.symbols.index(token) if token in one.symbols else A
+        self._symbol_NPG, self._next_NPSE, self._left_NPS = (
+            one.to(device) for one in (symbol_NPG, next_NPSE, left_NPS)
         )
         self._first_NP, self._count_NP, self._whole_NP = (one.to(device) for one in (first_NP, count_NP, whole_NP))
-        tokens = [sorted({token for one in of_one for token in one.symbols} - {START}) for of_one in built]
-        longest = max(map(len, tokens))
-        # The tokens of a sentence's phrases, and EOS.
-        self.forced_NF = torch.tensor([[EOS, *one, *[PAD] * (longest - len(one))] for one in tokens], device=device)
 
     def keep_sentences(self, kept_M: Tensor) -> None:
         """Keep some of the sentences."""
-        for name in ("_symbol_NPA", "_next_NPSE", "_left_NPS", "_first_NP", "_count_NP", "_whole_NP", "forced_NF"):
+        for name in ("_symbol_NPG", "_next_NPSE", "_left_NPS", "_first_NP", "_count_NP", "_whole_NP", "forced_NF"):
             setattr(self, name, getattr(self, name)[kept_M])
 
     def start(self) -> Progress:
         """Return the progress before the first token, of one row for each sentence."""
         return Progress(self._first_NP[:, None].clone(), torch.zeros_like(self._count_NP)[:, None])
 
-    def advance(self, progress: Progress, token_NM: Tensor) -> Progress:
-        """Return the progress after one more token in each row."""
+    def places(self, token_NM: Tensor) -> Tensor:
+        """Return the place of each token in `forced_NF`, or F."""
+        same_NMF = token_NM[:, :, None] == self.forced_NF[:, None]
+        return torch.where(same_NMF.any(2), same_NMF.to(torch.uint8).argmax(2), self.forced_NF.shape[1])
+
+    def advance(self, progress: Progress, token_NM: Tensor, place_NM: Tensor) -> Progress:
+        """Return the progress after one more token in each row. `place_NM`: of the tokens, see `places`."""
         state_NMP, count_NMP = progress.state_NKP, progress.count_NKP
-        same_NMPA = token_NM[:, :, None, None] == self._symbol_NPA[:, None]
-        A = same_NMPA.shape[3]
-        symbol_NMP = torch.where(same_NMPA.any(3), same_NMPA.to(torch.uint8).argmax(3), A)
-        begins_NM1 = self.begins_word_V[token_NM][:, :, None]
-        occurs_NMP = (self._left(state_NMP) == 0) & (begins_NM1 | ~self._whole_NP[:, None])
-        before_NMP = torch.where(occurs_NMP, ROOT, state_NMP)
         N, P = self._count_NP.shape
         n_N11 = torch.arange(N, device=token_NM.device)[:, None, None]
         p_P = torch.arange(P, device=token_NM.device)
+        begins_NM1 = self.begins_word_V[token_NM][:, :, None]
+        occurs_NMP = (self._left(state_NMP) == 0) & (begins_NM1 | ~self._whole_NP[:, None])
+        before_NMP = torch.where(occurs_NMP, ROOT, state_NMP)
+        symbol_NMP = self._symbol_NPG[n_N11, p_P, place_NM[:, :, None]]
         after_NMP = self._next_NPSE[n_N11, p_P, before_NMP, symbol_NMP]
         return Progress(after_NMP, torch.minimum(count_NMP + occurs_NMP, self._count_NP[:, None]))
 
@@ -177,6 +184,12 @@ class PhraseTables:
 
 def begins_word(tokenizer: Tokenizer) -> Tensor:
     """Return which tokens (V) do not continue the word before them."""
+    if tokenizer not in _BEGINS_WORD:
+        _BEGINS_WORD[tokenizer] = _begins_word(tokenizer)
+    return _BEGINS_WORD[tokenizer]
+
+
+def _begins_word(tokenizer: Tokenizer) -> Tensor:
     words = [number for number in range(UNK + 1, tokenizer.size) if number not in tokenizer.controls]
     before = next((number for number in words if tokenizer.decode([number])[-1:].isalnum()), None)
     found_V = torch.ones(tokenizer.size, dtype=torch.bool)
@@ -189,10 +202,23 @@ def begins_word(tokenizer: Tokenizer) -> Tensor:
     return found_V
 
 
+def can_write(tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether the vocabulary can represent a text."""
+    return UNK not in tokenizer.encode(text)
+
+
 def encode_constraint(tokenizer: Tokenizer, constraint: Constraint) -> TokenConstraint:
-    """Return a constraint as tokens. Phrases that the vocabulary cannot represent are left out."""
+    """Return a constraint as tokens. Phrases that the vocabulary cannot represent are left out.
+
+    Raise DataError if the phrases of one text have more tokens than a search can require.
+    """
     phrases = [_encode_phrase(tokenizer, phrase) for phrase in constraint.phrases]
     prefix = tokenizer.encode(constraint.prefix) if constraint.prefix else []
+    required = sum(phrase.count * len(variant) for phrase in phrases for variant in phrase.variants[:1])
+    if required > MOST_REQUIRED:
+        raise DataError(
+            f"a sentence has terms whose targets need {required:,} tokens; at most {MOST_REQUIRED}: shorten it"
+        )
     return TokenConstraint(tuple(phrase for phrase in phrases if phrase.variants), tuple(prefix))
 
 

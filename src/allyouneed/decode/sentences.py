@@ -1,6 +1,7 @@
 """Translation of texts in pieces: sentence by sentence, or a few sentences at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from allyouneed.decode.align import Span, align, links, word_spans
 from allyouneed.decode.translate import Answer
@@ -8,17 +9,31 @@ from allyouneed.models import Model
 from allyouneed.text.codec import Codec
 from allyouneed.text.sentences import SentenceSplitter, Split
 
-Translate = Callable[[list[str]], list[list[Answer]]]
+
+class Translate(Protocol):
+    """A function from texts to the best answers for each."""
+
+    def __call__(self, texts: list[str], prefixes: Sequence[str] = (), /) -> list[list[Answer]]:
+        """Return the answers. They begin with `prefixes`, one for each text, if there are any."""
 
 
 def in_pieces(splitter: SentenceSplitter, translate: Translate, n_best: int) -> Translate:
     """Return `translate` with each text split into pieces, which are translated at once and joined."""
 
-    def translate_pieces(texts: list[str]) -> list[list[Answer]]:
+    def translate_pieces(texts: list[str], prefixes: Sequence[str] = ()) -> list[list[Answer]]:
         splits = [splitter.split(text) for text in texts]
-        return join_answers(splits, translate([piece for split in splits for piece in split.pieces]), n_best)
+        pieces = [piece for split in splits for piece in split.pieces]
+        return join_answers(splits, translate(pieces, first_prefixes(splits, prefixes)), n_best)
 
     return translate_pieces
+
+
+def first_prefixes(splits: Sequence[Split], prefixes: Sequence[str]) -> list[str]:
+    """Return a prefix for each piece: that of its text for the first one, and none for the others."""
+    if not any(prefixes):
+        return []
+    pairs = zip(splits, prefixes, strict=True)
+    return [prefix if place == 0 else "" for split, prefix in pairs for place in range(len(split.pieces))]
 
 
 def join_answers(splits: Sequence[Split], answers: Sequence[list[Answer]], n_best: int) -> list[list[Answer]]:

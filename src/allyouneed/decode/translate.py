@@ -48,6 +48,8 @@ def translate(
     translation of each text must contain and begin with.
     """
     if codec.classes is not None:
+        if constraints is not None:
+            raise ConfigError("a classifier has no outputs to constrain; remove the glossary and the prefixes")
         answers: list[list[Answer]] = [[] for _ in texts]
         for chosen, logprobs in class_logprobs(model, codec, texts):
             for i, logprob in zip(chosen, logprobs, strict=True):

@@ -20,6 +20,7 @@ from allyouneed.serve.request_record import RequestRecord, current_record
 from allyouneed.serve.shared_metrics import SharedMetrics
 from allyouneed.serve.thread_pool import ThreadPool
 from allyouneed.serve.worker import BatchOperation
+from allyouneed.text.glossary import Constraint
 from allyouneed.text.tokenizer import Tokenizer
 
 # A single text of at most this many characters is tokenized in the event loop. That usually takes 0.1 ms, and at most
@@ -169,6 +170,16 @@ class Backend:
             return as_answers(bundle.codec, engine.search(bundle.codec.encode_sources(texts), config, exact=False))
 
         return BatchOperation(("search", config), run, rows=config.beam)
+
+    def constrained_search(self, served: Served, config: SearchConfig, rows: int) -> BatchOperation:
+        """Return the operation that searches for answers to texts under constraints, with at most `rows` rows each."""
+        bundle = served.bundle
+
+        def run(items: Sequence[tuple[str, Constraint]]) -> list[list[Answer]]:
+            texts, constraints = [text for text, _ in items], [constraint for _, constraint in items]
+            return translate(bundle.model, bundle.codec, texts, config, None, served.shortlist, constraints)
+
+        return BatchOperation(("constrained", config, rows), run, rows=rows)
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:

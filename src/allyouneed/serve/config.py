@@ -51,6 +51,7 @@ class ServeConfig(Config):
     max_tokens: PositiveInt = 1024  # of one completion, or of one sentence if the request does not limit them
     max_n: PositiveInt = 8  # completions of one prompt
     max_beam: PositiveInt = 64  # beam width of a translation
+    max_terms: PositiveInt = 100  # of the glossary of a request
     max_logprobs: PositiveInt = 20  # alternatives of one token
     max_attention_tokens: PositiveInt = 256  # of one text whose attention maps are shown
 

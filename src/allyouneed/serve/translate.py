@@ -23,7 +23,7 @@ from allyouneed.serve.backend import Backend, cancel_on_disconnect
 from allyouneed.serve.bodies import FORMS, content_type, parse_form, parse_json
 from allyouneed.serve.errors import Refusal, error_responses, validation_refusal
 from allyouneed.serve.models import Served
-from allyouneed.serve.text_search import require_capacity, search_all, translate_pages
+from allyouneed.serve.text_search import TextRules, require_capacity, search_all, translate_pages
 from allyouneed.serve.translate_schema import (
     Detected,
     DetectRequest,
@@ -35,6 +35,7 @@ from allyouneed.serve.translate_schema import (
     TranslateResponse,
 )
 from allyouneed.serve.unknown import unknown_words_of
+from allyouneed.text.glossary import Glossary
 from allyouneed.text.output_checks import EXPLAINED, doubts_of
 from allyouneed.text.specials import UNK
 
@@ -199,12 +200,13 @@ async def _translated(
     body: TranslateRequest,
 ) -> list[tuple[str, list[str], list[str]]]:
     """Return the best translation of each document, further ones, and warnings."""
+    rules = _rules(backend, body)
     pages = [document for document in documents if isinstance(document, HtmlDocument)]
     if pages:
-        results = await translate_pages(backend, models, pages)
+        results = await translate_pages(backend, models, pages, rules)
         return [(page.text(one.segments), [], one.warnings()) for page, one in zip(pages, results, strict=True)]
     lines = [document for document in documents if isinstance(document, LineDocument)]
-    found = await search_all(backend, models, [document.units for document in lines], 1 + body.alternatives)
+    found = await search_all(backend, models, [document.units for document in lines], rules)
     translated = []
     for document, units in zip(lines, found, strict=True):
         best, *others = (
@@ -214,6 +216,23 @@ async def _translated(
         doubts = {doubt for unit, ranked in pairs for doubt in doubts_of(unit, ranked[0])}
         translated.append((best, others, [EXPLAINED[one] for one in EXPLAINED if one in doubts]))
     return translated
+
+
+def _rules(backend: Backend, body: TranslateRequest) -> TextRules:
+    """Return how the texts of a request are translated. Refuse a glossary or a prefix that does not fit."""
+    most = backend.config.max_terms
+    if len(body.glossary) > most:
+        raise Refusal(400, f"glossary: {len(body.glossary)} terms; at most {most} in one request", param="glossary")
+    backend.check_texts([body.prefix], "prefix")
+    backend.check_texts(["".join(text for term in body.glossary for text in term)], "glossary")
+    if body.prefix and body.format == "html":
+        raise Refusal(400, "prefix: is for format=text; a page has no start to prescribe", param="prefix")
+    try:
+        glossary = Glossary(body.glossary) if body.glossary else None
+    except DataError as error:
+        raise Refusal(400, f"glossary: {error}", param="glossary") from None
+    html = body.format == "html"
+    return TextRules(1 if html else 1 + body.alternatives, glossary, body.prefix)
 
 
 async def _documents(

@@ -18,14 +18,19 @@ def _require_text(value: str | list[str]) -> str | list[str]:
 NotEmpty = AfterValidator(_require_text)
 
 
+Term = Annotated[tuple[StrictStr, ...], Field(min_length=1)]  # a source term and its targets; alone it is kept
+
+
 class TranslateRequest(Config):
-    """Texts to translate."""
+    """Texts to translate. `glossary`: terms that translations must use. `prefix`: what each of them begins with."""
 
     q: Annotated[StrictStr | list[StrictStr], fail_with("should be a text or a list of texts"), NotEmpty]
     source: StrictStr
     target: StrictStr
     format: Literal["text", "html"] = "text"
     alternatives: Annotated[int, Field(ge=0)] = 0
+    glossary: Annotated[tuple[Term, ...], fail_with("should be a list of [source term, target], in JSON")] = ()
+    prefix: StrictStr = ""
     api_key: StrictStr | None = None
     secret: StrictStr | None = None  # sent by LibreTranslate's own page; not needed here
 

@@ -56,6 +56,7 @@ class Glossary:
         """`terms`: a source term and its targets; without targets the term is kept. Raise DataError for a bad one."""
         self._match_case = match_case
         self._terms: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._kept: dict[tuple[str, ...], str] = {}  # terms without targets, as they were given
         self._lengths: dict[str, list[int]] = {}  # of the terms that begin with a word, the longest first
         for number, term in enumerate(terms, start=1):
             self._add(term, f"term {number}")
@@ -76,7 +77,12 @@ class Glossary:
         joined, added = Glossary(match_case=self._match_case), Glossary(terms, self._match_case)
         for key, targets in (self._terms | added._terms).items():
             joined._store(key, targets)
+        joined._kept = self._kept | added._kept
         return joined
+
+    def targets(self) -> list[str]:
+        """Return all targets, and the terms that are kept."""
+        return [text for key, targets in self._terms.items() for text in targets or (self._kept[key],)]
 
     def __len__(self) -> int:
         return len(self._terms)
@@ -94,6 +100,8 @@ class Glossary:
         if len(self._terms) > MOST_TERMS:
             raise DataError(f"{where}: more than {MOST_TERMS:,} terms")
         self._store(key, tuple(targets))
+        if not targets:
+            self._kept[key] = source
 
     def _store(self, key: tuple[str, ...], targets: tuple[str, ...]) -> None:
         self._terms[key] = targets
@@ -131,3 +139,13 @@ class Glossary:
             if key in self._terms:
                 return length, self._terms[key]
         return 0, ()
+
+
+def constraints_of(
+    glossary: Glossary | None, texts: Sequence[str], prefixes: Sequence[str] = ()
+) -> list[Constraint] | None:
+    """Return what the translations of texts must contain and begin with; None if nothing at all."""
+    if glossary is None and not any(prefixes):
+        return None
+    phrases = [() if glossary is None else glossary.phrases(text) for text in texts]
+    return [Constraint(one, begin) for one, begin in zip(phrases, prefixes or [""] * len(texts), strict=True)]
