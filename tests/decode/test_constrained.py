@@ -37,7 +37,7 @@ def meets(ids: list[int], phrases: tuple[Phrase, ...], begins_word: list[bool]) 
     return all(occurrences(ids, phrase, begins_word) >= phrase.count for phrase in phrases)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),
@@ -61,7 +61,7 @@ def test_a_beam_of_all_hypotheses_is_exhaustive_search(kind, seed, phrases, begi
             assert not ours[0].finished
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),

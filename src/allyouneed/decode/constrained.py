@@ -1,6 +1,7 @@
 """Lexically constrained beam search: the best target that contains required phrases.
 
-    bank b          the prefixes that lack C - b of the C tokens of the required phrases (phrases.py)
+    bank b          the prefixes that lack C - b of the C tokens of the required phrases (phrases.py); of the phrases
+                    that are incomplete, only the one with most tokens counts
     candidates_t    for each live prefix: its best tokens, and every token of a required phrase
     live_t          the best candidate of each bank, from bank C down; then the second best of each; ... until K
     finished        candidates of bank C that contain all phrases, end in EOS and are among the beam best of bank C
@@ -8,9 +9,10 @@
 A prefix without the phrases therefore never displaces those with more of them, and the fullest bank gains a token at
 every step until it is bank C: every phrase is found if the maximum length allows it. K = beam x (C + 1) rows, at most
 MOST_ROWS, so that a bank has as many rows as the search without constraints. Unused rows of a bank go to the others.
-Ranking is that of beam.py. The search for a target ends when `beam` hypotheses have finished, or as in beam.py: an
-unlikely phrase makes log P so low that the length penalty would favour endless targets. A target that is cut at its
-maximum length is one with most phrases.
+A target that contains the phrases without being required to is the best one, so such searches come first
+(target_search.py). Ranking is that of beam.py. The search for a target ends when `beam` hypotheses have finished, or as
+in beam.py: an unlikely phrase makes log P so low that the length penalty would favour endless targets. A target that is
+cut at its maximum length is one with most phrases.
 
 Cost: one step of (sentences x K) rows for each token, and a sort of K (2 K + F) candidates for F phrase tokens.
 Paper: Post and Vilar 2018, arXiv:1804.06609 (dynamic beam allocation), batches as in Hu et al. 2019, N19-1090.
@@ -27,7 +29,7 @@ from torch.nn import functional as F
 
 from allyouneed.decode.base import FIRST_TOKEN, device_of
 from allyouneed.decode.beam import NEVER, Beams, Candidates, SearchConfig
-from allyouneed.decode.phrases import PhraseTables, Progress, TokenConstraint
+from allyouneed.decode.phrases import PhraseProgress, PhraseTables, TokenConstraint
 from allyouneed.models import Model
 from allyouneed.text.specials import EOS, PAD
 
@@ -114,7 +116,7 @@ class ConstrainedBeams(Beams):
         if kept is not None:
             self.tables.keep_sentences(kept)
             self.ended_N = self.ended_N[kept]
-            self.progress = Progress(self.progress.state_NKP[kept], self.progress.count_NKP[kept])
+            self.progress = PhraseProgress(self.progress.state_NKP[kept], self.progress.count_NKP[kept])
         return kept
 
 

@@ -12,7 +12,7 @@ Cost: a table of (states x different tokens) for each phrase; one lookup for eac
 Paper: Aho and Corasick 1975, https://doi.org/10.1145/360825.360855.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -87,17 +87,31 @@ def automaton(variants: Sequence[tuple[int, ...]]) -> Automaton:
     return Automaton(symbols, table, [left(state) for state in number], table[ROOT][symbols.index(START)])
 
 
+def contains_phrases(phrases: Sequence[Phrase], ids: Sequence[int], begins_word: Callable[[int], bool]) -> bool:
+    """Return whether a finished target contains all phrases."""
+    for phrase in phrases:
+        found, count = automaton(phrase.variants), 0
+        state = found.first
+        for token in (*ids, EOS):
+            if found.left[state] == 0 and (not phrase.whole or token == EOS or begins_word(token)):
+                state, count = ROOT, count + 1
+            state = found.next[state][found.symbols.index(token) if token in found.symbols else -1]
+        if count < phrase.count:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
-class Progress:
+class PhraseProgress:
     """How far the targets of N sentences are: for each row (K) and phrase (P) the state and the occurrences so far."""
 
     state_NKP: Tensor
     count_NKP: Tensor
 
-    def choose(self, place_NM: Tensor) -> "Progress":
+    def choose(self, place_NM: Tensor) -> "PhraseProgress":
         """Return the progress of some rows of each sentence."""
         place_NMP = place_NM[:, :, None].expand(-1, -1, self.state_NKP.shape[2])
-        return Progress(self.state_NKP.gather(1, place_NMP), self.count_NKP.gather(1, place_NMP))
+        return PhraseProgress(self.state_NKP.gather(1, place_NMP), self.count_NKP.gather(1, place_NMP))
 
 
 class PhraseTables:
@@ -139,16 +153,16 @@ class PhraseTables:
         for name in ("_symbol_NPG", "_next_NPSE", "_left_NPS", "_first_NP", "_count_NP", "_whole_NP", "forced_NF"):
             setattr(self, name, getattr(self, name)[kept_M])
 
-    def start(self) -> Progress:
+    def start(self) -> PhraseProgress:
         """Return the progress before the first token, of one row for each sentence."""
-        return Progress(self._first_NP[:, None].clone(), torch.zeros_like(self._count_NP)[:, None])
+        return PhraseProgress(self._first_NP[:, None].clone(), torch.zeros_like(self._count_NP)[:, None])
 
     def places(self, token_NM: Tensor) -> Tensor:
         """Return the place of each token in `forced_NF`, or F."""
         same_NMF = token_NM[:, :, None] == self.forced_NF[:, None]
         return torch.where(same_NMF.any(2), same_NMF.to(torch.uint8).argmax(2), self.forced_NF.shape[1])
 
-    def advance(self, progress: Progress, token_NM: Tensor, place_NM: Tensor) -> Progress:
+    def advance(self, progress: PhraseProgress, token_NM: Tensor, place_NM: Tensor) -> PhraseProgress:
         """Return the progress after one more token in each row. `place_NM`: of the tokens, see `places`."""
         state_NMP, count_NMP = progress.state_NKP, progress.count_NKP
         N, P = self._count_NP.shape
@@ -159,24 +173,29 @@ class PhraseTables:
         before_NMP = torch.where(occurs_NMP, ROOT, state_NMP)
         symbol_NMP = self._symbol_NPG[n_N11, p_P, place_NM[:, :, None]]
         after_NMP = self._next_NPSE[n_N11, p_P, before_NMP, symbol_NMP]
-        return Progress(after_NMP, torch.minimum(count_NMP + occurs_NMP, self._count_NP[:, None]))
+        return PhraseProgress(after_NMP, torch.minimum(count_NMP + occurs_NMP, self._count_NP[:, None]))
 
     def _left(self, state_NMP: Tensor) -> Tensor:
         N, P = self._count_NP.shape
         n_N11 = torch.arange(N, device=state_NMP.device)[:, None, None]
         return self._left_NPS[n_N11, torch.arange(P, device=state_NMP.device), state_NMP]
 
-    def met(self, progress: Progress) -> Tensor:
+    def met(self, progress: PhraseProgress) -> Tensor:
         """Return whether each row (N, K) contains all phrases."""
         return (progress.count_NKP >= self._count_NP[:, None]).all(2)
 
-    def unmet_tokens(self, progress: Progress) -> Tensor:
-        """Return how many tokens each row (N, K) lacks at least."""
-        missing_NKP = self._count_NP[:, None] - progress.count_NKP
-        whole_NKP = (missing_NKP - 1).clamp(min=0) * self._left_NPS[:, None, :, ROOT]
-        return (whole_NKP + torch.where(missing_NKP > 0, self._left(progress.state_NKP), 0)).sum(2)
+    def unmet_tokens(self, progress: PhraseProgress) -> Tensor:
+        """Return how many tokens each row (N, K) lacks, if the phrase that has most of its tokens is continued.
 
-    def complete(self, progress: Progress) -> Tensor:
+        Only one phrase counts while it is incomplete. A token that begins several phrases would otherwise be better
+        than one that continues any of them.
+        """
+        missing_NKP = self._count_NP[:, None] - progress.count_NKP
+        length_NKP = self._left_NPS[:, None, :, ROOT]
+        begun_NKP = torch.where(missing_NKP > 0, length_NKP - self._left(progress.state_NKP), 0)
+        return (missing_NKP * length_NKP).sum(2) - begun_NKP.amax(2)
+
+    def complete(self, progress: PhraseProgress) -> Tensor:
         """Return the rows (N, K) in which a phrase is complete if a word begins next."""
         needed_NKP = progress.count_NKP < self._count_NP[:, None]
         return ((self._left(progress.state_NKP) == 0) & self._whole_NP[:, None] & needed_NKP).any(2)
@@ -227,6 +246,8 @@ def _encode_phrase(tokenizer: Tokenizer, phrase: RequiredPhrase) -> Phrase:
     for text in phrase.alternatives:
         context = "。" if is_unspaced(text[0]) else "x "
         inside = _after(tokenizer, context, text)
+        if UNK in inside:  # some vocabularies have no blank
+            inside = tuple(tokenizer.encode(text))
         if UNK in inside:
             continue
         variants[inside] = None

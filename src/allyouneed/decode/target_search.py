@@ -1,8 +1,8 @@
 """The search for the best targets: batches of similar sources, each decoded by greedy, beam or constrained search."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from allyouneed.decode.base import Hypothesis, device_of, generating, new_token_
 from allyouneed.decode.beam import Beams, SearchConfig
 from allyouneed.decode.constrained import ConstrainedBeams, rows_for
 from allyouneed.decode.greedy import greedy_batch
-from allyouneed.decode.phrases import TokenConstraint
+from allyouneed.decode.phrases import TokenConstraint, contains_phrases
 from allyouneed.decode.shortlist_head import BatchShortlist
 from allyouneed.decode.threads import kernel_threads, run_concurrently, worker_count
 from allyouneed.models import Model
@@ -35,7 +35,8 @@ def search(
     allows for the source, and probabilities are among those.
 
     `constraints`: what the target of each source must contain and begin with. A prefix of a constraint is returned, but
-    it does not count for scores and lengths. A target with required phrases is searched for without the shortlist.
+    it does not count for scores and lengths. Targets are searched for without the required phrases first; those that
+    lack some are searched for again, with all phrases and without the shortlist.
     `begins_word_V`: the tokens that do not continue a word; None: all of them.
     """
     results = [[Hypothesis([], 0.0, 0.0, finished=False)] for _ in sources]  # returned if the maximum length is 0
@@ -43,49 +44,69 @@ def search(
     with generating(model):
         if config.max_length == 0:
             return results
-        device = device_of(model)
-
-        def decode(batch: list[int]) -> list[list[Hypothesis]]:
-            chosen, given = [sources[item] for item in batch], [wanted[item] for item in batch]
-            prefixes = [(*prefix, *one.prefix) for one in given]
-            limits = [
-                new_token_limit(model, config.limit(source), begin, source)
-                for source, begin in zip(chosen, prefixes, strict=True)
-            ]
-            if given[0].phrases:
-                constrained = ConstrainedBeams(model, chosen, limits, config, prefixes, given, begins_word_V)
-                with kernel_threads(model, len(chosen) * constrained.rows):
-                    return constrained.run()
-            allowed = None if shortlist is None else BatchShortlist(model, shortlist, chosen, config.beam)
-            if config.beam == 1:
-                return greedy_batch(model, chosen, limits, config.length_penalty, allowed, prefixes)
-            beams = Beams(model, chosen, limits, config, allowed, prefixes)
-            with kernel_threads(model, len(chosen) * config.beam):
-                return beams.run()
-
-        batches = _batches(sources, wanted, config, worker_count(device))
-        with closing(run_concurrently(decode, batches, device)) as decoded:  # `progress` may raise
-            for batch, found in decoded:
-                for item, hypotheses in zip(batch, found, strict=True):
-                    begin = wanted[item].prefix
-                    results[item] = (
-                        [replace(one, ids=[*begin, *one.ids]) for one in hypotheses] if begin else hypotheses
-                    )
-                if progress is not None:
-                    progress(len(batch))
+        run = _Run(model, sources, wanted, config, shortlist, prefix, begins_word_V)
+        for constrained in (False, True):  # a target of the first search is the best one if it has all phrases
+            items = [item for item, found in enumerate(results) if not constrained or not run.meets(item, found)]
+            with closing(run.decode(items, constrained)) as decoded:  # `progress` may raise
+                for batch, found in decoded:
+                    for item, hypotheses in zip(batch, found, strict=True):
+                        begin = wanted[item].prefix
+                        results[item] = [replace(one, ids=[*begin, *one.ids]) if begin else one for one in hypotheses]
+                    done = [item for item in batch if constrained or run.meets(item, results[item])]
+                    if progress is not None and done:
+                        progress(len(done))
     return results
 
 
-def _batches(
-    sources: Sequence[Sequence[int]], wanted: Sequence[TokenConstraint], config: SearchConfig, parts: int
-) -> list[list[int]]:
-    """Return batches of items that are searched for in the same way: with equally many rows and prefix tokens."""
-    groups: dict[tuple[bool, int, int], list[int]] = {}
-    for item, one in enumerate(wanted):
-        rows = rows_for(one, config) if one.phrases else config.beam
-        groups.setdefault((bool(one.phrases), rows, len(one.prefix)), []).append(item)
-    batches = []
-    for (_, rows, _), items in groups.items():
-        packed = pack([len(sources[item]) for item in items], rows, config.batch_tokens, parts)
-        batches += [[items[place] for place in batch] for batch in packed]
-    return batches
+@dataclass(frozen=True)
+class _Run:
+    """One call of `search`."""
+
+    model: Model
+    sources: Sequence[Sequence[int]]
+    wanted: Sequence[TokenConstraint]
+    config: SearchConfig
+    shortlist: Shortlist | None
+    prefix: Sequence[int]
+    begins_word_V: Tensor | None
+
+    def meets(self, item: int, found: Sequence[Hypothesis]) -> bool:
+        """Return whether all hypotheses contain the required phrases."""
+        phrases, words_V = self.wanted[item].phrases, self.begins_word_V
+        return not phrases or all(
+            one.finished and contains_phrases(phrases, one.ids, lambda token: words_V is None or bool(words_V[token]))
+            for one in found
+        )
+
+    def decode(self, items: Sequence[int], constrained: bool) -> Generator[tuple[list[int], list[list[Hypothesis]]]]:
+        """Yield batches of items with their hypotheses, as they are found."""
+        device, groups = device_of(self.model), dict[tuple[int, int], list[int]]()
+        for item in items:  # a batch has equally many rows and prefix tokens
+            one = self.wanted[item]
+            rows = rows_for(one, self.config) if constrained else self.config.beam
+            groups.setdefault((rows, len(one.prefix)), []).append(item)
+        batches = []
+        for (rows, _), grouped in groups.items():
+            lengths = [len(self.sources[item]) for item in grouped]
+            packed = pack(lengths, rows, self.config.batch_tokens, worker_count(device))
+            batches += [[grouped[place] for place in batch] for batch in packed]
+        return run_concurrently(lambda batch: self._decode_batch(batch, constrained), batches, device)
+
+    def _decode_batch(self, batch: list[int], constrained: bool) -> list[list[Hypothesis]]:
+        model, config = self.model, self.config
+        chosen, given = [self.sources[item] for item in batch], [self.wanted[item] for item in batch]
+        prefixes = [(*self.prefix, *one.prefix) for one in given]
+        limits = [
+            new_token_limit(model, config.limit(source), begin, source)
+            for source, begin in zip(chosen, prefixes, strict=True)
+        ]
+        if constrained:
+            found = ConstrainedBeams(model, chosen, limits, config, prefixes, given, self.begins_word_V)
+            with kernel_threads(model, len(chosen) * found.rows):
+                return found.run()
+        allowed = None if self.shortlist is None else BatchShortlist(model, self.shortlist, chosen, config.beam)
+        if config.beam == 1:
+            return greedy_batch(model, chosen, limits, config.length_penalty, allowed, prefixes)
+        beams = Beams(model, chosen, limits, config, allowed, prefixes)
+        with kernel_threads(model, len(chosen) * config.beam):
+            return beams.run()
