@@ -1,13 +1,12 @@
 """Terms of a glossary in translations, and what they cost: share of terms, BLEU and time with and without.
 
-    python benchmarks/glossary.py runs/m30k [--terms 200] [--lines 0] [--beam 5]
+    python benchmarks/glossary.py runs/m30k [--right 0.85] [--terms 200] [--lines 0] [--beam 5]
 
 The glossary is made from the training pairs of the run: words of the source with their best translation t(y | x) of IBM
-Model 1 (shortlist/lexicon.py), if the reference has it in at least 85 % of the training lines with the source word.
+Model 1 (shortlist/lexicon.py), if the reference has it in the share `right` of the training lines with the source word.
 Its terms are therefore right for most references of the test lines. The most frequent ones are kept.
 
-`share` counts each term of each test line once: the output contains the target as a whole word. `wanted` terms are
-those that the search without a glossary does not give.
+`share` counts each term of each test line once: the output contains the target as a whole word.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from allyouneed.text.lines import lines, resolve
 from allyouneed.text.ragged import Ragged, RaggedWriter
 
 WORD = re.compile(r"\w+")
-RIGHT, RAREST = 0.85, 20  # of the training lines with a source word, and how many these are at least
+RAREST = 20  # training lines with a source word
 
 
 def words(text: str) -> list[str]:
@@ -49,7 +48,7 @@ def numbered(texts: list[list[str]], folder: Path, name: str) -> tuple[Ragged, l
     return Ragged(folder, name, "<u4"), names
 
 
-def make_glossary(sources: list[str], targets: list[str], most: int) -> dict[str, str]:
+def make_glossary(sources: list[str], targets: list[str], right_share: float, most: int) -> dict[str, str]:
     """Return word pairs that are right for nearly all training lines, the most frequent first."""
     split = [words(text.lower()) for text in sources], [words(text) for text in targets]
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +64,7 @@ def make_glossary(sources: list[str], targets: list[str], most: int) -> dict[str
         for word in set(source):
             seen[word] += 1
             both[word] += best.get(word) in inside
-    good = [word for word in seen if word and seen[word] >= RAREST and both[word] >= RIGHT * seen[word]]
+    good = [word for word in seen if word and seen[word] >= RAREST and both[word] >= right_share * seen[word]]
     return {word: best[word] for word in sorted(good, key=lambda word: (-seen[word], word))[:most]}
 
 
@@ -82,6 +81,7 @@ def main() -> None:
     """Translate the test lines twice and print the numbers as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run")
+    parser.add_argument("--right", type=float, default=0.85)
     parser.add_argument("--terms", type=int, default=200)
     parser.add_argument("--lines", type=int, default=0)
     parser.add_argument("--beam", type=int, default=5)
@@ -89,7 +89,7 @@ def main() -> None:
     bundle = load(options.run)
     task = recipe_of(bundle).task.model_dump()
     train, test = ([list(lines(resolve(name))) for name in task[side]] for side in ("train", "test"))
-    pairs = make_glossary(*train, options.terms)
+    pairs = make_glossary(*train, options.right, options.terms)
     glossary = Glossary(pairs.items())
     sources, references = (side[: options.lines or None] for side in test)
     constraints = [Constraint(glossary.phrases(text)) for text in sources]
