@@ -10,7 +10,7 @@ import typer
 from allyouneed.errors import ConfigError, DataError, StorageError
 
 if TYPE_CHECKING:
-    from allyouneed.decode.sentences import Translate
+    from allyouneed.decode import Answer
     from allyouneed.documents.pieces import Document
     from allyouneed.documents.placement import Matrix
     from allyouneed.documents.translation import Pair, Result
@@ -27,6 +27,7 @@ DocumentFormat = Annotated[
 DocumentOut = Annotated[
     Path | None, typer.Option(help="File for the translated document.", show_default="standard output")
 ]
+Answers = Callable[[list[str]], "list[list[Answer]]"]
 ROWS = 1024  # sentences that are translated at once
 BINARY = ("docx",)
 
@@ -50,7 +51,7 @@ def open_document(file: Path | None, kind: str, out: Path | None) -> "Document":
 
 
 def translate_file(
-    document: "Document", bundle: "Bundle", splitter: "SentenceSplitter", answer: "Translate", out: Path | None
+    document: "Document", bundle: "Bundle", splitter: "SentenceSplitter", answer: "Answers", out: Path | None
 ) -> None:
     """Translate a document, and write it to `out` or to standard output."""
     from allyouneed.evaluation.settings import between_languages, require_generator
@@ -89,7 +90,7 @@ def _run(
             return result
 
 
-def _best(bundle: "Bundle", answer: "Translate") -> Callable[[list[str]], list[str]]:
+def _best(bundle: "Bundle", answer: "Answers") -> Callable[[list[str]], list[str]]:
     """Return a function from sentences to their best translations. A sentence that occurs twice is translated once."""
     from allyouneed.text.checks import require_short
 
