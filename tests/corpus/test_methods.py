@@ -155,7 +155,7 @@ def test_overlap_of_held_out_rows() -> None:
 
 def test_a_split_is_decided_by_the_text(tmp_path: Path) -> None:
     rows = clean_pairs(3000)
-    rows += [(rows[0][0].upper() + "!", "other"), *rows[100:200]]
+    rows += [*((row[0].upper() + "!", "other") for row in rows[:30]), *rows[100:200]]
     path = tmp_path / "a.tsv"
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     counts = write_split(tmp_path / "out", [PairCorpus(files=(str(path),))], (0.1, 0.2), 0, lambda *_: None)
