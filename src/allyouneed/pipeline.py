@@ -17,7 +17,7 @@ import torch
 
 from allyouneed.config import parse
 from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
-from allyouneed.decode.embed import Embedding, Pool, embed, longest_text, readable_ids
+from allyouneed.decode.embed import Pool, TextVector, embed, longest_text, readable_ids
 from allyouneed.decode.sentences import in_pieces
 from allyouneed.errors import ConfigError, DataError, UserError
 from allyouneed.evaluation.probabilities import score_rows
@@ -218,7 +218,7 @@ class Pipeline(Bundle):
         pool: Pool = "mean",
         normalize: bool = True,
         max_length: int | None = None,
-    ) -> list[Embedding]:
+    ) -> list[TextVector]:
         """Return a vector for each text, and how many of its tokens were left out.
 
         `pool`: the mean of all positions, the first one of an encoder, or the last one. `max_length`: tokens of a text
@@ -234,7 +234,7 @@ class Pipeline(Bundle):
                 require_short(self.codec.source or self.codec.target, [text], "texts", number)
         ids, left_out = readable_ids(self.codec, texts, most)
         vectors = embed(self.model, self.codec, ids, pool=pool, normalize=normalize)
-        return [Embedding(vector_D, count) for vector_D, count in zip(vectors, left_out, strict=True)]
+        return [TextVector(vector_D, count) for vector_D, count in zip(vectors, left_out, strict=True)]
 
     def score(self, items: Iterable[str] | Iterable[Pair]) -> list[Scored]:
         """Return the log-probability (in nats) of each item, with its number of tokens.

@@ -62,8 +62,7 @@ def command(
         refuse_sampling(config)
     bundle = open_model(model, device, int8=int8, engine=engine, adapter=adapter)
     require_generator(bundle)
-    text = prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
-    codec = bundle.codec
+    codec, text = bundle.codec, prompt if prompt is not None else "" if sys.stdin.isatty() else read_all()
     require_short(codec.source or codec.target, [text], "--prompt" if prompt is not None else str(NAME))
     config = config.model_copy(update={"ends": codec.ends})
     begin = codec.encode_prompt(text) if codec.source is None else codec.encode_prompt()

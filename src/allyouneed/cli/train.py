@@ -68,9 +68,7 @@ def command(
     with report_once():
         base = changes(budget, seed)
         base |= _task_and_model(recipe, task, model, start, {"train": train, "valid": valid, "test": test})
-        source: str | dict[str, Any] | None = recipe
-        if start is not None:
-            source = tuning_recipe(start, recipe, base, sets or [])
+        source = recipe if start is None else tuning_recipe(start, recipe, base, sets or [])
         whole = resolve_recipe(source, base, [*(sets or []), *["train.deterministic=true"] * deterministic])
         folder = out or Path("runs") / (Path(recipe).stem if recipe else f"{whole.task.type}-{whole.model.type}")
         _check_resume(folder, resume)

@@ -32,7 +32,7 @@ Pool = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True)
-class Embedding:
+class TextVector:
     """The vector of a text."""
 
     vector_D: Tensor
