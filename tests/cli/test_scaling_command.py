@@ -1,10 +1,6 @@
 """`allyouneed scaling` refuses what cannot work, in one line and before anything runs."""
 
-import subprocess
-import sys
-
 import pytest
-from cli_commands import ENVIRONMENT
 
 
 @pytest.mark.parametrize(
@@ -24,19 +20,3 @@ def test_a_mistake_is_one_line(run, tmp_path, arguments, words):
     assert words in done.err.splitlines()[-1]
     assert done.err.splitlines()[-1].startswith("error: ")
     assert not (tmp_path / "out").exists()
-
-
-def test_fits_use_one_thread():
-    """numpy reads the variable at import: it must be set before."""
-    code = (
-        "import os, sys\n"
-        "from allyouneed.cli import run, scaling\n"
-        "assert 'numpy' not in sys.modules\n"
-        "assert run(['scaling', 'copy', '--sizes', 'big']) == 2\n"
-        "assert 'numpy' in sys.modules\n"
-        "print(os.environ['OPENBLAS_NUM_THREADS'])\n"
-    )
-    for given, expected in (({}, "1\n"), ({"OPENBLAS_NUM_THREADS": "2"}, "2\n")):
-        environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPENBLAS_NUM_THREADS"} | given
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-        assert done.stdout == expected

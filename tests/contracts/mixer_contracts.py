@@ -156,7 +156,7 @@ CONTRACTS: dict[str, Contract] = {
         ],
         copies_after=150,
     ),
-    "fourier": Contract(fourier_oracle, [FourierConfig()], copies_after=150),
+    "fourier": Contract(fourier_oracle, [FourierConfig()], copies_after=800),
     "local": Contract(
         local_oracle,
         [

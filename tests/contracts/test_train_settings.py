@@ -31,8 +31,10 @@ OTHERS: dict[str, Any] = {
     "restart_above": 0.001,
     "deterministic": True,
     "log_every": 2,
+    "freeze": ["encoder.*"],
 }
 EXEMPT = {
+    "lora": "needs a model to start from: tests/training/test_lora.py",
     "evaluation_share": "needs a budget in minutes: tests/training/test_pace.py",
     "parallel": "needs several processes: tests/training/test_distributed.py",
     "patience": "needs a run that stops improving: tests/training/test_loop.py",

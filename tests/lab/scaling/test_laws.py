@@ -1,14 +1,16 @@
 """Scaling laws: published constants, recovered parameters, and coverage of intervals."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.optimize import check_grad
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from allyouneed.errors import DataError
 from allyouneed.lab.scaling.isoflop import isoflops
-from allyouneed.lab.scaling.laws import CHINCHILLA, KAPLAN, Form, Law, PowerForm, fit, fit_law, floored
+from allyouneed.lab.scaling.laws import CHINCHILLA, KAPLAN, Form, Law, PowerForm, SumForm, fit, fit_law, floored
 
 pytestmark = pytest.mark.no_shapes
 
@@ -117,6 +119,22 @@ def test_too_few_runs_are_refused() -> None:
 
 
 @pytest.mark.slow
+def test_fits_use_one_thread_of_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several, thousands of small systems would take up to 50 times as long."""
+    threads, evaluate, losses = set[int](), SumForm.evaluate, noisy(SMALL, 0.005, seed=1)
+
+    def observed(self: SumForm, theta_J: Any, x_KP: Any) -> Any:
+        if not threads:
+            threads.update(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        return evaluate(self, theta_J, x_KP)
+
+    monkeypatch.setattr(SumForm, "evaluate", observed)
+    with threadpool_limits(2, user_api="blas"):
+        fit_law(CHINCHILLA, grid(), losses)
+        assert threads == {1}
+        assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} == {2}
+
+
 def test_intervals_have_their_nominal_coverage() -> None:
     """On grids of 16 runs with a noise of 0.5 %, for 6 times their compute: 80 % intervals cover about 80 %."""
     there, generator, trials = (250e3, 6e12 / 6 / 250e3), np.random.default_rng(0), 48
