@@ -26,7 +26,7 @@ from allyouneed.decode import translate
 from allyouneed.evaluation.settings import recipe_of, search_config
 from allyouneed.pipeline import load
 from allyouneed.shortlist.lexicon import learn_lexicon
-from allyouneed.text.glossary import Constraint, Glossary, RequiredPhrase
+from allyouneed.text.glossary import Constraint, Glossary
 from allyouneed.text.lines import lines, resolve
 from allyouneed.text.ragged import Ragged, RaggedWriter
 
@@ -66,15 +66,6 @@ def make_glossary(sources: list[str], targets: list[str], right_share: float, mo
             both[word] += best.get(word) in inside
     good = [word for word in seen if word and seen[word] >= RAREST and both[word] >= right_share * seen[word]]
     return {word: best[word] for word in sorted(good, key=lambda word: (-seen[word], word))[:most]}
-
-
-def contains(output: str, phrase: RequiredPhrase) -> bool:
-    """Return whether an output contains a phrase as whole words; its first letter may be a capital at the start."""
-    return any(
-        re.search(rf"(?<!\w){re.escape(text)}(?!\w)", output)
-        or re.match(rf"{re.escape(text[0].upper() + text[1:])}(?!\w)", output)
-        for text in phrase.alternatives
-    )
 
 
 def main() -> None:
@@ -117,7 +108,7 @@ def main() -> None:
 def share(outputs: list[str], constraints: list[Constraint]) -> float:
     """Return the share of the required phrases that outputs contain."""
     found = [
-        contains(output, phrase) for output, one in zip(outputs, constraints, strict=True) for phrase in one.phrases
+        phrase.occurs_in(output) for output, one in zip(outputs, constraints, strict=True) for phrase in one.phrases
     ]
     return round(sum(found) / max(1, len(found)), 4)
 

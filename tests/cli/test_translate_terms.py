@@ -24,7 +24,7 @@ def test_outputs_use_terms_and_prefixes(run: Commands, numbers: str) -> None:
 
 def test_a_missing_term_is_noted(run: Commands, numbers: str) -> None:
     done = run("translate", numbers, "--keep", "nine", "--max-length", "2", given="one\nnine\n")
-    assert "terms are missing, because the maximum length was reached: line 2" in done.err
+    assert "no output with all terms was found: line 2 (nine); a larger --max-length may help" in done.err
 
 
 @pytest.mark.parametrize(

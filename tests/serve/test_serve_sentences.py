@@ -1,6 +1,8 @@
 """Every endpoint translates all sentences of a text, as `allyouneed.load` does: none comes back with the first only."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -70,6 +72,19 @@ def test_libretranslate(server: Server, wanted: list[str]) -> None:
     assert client.translate(TEXT, "en", "de") == f"{wanted[4]}\n{wanted[3]}\n"
     # More sentences than the queue holds of a client.
     assert client.translate(" ".join(["No."] * 12), "en", "de") == " ".join([wanted[3]] * 12)
+
+
+def test_a_text_of_thirty_sentences_comes_back_with_thirty(server: Server, folder: Path) -> None:
+    """As one line, by the command and by /translate: each sentence has its own translation, in order."""
+    words = [f"{name} {verb}" for name in ("dogs", "men", "women", "Tom", "Ana") for verb in ("sit", "run", "eat")]
+    sentences = [f"{start} {word}{end}" for word in words for start, end in (("Two", "."), ("They and", "!"))]
+    assert len(set(sentences)) == 30
+    apart = allyouneed.load(folder).translate(sentences)
+    text = " ".join(sentences)
+    command = [sys.executable, "-m", "allyouneed", "translate", str(folder)]
+    line = subprocess.run(command, input=text + "\n", capture_output=True, text=True, check=True)
+    assert line.stdout == " ".join(apart) + "\n"
+    assert LibreTranslateAPI(server[0] + "/").translate(text, "en", "de") == " ".join(apart)
 
 
 def test_completions_are_those_of_the_pipeline(server: Server, wanted: list[str]) -> None:

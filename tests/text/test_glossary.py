@@ -50,9 +50,22 @@ def test_other_forms_of_the_same_letters_match() -> None:
 def test_a_file_has_comments_and_terms_to_keep(tmp_path: Path) -> None:
     (tmp_path / "terms.tsv").write_text("# English\tGerman\n\ndog\tHund\nGit\n", encoding="utf-8")
     glossary = Glossary.read(str(tmp_path / "terms.tsv"))
-    assert (len(glossary), glossary.targets()) == (2, ["Hund", "Git"])
-    more = glossary.with_terms([("dog", "Köter"), ("cat",)])
+    assert glossary.targets() == ["Hund", "Git"]
+    more = Glossary([("dog", "Köter"), ("cat",)]).over(glossary)
     assert [phrase.alternatives for phrase in more.phrases("dog cat git")] == [("Köter",), ("cat",), ("git",)]
+    assert more.targets() == ["Hund", "Git", "Köter", "cat"]
+    longer = Glossary([("dog", "Köter")]).over(Glossary([("dog house", "Hundehütte")]))
+    assert [phrase.alternatives for phrase in longer.phrases("a dog house, a dog")] == [("Hundehütte",), ("Köter",)]
+
+
+def test_phrases_occur_as_whole_words() -> None:
+    phrase = RequiredPhrase(("kleiner Hund", "Köter"))
+    assert phrase.occurs_in("ein kleiner Hund, ja")
+    assert phrase.occurs_in("Kleiner Hund")
+    assert phrase.occurs_in("(Köter)")
+    assert not phrase.occurs_in("ein Kleiner Hund")
+    assert not phrase.occurs_in("ein kleiner Hundert")
+    assert RequiredPhrase(("犬",)).occurs_in("大犬小")
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ class ConstraintOptions:
 
         terms = None
         if self.glossary or self.keep:
-            terms = Glossary.read(self.glossary, self.match_case) if self.glossary else Glossary((), self.match_case)
-            terms = terms.with_terms([str(text_argument(term))] for term in self.keep)
+            kept = Glossary(([str(text_argument(term))] for term in self.keep), self.match_case)
+            terms = kept.over(Glossary.read(self.glossary, self.match_case) if self.glossary else None)
         prefixes = None if self.prefixes is None else list(lines(resolve(self.prefixes)))
         prefix = text_argument(self.prefix) or ""
         target = bundle.codec.target
@@ -99,7 +99,9 @@ class OutputRules:
             )
         return self.prefixes[before : before + count]
 
-    def met(self, source: str, output: str) -> bool:
-        """Return whether an output has a target of each term of its source."""
-        phrases = () if self.glossary is None else self.glossary.phrases(source)
-        return all(any(text.casefold() in output.casefold() for text in phrase.alternatives) for phrase in phrases)
+    def missing(self, pieces: Sequence[str], output: str) -> list[str]:
+        """Return the targets that an output lacks, given the pieces in which its source was translated."""
+        if self.glossary is None:
+            return []
+        phrases = [phrase for piece in pieces for phrase in self.glossary.phrases(piece)]
+        return [phrase.alternatives[0] for phrase in phrases if not phrase.occurs_in(output)]

@@ -19,7 +19,7 @@ class LineNotes:
         from allyouneed.evaluation.settings import between_languages
 
         self.unknown: list[int] = []  # lines with text that is not in the vocabulary
-        self.unmet: list[str] = []  # lines without a term of the glossary
+        self._unmet: list[str] = []  # lines without a term of the glossary
         self._doubts: list[tuple[str, Doubt]] = []
         self._checked = between_languages(bundle)
 
@@ -30,6 +30,11 @@ class LineNotes:
         if self._checked:
             self._doubts += [(f"line {number}", doubt) for doubt in doubts_of(source, output)]
 
+    def add_missing(self, number: int, terms: Sequence[str]) -> None:
+        """Note the required terms that the output of a line does not have."""
+        if terms:
+            self._unmet.append(f"line {number} ({', '.join(dict.fromkeys(terms))})")
+
     def print(self) -> None:
         """Print a note for each kind of trouble."""
         unknown = self.unknown
@@ -38,8 +43,8 @@ class LineNotes:
             where = f"line {unknown[0]} has" if len(unknown) == 1 else several
             note(f"{where} text that the model did not see in training; the answer may be meaningless")
         note_doubts(self._doubts)
-        if self.unmet:
-            note(f"terms are missing, because the maximum length was reached: {places(self.unmet)}")
+        if self._unmet:
+            note(f"no output with all terms was found: {places(self._unmet)}; a larger --max-length may help")
 
 
 def note_doubts(doubts: "Sequence[tuple[str, Doubt]]") -> None:

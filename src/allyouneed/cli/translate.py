@@ -163,8 +163,7 @@ def _translate_lines(
                 print(*cells, *_output(text, answer, aligned), sep="\t")
             if found[0] is not None:
                 notes.add(number, text, found[0].text)
-                if not rules.met(text, found[0].text):
-                    notes.unmet.append(f"line {number}")
+                notes.add_missing(number, rules.missing(splitter.split(text).pieces, found[0].text))
         before += len(texts)
         sys.stdout.flush()
         meter.end()

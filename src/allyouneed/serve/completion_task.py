@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from allyouneed.decode import SampleConfig
 from allyouneed.decode.base import FIRST_TOKEN, as_float32
-from allyouneed.decode.running_batch import Row
+from allyouneed.decode.running_batch import GeneratedToken, Row
 from allyouneed.decode.sample import uniforms
 from allyouneed.serve.backend import Backend
 from allyouneed.serve.choice_text import ChoiceText, StreamedChoice, TopTokens, WholeChoice, with_token
@@ -23,6 +23,7 @@ from allyouneed.serve.engine import Deadline
 from allyouneed.serve.errors import Refusal
 from allyouneed.serve.models import Served
 from allyouneed.serve.request_record import current_record
+from allyouneed.serve.searched_rows import SearchedRow, search_rows
 from allyouneed.serve.worker import BatchOperation, bytes_of
 from allyouneed.text.specials import BOS
 
@@ -125,7 +126,7 @@ class CompletionTask:
     ) -> AsyncGenerator[CompletionPart]:
         """Yield parts as tokens arrive. If several tokens of a choice have arrived, its part contains all of them."""
         turn, open_rows = self._engine.time_slice(), set(places)
-        async with aclosing(self._engine.generate(list(places), not by_token, deadline)) as batches:
+        async with aclosing(self._batches(places, by_token, deadline)) as batches:
             async for tokens in batches:
                 turn.begin()
                 parts: dict[int, CompletionPart] = {}
@@ -144,6 +145,27 @@ class CompletionTask:
                         await turn.checkpoint()  # the reader of this part has used some time, too
                 if open_rows and all(choices[places[row][0]].finish is not None for row in open_rows):
                     return  # a stop text or the maximum number of tokens has ended them
+
+    async def _batches(
+        self, places: dict[Row, tuple[int, int]], by_token: bool, deadline: Deadline
+    ) -> AsyncGenerator[list[GeneratedToken]]:
+        """Yield the tokens of rows: those with terms of the glossary are searched for, all others are sampled."""
+        n, sampled, searched = self.body.n or 1, list[Row](), dict[Row, SearchedRow]()
+        for row, (index, piece) in places.items():
+            phrases = self.prompts[index // n].phrases
+            if phrases and phrases[piece]:
+                searched[row] = SearchedRow(phrases[piece], index % n)
+            else:
+                sampled.append(row)
+        if searched:
+            tokens = await search_rows(self._backend, self.served, searched, n, deadline)
+            yield tokens if by_token else [token for token in tokens if token.end is not None]
+            if sampled:
+                await self._engine.wait_for_capacity(len(sampled), deadline)
+        if sampled:
+            async with aclosing(self._engine.generate(sampled, not by_token, deadline)) as batches:
+                async for tokens in batches:
+                    yield tokens
 
     def _choice(self, prompt: EncodedPrompt, by_token: bool) -> ChoiceText:
         codec, most = self.served.bundle.codec, self.body.max_tokens

@@ -1,10 +1,11 @@
 """Prompts as ids. The source of a translator is split into sentences, as `/translate` does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allyouneed.serve.backend import INLINE_CHARACTERS, Backend
 from allyouneed.serve.models import Served
+from allyouneed.text.glossary import RequiredPhrase
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class EncodedPrompt:
 
     pieces: Sequence[list[int]]
     gaps: Sequence[str] = ()  # one less than pieces
+    phrases: Sequence[tuple[RequiredPhrase, ...]] = ()  # that the target of each piece must contain; empty: none
 
     @property
     def tokens(self) -> int:
@@ -26,4 +28,9 @@ async def encode_sources(backend: Backend, served: Served, texts: Sequence[str],
     inline = sum(map(len, texts)) <= INLINE_CHARACTERS
     splits = list(map(split, texts)) if inline else await backend.in_thread(lambda: list(map(split, texts)))
     ids = iter(await backend.encode_sources(served, [piece for split in splits for piece in split.pieces], param))
-    return [EncodedPrompt([next(ids) for _ in split.pieces], split.gaps) for split in splits]
+    found = [EncodedPrompt([next(ids) for _ in split.pieces], split.gaps) for split in splits]
+    if served.terms is None:
+        return found
+    phrases_of = served.terms.glossary.phrases
+    phrases = await backend.in_thread(lambda: [list(map(phrases_of, split.pieces)) for split in splits])
+    return [replace(one, phrases=of_one) for one, of_one in zip(found, phrases, strict=True)]

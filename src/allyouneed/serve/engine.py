@@ -96,12 +96,12 @@ class Engine:
         """Return the slice of a computation in the event loop, such as that of one long response."""
         return TimeSlice(self._turns)
 
-    async def run(self, operation: BatchOperation, items: Sequence[Any]) -> list[Any]:
+    async def run(self, operation: BatchOperation, items: Sequence[Any], deadline: Deadline | None = None) -> list[Any]:
         """Return the results of an operation on some items."""
         if not items:
             return []
         request = self._submit(PendingRequest(operation=operation, items=items))
-        async for _ in self._events(request, self.deadline()):
+        async for _ in self._events(request, deadline or self.deadline()):
             pass
         return request.results
 

@@ -15,6 +15,7 @@ from allyouneed.interop.ctranslate2.engine import CTranslate2Engine
 from allyouneed.interop.ctranslate2.vmap import refuse_shortlist
 from allyouneed.pipeline import optimized
 from allyouneed.serve.config import ServeConfig
+from allyouneed.serve.terms import ServedTerms, read_terms
 from allyouneed.shortlist.build import require_shortlist, translates
 from allyouneed.shortlist.table import Shortlist
 from allyouneed.text.sentences import SentenceSplitter
@@ -33,6 +34,7 @@ class Served:
     created: int  # when the folder was written, in seconds since 1970
     ctranslate2: CTranslate2Engine | None = None  # searches instead of torch
     shortlist: Shortlist | None = None  # restricts searches to likely words
+    terms: ServedTerms | None = None  # a glossary for all requests
 
     @cached_property
     def splitter(self) -> SentenceSplitter:
@@ -43,6 +45,11 @@ class Served:
     def aligns(self) -> bool:
         """Whether translations can be aligned with their sources."""
         return can_align(self.bundle.model, self.bundle.codec)
+
+    def with_terms(self, file: str | None) -> "Served":
+        """Return the model with the glossary of a file."""
+        terms = None if file is None else read_terms(file, self.bundle, self.ctranslate2 is not None)
+        return replace(self, terms=terms)
 
     @property
     def about(self) -> str:

@@ -3,7 +3,7 @@
     read the setup again;  load the models whose folders changed;  serve them;  stop the old ones when they are idle
 
 Requests in progress finish on the model that they began with. A folder that fails to load keeps the model that is
-served. Other settings need a restart.
+served. A glossary that changed is read again without its model. Other settings need a restart.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class Reloader:
     async def _current(self, name: str) -> Served | None:
         """Return a model as its folder is now. If that fails, log why and return the model that is served, if any."""
         served, entry = self.backend.models.get(name), self._setup.models[name]
-        if served is not None and self._entries.get(name) == entry and await asyncio.to_thread(_is_current, served):
-            return served
+        if served is not None and self._is_same(name, entry) and await asyncio.to_thread(_is_current, served):
+            return await self._with_terms(served, entry)
         try:
             found = await asyncio.to_thread(self._setup.open, name)
             check_searches({name: found}, self.backend.config)
@@ -75,6 +75,26 @@ class Reloader:
             return served
         self._entries[name] = entry
         return found
+
+    def _is_same(self, name: str, entry: ModelEntry) -> bool:
+        """Return whether a model was loaded from this entry, with any glossary."""
+        before = self._entries.get(name)
+        return before is not None and before.model_copy(update={"glossary": entry.glossary}) == entry
+
+    async def _with_terms(self, served: Served, entry: ModelEntry) -> Served:
+        """Return a model whose folder is unchanged, with its glossary as the file is now, or was if that fails."""
+        terms = served.terms
+        if terms is None and entry.glossary is None:
+            return served
+        if terms is not None and terms.file == entry.glossary and await asyncio.to_thread(terms.is_current):
+            return served
+        try:
+            found = await asyncio.to_thread(served.with_terms, entry.glossary)
+            self._entries[served.name] = entry
+            return found
+        except Exception as error:
+            log.error("reload: the model %s keeps its glossary: %s", served.name, str(error) or repr(error))
+            return served
 
     async def _retire(self, engine: Engine, requests: set[RequestRecord]) -> None:
         """Stop an engine when the requests that were in progress at the reload have ended."""

@@ -25,11 +25,12 @@ from allyouneed.tasks.translation import LANGUAGE
 
 
 class ModelEntry(Config):
-    """A model folder, an adapter that belongs to it, and its languages if its recipe does not name them."""
+    """A model folder, an adapter that belongs to it, its glossary, and languages that its recipe does not name."""
 
     folder: str
     adapter: str | None = None  # of LoRA
     languages: str | None = None  # en:de
+    glossary: str | None = None  # a file of terms that its translations use
 
     @field_validator("languages")
     @classmethod
@@ -84,7 +85,7 @@ class Setup(ServeConfig):
         """Load a model."""
         options = ModelOptions(self.device, self.int8, self.engine == "ctranslate2", self.shortlist)
         entry = self.models[name]
-        return open_model(name, entry.folder, entry.pair, options, entry.adapter)
+        return open_model(name, entry.folder, entry.pair, options, entry.adapter).with_terms(entry.glossary)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Source:
     limits: Sequence[str] = ()  # name=value
     models: Sequence[str] = ()  # folder, or name=folder; replace those of the file
     languages: Sequence[str] = ()  # en:de, or name=en:de
+    glossaries: Sequence[str] = ()  # file, or name=file
 
     def read(self) -> Setup:
         """Return the setup, or raise ConfigError."""
@@ -109,6 +111,7 @@ class Source:
             tree["keys"] = _read_keys(tree["keys"], "--keys" if "keys" in self.options else f"{self.file}: keys:")
         tree.setdefault("models", {})
         _set_languages(tree, self.languages)
+        _set_glossaries(tree, self.glossaries)
         return parse(Setup, tree, self.file or "")
 
 
@@ -125,7 +128,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f'{path}: models: should be a table, such as [models] with demo = "runs/demo"')
     entries = {name: _as_entry(entry) for name, entry in models.items()}
     for entry in entries.values():
-        for key in ("folder", "adapter"):
+        for key in ("folder", "adapter", "glossary"):
             if isinstance(entry, dict) and isinstance(entry.get(key), str):
                 entry[key] = str(base / entry[key])
     return {**tree, "models": entries}
@@ -169,3 +172,17 @@ def _set_languages(tree: dict[str, Any], pairs: Sequence[str]) -> None:
         if name not in models:
             raise ConfigError(f"languages for {name}: no such model; the models are {', '.join(models)}")
         models[name] = {**models[name], "languages": both}
+
+
+def _set_glossaries(tree: dict[str, Any], files: Sequence[str]) -> None:
+    """Set the glossaries of models: `name=file`, or `file` if there is only one model."""
+    models = tree["models"]
+    for given in files:
+        name, equals, file = given.partition("=")
+        if not equals or name not in models:
+            if len(models) != 1:
+                raise ConfigError(
+                    f"--glossary {given}: which of the {len(models)} models? NAME={given}; they are {', '.join(models)}"
+                )
+            name, file = next(iter(models)), given
+        models[name] = {**models[name], "glossary": file}

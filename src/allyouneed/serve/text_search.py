@@ -125,9 +125,10 @@ async def _search(
     n_best = rules.n_best
     search = served.search.model_copy(update={"n_best": n_best, "beam": max(served.search.beam, n_best)})
     operation, items = backend.search(served, search), list[Any](pieces)
-    constraints = await backend.in_thread(constraints_of, rules.glossary, pieces, first_prefixes(splits, begins))
-    if constraints is not None:
-        rows = await backend.in_thread(_rows, served, search, constraints)
+    glossary = _glossary(served, rules)
+    constraints = await backend.in_thread(constraints_of, glossary, pieces, first_prefixes(splits, begins))
+    if constraints is not None and (rules != PLAIN or any(one.phrases for one in constraints)):
+        rows = await backend.in_thread(largest_search, served, search, constraints)
         operation = backend.constrained_search(served, search, rows)
         items = list(zip(pieces, constraints, strict=True))
     found: list[list[Answer]] = await _in_turns(backend.engine_of(served), operation, items, accepted)
@@ -135,7 +136,13 @@ async def _search(
     return [[answer.text for answer in answers] for answers in join_answers(splits, found, n_best)]
 
 
-def _rows(served: Served, search: SearchConfig, constraints: Sequence[Constraint]) -> int:
+def _glossary(served: Served, rules: TextRules) -> Glossary | None:
+    """Return the terms of the request, and those of the model."""
+    own = None if served.terms is None else served.terms.glossary
+    return own if rules.glossary is None else rules.glossary.over(own)
+
+
+def largest_search(served: Served, search: SearchConfig, constraints: Sequence[Constraint]) -> int:
     """Return the rows of the largest search. Refuse constraints that the model does not support."""
     target = served.bundle.codec.target
     assert target is not None

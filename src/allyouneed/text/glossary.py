@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,13 @@ class RequiredPhrase:
     alternatives: tuple[str, ...]
     count: int = 1
 
+    def occurs_in(self, output: str) -> bool:
+        """Return whether an output has an alternative as whole words. At the start its first letter may be a capital.
+
+        Once is enough, whatever `count` is.
+        """
+        return any(_finds(text, output) for text in self.alternatives)
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -42,6 +50,13 @@ class Constraint:
 
     phrases: tuple[RequiredPhrase, ...] = ()
     prefix: str = ""
+
+
+def _finds(text: str, output: str) -> bool:
+    if is_unspaced(text[0]) or is_unspaced(text[-1]):
+        return text in output
+    at_start = re.escape(text[0].upper() + text[1:])
+    return bool(re.search(rf"(?:(?<!\w){re.escape(text)}|^{at_start})(?!\w)", output))
 
 
 def is_unspaced(character: str) -> bool:
@@ -58,6 +73,7 @@ class Glossary:
         self._terms: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._kept: dict[tuple[str, ...], str] = {}  # terms without targets, as they were given
         self._lengths: dict[str, list[int]] = {}  # of the terms that begin with a word, the longest first
+        self._base: Glossary | None = None  # terms that count where these have none, or only shorter ones
         for number, term in enumerate(terms, start=1):
             self._add(term, f"term {number}")
 
@@ -72,20 +88,16 @@ class Glossary:
             raise DataError(f"{path}: no terms; a line should hold a source term, a TAB and its target")
         return glossary
 
-    def with_terms(self, terms: Iterable[Sequence[str]]) -> "Glossary":
-        """Return a glossary with further terms. They replace the targets of terms that it has."""
-        joined, added = Glossary(match_case=self._match_case), Glossary(terms, self._match_case)
-        for key, targets in (self._terms | added._terms).items():
-            joined._store(key, targets)
-        joined._kept = self._kept | added._kept
+    def over(self, base: "Glossary | None") -> "Glossary":
+        """Return a glossary with the terms of both. Where both have a term, its targets are those of this one."""
+        joined = copy(self)
+        joined._base = base  # shared instead of copied: requests add a few terms to the many of a server
         return joined
 
     def targets(self) -> list[str]:
         """Return all targets, and the terms that are kept."""
-        return [text for key, targets in self._terms.items() for text in targets or (self._kept[key],)]
-
-    def __len__(self) -> int:
-        return len(self._terms)
+        base = [] if self._base is None else self._base.targets()
+        return base + [text for key, targets in self._terms.items() for text in targets or (self._kept[key],)]
 
     def _add(self, term: Sequence[str], where: str) -> None:
         source, *targets = (unicodedata.normalize("NFC", part.strip()) for part in term)
@@ -99,12 +111,8 @@ class Glossary:
             raise DataError(f"{where}: {source!r} has other targets before; write all of them in one line")
         if len(self._terms) > MOST_TERMS:
             raise DataError(f"{where}: more than {MOST_TERMS:,} terms")
-        self._store(key, tuple(targets))
         if not targets:
             self._kept[key] = source
-
-    def _store(self, key: tuple[str, ...], targets: tuple[str, ...]) -> None:
-        self._terms[key] = targets
         lengths = self._lengths.setdefault(key[0], [])
         if len(key) not in lengths:
             lengths.append(len(key))
@@ -134,11 +142,12 @@ class Glossary:
 
     def _longest_term(self, words: Sequence[tuple[str, int, int]], place: int) -> tuple[int, tuple[str, ...]]:
         """Return how many words the longest term at a place has, and its targets."""
+        below = (0, ()) if self._base is None else self._base._longest_term(words, place)
         for length in self._lengths.get(words[place][0], ()):
             key = tuple(word for word, _, _ in words[place : place + length])
-            if key in self._terms:
+            if key in self._terms and length >= below[0]:
                 return length, self._terms[key]
-        return 0, ()
+        return below
 
 
 def constraints_of(
