@@ -27,17 +27,18 @@ def load(
     int8: bool = False,
     sets: Sequence[str] = (),
     adapter: str | Path | None = None,
+    ensemble: Sequence[str | Path] = (),
 ) -> "Pipeline":
-    """Load a model folder, or the model of a run folder, optimized for inference.
+    """Load a model folder, the model of a run folder or one of its checkpoints, optimized for inference.
 
     The result translates, generates, classifies and scores texts with the folder's own settings. `int8` is faster and
     slightly less exact; `sets` change settings that are not part of the weights, such as `task.segment=128`. `adapter`
-    is a folder of LoRA that belongs to this model.
+    is a folder of LoRA that belongs to this model. `ensemble`: folders of models that translate together with this one.
     `allyouneed.folder.load_folder` loads the plain model, which can be trained and hooked.
     """
     from allyouneed.pipeline import load
 
-    return load(folder, device=device, int8=int8, sets=sets, adapter=adapter)
+    return load(folder, device=device, int8=int8, sets=sets, adapter=adapter, ensemble=ensemble)
 
 
 def train(

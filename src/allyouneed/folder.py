@@ -12,7 +12,7 @@ A folder is untrusted data: every byte is compared with the manifest, the archit
 
 A run folder stands for the model in it. A run that is not finished has an `outline`, a model folder without weights and
 card; its weights are those of its best checkpoint, or of the newest one if none was evaluated. Reading them does not
-disturb the run.
+disturb the run. A folder in its `checkpoints` stands for the model with those weights.
 """
 
 import html
@@ -49,7 +49,13 @@ from allyouneed.storage import (
     read_manifest,
     write_tensors,
 )
-from allyouneed.storage.checkpoints import averaged_weights, usable_checkpoint
+from allyouneed.storage.checkpoints import (
+    STATE,
+    Checkpoint,
+    averaged_weights,
+    load_checkpoint,
+    usable_checkpoint,
+)
 from allyouneed.tasks.base import FIRST_CLASS
 from allyouneed.text.codec import Codec
 from allyouneed.version import __version__
@@ -217,6 +223,10 @@ def load_folder(
         if adapter is not None:
             raise FolderError(f"{folder.parent}: not finished; an adapter belongs to a finished model")
         return _load_unfinished(folder, device, sets, announce)
+    if (folder / STATE).is_file():
+        if adapter is not None:
+            raise FolderError(f"{folder}: a checkpoint; an adapter belongs to a finished model")
+        return _load_checkpoint(folder, device, sets)
     sealed = open_folder(folder, without=[] if shortlist else [SHORTLIST])
     for name in (CONFIG, WEIGHTS):
         if name not in sealed.files:
@@ -235,15 +245,31 @@ def load_folder(
 
 def _load_unfinished(outline: Path, device: str | torch.device, sets: Sequence[str], announce: bool) -> Bundle:
     """Return the model of a run that is not finished, with the weights of its best checkpoint."""
-    sealed = open_folder(outline)
-    config, saved = _read_config(sealed, sets), usable_checkpoint(outline.parent)
-    model = _build(sealed, config, averaged_weights(saved), outline.parent / "checkpoints", False)
-    model = model.to(device).eval()
-    codec = _read_codec(sealed, config)
+    saved = usable_checkpoint(outline.parent)
     which = "best" if saved.best else "newest"
     line = f"{outline.parent}: not finished; using its {which} checkpoint of step {saved.step:,}"
     if announce:
         print(printable(line), file=sys.stderr, flush=True)
+    return _of_checkpoint(outline, saved, device, sets, line)
+
+
+def _load_checkpoint(path: Path, device: str | torch.device, sets: Sequence[str]) -> Bundle:
+    """Return the model of a run with the weights of one checkpoint, averaged as they were evaluated."""
+    outline = path.resolve().parent.parent / OUTLINE
+    if not outline.is_dir():
+        raise FolderError(f"{path}: a checkpoint outside of its run folder, which holds its tokenizers")
+    saved = load_checkpoint(path, ("model", "average"))
+    return _of_checkpoint(outline, saved, device, sets, f"{path}: a checkpoint, of step {saved.step:,}")
+
+
+def _of_checkpoint(
+    outline: Path, saved: Checkpoint, device: str | torch.device, sets: Sequence[str], line: str
+) -> Bundle:
+    sealed = open_folder(outline)
+    config = _read_config(sealed, sets)
+    model = _build(sealed, config, averaged_weights(saved), outline.parent / "checkpoints", False)
+    model = model.to(device).eval()
+    codec = _read_codec(sealed, config)
     card = f"# {config.model.type}\n\n{line}\n"
     whole = (config.recipe, card, config.allyouneed, saved.sha256, None, sealed.files, saved.step)
     return Bundle(outline, model, codec, *whole)

@@ -16,15 +16,20 @@ from typing import Any, TypedDict, Unpack, overload
 import torch
 
 from allyouneed.config import parse
-from allyouneed.decode import Answer, SampleConfig, Scored, sample, translate
+from allyouneed.decode import Answer, SampleConfig, Scored, sample
+from allyouneed.decode.choice import Choice, choose
 from allyouneed.decode.embed import Pool, TextVector, embed, longest_text, readable_ids
+from allyouneed.decode.minimum_risk import RiskConfig
+from allyouneed.decode.rerank import Reverse
 from allyouneed.decode.sentences import in_pieces
 from allyouneed.errors import ConfigError, DataError, UserError
+from allyouneed.evaluation.ensembles import ensemble_of
 from allyouneed.evaluation.probabilities import score_rows
 from allyouneed.evaluation.settings import (
     in_languages,
     require_generator,
     require_source,
+    reverse_of,
     search_config,
     sentence_splitter,
 )
@@ -44,6 +49,8 @@ class SearchSettings(TypedDict, total=False):
     beam: int | None  # hypotheses side by side; 1 is greedy
     length_penalty: float | None
     max_length: int | None  # tokens, EOS included
+    mbr: int | RiskConfig | None  # minimum Bayes risk: the number of samples, or all its settings
+    reverse: "Bundle | Reverse | None"  # rerank by a model that translates back, with weight 1 or its own
 
 
 class SampleSettings(TypedDict, total=False):
@@ -53,6 +60,7 @@ class SampleSettings(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    epsilon: float | None
     seed: int | None
     max_length: int | None  # new tokens, EOS included
 
@@ -64,16 +72,24 @@ def load(
     int8: bool = False,
     sets: Sequence[str] = (),
     adapter: str | Path | None = None,
+    ensemble: Sequence[str | Path] = (),
 ) -> "Pipeline":
-    """Load a model folder, or the model of a run folder, and optimize it for inference.
+    """Load a model folder, the model of a run folder or one of its checkpoints, and optimize it for inference.
 
     `int8` computes projections in int8: faster, slightly less exact. `sets` change settings that are not part of the
     weights, such as `task.segment=128`. `adapter`: a folder of LoRA (`train.lora`) that belongs to this model.
+    `ensemble`: folders of further models, which translate together with this one (docs/search.md).
     """
     bundle = load_folder(path, device, sets, compact=True, adapter=adapter)
     if sets:
         _require_valid(bundle, sets)
-    return optimized(bundle, int8)
+    whole = optimized(bundle, int8)
+    if not ensemble:
+        return whole
+    others = [optimized(load_folder(other, device, compact=True), int8) for other in ensemble]
+    joined = ensemble_of([whole, *others])
+    assert isinstance(joined, Pipeline)
+    return joined
 
 
 def optimized(bundle: Bundle, int8: bool = False) -> "Pipeline":
@@ -141,10 +157,15 @@ class Pipeline(Bundle):
         `source_language` and `target_language` choose languages of a multilingual model by the names of its tags.
 
         `glossary`: terms that translations must use. `prefixes`: what they begin with, one for each text.
+
+        `mbr`: of this many samples, return the one that is most alike to all. `reverse`: rerank the translations of
+        the beam by a model that translates back. docs/search.md describes both.
         """
         require_source(self, "translate")
         codec = in_languages(self, source_language, target_language)
+        choice = Choice(_risk(settings.pop("mbr", None)), self._reverse(settings, source_language, target_language))
         config = search_config(self, {**settings, "n_best": n_best})
+        choice.check(codec, config, constrained=glossary is not None or any(prefixes), shortlist=shortlist)
         listed = require_shortlist(self) if shortlist else None
         texts = _texts(texts, "texts")
         splitter = sentence_splitter(self, sentences)
@@ -159,11 +180,17 @@ class Pipeline(Bundle):
 
         def whole(pieces: list[str], begins: Sequence[str] = ()) -> list[list[Answer]]:
             wanted = constraints_of(glossary, pieces, begins)
-            return translate(self.model, codec, pieces, config, shortlist=listed, constraints=wanted)
+            return choose(self.model, codec, pieces, config, choice, shortlist=listed, constraints=wanted)
 
         found = iter(in_pieces(splitter, whole, config.n_best)(filled, begins))
         answers = [next(found) if text.strip() else [Answer("", 0.0, 0.0)] for text in texts]
         return answers if n_best is not None else [ranked[0].text for ranked in answers]
+
+    @staticmethod
+    def _reverse(settings: SearchSettings, source: str | None, target: str | None) -> Reverse | None:
+        """Take the reverse model out of the settings."""
+        given = settings.pop("reverse", None)
+        return reverse_of(given, 1.0, source, target) if isinstance(given, Bundle) else given
 
     @overload
     def classify(self, texts: Iterable[str], *, n_best: None = None) -> list[str]: ...
@@ -249,6 +276,10 @@ class Pipeline(Bundle):
             given = _list(items, "items", "pairs (source, target)")
             rows = [_pair(item, f"items: item {number}") for number, item in enumerate(given, start=1)]
         return [scored or Scored(0.0, 0, []) for scored in score_rows(self, rows, "items")]
+
+
+def _risk(given: int | RiskConfig | None) -> RiskConfig | None:
+    return parse(RiskConfig, {"n": given}) if isinstance(given, int) else given
 
 
 def _require_valid(bundle: Bundle, sets: Sequence[str]) -> None:

@@ -40,6 +40,11 @@ class ConstraintOptions:
     prefix: str | None = None
     prefixes: str | None = None
 
+    @property
+    def given(self) -> bool:
+        """Whether outputs are constrained."""
+        return bool(self.glossary or self.keep or self.prefix or self.prefixes)
+
     def require_support(self, engine: str, document: bool) -> None:
         """Raise ConfigError for options that the engine or documents do not support, or that need others."""
         names = {"--glossary": self.glossary, "--keep": self.keep, "--prefix": self.prefix, "--prefixes": self.prefixes}

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from allyouneed.folder import Bundle
     from allyouneed.text.codec import Codec
 
+Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed samples the same text.", show_default="0")]
+MaxLength = Annotated[int | None, typer.Option(help="Maximum number of new tokens.", show_default="256")]
+
 
 def command(
     model: ModelFolder,
@@ -32,10 +35,9 @@ def command(
     min_p: Annotated[
         float | None, typer.Option(help="Sample from tokens at least p times as probable as the most probable one.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed; the same seed samples the same text.", show_default="0")
-    ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Maximum number of new tokens.", show_default="256")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Sample from tokens of at least this probability.")] = None,
+    seed: Seed = None,
+    max_length: MaxLength = None,
     n: Annotated[int | None, typer.Option("--n", help="Number of samples.", show_default="1")] = None,
     engine: Engine = "torch",
     int8: Int8 = False,
@@ -52,7 +54,7 @@ def command(
     from allyouneed.evaluation.settings import require_generator
     from allyouneed.text.checks import require_short
 
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "epsilon": epsilon}
     given |= {"seed": seed, "max_length": max_length, "n": n}
     config = parse(SampleConfig, {name: value for name, value in given.items() if value is not None})
     check_engine(engine, device)

@@ -59,8 +59,12 @@ def open_model(
     int8: bool = False,
     engine: str = "torch",
     adapter: str | None = None,
+    others: Sequence[str] = (),
 ) -> "Bundle":
-    """Load the model of a folder, optimized for inference. CTranslate2 converts the plain model itself."""
+    """Load the model of a folder, optimized for inference. CTranslate2 converts the plain model itself.
+
+    `others`: folders of models that form an ensemble with it.
+    """
     from allyouneed.folder import load_folder
     from allyouneed.malloc import keep_freed_memory
     from allyouneed.pipeline import load
@@ -68,7 +72,7 @@ def open_model(
     if engine == "ctranslate2":
         return load_folder(folder, device, sets, adapter=adapter)
     keep_freed_memory()
-    return load(folder, device=device, sets=sets, int8=int8, adapter=adapter)
+    return load(folder, device=device, sets=sets, int8=int8, adapter=adapter, ensemble=others)
 
 
 def in_languages(bundle: "Bundle", source: str | None, target: str | None, engine: str) -> "Bundle":

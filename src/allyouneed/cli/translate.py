@@ -3,10 +3,24 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from allyouneed.cli.choice_options import (
+    ChoiceOptions,
+    Epsilon,
+    Mbr,
+    MbrFrom,
+    ReverseModel,
+    ReverseWeight,
+    SampleOptions,
+    Seed,
+    Similarity,
+    Temperature,
+    With,
+)
 from allyouneed.cli.constraint_options import (
     ConstraintOptions,
     GlossaryFile,
@@ -30,16 +44,18 @@ from allyouneed.cli.model_options import (
     open_model,
     shortlist_of,
 )
-from allyouneed.cli.translate_document import DocumentFile, DocumentFormat, DocumentOut
+from allyouneed.cli.translate_document import DocumentFile, DocumentFormat, DocumentOut, open_document, translate_file
 from allyouneed.errors import ConfigError
 
 if TYPE_CHECKING:
     from allyouneed.cli.progress import LineMeter
     from allyouneed.decode import Answer, SearchConfig
+    from allyouneed.decode.choice import Choice
     from allyouneed.decode.sentences import Translate
+    from allyouneed.documents.pieces import Document
     from allyouneed.folder import Bundle
     from allyouneed.shortlist.table import Shortlist
-    from allyouneed.text.sentences import SentenceSplitter
+    from allyouneed.text.sentences import Sentences, SentenceSplitter
 
 
 Align = Annotated[
@@ -74,6 +90,15 @@ def command(
     max_length: MaxLength = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each output.")] = False,
     align: Align = False,
+    others: With = None,
+    mbr: Mbr = None,
+    mbr_from: MbrFrom = None,
+    utility: Similarity = None,
+    temperature: Temperature = None,
+    epsilon: Epsilon = None,
+    seed: Seed = None,
+    reverse: ReverseModel = None,
+    reverse_weight: ReverseWeight = None,
     engine: Engine = "torch",
     int8: Int8 = False,
     shortlist: Listed = False,
@@ -89,36 +114,31 @@ def command(
     device: Device = "cpu",
 ) -> None:
     """Translate or classify each line of standard input, or translate a document."""
-    from allyouneed.cli.progress import line_meter
-    from allyouneed.cli.translate_document import open_document, translate_file
-    from allyouneed.decode.sentences import in_pieces
-    from allyouneed.evaluation.settings import require_source, search_config, sentence_splitter
-
     check_engine(engine, device, shortlist)
     document = None
     if file is not None or format_ != "auto" or out is not None:
         _refuse_for_documents({"--n-best": n_best, "--scores": scores, "--align": align})
         document = open_document(file, format_, out)
+    samples = SampleOptions(temperature, epsilon, seed)
+    ways = ChoiceOptions(tuple(others or ()), mbr, mbr_from, utility, samples, reverse, reverse_weight)
+    ways.require_support(engine, shortlist)
     wanted = ConstraintOptions(glossary, match_case, tuple(keep or ()), prefix, prefixes)
     wanted.require_support(engine, document is not None)
-    bundle = in_languages(
-        open_model(model, device, int8=int8, engine=engine, adapter=adapter), source_language, target_language, engine
-    )
-    require_source(bundle, "translate")
+    opened = open_model(model, device, int8=int8, engine=engine, adapter=adapter, others=ways.others)
+    bundle = in_languages(opened, source_language, target_language, engine)
     changes = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
-    search = search_config(bundle, changes)
-    splitter, rules = sentence_splitter(bundle, sentences), wanted.rules(bundle)
-    with line_meter() as meter:
-        if engine == "ctranslate2":
-            answer_whole = _in_ctranslate2(bundle, search, int8, scores, meter)
-        else:
-            answer_whole = _in_torch(bundle, search, shortlist_of(bundle, shortlist), meter, rules)
-        if document is not None:
-            translate_file(document, bundle, splitter, meter.measured(answer_whole), out)
-        else:
-            answer = in_pieces(splitter, answer_whole, search.n_best)
-            columns = _Columns(search.n_best > 1, scores, align)
-            _translate_lines(bundle, splitter, answer, meter, columns, rules)
+    search = _search(bundle, changes)
+    choice = ways.choice(device, int8, source_language, target_language)
+    choice.check(bundle.codec, search, wanted.given, shortlist)
+    work = _Work(bundle, search, choice, wanted.rules(bundle), shortlist_of(bundle, shortlist), engine, int8)
+    work.run(sentences, document, out, _Columns(search.n_best > 1, scores, align))
+
+
+def _search(bundle: "Bundle", changes: Mapping[str, object]) -> "SearchConfig":
+    from allyouneed.evaluation.settings import require_source, search_config
+
+    require_source(bundle, "translate")
+    return search_config(bundle, changes)
 
 
 def _refuse_for_documents(options: Mapping[str, object]) -> None:
@@ -134,6 +154,37 @@ class _Columns:
     numbers: bool
     scores: bool
     alignments: bool
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A model and how it translates."""
+
+    bundle: "Bundle"
+    search: "SearchConfig"
+    choice: "Choice"
+    rules: OutputRules
+    shortlist: "Shortlist | None"
+    engine: str
+    int8: bool
+
+    def run(self, sentences: "Sentences", document: "Document | None", out: Path | None, columns: _Columns) -> None:
+        """Translate a document, or the lines of standard input."""
+        from allyouneed.cli.progress import line_meter
+        from allyouneed.decode.sentences import in_pieces
+        from allyouneed.evaluation.settings import sentence_splitter
+
+        splitter = sentence_splitter(self.bundle, sentences)
+        with line_meter() as meter:
+            if self.engine == "ctranslate2":
+                answer_whole = _in_ctranslate2(self.bundle, self.search, self.int8, columns.scores, meter)
+            else:
+                answer_whole = _in_torch(self, meter)
+            if document is not None:
+                translate_file(document, self.bundle, splitter, meter.measured(answer_whole), out)
+            else:
+                answer = in_pieces(splitter, answer_whole, self.search.n_best)
+                _translate_lines(self.bundle, splitter, answer, meter, columns, self.rules)
 
 
 def _translate_lines(
@@ -207,19 +258,15 @@ def _alignments(bundle: "Bundle", splitter: "SentenceSplitter") -> "Callable[[st
     return aligned
 
 
-def _in_torch(
-    bundle: "Bundle",
-    search: "SearchConfig",
-    shortlist: "Shortlist | None",
-    meter: "LineMeter",
-    rules: OutputRules,
-) -> "Translate":
-    from allyouneed.decode import translate
+def _in_torch(work: _Work, meter: "LineMeter") -> "Translate":
+    from allyouneed.decode.choice import choose
+
+    model, codec = work.bundle.model, work.bundle.codec
 
     def answer(texts: list[str], prefixes: Sequence[str] = ()) -> "list[list[Answer]]":
         meter.expect(len(texts))
-        constraints = rules.constraints(texts, prefixes)
-        return translate(bundle.model, bundle.codec, texts, search, meter.advance, shortlist, constraints)
+        constraints = work.rules.constraints(texts, prefixes)
+        return choose(model, codec, texts, work.search, work.choice, meter.advance, work.shortlist, constraints)
 
     return answer
 

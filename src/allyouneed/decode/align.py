@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.decode.base import device_of, generating
+from allyouneed.decode.ensemble import Ensemble
 from allyouneed.errors import ConfigError
 from allyouneed.mixers.base import send_maps_to
 from allyouneed.models import Model
@@ -88,10 +89,11 @@ def _align_words(model: Model, codec: Codec, item: AlignItem, layer: int | None)
 def _token_weights(model: Model, codec: Codec, source_ids: Sequence[int], target_ids: Sequence[int]) -> Tensor:
     """Return the cross-attention of each layer, the mean of its heads: target tokens, source tokens and their frame."""
     found: list[Tensor] = []
+    model = model.first if isinstance(model, Ensemble) else model
     names = {module: name for name, module in model.named_modules()}
     device, length = device_of(model), len(source_ids)
     # Row t shows what the model read to write token t, so the input is one token behind the target.
-    prompt = codec.encode_prompt()
+    prompt = [*codec.encode_prompt(), *codec.prefix]
     written = [*prompt, *target_ids[:-1]]
     joined = model.kind == "decoder"
     keep = partial(_keep, found, names, length, len(written), joined)

@@ -57,7 +57,7 @@ class Row:
 
     def __post_init__(self) -> None:
         config = self.config
-        cuts = (config.temperature, config.top_k, config.top_p, config.min_p)
+        cuts = (config.temperature, config.top_k, config.top_p, config.min_p, config.epsilon)
         self.sampling_key = None if config.temperature == 0 else cuts
 
     def prepare(self, model: Model) -> None:

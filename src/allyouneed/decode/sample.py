@@ -4,6 +4,7 @@
     top_k   the k most probable tokens
     top_p   the fewest most probable ones that together reach p     (nucleus; Holtzman et al. 2020, arXiv:1904.09751)
     min_p   those at least min_p times as probable as the best      (Nguyen et al. 2024, arXiv:2407.01082)
+    epsilon those with a P' of at least epsilon, or the best one    (Hewitt et al. 2022, arXiv:2210.15191)
 
 each applied to what the previous one kept. A token is drawn by inverting the cumulative distribution at a uniform
 number. Every sample has its own stream of uniform numbers, so it depends on the seed and not on its batch.
@@ -46,6 +47,7 @@ class SampleConfig(Config):
     top_k: PositiveInt | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: NonNegativeInt = 0
     max_length: NonNegativeInt = 256  # maximum number of new tokens, EOS included
     n: PositiveInt = 1  # samples for each prompt
@@ -68,10 +70,13 @@ def sample(
     config: SampleConfig,
     sources: Sequence[Sequence[int]] | None = None,
     begin: int = BOS,
+    keys: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """Return n continuations of each prompt, in the order of their seeds. A prompt is the first target ids after BOS.
 
-    `begin`: the id that is read first, for a model whose texts do not begin with BOS.
+    `begin`: the id that is read first, for a model whose texts do not begin with BOS. `keys`: a number for each prompt
+    that its samples depend on, instead of its place. `limits`: the maximum length of each, instead of `max_length`.
 
     Ids and log-probabilities are those after the prompt. Log-probabilities are the model's own, before temperature and
     cuts.
@@ -86,9 +91,14 @@ def sample(
         lengths = [1 + max(len(prompt), len(source or ())) for prompt, source in pairs]
         device = device_of(model)
 
+        most = [config.max_length] * len(prompts) if limits is None else limits
+
         def draw(batch: list[int]) -> list[Hypothesis]:
-            streams = UniformStreams(config, [(item, number) for item in batch for number in range(config.n)])
-            return _sample_batch(model, [pairs[item] for item in batch], config, streams, begin)
+            numbers = batch if keys is None else [keys[item] for item in batch]
+            streams = UniformStreams(config, [(number, one) for number in numbers for one in range(config.n)])
+            given = [pairs[item] for item in batch]
+            ends = [new_token_limit(model, most[item], *pairs[item]) for item in batch]
+            return _sample_batch(model, given, config, streams, begin, ends)
 
         batches = pack(lengths, config.n, config.batch_tokens, parts=worker_count(device))
         for batch, found in run_concurrently(draw, batches, device):
@@ -129,6 +139,7 @@ def _sample_batch(
     config: SampleConfig,
     streams: UniformStreams,
     begin: int,
+    ends: Sequence[int],
 ) -> list[Hypothesis]:
     device = device_of(model)
     state = start_state(model, [source for _, source in pairs], device)
@@ -140,7 +151,7 @@ def _sample_batch(
     logits_NV = model.head(x_BTD[:, -1]).index_select(0, group_N)
     if config.n > 1:
         state = select_rows(state, group_N)
-    limits = [new_token_limit(model, config.max_length, *pair) for pair in pairs for _ in range(config.n)]
+    limits = [end for end in ends for _ in range(config.n)]
     return generation_loop(
         model, logits_NV, state, limits, lambda logits_BV, row_B: draw_token(logits_BV, config, streams.next(row_B))
     )
@@ -160,7 +171,7 @@ def draw_token(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tu
 def _draw(logits_BV: Tensor, config: SampleConfig, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     if config.temperature == 0:
         return best_token(logits_BV)
-    uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0
+    uncut = config.top_k is None and config.top_p == 1 and config.min_p == 0 and config.epsilon == 0
     if uncut and (drawn := draw_tokens(logits_BV, FIRST_TOKEN, config.temperature, uniform_B)) is not None:
         return drawn
     weight_BN, column_BN = cut_probabilities(logits_BV[:, FIRST_TOKEN:], config)
@@ -187,4 +198,7 @@ def cut_probabilities(logits_BV: Tensor, config: SampleConfig) -> tuple[Tensor, 
     if config.min_p > 0:
         best_B1 = weight_BN.amax(dim=1, keepdim=True)
         weight_BN = weight_BN.masked_fill(weight_BN < config.min_p * best_B1, 0)
+    if config.epsilon > 0:
+        least_B1 = weight_BN.amax(dim=1, keepdim=True).clamp(max=config.epsilon)
+        weight_BN = weight_BN.masked_fill(weight_BN < least_B1, 0)
     return weight_BN, column_BN

@@ -40,14 +40,16 @@ def score(
     ended: bool = True,
     batch_tokens: int = 4096,
     begins: Sequence[int] | None = None,
+    prefix: Sequence[int] = (),
 ) -> list[Scored]:
     """Return log P of each target given its source. Targets have no BOS; EOS at their end is optional.
 
     With `ended=False` a target is scored as the beginning of a text: EOS is not added. `begins`: the id that is read
-    before each target, for a model whose texts do not begin with BOS.
+    before each target, for a model whose texts do not begin with BOS. `prefix`: ids between that one and each target,
+    which have no probability: the tag of a language.
     """
     begins = [BOS] * len(pairs) if begins is None else begins
-    targets = [_with_end(target) if ended else list(target) for _, target in pairs]
+    targets = [[*prefix, *(_with_end(target) if ended else target)] for _, target in pairs]
     lengths = [max(len(source or ()), len(target)) for (source, _), target in zip(pairs, targets, strict=True)]
     results = [Scored(0.0, 0, [])] * len(pairs)
     device = device_of(model)
@@ -63,7 +65,8 @@ def score(
             batches = [[chosen[place] for place in batch] for batch in packed]
             for items, rows in run_concurrently(score_items, batches, device):
                 for item, row in zip(items, rows, strict=True):
-                    results[item] = Scored(sum(row), len(row), row)
+                    counted = row[len(prefix) :]
+                    results[item] = Scored(sum(counted), len(counted), counted)
     return results
 
 

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from allyouneed.config import parse
 from allyouneed.decode import SearchConfig
+from allyouneed.decode.rerank import Reverse
 from allyouneed.errors import ConfigError, FolderError, UserError, unknown_name
 from allyouneed.folder import Bundle
 from allyouneed.text.codec import Codec
@@ -43,6 +44,15 @@ def in_languages(bundle: Bundle, source: str | None, target: str | None) -> Code
     """Return the codec of a multilingual model for two of its languages; None keeps its own."""
     try:
         return bundle.codec.in_languages(source, target)
+    except ConfigError as error:
+        raise ConfigError(f"{bundle.path}: {error}") from None
+
+
+def reverse_of(bundle: Bundle, weight: float, source: str | None, target: str | None) -> Reverse:
+    """Return a model as the reverse of one that translates from `source` to `target`, if it has language tags."""
+    codec = in_languages(bundle, target, source) if bundle.codec.tags else bundle.codec
+    try:
+        return Reverse(bundle.model, codec, weight)
     except ConfigError as error:
         raise ConfigError(f"{bundle.path}: {error}") from None
 

@@ -78,7 +78,7 @@ def optimize_for_inference(model: Model, int8: bool = False) -> None:
     model.eval()
     for module in model.modules():
         module.__dict__.update(module._modules | module._parameters)  # found at once, and still registered
-        _refuse_changes(module)
+        refuse_changes(module)
 
 
 def is_optimized(model: nn.Module) -> bool:
@@ -150,7 +150,8 @@ def _require_no_hooks(model: Model) -> None:
             )
 
 
-def _refuse_changes(module: nn.Module) -> None:
+def refuse_changes(module: nn.Module) -> None:
+    """Make a module refuse training, hooks and other weights. A model that does so counts as optimized."""
     module.__dict__ |= dict.fromkeys(HOOKS, _refuse_hook)
     module.__dict__ |= {"load_state_dict": _refuse_weights, "_apply": _refuse_move}
     module.__dict__["train"] = partial(_train, BackReference(module))
