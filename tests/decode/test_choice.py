@@ -11,7 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from allyouneed.decode import Answer, SampleConfig, SearchConfig, sample, score, search
-from allyouneed.decode.choice import Choice
+from allyouneed.decode.choice import Selection
 from allyouneed.decode.ensemble import Ensemble
 from allyouneed.decode.minimum_risk import RiskConfig, least_risk, sampled
 from allyouneed.decode.rerank import Reverse, rerank
@@ -107,7 +107,7 @@ def test_ensembles_of_models_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
 def test_utilities_are_those_of_sacrebleu(utility: Utility) -> None:
     random = np.random.default_rng(0)
-    words = "Ein Mann mit einem Hut steht auf der Straße , und eine Frau sieht ihn an .".split()
+    words = ["Ein", "Mann", "mit", "Hut", "steht", "auf", "der", "Straße", ",", "und", "eine", "Frau", "sieht", "."]
     texts = [" ".join(random.choice(words, random.integers(1, 12))) for _ in range(12)]
     texts += ["", "ab", "Ein", " Ein  Mann, \t"]
     metric = CHRF() if utility == "chrf" else BLEU(effective_order=True)
@@ -202,11 +202,11 @@ def test_choices_that_do_not_go_together() -> None:
     model, codec = translator(1)
     risk, reverse, config = RiskConfig(n=4), Reverse(model, codec), SearchConfig()
     for choice, given, message in (
-        (Choice(risk, reverse), (config, False, False), "two ways to choose"),
-        (Choice(risk), (config, True, False), "cannot be constrained"),
-        (Choice(risk), (config, False, True), "remove shortlist"),
-        (Choice(risk), (SearchConfig(beam=8, n_best=8), False, False), "n_best 8 is more than the 4 candidates"),
-        (Choice(None, reverse), (SearchConfig(beam=1), False, False), "a beam of at least 2"),
+        (Selection(risk, reverse), (config, False, False), "two ways to choose"),
+        (Selection(risk), (config, True, False), "cannot be constrained"),
+        (Selection(risk), (config, False, True), "remove shortlist"),
+        (Selection(risk), (SearchConfig(beam=8, n_best=8), False, False), "n_best 8 is more than the 4 candidates"),
+        (Selection(None, reverse), (SearchConfig(beam=1), False, False), "a beam of at least 2"),
     ):
         with pytest.raises(ConfigError, match=message):
             choice.check(codec, *given)
